@@ -1,0 +1,36 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help env demo test lint unit gpu-test bench tables clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
+
+env: $(STAMP)  ## create .venv and install the package with everything the tests need
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("warploom needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+test: env lint unit  ## everything that needs no GPU: lint, types, import contract, tests
+
+lint: env
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+unit: env
+	$(BIN)/python -m pytest -m 'not gpu' -n 2 --dist worksteal
+
+gpu-test: env  ## the tests marked gpu, on a machine with one
+	$(BIN)/python -m pytest -m gpu
+
+clean:  ## remove what the targets made, but not the environment
+	rm -rf build out .pytest_cache .ruff_cache .hypothesis

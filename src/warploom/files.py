@@ -1,0 +1,31 @@
+"""Writing files so that nothing is ever half-written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from warploom.errors import InputError
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write `text` to a temporary sibling and rename it over `path`."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to a temporary sibling and rename it over `path`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,1 @@
+"""GPUs as data: every number with its unit and its source."""

@@ -1,0 +1,1 @@
+"""Reports a person reads: HTML, traces, tables."""

@@ -1,0 +1,1 @@
+"""Load, launch, test and time cubins; keep what was measured."""

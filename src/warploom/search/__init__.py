@@ -1,0 +1,1 @@
+"""Searching for faster machine code: one game, several players."""
