@@ -172,11 +172,8 @@ def _flatten(prefix: str, table: Mapping[str, Any]) -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for name, entry in table.items():
         key = f"{prefix}.{name}"
-        inner = cast(dict[str, Any], entry) if isinstance(entry, dict) else None
-        if inner is not None and "value" not in inner and key not in KEYS:
-            flat.extend(_flatten(key, inner))
-        else:
-            flat.append((key, entry))
+        is_group = isinstance(entry, dict) and "value" not in entry and key not in KEYS
+        flat.extend(_flatten(key, entry) if is_group else [(key, entry)])
     return flat
 
 
