@@ -26,7 +26,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from warploom.errors import InputError
 from warploom.machine.keys import KEYS
@@ -172,9 +172,13 @@ def _flatten(prefix: str, table: Mapping[str, Any]) -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for name, entry in table.items():
         key = f"{prefix}.{name}"
-        is_group = isinstance(entry, dict) and "value" not in entry and key not in KEYS
-        flat.extend(_flatten(key, entry) if is_group else [(key, entry)])
+        flat.extend(_flatten(key, entry) if _is_group(entry, key) else [(key, entry)])
     return flat
+
+
+def _is_group(entry: Any, key: str) -> TypeGuard[dict[str, Any]]:
+    """Whether a table holds further keys rather than being a quantity (or a failed one)."""
+    return isinstance(entry, dict) and "value" not in entry and key not in KEYS
 
 
 def _as_quantity(key: str, entry: Any, where: str) -> Quantity:
