@@ -1,0 +1,231 @@
+"""A kernel as the other passes see it: instructions with text, effects and control, and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from warploom.sass import nvinfo
+from warploom.sass.control import CONTROL_MASK, Control
+from warploom.sass.cubin import WORD_BYTES, Cubin, KernelCode
+from warploom.sass.disassembly import Line, Listing, disassemble
+from warploom.sass.effects import Effects, effects_of
+from warploom.sass.opcodes import TERMINATORS, Order
+from warploom.sass.operands import Kind
+
+# Instructions whose word encodes a distance from their own address.
+RELATIVE: Final = frozenset("BRA CALL RET BSSY WARPSYNC BRX JMP UBSSY LEPC".split())
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction. `pinned` names why it keeps its offset, empty when it may move."""
+
+    index: int
+    line: Line
+    low: int
+    high: int
+    control: Control
+    effects: Effects
+    pinned: str
+
+    @property
+    def offset(self) -> int:
+        """Byte offset in the kernel's code."""
+        return self.index * WORD_BYTES
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """The word without its control field: what a reordering must preserve."""
+        return self.low, self.high & ~CONTROL_MASK
+
+    @property
+    def base(self) -> str:
+        """The opcode without modifiers."""
+        return self.line.opcode.split(".", 1)[0]
+
+    def __str__(self) -> str:
+        return f"{self.offset:#06x} {self.line.text}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A basic block: instructions `start` to `end` (exclusive) and where control goes after it."""
+
+    index: int
+    start: int
+    end: int
+    successors: tuple[int, ...]
+    predecessors: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of instructions."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A decoded kernel of a cubin."""
+
+    name: str
+    sm: int
+    code: KernelCode
+    instructions: tuple[Instruction, ...]
+    blocks: tuple[Block, ...]
+    labels: Mapping[int, tuple[str, ...]]
+    info: bytes
+
+    @cached_property
+    def block_of(self) -> tuple[int, ...]:
+        """The block index of every instruction."""
+        return tuple(block.index for block in self.blocks for _ in range(block.size))
+
+    @cached_property
+    def loops(self) -> tuple[tuple[int, int], ...]:
+        """Natural loops seen as back edges: (first block, last block), outermost first."""
+        edges = {
+            (successor, block.index)
+            for block in self.blocks
+            for successor in block.successors
+            if successor <= block.index and self.blocks[successor].start < block.end
+        }
+        spans = {
+            (first, last)
+            for first, last in edges
+            # The padding after the last instruction branches to itself for ever.
+            if not (first == last and self.blocks[first].size == 1)
+        }
+        return tuple(sorted(spans, key=lambda span: (span[0], -span[1])))
+
+    def loop_depth(self, block: int) -> int:
+        """How many loops contain the block."""
+        return sum(first <= block <= last for first, last in self.loops)
+
+
+def decode(cubin: Cubin, name: str | None = None, with_source: bool = False) -> Kernel:
+    """Decode one kernel of a cubin (the only one when `name` is None)."""
+    code = cubin.kernel(name)
+    return build_kernel(cubin, code, disassemble(cubin, with_source)[code.name])
+
+
+def decode_all(cubin: Cubin, with_source: bool = False) -> dict[str, Kernel]:
+    """Decode every kernel of a cubin with one run of the disassembler."""
+    listings = disassemble(cubin, with_source)
+    return {name: build_kernel(cubin, code, listings[name]) for name, code in cubin.kernels.items()}
+
+
+def build_kernel(cubin: Cubin, code: KernelCode, listing: Listing) -> Kernel:
+    """Join words, text, effects and pins, and split the code into blocks."""
+    info = cubin.section_bytes(code.info) if code.info else b""
+    named = nvinfo.pinned_offsets(info, len(code.words) * WORD_BYTES)
+    instructions: list[Instruction] = []
+    for index, ((low, high), line) in enumerate(zip(code.words, listing.lines, strict=True)):
+        effects = effects_of(line, (low, high), cubin.sm)
+        instructions.append(
+            Instruction(
+                index=index,
+                line=line,
+                low=low,
+                high=high,
+                control=Control.decode(high),
+                effects=effects,
+                pinned=_pin(line, effects, code, named),
+            )
+        )
+    blocks = split_blocks(instructions, listing.labels)
+    return Kernel(
+        code.name, cubin.sm, code, tuple(instructions), blocks, dict(listing.labels), info
+    )
+
+
+def _pin(line: Line, effects: Effects, code: KernelCode, named: Mapping[int, str]) -> str:
+    """Why this instruction keeps its offset; empty when it may move."""
+    base = line.opcode.split(".", 1)[0]
+    if effects.info.name == "UNKNOWN":
+        return f"unknown opcode {line.opcode}"
+    if effects.info.order is Order.FIXED:
+        return "control flow"
+    if base in RELATIVE:
+        return "relative to its own address"
+    if line.offset in named:
+        return f".nv.info {named[line.offset]}"
+    if any(offset in code.relocations for offset in range(line.offset, line.offset + WORD_BYTES)):
+        return "a relocation points into it"
+    if any(operand.kind is Kind.CONVERGENCE for operand in effects.operands):
+        return "convergence barrier"
+    if "CLOCK" in line.operands or "TIMER" in line.operands:
+        return "reads a clock"
+    return ""
+
+
+def split_blocks(
+    instructions: Sequence[Instruction], labels: Mapping[int, tuple[str, ...]]
+) -> tuple[Block, ...]:
+    """Basic blocks and their edges. Indirect control flow goes to every labelled block."""
+    starts = {0, *(offset // WORD_BYTES for offset in labels)}
+    starts |= {item.index + 1 for item in instructions if item.base in TERMINATORS}
+    ordered = sorted(start for start in starts if start < len(instructions))
+    ends = [*ordered[1:], len(instructions)]
+    number = {start: position for position, start in enumerate(ordered)}
+    targets = {
+        name: number[offset // WORD_BYTES]
+        for offset, names in labels.items()
+        for name in names
+        if offset // WORD_BYTES in number
+    }
+    labelled = tuple(sorted(set(targets.values())))
+    after_call = tuple(
+        number[item.index + 1]
+        for item in instructions
+        if item.base == "CALL" and item.index + 1 in number
+    )
+    successors = [
+        _successors(instructions[end - 1], position, len(ordered), targets, labelled, after_call)
+        for position, end in enumerate(ends)
+    ]
+    predecessors: list[list[int]] = [[] for _ in ordered]
+    for position, following in enumerate(successors):
+        for successor in following:
+            predecessors[successor].append(position)
+    return tuple(
+        Block(position, start, end, successors[position], tuple(predecessors[position]))
+        for position, (start, end) in enumerate(zip(ordered, ends, strict=True))
+    )
+
+
+def _successors(
+    last: Instruction,
+    position: int,
+    count: int,
+    targets: Mapping[str, int],
+    labelled: tuple[int, ...],
+    after_call: tuple[int, ...],
+) -> tuple[int, ...]:
+    base = last.base
+    fallthrough = (position + 1,) if position + 1 < count else ()
+    if base not in TERMINATORS:
+        return fallthrough
+    guarded = bool(last.line.guard) and not last.line.guard.startswith("PT")
+    if base == "BRA" and any(
+        operand.kind is Kind.PREDICATE or operand.kind is Kind.UNIFORM_PREDICATE
+        for operand in last.effects.operands
+    ):
+        guarded = True
+    also = fallthrough if guarded else ()
+    if base in ("EXIT", "KILL"):
+        return also
+    label = next((item for item in last.effects.operands if item.kind is Kind.LABEL), None)
+    target = targets.get(label.text[2:-1]) if label is not None else None
+    if base in ("WARPSYNC", "BREAK"):
+        return tuple(sorted({*fallthrough, *([target] if target is not None else [])}))
+    if base in ("BRA", "JMP", "CALL") and target is not None:
+        return tuple(sorted({target, *also}))
+    if base == "BSYNC":
+        # Threads go on at the convergence point, which is a label; staying is possible too.
+        return tuple(sorted({*labelled, *fallthrough}))
+    if base == "RET":
+        return tuple(sorted({*after_call, *also}))
+    return tuple(sorted({*labelled, *fallthrough, *after_call}))
