@@ -296,7 +296,7 @@ def _read_sources(
         elif operand.kind in (Kind.PREDICATE, Kind.UNIFORM_PREDICATE):
             out.read(operand.registers[0], 1, "pred")
         elif operand.kind is Kind.PREDICATE_FILE:
-            _whole_file(out.reads, operand.text, "pred")
+            _whole_file(out.reads, operand.text, "pred", _immediate(operands[-1]))
         elif operand.kind is Kind.MEMORY:
             _read_memory(out, opcode, operand)
         elif operand.kind is Kind.CONSTANT:
@@ -313,9 +313,16 @@ def _read_sources(
             position += 1
 
 
-def _whole_file(accesses: list[Access], text: str, slot: str) -> None:
+def _whole_file(accesses: list[Access], text: str, slot: str, mask: int = -1) -> None:
+    """The predicate file, or the part of it an immediate mask selects."""
     base = UNIFORM_PREDICATE_BASE if text.startswith("U") else PREDICATE_BASE
-    accesses.extend(Access(base + index, slot) for index in range(PREDICATES))
+    accesses.extend(Access(base + index, slot) for index in range(PREDICATES) if mask >> index & 1)
+
+
+def _immediate(operand: Operand) -> int:
+    """The value of an immediate mask; all ones when it is not one."""
+    text = operand.text
+    return int(text, 16) if re.fullmatch(r"0x[0-9a-f]+", text) else -1
 
 
 def _unknown(out: _Collector, operands: tuple[Operand, ...]) -> None:

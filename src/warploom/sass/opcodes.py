@@ -85,9 +85,9 @@ OPCODES: Final[dict[str, OpInfo]] = {
     **_table(Pipe.HALF, False, "r", _F, "HADD2 HFMA2 HFMA2.MMA HMUL2 HMNMX2 HSET2"),
     **_table(Pipe.HALF, False, "p", _F, "HSETP2"),
     **_table(Pipe.MMA, False, "r", _F, "HMMA IMMA BMMA QMMA OMMA MOVM"),
-    # double precision: fixed distances on some parts, scoreboards on others
-    **_table(Pipe.FP64, True, "r", _F, "DADD DMUL DFMA DMMA"),
-    **_table(Pipe.FP64, True, "p", _F, "DSETP"),
+    # double precision: fixed distances on datacentre parts; a scoreboard where the code sets one
+    **_table(Pipe.FP64, False, "r", _F, "DADD DMUL DFMA DMMA"),
+    **_table(Pipe.FP64, False, "p", _F, "DSETP"),
     # uniform datapath
     **_table(
         Pipe.UNIFORM,
@@ -123,7 +123,8 @@ OPCODES: Final[dict[str, OpInfo]] = {
         "QSPC BPT PMTRIG TEXDEPBAR VIRTCOUNT",
     ),
     **_table(Pipe.ASYNC, True, "r", _S, "HGMMA QGMMA IGMMA BGMMA"),
-    **_table(Pipe.CONTROL, True, "r", _S, "SYNCS ELECT B2R USETMAXREG BMOV ENDCOLLECTIVE"),
+    **_table(Pipe.CONTROL, True, "r", _S, "SYNCS B2R USETMAXREG BMOV ENDCOLLECTIVE"),
+    **_table(Pipe.CONTROL, False, "r", _S, "ELECT"),
     # control flow
     **_table(
         Pipe.CONTROL,

@@ -1,0 +1,116 @@
+"""How far apart two dependent instructions must issue: tables mined from compiler output.
+
+The hardware does not interlock fixed-latency results, so a distance the compiler was never seen to
+go below is the only safe lower bound. A key is (producer family, result word, consumer family,
+source slot); it counts when at least `ENOUGH` pairs stand at or below its value. A pair without a
+key keeps the distance it had in the original code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from warploom.sass.kernel import Instruction
+from warploom.sass.opcodes import Pipe
+
+ENOUGH: Final = 5
+
+# Opcodes whose timing differs from the rest of their pipe get a family of their own.
+OWN_FAMILY: Final = frozenset(
+    "IMAD.WIDE IMAD.HI HFMA2.MMA UMOV ULDC R2UR VOTEU UIMAD UIMAD.WIDE CS2R P2R R2P VOTE "
+    "UIADD3.64 UFLO UPOPC MOVM DADD DMUL DFMA DSETP DMMA F2FP".split()
+)
+
+
+@cache
+def _family_of(name: str, pipe: Pipe, opcode: str) -> str:
+    if pipe is Pipe.MMA and name != "MOVM":
+        return opcode
+    if name in OWN_FAMILY or pipe in (Pipe.CONTROL, Pipe.ASYNC, Pipe.UNKNOWN):
+        return name
+    return pipe.value
+
+
+def family(item: Instruction) -> str:
+    """The timing family an instruction belongs to."""
+    info = item.effects.info
+    return _family_of(info.name, info.pipe, item.line.opcode)
+
+
+def raw_key(producer: Instruction, slot: str, consumer: Instruction, consumer_slot: str) -> str:
+    """Table key of a read after write."""
+    return f"{family(producer)}.{slot} > {family(consumer)}.{consumer_slot}"
+
+
+def waw_key(producer: Instruction, consumer: Instruction) -> str:
+    """Table key of a write after write."""
+    return f"{family(producer)} = {family(consumer)}"
+
+
+def war_key(reader: Instruction, writer: Instruction) -> str:
+    """Table key of a write after read."""
+    return f"{family(reader)} < {family(writer)}"
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Mined distances in cycles for one architecture, with where they come from."""
+
+    sm: int
+    provenance: str
+    gaps: Mapping[str, int]
+    stalls: Mapping[str, int]
+
+    def gap(self, key: str, original: int) -> int:
+        """Cycles needed for `key`: the mined minimum, never more than the original distance."""
+        mined = self.gaps.get(key)
+        return original if mined is None else min(original, mined)
+
+    def own_stall(self, item: Instruction) -> int:
+        """The least stall ever seen on this opcode; its own when the opcode was never mined."""
+        mined = self.stalls.get(item.effects.info.name)
+        return item.control.stall if mined is None else min(mined, item.control.stall)
+
+    @property
+    def longest(self) -> int:
+        """The longest mined distance: nothing of fixed latency reaches further."""
+        return max(self.gaps.values(), default=0)
+
+
+def smallest_supported(counts: Mapping[int, int]) -> int | None:
+    """The smallest distance with at least `ENOUGH` pairs at or below it; None with too few."""
+    total = 0
+    for gap, count in sorted(counts.items()):
+        total += count
+        if total >= ENOUGH:
+            return gap
+    return None
+
+
+TABLES: Final[Mapping[int, str]] = {80: "latency_sm80.json", 90: "latency_sm90a.json"}
+
+
+@cache
+def table_for(sm: int) -> LatencyTable:
+    """The table shipped for an architecture; an empty one (everything pinned) for the others."""
+    name = TABLES.get(sm)
+    if name is None:
+        return LatencyTable(sm, "none: every distance stays as compiled", {}, {})
+    text = (resources.files("warploom.sass") / "data" / name).read_text()
+    data = json.loads(text)
+    return LatencyTable(sm, data["provenance"], data["gaps"], data["stalls"])
+
+
+def merge_counts(
+    into: dict[str, dict[int, int]], parts: Iterable[tuple[str, int]]
+) -> dict[str, dict[int, int]]:
+    """Count observed distances by key."""
+    for key, gap in parts:
+        counts = into.setdefault(key, {})
+        counts[gap] = counts.get(gap, 0) + 1
+    return into

@@ -1,0 +1,119 @@
+"""Mine latency tables from cubins: `python -m warploom.sass.mining OUT.json CUBIN...`.
+
+Only pairs the compiler covered by distance alone are counted: the producer has fixed latency and
+no scoreboard, both stand in one block, and their guards are not complementary (such a pair never
+executes together).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from warploom.errors import InputError
+from warploom.files import write_text_atomically
+from warploom.sass.control import NO_SCOREBOARD
+from warploom.sass.cubin import load
+from warploom.sass.dependence import Dependence, Hazard, dependences
+from warploom.sass.kernel import Instruction, Kernel, decode_all
+from warploom.sass.latency import merge_counts, raw_key, smallest_supported, war_key, waw_key
+from warploom.sass.opcodes import Pipe
+
+TIMED_READERS = frozenset((Pipe.MMA, Pipe.FP64))
+
+
+def exclusive(first: Instruction, second: Instruction) -> bool:
+    """True when the two guards are complementary, as in @P0 and @!P0."""
+    one, other = first.line.guard, second.line.guard
+    return bool(one and other and one != other and one.lstrip("!") == other.lstrip("!"))
+
+
+def fixed_latency(item: Instruction) -> bool:
+    """True when only stall counts cover this instruction's result."""
+    return not item.effects.info.variable and item.control.write_sb == NO_SCOREBOARD
+
+
+def key_of(dependence: Dependence, earlier: Instruction, later: Instruction) -> str | None:
+    """The table key of a dependence covered by distance; None when distance does not cover it."""
+    if dependence.hazard is Hazard.WAR:
+        timed = earlier.effects.info.pipe in TIMED_READERS and dependence.earlier_slot != "guard"
+        return war_key(earlier, later) if timed else None
+    if not fixed_latency(earlier):
+        return None
+    if dependence.hazard is Hazard.WAW or dependence.later_slot == "old":
+        return waw_key(earlier, later)
+    return raw_key(earlier, dependence.earlier_slot, later, dependence.later_slot)
+
+
+def observed(kernel: Kernel) -> Iterator[tuple[str, int]]:
+    """(key, distance in cycles) of every pair in one kernel that counts."""
+    for block in kernel.blocks:
+        items = kernel.instructions[block.start : block.end]
+        times = issue_times(items)
+        for dependence in dependences(items):
+            earlier = kernel.instructions[dependence.earlier]
+            later = kernel.instructions[dependence.later]
+            key = key_of(dependence, earlier, later)
+            if key is not None and not exclusive(earlier, later):
+                yield (
+                    key,
+                    times[dependence.later - block.start] - times[dependence.earlier - block.start],
+                )
+
+
+def issue_times(items: Sequence[Instruction]) -> list[int]:
+    """Issue cycle of each instruction from the start of its block, stalls only."""
+    times: list[int] = []
+    now = 0
+    for item in items:
+        times.append(now)
+        now += item.control.stall
+    return times
+
+
+def mine(kernels: Sequence[Kernel], provenance: str) -> dict[str, Any]:
+    """The table as JSON data."""
+    gaps: dict[str, dict[int, int]] = {}
+    stalls: dict[str, dict[int, int]] = {}
+    for kernel in kernels:
+        merge_counts(gaps, observed(kernel))
+        merge_counts(
+            stalls,
+            ((item.effects.info.name, item.control.stall) for item in kernel.instructions),
+        )
+    found = {key: smallest_supported(counts) for key, counts in sorted(gaps.items())}
+    own = {key: smallest_supported(counts) for key, counts in sorted(stalls.items())}
+    return {
+        "provenance": provenance,
+        "pairs": sum(sum(counts.values()) for counts in gaps.values()),
+        "gaps": {key: gap for key, gap in found.items() if gap is not None},
+        "stalls": {key: max(1, gap) for key, gap in own.items() if gap is not None},
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Command line: the output file, then the cubins to read."""
+    if len(arguments) < 2:
+        raise InputError("usage: python -m warploom.sass.mining OUT.json CUBIN...")
+    kernels: list[Kernel] = []
+    compilers: set[str] = set()
+    for path in arguments[1:]:
+        cubin = load(path)
+        compilers.add(cubin.compiler)
+        kernels.extend(decode_all(cubin).values())
+    instructions = sum(len(kernel.instructions) for kernel in kernels)
+    provenance = (
+        f"smallest distance seen at least five times over {len(kernels)} kernels, "
+        f"{instructions} instructions, compiled by {', '.join(sorted(compilers))} at -O3 "
+        "(Triton kernels, CUB device algorithms, hand-written CUDA)"
+    )
+    write_text_atomically(
+        Path(arguments[0]), json.dumps(mine(kernels, provenance), indent=0) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
