@@ -1,0 +1,334 @@
+"""The CUDA driver API through cuda-bindings: the only file that calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from warploom.errors import DeviceError, InputError
+from warploom.runtime.bindings import import_binding, one_line
+from warploom.runtime.device import CudaError, DeviceInfo, Shape
+from warploom.runtime.launch import Params, TensorMap
+
+DEFAULT_SHARED_BYTES = 48 * 1024  # dynamic shared memory every kernel may use unasked
+PORTABLE_CLUSTER_BLOCKS = 8  # larger clusters need a permit, and not every GPU of a family has them
+
+# Failures that leave the context usable: the call was refused, nothing ran.
+_HARMLESS = {
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuFuncSetAttribute",
+    "cuMemAlloc",
+    "cuTensorMapEncodeTiled",
+}
+_ADVICE = {
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin is for another architecture",
+    "CUDA_ERROR_INVALID_IMAGE": "not a cubin this driver can load",
+    "CUDA_ERROR_INVALID_SOURCE": "not a cubin this driver can load",
+    "CUDA_ERROR_NOT_FOUND": "no kernel of that name in the cubin",
+    "CUDA_ERROR_OUT_OF_MEMORY": "device memory is exhausted",
+    "CUDA_ERROR_INVALID_VALUE": "a size or address is out of range for this device",
+}
+_TENSOR_MAP_TYPES = {
+    "u8": "UINT8", "i8": "UINT8", "e4m3": "UINT8", "e5m2": "UINT8", "u16": "UINT16",
+    "i16": "UINT16", "u32": "UINT32", "i32": "INT32", "u64": "UINT64", "i64": "INT64",
+    "fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "fp64": "FLOAT64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Module:
+    """A loaded cubin; keeps the image alive as long as the module."""
+
+    handle: Any
+    image: Any
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured and instantiated graph."""
+
+    graph: Any
+    executable: Any
+
+
+def device_count() -> int:
+    """GPUs the driver offers; 0 with no driver or no GPU. `ToolMissing` without cuda-bindings."""
+    driver = import_binding("driver")
+    try:
+        (status,) = driver.cuInit(0)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            return 0
+        status, count = driver.cuDeviceGetCount()
+    except RuntimeError:  # no libcuda: cuda-pathfinder's DynamicLibNotFoundError
+        return 0
+    return int(count) if status == driver.CUresult.CUDA_SUCCESS else 0
+
+
+def kernel_driver_version() -> str:
+    """The kernel driver's version, such as '580.159.04'; empty when nothing tells."""
+    for path in ("/sys/module/nvidia/version", "/proc/driver/nvidia/version"):
+        try:
+            text = Path(path).read_text()
+        except OSError:
+            continue
+        if match := re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text):
+            return match.group(1)
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.split("\n")[0].strip() if done.returncode == 0 else ""
+
+
+def device_info(index: int = 0) -> DeviceInfo:
+    """What the driver says about GPU `index`, without creating a context."""
+    return _info(import_binding("driver"), index)
+
+
+def _check(driver: Any, call: str, result: tuple[Any, ...]) -> Any:
+    """The value of a driver call, or `CudaError` naming the call and the CUDA error."""
+    status = result[0]
+    if status == driver.CUresult.CUDA_SUCCESS:
+        return result[1] if len(result) == 2 else result[1:]
+    name = str(status.name)
+    detail = _ADVICE.get(name, "")
+    if not detail:
+        _, text = driver.cuGetErrorString(status)
+        detail = text.decode() if isinstance(text, bytes) else str(text)
+    raise CudaError(call, name, detail, fatal=call not in _HARMLESS)
+
+
+def _open(driver: Any, index: int) -> Any:
+    """Initialise the driver and return the device handle; one clear line when there is none."""
+    needed = (
+        "a NVIDIA GPU and its driver (r580 or newer for CUDA 13 cubins) are needed to run kernels"
+    )
+    try:
+        result = driver.cuInit(0)
+    except RuntimeError as error:
+        raise DeviceError(f"no GPU driver here ({one_line(error)}): {needed}") from None
+    if result[0] != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"no usable GPU here (cuInit: {result[0].name}): {needed}")
+    count = int(_check(driver, "cuDeviceGetCount", driver.cuDeviceGetCount()))
+    if not 0 <= index < count:
+        raise InputError(f"GPU {index} was asked for, {count} present: choose 0 to {count - 1}")
+    return _check(driver, "cuDeviceGet", driver.cuDeviceGet(index))
+
+
+def _info(driver: Any, index: int) -> DeviceInfo:
+    handle = _open(driver, index)
+    enum = driver.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        key = getattr(enum, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_check(driver, "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(key, handle)))
+
+    name = _check(driver, "cuDeviceGetName", driver.cuDeviceGetName(256, handle))
+    version = int(_check(driver, "cuDriverGetVersion", driver.cuDriverGetVersion()))
+    return DeviceInfo(
+        index=index,
+        name=name.split(b"\0")[0].decode(),
+        compute_capability=(
+            attribute("COMPUTE_CAPABILITY_MAJOR"),
+            attribute("COMPUTE_CAPABILITY_MINOR"),
+        ),
+        sm_count=attribute("MULTIPROCESSOR_COUNT"),
+        clock_mhz=attribute("CLOCK_RATE") / 1000,
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        memory_bytes=int(_check(driver, "cuDeviceTotalMem", driver.cuDeviceTotalMem(handle))),
+        shared_optin_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        cuda_version=f"{version // 1000}.{version % 1000 // 10}",
+        driver_version=kernel_driver_version(),
+    )
+
+
+class CudaDevice:
+    """A GPU's primary context and one stream, implementing `warploom.runtime.device.Device`.
+
+    Raises `ToolMissing` without cuda-bindings, `DeviceError` without a GPU, `InputError` on a wrong
+    index.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        # A bad image must fail when it is loaded, not inside a later launch.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        self._driver = import_binding("driver")
+        self._handle = _open(self._driver, index)
+        self._info = _info(self._driver, index)
+        self._context = self._call("cuDevicePrimaryCtxRetain", self._handle)
+        self._call("cuCtxSetCurrent", self._context)
+        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = self._call("cuStreamCreate", int(flags))
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return _check(self._driver, name, getattr(self._driver, name)(*args))
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the driver says about the GPU."""
+        return self._info
+
+    def load(self, image: bytes) -> Module:
+        """Load a cubin into the context."""
+        if not image:
+            raise InputError("an empty image cannot be loaded, expected the bytes of a cubin")
+        buffer = ctypes.create_string_buffer(image, len(image) + 1)
+        return Module(self._call("cuModuleLoadData", ctypes.addressof(buffer)), buffer)
+
+    def unload(self, module: Module) -> None:
+        """Unload a cubin."""
+        self._call("cuModuleUnload", module.handle)
+
+    def function(
+        self, module: Module, name: str, shared_bytes: int = 0, cluster_blocks: int = 1
+    ) -> Any:
+        """A kernel by name, its limits raised to the shared memory and cluster asked for."""
+        found = self._call("cuModuleGetFunction", module.handle, name.encode())
+        attributes = self._driver.CUfunction_attribute
+        if shared_bytes > DEFAULT_SHARED_BYTES:
+            limit = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call("cuFuncSetAttribute", found, limit, shared_bytes)
+        if cluster_blocks > PORTABLE_CLUSTER_BLOCKS:
+            permit = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            self._call("cuFuncSetAttribute", found, permit, 1)
+        return found
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory from `cuMemAlloc` (512-byte aligned or better)."""
+        return int(self._call("cuMemAlloc", nbytes))
+
+    def free(self, address: int) -> None:
+        """Give memory back."""
+        self._call("cuMemFree", address)
+
+    def upload(self, address: int, data: bytes) -> None:
+        """Copy host bytes to the device and wait for the copy."""
+        buffer = ctypes.create_string_buffer(data, len(data))
+        source = ctypes.addressof(buffer)
+        self._call("cuMemcpyHtoDAsync", address, source, len(data), self._stream)
+        self.synchronize()
+
+    def download(self, address: int, nbytes: int) -> bytes:
+        """Wait for the stream and copy device bytes to the host."""
+        buffer = ctypes.create_string_buffer(nbytes)
+        target = ctypes.addressof(buffer)
+        self._call("cuMemcpyDtoHAsync", target, address, nbytes, self._stream)
+        self.synchronize()
+        return buffer.raw
+
+    def memset(self, address: int, byte: int, nbytes: int) -> None:
+        """Queue a fill; by 32-bit words where the size allows."""
+        if nbytes % 4 or address % 4:
+            self._call("cuMemsetD8Async", address, byte, nbytes, self._stream)
+        else:
+            word = byte * 0x01010101
+            self._call("cuMemsetD32Async", address, word, nbytes // 4, self._stream)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a device-to-device copy."""
+        self._call("cuMemcpyDtoDAsync", target, source, nbytes, self._stream)
+
+    def launch(self, function: Any, shape: Shape, params: Params) -> None:
+        """Queue a kernel; clusters go through `cuLaunchKernelEx`."""
+        if shape.cluster == (1, 1, 1):
+            self._call(
+                "cuLaunchKernel", function, *shape.grid, *shape.block, shape.shared_bytes,
+                self._stream, params.address, 0,
+            )  # fmt: skip
+            return
+        self._call("cuLaunchKernelEx", self._config(shape), function, params.address, 0)
+
+    def _config(self, shape: Shape) -> Any:
+        driver = self._driver
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dims = attribute.value.clusterDim
+        dims.x, dims.y, dims.z = shape.cluster
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+        config.sharedMemBytes = shape.shared_bytes
+        config.hStream = self._stream
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        return config
+
+    def event(self) -> Any:
+        """A timing event."""
+        return self._call("cuEventCreate", int(self._driver.CUevent_flags.CU_EVENT_DEFAULT))
+
+    def record(self, event: Any) -> None:
+        """Queue recording the time."""
+        self._call("cuEventRecord", event, self._stream)
+
+    def is_done(self, event: Any) -> bool:
+        """Whether an event has been reached. Anything but 'done' and 'not yet' raises."""
+        status = self._driver.cuEventQuery(event)
+        if status[0] == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        _check(self._driver, "cuEventQuery", status)
+        return True
+
+    def elapsed_us(self, start: Any, stop: Any) -> float:
+        """Microseconds between two completed events."""
+        return float(self._call("cuEventElapsedTime", start, stop)) * 1000
+
+    def synchronize(self) -> None:
+        """Wait for the stream; a kernel's fault is reported here."""
+        self._call("cuStreamSynchronize", self._stream)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Capture what `work` queues and instantiate it."""
+        driver = self._driver
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call("cuStreamBeginCapture", self._stream, mode)
+        try:
+            work()
+        finally:
+            graph = self._call("cuStreamEndCapture", self._stream)
+        return Graph(graph, self._call("cuGraphInstantiate", graph, 0))
+
+    def replay(self, graph: Graph) -> None:
+        """Queue a captured graph."""
+        self._call("cuGraphLaunch", graph.executable, self._stream)
+
+    def release_graph(self, graph: Graph) -> None:
+        """Destroy a captured graph."""
+        self._call("cuGraphExecDestroy", graph.executable)
+        self._call("cuGraphDestroy", graph.graph)
+
+    def tensor_map(self, spec: TensorMap, dtype: str, address: int) -> bytes:
+        """The 128 bytes of a tiled TMA descriptor."""
+        driver = self._driver
+        rank = len(spec.dims)
+        kind = f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_MAP_TYPES[dtype]}"
+        swizzle = "NONE" if spec.swizzle == 0 else f"{spec.swizzle}B"
+        fill = "NONE" if spec.fill == "zero" else "NAN_REQUEST_ZERO_FMA"
+        encoded = self._call(
+            "cuTensorMapEncodeTiled",
+            getattr(driver.CUtensorMapDataType, kind),
+            rank,
+            address,
+            [driver.cuuint64_t(extent) for extent in spec.dims],
+            [driver.cuuint64_t(stride) for stride in spec.strides],
+            [driver.cuuint32_t(extent) for extent in spec.box],
+            [driver.cuuint32_t(1)] * rank,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            getattr(driver.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
+        )
+        return ctypes.string_at(int(encoded.getPtr()), 128)
+
+    def close(self) -> None:
+        """Destroy the stream and release the primary context."""
+        self._call("cuStreamDestroy", self._stream)
+        self._call("cuDevicePrimaryCtxRelease", self._handle)

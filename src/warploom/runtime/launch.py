@@ -1,0 +1,301 @@
+"""What a launch needs, as data: kernel, grid, block, shared memory, cluster, buffers, arguments.
+
+A `LaunchSpec` says everything needed to run a cubin's kernel on fresh inputs and to judge its
+outputs. It is plain JSON, so it travels in a manifest beside the cubin and to worker processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from warploom.errors import InputError
+from warploom.runtime.dtypes import DTYPES, dtype_named, encode
+
+SCHEMA_VERSION = 1
+ROLES = ("in", "out", "inout")
+Dim3 = tuple[int, int, int]
+
+# Scalar argument types: how a Python number becomes the bytes of a kernel parameter.
+SCALARS: dict[str, Callable[[float], bytes]] = {
+    "i1": lambda value: bytes(ctypes.c_uint8(int(bool(value)))),
+    "i8": lambda value: bytes(ctypes.c_int8(int(value))),
+    "i16": lambda value: bytes(ctypes.c_int16(int(value))),
+    "i32": lambda value: bytes(ctypes.c_int32(int(value))),
+    "i64": lambda value: bytes(ctypes.c_int64(int(value))),
+    "u8": lambda value: bytes(ctypes.c_uint8(int(value))),
+    "u16": lambda value: bytes(ctypes.c_uint16(int(value))),
+    "u32": lambda value: bytes(ctypes.c_uint32(int(value))),
+    "u64": lambda value: bytes(ctypes.c_uint64(int(value))),
+    "fp32": lambda value: bytes(ctypes.c_float(value)),
+    "fp64": lambda value: bytes(ctypes.c_double(value)),
+    "fp16": lambda value: encode(np.array([value], np.float32), DTYPES["fp16"]).tobytes(),
+    "bf16": lambda value: encode(np.array([value], np.float32), DTYPES["bf16"]).tobytes(),
+}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A region of device memory: `role` 'in' is only read, 'out' wholly written, 'inout' both.
+
+    Integer buffers are filled uniformly in [low, high): they are mostly indices. `zero` starts an
+    input at zero whatever the pattern (counters, locks, scratch).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    low: int = 0
+    high: int = 8
+    zero: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown dtype or role, an empty shape or an empty integer range."""
+        dtype_named(self.dtype)
+        if self.role not in ROLES:
+            raise InputError(f"buffer {self.name}: role {self.role!r}, expected in, out or inout")
+        if any(extent < 1 for extent in self.shape):
+            raise InputError(f"buffer {self.name}: shape {list(self.shape)} has an empty axis")
+        if self.high <= self.low:
+            raise InputError(f"buffer {self.name}: range [{self.low}, {self.high}) is empty")
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.count * dtype_named(self.dtype).bytes
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A kernel argument: the address of a buffer, `offset` bytes in."""
+
+    buffer: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A kernel argument passed by value; `ctype` is a key of `SCALARS`."""
+
+    ctype: str
+    value: float
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown type, or a value it cannot hold."""
+        if self.ctype not in SCALARS:
+            raise InputError(
+                f"unknown scalar type {self.ctype!r}: expected one of {', '.join(SCALARS)}"
+            )
+        if self.ctype[0] in "iu" and self.ctype != "i1":
+            bits = int(self.ctype[1:])
+            low = -(1 << (bits - 1)) if self.ctype[0] == "i" else 0
+            if not low <= self.value < low + (1 << bits) or self.value != int(self.value):
+                raise InputError(f"scalar {self.value} does not fit {self.ctype}")
+
+
+@dataclass(frozen=True)
+class Null:
+    """A null pointer argument, such as the scratch pointers Triton appends."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A TMA descriptor passed by value (`const __grid_constant__ CUtensorMap`).
+
+    Dimensions run innermost first, as `cuTensorMapEncodeTiled` takes them. `dims` and `box` are in
+    elements, `strides` in bytes for all dimensions but the first, `swizzle` in bytes (0, 32, 64 or
+    128), `fill` is what out-of-bounds elements read: 'zero' or 'nan'.
+    """
+
+    buffer: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int = 0
+    fill: str = "zero"
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what the driver would refuse with a bare 'invalid value'."""
+        rank = len(self.dims)
+        if not 1 <= rank <= 5 or len(self.box) != rank or len(self.strides) != rank - 1:
+            raise InputError(
+                f"tensor map of {self.buffer}: {rank} dims, {len(self.strides)} strides, "
+                f"{len(self.box)} box extents; expected rank 1-5, rank - 1 strides, rank extents"
+            )
+        if any(not 1 <= extent <= 256 for extent in self.box):
+            raise InputError(f"tensor map of {self.buffer}: box {list(self.box)}, expected 1..256")
+        if any(stride % 16 for stride in self.strides):
+            raise InputError(
+                f"tensor map of {self.buffer}: strides {list(self.strides)} must be multiples of 16"
+            )
+        if self.swizzle not in (0, 32, 64, 128) or self.fill not in ("zero", "nan"):
+            raise InputError(
+                f"tensor map of {self.buffer}: swizzle {self.swizzle}, fill {self.fill!r}; "
+                "expected swizzle 0, 32, 64 or 128 and fill zero or nan"
+            )
+
+
+Argument = Pointer | Scalar | Null | TensorMap
+_KINDS: dict[str, type[Argument]] = {
+    "pointer": Pointer,
+    "scalar": Scalar,
+    "null": Null,
+    "tensor_map": TensorMap,
+}
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One launch of one kernel. `grid`, `block` and `cluster` are (x, y, z); sizes in bytes.
+
+    Raises `InputError` on an argument that names no buffer, a repeated buffer name, or dimensions
+    that no GPU accepts.
+    """
+
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    buffers: tuple[Buffer, ...]
+    arguments: tuple[Argument, ...]
+    shared_bytes: int = 0
+    cluster: Dim3 = (1, 1, 1)
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        """Check the dimensions and that every argument's buffer exists once."""
+        for name, dims in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
+            if len(dims) != 3 or any(extent < 1 for extent in dims):
+                raise InputError(f"launch of {self.kernel}: {name} {dims}, expected three >= 1")
+        if math.prod(self.block) > 1024:
+            raise InputError(f"launch of {self.kernel}: block {self.block} has over 1024 threads")
+        if any(grid % cluster for grid, cluster in zip(self.grid, self.cluster, strict=True)):
+            raise InputError(
+                f"launch of {self.kernel}: grid {self.grid} is no multiple of the cluster "
+                f"{self.cluster}"
+            )
+        if self.shared_bytes < 0:
+            raise InputError(f"launch of {self.kernel}: shared_bytes {self.shared_bytes} < 0")
+        names = [buffer.name for buffer in self.buffers]
+        if len(set(names)) != len(names):
+            raise InputError(f"launch of {self.kernel}: buffer names repeat in {names}")
+        for argument in self.arguments:
+            if isinstance(argument, Pointer | TensorMap) and argument.buffer not in names:
+                raise InputError(
+                    f"launch of {self.kernel}: argument names buffer {argument.buffer!r}, "
+                    f"expected one of {names}"
+                )
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer called `name`."""
+        return next(buffer for buffer in self.buffers if buffer.name == name)
+
+    @property
+    def outputs(self) -> tuple[Buffer, ...]:
+        """The buffers the kernel writes."""
+        return tuple(buffer for buffer in self.buffers if buffer.role != "in")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data; `from_json` restores an equal spec."""
+        kinds = {kind: name for name, kind in _KINDS.items()}
+        data = asdict(self)
+        data["schema"] = SCHEMA_VERSION
+        data["arguments"] = [
+            {"kind": kinds[type(argument)], **asdict(argument)} for argument in self.arguments
+        ]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LaunchSpec:
+        """A spec back from JSON; raises `InputError` on another schema or a malformed part."""
+        if data.get("schema") != SCHEMA_VERSION:
+            raise InputError(
+                f"launch spec has schema {data.get('schema')!r}, expected {SCHEMA_VERSION}"
+            )
+        values = {name: value for name, value in data.items() if name != "schema"}
+        try:
+            for name in ("grid", "block", "cluster"):
+                values[name] = tuple(int(extent) for extent in values[name])
+            values["buffers"] = tuple(Buffer(**_tupled(entry)) for entry in values["buffers"])
+            values["arguments"] = tuple(_argument(entry) for entry in values["arguments"])
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"launch spec is malformed: {error}") from None
+
+
+def _argument(entry: Mapping[str, Any]) -> Argument:
+    kind = entry.get("kind")
+    if kind not in _KINDS:
+        raise InputError(f"argument kind {kind!r}, expected one of {', '.join(_KINDS)}")
+    values = _tupled(entry)
+    del values["kind"]
+    return _KINDS[kind](**values)
+
+
+def _tupled(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with its JSON lists as tuples."""
+    values: dict[str, Any] = dict(entry)
+    for name, value in entry.items():
+        if isinstance(value, list):
+            values[name] = tuple(cast(list[int], value))
+    return values
+
+
+class Params:
+    """Kernel parameters laid out for the driver: one block of bytes and an array of pointers to it.
+
+    `address` is what `cuLaunchKernel` takes as `kernelParams`; the object must outlive the launch
+    call (the driver copies the values during it).
+    """
+
+    def __init__(self, slots: Sequence[bytes]) -> None:
+        self.slots = tuple(slots)
+        offsets: list[int] = []
+        size = 0
+        for slot in self.slots:
+            size = -(-size // 64) * 64
+            offsets.append(size)
+            size += len(slot)
+        self._storage = ctypes.create_string_buffer(size + 64)
+        base = -(-ctypes.addressof(self._storage) // 64) * 64
+        for offset, slot in zip(offsets, self.slots, strict=True):
+            ctypes.memmove(base + offset, slot, len(slot))
+        count = max(len(self.slots), 1)
+        self._pointers = (ctypes.c_void_p * count)(*(base + offset for offset in offsets))
+        self.address = ctypes.addressof(self._pointers)
+
+
+class MapEncoder(Protocol):
+    """Whatever can turn a tensor map and an address into its 128 bytes (a device can)."""
+
+    def tensor_map(self, spec: TensorMap, dtype: str, address: int) -> bytes:
+        """The encoded descriptor."""
+        ...
+
+
+def pack_arguments(spec: LaunchSpec, addresses: Mapping[str, int], encoder: MapEncoder) -> Params:
+    """The parameters of `spec` with its buffers at `addresses`."""
+    slots: list[bytes] = []
+    for argument in spec.arguments:
+        match argument:
+            case Pointer(buffer, offset):
+                slots.append(bytes(ctypes.c_uint64(addresses[buffer] + offset)))
+            case Scalar(ctype, value):
+                slots.append(SCALARS[ctype](value))
+            case Null():
+                slots.append(bytes(8))
+            case TensorMap(buffer=buffer, offset=offset):
+                dtype = spec.buffer(buffer).dtype
+                slots.append(encoder.tensor_map(argument, dtype, addresses[buffer] + offset))
+    return Params(slots)

@@ -1,0 +1,105 @@
+"""Statistics of interleaved timings: the median ratio and its bootstrap interval.
+
+A round times every function the same number of times in a palindromic order (ABBA for two), so a
+drift that is linear over the round cancels in the round's ratio. Rounds come in reloads (the
+modules freshly loaded, at other addresses). The interval resamples reloads first and rounds inside
+them second, so that it is as wide as reloading really makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.errors import InputError
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A median ratio with its 95 % interval; above 1 the second of the two is the faster one."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+    reloads: int
+
+    @property
+    def verdict(self) -> str:
+        """'win' when the whole interval is above 1, 'loss' when below, else 'no win'."""
+        if self.low > 1:
+            return "win"
+        return "loss" if self.high < 1 else "no win"
+
+    def clears(self, control: Ratio) -> bool:
+        """Whether this is a win even against the spread of an A/A control."""
+        return self.low > max(control.high, 1 / control.low, 1.0)
+
+    def __str__(self) -> str:
+        return f"{self.median:.4f} [{self.low:.4f}, {self.high:.4f}]"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return asdict(self)
+
+
+def round_ratios(base: Sequence[float], other: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Base time over other time, round by round: above 1 the other is faster. Shapes [rounds]."""
+    first, second = np.asarray(base, np.float64), np.asarray(other, np.float64)
+    if first.shape != second.shape or first.size == 0:
+        raise InputError(
+            f"ratios need two equal, non-empty series, got {first.size}, {second.size}"
+        )
+    if not (
+        np.all(np.isfinite(first) & (first > 0)) and np.all(np.isfinite(second) & (second > 0))
+    ):
+        raise InputError("ratios need finite times above zero")
+    return first / second
+
+
+def bootstrap_ratio(
+    ratios: Sequence[Sequence[float]] | Sequence[npt.NDArray[np.float64]],
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    confidence: float = 0.95,
+) -> Ratio:
+    """The median over all rounds and its percentile interval.
+
+    `ratios` holds one series per reload. Two levels are resampled with replacement: the reloads
+    (only when there are at least two), then the rounds of each.
+    """
+    groups = [np.asarray(group, np.float64) for group in ratios]
+    if not groups or any(group.size == 0 for group in groups):
+        raise InputError("a bootstrap needs at least one ratio in every reload")
+    rng = np.random.default_rng(seed)
+    medians = np.empty(resamples)
+    for number in range(resamples):
+        chosen = rng.integers(0, len(groups), len(groups)) if len(groups) > 1 else (0,)
+        drawn = [rng.choice(groups[int(index)], groups[int(index)].size) for index in chosen]
+        medians[number] = np.median(np.concatenate(drawn))
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(medians, [tail, 100 - tail])
+    everything = np.concatenate(groups)
+    return Ratio(
+        float(np.median(everything)), float(low), float(high), int(everything.size), len(groups)
+    )
+
+
+def palindrome(functions: int, rng: np.random.Generator) -> list[int]:
+    """One round's order: a random order followed by its mirror image (ABBA or BAAB for two)."""
+    order = [int(index) for index in rng.permutation(functions)]
+    return order + order[::-1]
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """The geometric mean of positive ratios."""
+    values = np.asarray(ratios, np.float64)
+    if values.size == 0 or np.any(values <= 0):
+        raise InputError("a geometric mean needs at least one ratio, all above zero")
+    return float(np.exp(np.mean(np.log(values))))
