@@ -1,0 +1,162 @@
+"""The block program: what each role of a thread block does, with every wait and signal explicit.
+
+It is the one form that both the random-interleaving simulator and the CUDA emitter consume, so
+what is checked is what is emitted.
+
+    Acquire ring    producer: wait until the next slot is empty
+    Fill op         producer: start the copy into that slot (its barrier then expects the bytes)
+    Publish ring    producer: go to the next slot
+    Wait ring       consumer: wait until its next slot is full
+    Release ring    consumer: the oldest slot it holds is empty again
+    Issue op        consumer: start a matmul and go on
+    Join n          consumer: wait until at most n started matmuls are unfinished
+    Run op          consumer: any other op
+    TurnWait, TurnPass     consumer: ordered use of the tensor core
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from warploom.codegen.layout import SharedTile
+from warploom.codegen.place import Placement
+from warploom.codegen.plan import KernelSchedule
+from warploom.tile import Loop, Op
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One tile of a ring's slot: byte offset in the slot and the loads that fill it.
+
+    Loops that load equal tiles of one array take turns with one ring, so there can be several.
+    """
+
+    loads: tuple[Op, ...]
+    tile: SharedTile
+    offset: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tile variables that live here."""
+        return tuple(op.dst.name for op in self.loads if op.dst is not None)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A multi-buffered piece of shared memory with a full and an empty barrier a slot."""
+
+    name: str
+    depth: int
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+        return sum(buffer.tile.bytes for buffer in self.buffers)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action of a role. `stage` is how many iterations it lags the newest in flight."""
+
+    action: str
+    op: Op | None = None
+    ring: str = ""
+    count: int = 0
+    stage: int = 0
+    # variables whose value becomes readable (Join) or whose slot goes (Release)
+    names: tuple[str, ...] = ()
+
+    def at(self, stage: int) -> Step:
+        """The same action in another stage."""
+        return replace(self, stage=stage)
+
+    def __str__(self) -> str:
+        what = self.op.label if self.op is not None else self.ring
+        count = f" <= {self.count}" if self.action == "Join" else ""
+        lag = f" (iteration -{self.stage})" if self.stage else ""
+        return f"{self.action} {what}{count}{lag}".replace("  ", " ")
+
+
+@dataclass(frozen=True)
+class Straight:
+    """Steps run once a task."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A loop with `depth` iterations started ahead.
+
+    With trips > depth - 1: prologue[0..depth-1], then `steady` for each further iteration, then
+    epilogue[0..depth-1]. With fewer trips: `plain`, one iteration after the other.
+    """
+
+    loop: Loop
+    depth: int
+    prologue: tuple[tuple[Step, ...], ...]
+    steady: tuple[Step, ...]
+    epilogue: tuple[tuple[Step, ...], ...]
+    plain: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Role:
+    """A warp group: its registers a thread, its warps and its sections in order."""
+
+    name: str
+    warps: int
+    registers: int
+    sections: tuple[Straight | Pipeline, ...]
+    part: int = -1
+
+    @property
+    def loads(self) -> bool:
+        """Whether it is the producer."""
+        return self.part < 0
+
+
+@dataclass(frozen=True)
+class BlockProgram:
+    """A scheduled program: rings, roles and the data they came from."""
+
+    placement: Placement
+    schedule: KernelSchedule
+    rings: tuple[Ring, ...]
+    roles: tuple[Role, ...]
+
+    def ring(self, name: str) -> Ring:
+        """The ring of that name."""
+        return next(ring for ring in self.rings if ring.name == name)
+
+    def home(self, name: str) -> tuple[Ring, Buffer]:
+        """The ring and buffer in which a shared variable lives."""
+        for ring in self.rings:
+            for buffer in ring.buffers:
+                if name in buffer.names:
+                    return ring, buffer
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        lines = [f"block program {self.placement.program.name}, schedule {self.schedule.name}"]
+        for ring in self.rings:
+            inner = ", ".join("/".join(buffer.names) for buffer in ring.buffers)
+            lines.append(f"  ring {ring.name} x{ring.depth}: {inner} ({ring.slot_bytes} B a slot)")
+        for role in self.roles:
+            lines.append(f"  {role.name}: {role.warps} warps, {role.registers} registers")
+            for section in role.sections:
+                lines += _section_lines(section)
+        return "\n".join(lines) + "\n"
+
+
+def _section_lines(section: Straight | Pipeline) -> list[str]:
+    if isinstance(section, Straight):
+        return [f"    {step}" for step in section.steps]
+    lines = [f"    loop {section.loop.index}, {section.depth} started ahead"]
+    for number, steps in enumerate(section.prologue):
+        lines += [f"      prologue {number}: {step}" for step in steps]
+    lines += [f"      steady: {step}" for step in section.steady]
+    for number, steps in enumerate(section.epilogue):
+        lines += [f"      epilogue {number}: {step}" for step in steps]
+    return lines

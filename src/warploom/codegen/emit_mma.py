@@ -1,0 +1,86 @@
+"""Code for wgmma: descriptors from ring slots, one instruction a K step and block of rows."""
+
+from __future__ import annotations
+
+from warploom.codegen.block import BlockProgram
+from warploom.codegen.layout import INSTRUCTION_K_BYTES, Operand
+from warploom.codegen.place import ROWS_PER_GROUP, contracted
+from warploom.codegen.prelude import wgmma
+from warploom.codegen.values import Values
+from warploom.errors import InputError
+from warploom.tile import Op
+
+
+def issue_lines(
+    block: BlockProgram, values: Values, op: Op, helpers: dict[str, str], lazy: bool
+) -> list[str]:
+    """Start one matmul: pin, fence, the instructions, commit.
+
+    `lazy`: the accumulator is known to be zero until `<acc>_live` is set, so that the first
+    instruction overwrites it. Adds the instructions it uses to `helpers`.
+    """
+    placement = block.placement
+    assert op.dst is not None
+    n = op.dst.type.shape[1]
+    if n % 8 or not 8 <= n <= 256:
+        raise InputError(f"{op.where}: matmul with {n} columns: wgmma takes 8 to 256 in steps of 8")
+    a_var, b_var = op.srcs[:2]
+    from_registers = not placement.is_shared(a_var)
+    right = placement.operand(op, 1)
+    left = None if from_registers else placement.operand(op, 0)
+    transposed = (left is not None and not left.k_major, not right.k_major)
+    name, text = wgmma(n, a_var.type.dtype.name, from_registers, transposed)
+    helpers[name] = text
+    lines = [f"pin({op.dst.name});"]
+    if from_registers:
+        lines.append(f"pin({a_var.name});")
+    lines.append("wgmma_fence();")
+    fresh = len(op.srcs) == 2
+    blocks = values.blocks(op.dst.type)
+    for step in range(right.steps):
+        for t in range(blocks):
+            if left is None:
+                a = f"&{a_var.name}[{t}][{4 * step}]"
+            else:
+                a = _descriptor(block, values, op, a_var.name, left, step, t)
+            b = _slot_descriptor(block, b_var.name, right, right.offset(step))
+            accumulate = "1"
+            if step == 0:
+                accumulate = "0" if fresh else (f"{op.dst.name}_live" if lazy else "1")
+            lines.append(f"{name}({op.dst.name}[{t}], {a}, {b}, {accumulate});")
+    lines.append("wgmma_commit();")
+    if lazy:
+        lines.append(f"{op.dst.name}_live = 1;")
+    return lines
+
+
+def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: int) -> str:
+    ring, buffer = block.home(name)
+    low, high = operand.words()
+    at = f"{ring.name}_at"
+    if buffer.offset + offset:
+        at += f" + {buffer.offset + offset}"
+    return f"descriptor({low:#x}, {high:#x}, {at})"
+
+
+def _descriptor(
+    block: BlockProgram, values: Values, op: Op, name: str, operand: Operand, step: int, t: int
+) -> str:
+    # Operand A: this group's part of the rows, then block t of it.
+    placement = block.placement
+    kind = op.srcs[0].type
+    axis = next(n for n in kind.names if n != contracted(op))
+    text = _slot_descriptor(block, name, operand, operand.offset(step, t * ROWS_PER_GROUP))
+    if axis == placement.split and placement.parts > 1:
+        rows = kind.size(axis) // placement.parts
+        text = f"{text[:-1]} + part * {operand.offset(0, rows)})"
+    del values
+    return text
+
+
+def depth_check(op: Op, operand: Operand) -> None:
+    """Raise when the contracted axis is not a whole number of instructions."""
+    if operand.depth * operand.tile.element % INSTRUCTION_K_BYTES:
+        raise InputError(
+            f"{op.where}: contracted axis of {operand.depth} is not a multiple of 32 B"
+        )

@@ -1,0 +1,169 @@
+"""Code for the ops that a compute group runs on registers: elementwise, reductions, loads, stores.
+
+Every function gives the lines of one op; loops over elements are unrolled by the compiler.
+"""
+
+from __future__ import annotations
+
+from warploom.codegen.values import PACKED, REDUCE, FLOAT_OPS, At, Values, c_index, literal
+from warploom.errors import InputError
+from warploom.tile import Op, TileType, Var
+from warploom.tile.ops import OPS
+
+Names = dict[str, str]
+
+
+def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """The lines of an op whose result is a register tile."""
+    assert op.dst is not None
+    if op.kind == "load":
+        return load_lines(values, op, names)
+    group = OPS[op.kind].group
+    if op.kind in REDUCE:
+        return reduce_lines(values, op, names)
+    if group in ("unary", "binary", "compare", "select") or op.kind in (
+        "cast",
+        "copy",
+        "fill",
+        "coordinate",
+    ):
+        return elementwise_lines(values, op, names)
+    raise InputError(
+        f"{op.where}: {op.kind} runs on the interpreter only; sm_90a code for it is not there yet"
+    )
+
+
+def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """`dst = f(srcs)` for every element this thread holds."""
+    assert op.dst is not None
+    return _assign(values, op.dst, lambda at: values.expression(op, at, names))
+
+
+def _assign(values: Values, dst: Var, expression) -> list[str]:
+    form = values.form(dst.type)
+    extents = values.extents(dst.type)
+    if form == "scalar":
+        return [f"{dst.name} = {expression(At('scalar'))};"]
+    if form == "col":
+        return [*_for("i", extents[0]), f"    {dst.name}[i] = {expression(At('col'))};"]
+    if form == "tile" and dst.type.dtype.name in PACKED:
+        low, high = expression(At("tile", i="2 * i")), expression(At("tile", i="2 * i + 1"))
+        body = f"{dst.name}[t][i] = pack_{dst.type.dtype}({low}, {high});"
+    else:
+        body = f"{dst.name}[t][i] = {expression(At(form))};"
+    return [*_for("t", extents[0]), *_for("i", extents[1]), f"    {body}"]
+
+
+def _for(name: str, count: int) -> list[str]:
+    return ["#pragma unroll", f"for (int {name} = 0; {name} < {count}; ++{name})"]
+
+
+def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """One value a row: over this thread's columns, then over the 4 lanes of the row."""
+    assert op.dst is not None
+    source = op.srcs[0]
+    if values.form(source.type) != "tile" or op.axis not in values.placement.cols:
+        raise InputError(
+            f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: only reductions along the "
+            "columns of a register tile have sm_90a code"
+        )
+    combine, identity = REDUCE[op.kind]
+    blocks = values.extents(op.dst.type)[0]
+    count = source.type.shape[1] // 2
+    name = op.dst.name
+    element = values.element(source, At("tile"), names)
+    half = f"{name}[t][i >> 1 & 1]"
+    lane = f"{name}[t][i]"
+    shuffled = f"__shfl_xor_sync(0xffffffffu, {lane}, step)"
+    return [
+        *_for("t", blocks),
+        "{",
+        f"  {name}[t][0] = {name}[t][1] = {identity};",
+        *[f"  {line}" for line in _for("i", count)],
+        f"    {half} = {FLOAT_OPS[combine].format(half, element)};",
+        *[f"  {line}" for line in _for("i", 2)],
+        "  #pragma unroll",
+        "    for (int step = 1; step < 4; step *= 2)",
+        f"      {lane} = {FLOAT_OPS[combine].format(lane, shuffled)};",
+        "}",
+    ]
+
+
+def address(op: Op, names: Names, row: str, col: str) -> tuple[str, str]:
+    """(element offset, in-bounds condition) of a direct access to global memory."""
+    assert op.array is not None
+    terms: list[str] = []
+    checks: list[str] = []
+    inner = iter([row, col] if sum(s.size is not None for s in op.spans) == 2 else [row or col])
+    last = len(op.spans) - 1
+    for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
+        start = c_index(span.start, names)
+        at = start if span.size is None else f"({start} + {next(inner)})"
+        checks.append(f"{at} < {dim}")
+        stride = "" if number == last else f" * {op.array.name}_stride{number}"
+        terms.append(f"static_cast<long long>({at}){stride}")
+    return " + ".join(terms), " && ".join(checks)
+
+
+def load_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """A load straight from global memory into registers; outside of the array: the edge value."""
+    assert op.dst is not None and op.array is not None
+
+    def expression(at: At) -> str:
+        offset, inside = _place(
+            values, op, op.dst.type if op.dst else TileType(op.array.dtype, ()), at, names
+        )
+        pointer = f"{op.array.name} + {offset}"
+        dtype = op.array.dtype.name
+        read = f"read_{dtype}({pointer})" if dtype in PACKED else f"__ldg({pointer})"
+        edge = literal(float(op.value or 0), "fp32" if dtype in PACKED else dtype)
+        return f"({inside} ? {read} : {edge})"
+
+    return _assign(values, op.dst, expression)
+
+
+def _place(values: Values, op: Op, kind: TileType, at: At, names: Names) -> tuple[str, str]:
+    row = col = ""
+    for axis in kind.names:
+        if axis in values.placement.rows:
+            row = values.row(axis, kind.size(axis), at)
+        else:
+            col = values.col(at)
+    return address(op, names, row, col)
+
+
+def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """A store from registers, element by element, with bounds."""
+    assert op.array is not None
+    source = op.srcs[0]
+    form = values.form(source.type)
+    if op.kind == "store_add":
+        raise InputError(f"{op.where}: store add=True needs the 'tma' store of the launch plan")
+    at = At(form)
+    offset, inside = _place(values, op, source.type, at, names)
+    element = values.element(source, at, names)
+    dtype = op.array.dtype.name
+    pointer = f"{op.array.name} + {offset}"
+    write = (
+        f"write_{dtype}({pointer}, {element});" if dtype in PACKED else f"*({pointer}) = {element};"
+    )
+    if form == "row":
+        blocks, halves = values.extents(source.type)
+        return [
+            "if ((threadIdx.x & 3) == 0) {",
+            *[f"  {line}" for line in (*_for("t", blocks), *_for("i", halves))],
+            f"    if ({inside}) {write}",
+            "}",
+        ]
+    if form == "col":
+        only = "threadIdx.x % 128 < 4" + (" && part == 0" if values.placement.parts > 1 else "")
+        return [
+            f"if ({only}) {{",
+            *[f"  {line}" for line in _for("i", values.extents(source.type)[0])],
+            f"    if ({inside}) {write}",
+            "}",
+        ]
+    if form == "scalar":
+        return [f"if (threadIdx.x % 128 == 0) {{ if ({inside}) {write} }}"]
+    blocks, count = values.blocks(source.type), source.type.shape[1] // 2
+    return [*_for("t", blocks), *_for("i", count), f"    if ({inside}) {write}"]

@@ -1,0 +1,155 @@
+"""Where the bytes of a shared tile are: TMA boxes, swizzles and wgmma descriptors as arithmetic.
+
+A tile `[rows, cols]` lies in shared memory as panels of `width` bytes of columns, one after the
+other; a panel is rows x width bytes, swizzled by XOR of address bits. One TMA box writes one panel
+and one descriptor reads it, so both are derived here from the same numbers. Sources: PTX ISA 9.x,
+"Shared Memory Matrix Layout" and "Matrix descriptor"; handbook/tiles.md 5.2, 5.3, 5.6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.errors import InputError
+from warploom.tile import TileType
+
+ALIGNMENT = 1024  # bytes: the longest repeat of a swizzle, so descriptors have base offset 0
+MAX_BOX = 256  # elements of one box dimension
+CORE_ROWS = 8  # rows of a core matrix
+INSTRUCTION_K_BYTES = 32  # bytes of the contracted axis one wgmma consumes
+FIELD = 0x3FFF  # descriptor fields are 14 bits of bytes / 16
+
+# swizzle width in bytes -> (XOR mask on address bits 4-6, descriptor code, TMA swizzle enum)
+SWIZZLES = {128: (0x70, 1, 3), 64: (0x30, 2, 2), 32: (0x10, 3, 1)}
+
+
+def swizzle(address: int, width: int) -> int:
+    """The swizzled byte address: 16-byte chunks exchanged within 8 rows (its own inverse)."""
+    return address ^ ((address >> 3) & SWIZZLES[width][0])
+
+
+@dataclass(frozen=True)
+class SharedTile:
+    """The shared-memory form of a tile `[rows, cols]`; `cols` is contiguous in global memory."""
+
+    rows: int
+    cols: int
+    element: int
+    width: int
+
+    @property
+    def panel_cols(self) -> int:
+        """Columns of one panel."""
+        return self.width // self.element
+
+    @property
+    def panels(self) -> int:
+        """Panels side by side."""
+        return self.cols // self.panel_cols
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of one panel."""
+        return self.rows * self.width
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tile."""
+        return self.rows * self.cols * self.element
+
+    def address(self, row: int, col: int) -> int:
+        """Byte offset of an element from the tile's base, as a TMA load leaves it."""
+        panel, inner = divmod(col, self.panel_cols)
+        return panel * self.panel_bytes + swizzle(
+            row * self.width + inner * self.element, self.width
+        )
+
+
+def shared_tile(kind: TileType) -> SharedTile:
+    """The layout of a tile of that type, with the widest swizzle its rows allow.
+
+    Raises `InputError` when no swizzle fits or the rows exceed what a TMA box can take.
+    """
+    if len(kind.axes) != 2:
+        raise InputError(f"tile {kind}: only two-dimensional tiles go through shared memory")
+    rows, cols = kind.shape
+    row_bytes = cols * kind.dtype.bytes
+    widths = [width for width in SWIZZLES if row_bytes % width == 0]
+    if not widths:
+        raise InputError(f"tile {kind}: rows of {row_bytes} B, expected a multiple of 32 B for TMA")
+    if rows > MAX_BOX or rows % CORE_ROWS:
+        raise InputError(f"tile {kind}: {rows} rows, expected a multiple of 8, at most {MAX_BOX}")
+    tile = SharedTile(rows, cols, kind.dtype.bytes, widths[0])
+    if tile.panels > 1 and tile.panel_bytes % (CORE_ROWS * tile.width):
+        raise InputError(f"tile {kind}: panels of {tile.panel_bytes} B are not whole repeats")
+    return tile
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A wgmma operand in shared memory.
+
+    k_major     the contracted axis is contiguous ("K-major"); otherwise the transpose bit is set
+    lbo, sbo    leading and stride byte offsets of the descriptor
+    step        byte offset from one 32-byte K step to the next is `offset(step, ...)`
+    """
+
+    tile: SharedTile
+    k_major: bool
+
+    @property
+    def lbo(self) -> int:
+        """Between panels along M or N (MN-major); ignored by the hardware when K-major."""
+        return 16 if self.k_major else self.tile.panel_bytes
+
+    @property
+    def sbo(self) -> int:
+        """Between groups of 8 rows."""
+        return CORE_ROWS * self.tile.width
+
+    @property
+    def depth(self) -> int:
+        """Elements of the contracted axis in the tile."""
+        return self.tile.cols if self.k_major else self.tile.rows
+
+    @property
+    def steps(self) -> int:
+        """Instructions to go through the contracted axis."""
+        return self.depth * self.tile.element // INSTRUCTION_K_BYTES
+
+    def offset(self, step: int, first: int = 0) -> int:
+        """Byte offset of K step `step` for the part of the operand from row/column `first` on."""
+        tile = self.tile
+        if self.k_major:
+            panel, inner = divmod(step * INSTRUCTION_K_BYTES, tile.width)
+            return panel * tile.panel_bytes + first * tile.width + inner
+        if first % tile.panel_cols:
+            raise InputError(
+                f"operand part from {first}: expected a multiple of the panel, {tile.panel_cols}"
+            )
+        rows = step * INSTRUCTION_K_BYTES // tile.element
+        return first // tile.panel_cols * tile.panel_bytes + rows * tile.width
+
+    def words(self) -> tuple[int, int]:
+        """The constant low and high 32 bits of the descriptor; the address goes in the low one."""
+        low = (self.lbo >> 4 & FIELD) << 16
+        high = (self.sbo >> 4 & FIELD) | SWIZZLES[self.tile.width][1] << 30
+        return low, high
+
+
+def hardware_address(low: int, high: int, k_major: bool, mn: int, k: int, element: int) -> int:
+    """The byte address wgmma reads for element (mn, k) of an instruction, from a descriptor.
+
+    Written from the canonical layouts of the PTX ISA, not from `SharedTile`: the test that both
+    agree is the emulation of what we cannot run here.
+    """
+    base = (low & FIELD) << 4
+    lbo, sbo = (low >> 16 & FIELD) << 4, (high & FIELD) << 4
+    width = {1: 128, 2: 64, 3: 32}[high >> 30]
+    per_row = width // element
+    if k_major:
+        linear = mn // CORE_ROWS * sbo + mn % CORE_ROWS * width + k * element
+    else:
+        panel, inner = divmod(mn, per_row)
+        linear = panel * lbo + k // CORE_ROWS * sbo + k % CORE_ROWS * width + inner * element
+    return swizzle(base + linear, width)

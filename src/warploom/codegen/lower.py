@@ -1,0 +1,343 @@
+"""Lowering: (program, kernel schedule) -> block program.
+
+The schedule says when and where every op runs; from it follow, by rule and without choice: the
+order of steps in a role, what is started ahead, the waits on rings before the first reader, the
+releases when the last reader is done, the joins (`codegen.hazards`) and the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.hazards import Effects, Queue, insert_joins, join_all, next_iteration
+from warploom.codegen.order import check_order
+from warploom.codegen.place import Placement, place, sections
+from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.rings import make_rings
+from warploom.errors import InputError
+from warploom.schedule.schedule import Schedule
+from warploom.tile import Loop, Op, Program
+
+EMPTY: frozenset[Queue] = frozenset({()})
+
+
+def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
+    """The block program; raises `InputError` where the schedule does not fit the program."""
+    parts = len(schedule.compute)
+    if parts == 0:
+        raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
+    placement = place(program, schedule.launch.split, parts)
+    missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
+    if missing:
+        raise InputError(
+            f"schedule {schedule.name} says nothing about loop {missing[0]!r} of {program.name}; "
+            f"it schedules {sorted(schedule.loops)}"
+        )
+    rings = make_rings(placement, schedule)
+    groups = schedule.any_loop.groups
+    roles = [_loader(placement, schedule, rings, groups[0].warps, groups[0].registers)]
+    for part, group in enumerate(groups[1:]):
+        body = _Compute(placement, schedule, rings, part).sections()
+        roles.append(Role(group.name, group.warps, group.registers, body, part))
+    return BlockProgram(placement, schedule, rings, tuple(roles))
+
+
+def node_of(schedule: Schedule, op: Op, part: int) -> str:
+    """The schedule's name for an op on a sub-tile: `mma.3/1`, or `mma.3` when not cut."""
+    for name in (f"{op.label}/{part}", op.label):
+        if name in schedule.time:
+            return name
+    raise InputError(
+        f"schedule of {schedule.graph} gives no time for {op.label} (part {part}), {op.where}"
+    )
+
+
+def _loader(
+    placement: Placement,
+    schedule: KernelSchedule,
+    rings: tuple[Ring, ...],
+    warps: int,
+    registers: int,
+) -> Role:
+    result: list[Straight | Pipeline] = []
+    for section in sections(placement.program):
+        ops = section.body if isinstance(section, Loop) else section
+        loads = [op for op in ops if isinstance(op, Op) and op.dst and placement.is_shared(op.dst)]
+        if not loads:
+            continue
+        if isinstance(section, Loop):
+            times = {op.id: schedule.loops[section.index].time[op.label] for op in loads}
+            for op in loads:
+                _require_group(schedule.loops[section.index], op.label, schedule.loader)
+            timed = _fill_steps(loads, rings, times)
+            result.append(_producer_loop(section, schedule.loops[section.index], timed))
+        else:
+            timed = _fill_steps(loads, rings, {op.id: op.id for op in loads})
+            result.append(Straight(tuple(step for _, step in timed)))
+    return Role(schedule.loader, warps, registers, tuple(result))
+
+
+def _fill_steps(
+    loads: Sequence[Op], rings: tuple[Ring, ...], times: Mapping[int, int]
+) -> list[tuple[int, Step]]:
+    steps: list[tuple[int, Step]] = []
+    for ring in rings:
+        inside = [op for op in loads if any(op in buffer.loads for buffer in ring.buffers)]
+        if not inside:
+            continue
+        start = min(times[op.id] for op in inside)
+        steps.append((start, Step("Acquire", ring=ring.name)))
+        steps += [(start, Step("Fill", op=op, ring=ring.name)) for op in inside]
+        steps.append((start, Step("Publish", ring=ring.name)))
+    return sorted(steps, key=lambda pair: pair[0])
+
+
+def _producer_loop(loop: Loop, schedule: Schedule, timed: Sequence[tuple[int, Step]]) -> Pipeline:
+    interval = schedule.initiation_interval
+    least = min(time // interval for time, _ in timed)
+    steps = sorted(timed, key=lambda pair: pair[0] % interval)
+    ordered = [step.at(time // interval - least) for time, step in steps]
+    plain = tuple(step for _, step in timed)
+    depth = max(step.stage for step in ordered)
+    prologue = tuple(tuple(s for s in ordered if s.stage <= i) for i in range(depth))
+    epilogue = tuple(tuple(s for s in ordered if s.stage > i) for i in range(depth))
+    return Pipeline(loop, depth, prologue, tuple(ordered), epilogue, plain)
+
+
+def _require_group(schedule: Schedule, node: str, wanted: str) -> None:
+    if schedule.group[node] != wanted:
+        raise InputError(
+            f"schedule of {schedule.graph}: {node} is in group {schedule.group[node]!r}, expected "
+            f"{wanted!r}: register tiles do not move between groups, loads belong to the producer"
+        )
+
+
+class _Compute:
+    """Lowers the sections of one compute group."""
+
+    def __init__(
+        self, placement: Placement, schedule: KernelSchedule, rings: tuple[Ring, ...], part: int
+    ) -> None:
+        self.placement, self.schedule, self.rings, self.part = placement, schedule, rings, part
+        self.ops = {op.id: op for op in placement.program.ops()}
+        self.home = {name: ring for ring in rings for b in ring.buffers for name in b.names}
+        readers: dict[str, frozenset[int]] = {
+            ring.name: frozenset(
+                op.id
+                for op in self.ops.values()
+                if op.kind == "mma" and any(self.home.get(v.name) is ring for v in op.srcs)
+            )
+            for ring in rings
+        }
+        self.effects = Effects(placement, self.ops, readers)
+
+    def sections(self) -> tuple[Straight | Pipeline, ...]:
+        """The role's sections."""
+        result: list[Straight | Pipeline] = []
+        waited: set[str] = set()
+        parts = sections(self.placement.program)
+        for number, section in enumerate(parts):
+            ops = self._own(section.body if isinstance(section, Loop) else section)
+            outer = self._outer_waits(section, ops, waited)
+            if outer:
+                result.append(Straight(tuple(outer)))
+            if isinstance(section, Loop):
+                result += self._loop(section, ops)
+            else:
+                steps, queues = insert_joins(self.effects, self._straight(ops), EMPTY)
+                result.append(Straight((*steps, *join_all(self.effects, queues)[0])))
+            released = self._outer_releases(parts, number, waited)
+            if released:
+                result.append(Straight(tuple(released)))
+        return tuple(result)
+
+    def _own(self, items: Sequence[Op | Loop]) -> list[Op]:
+        return [
+            op
+            for op in items
+            if isinstance(op, Op)
+            and op.id in self.placement.fusion.kept
+            and not (op.kind == "load" and op.dst and self.placement.is_shared(op.dst))
+        ]
+
+    def _rings_of(self, op: Op) -> list[Ring]:
+        found = [self.home[var.name] for var in op.srcs if var.name in self.home]
+        return list(dict.fromkeys(found)) if op.kind == "mma" else []
+
+    def _local_rings(self, section: Loop | tuple[Op, ...]) -> set[str]:
+        body = section.body if isinstance(section, Loop) else section
+        names = {op.dst.name for op in body if isinstance(op, Op) and op.dst}
+        return {self.home[name].name for name in names if name in self.home}
+
+    def _outer_waits(
+        self, section: Loop | tuple[Op, ...], ops: Sequence[Op], waited: set[str]
+    ) -> list[Step]:
+        # Rings filled once a task, read here for the first time.
+        local = self._local_rings(section) if isinstance(section, Loop) else set[str]()
+        steps: list[Step] = []
+        for op in ops:
+            for ring in self._rings_of(op):
+                if ring.name not in local and ring.name not in waited:
+                    waited.add(ring.name)
+                    steps.append(Step("Wait", ring=ring.name))
+        return steps
+
+    def _outer_releases(
+        self, parts: Sequence[Loop | tuple[Op, ...]], number: int, waited: set[str]
+    ) -> list[Step]:
+        # The slot of a task's ring goes after the last section that reads it.
+        later: set[str] = set()
+        for section in parts[number + 1 :]:
+            body = section.body if isinstance(section, Loop) else section
+            later |= {ring.name for op in self._own(body) for ring in self._rings_of(op)}
+        done = sorted(waited - later)
+        waited.difference_update(done)
+        return [Step("Release", ring=name) for name in done]
+
+    def _straight(self, ops: Sequence[Op]) -> list[Step]:
+        return [Step("Issue" if op.kind == "mma" else "Run", op=op) for op in ops]
+
+    def _loop(self, loop: Loop, ops: Sequence[Op]) -> list[Straight | Pipeline]:
+        schedule = self.schedule.loops[loop.index]
+        group = self.schedule.compute[self.part]
+        times: dict[int, int] = {}
+        for op in ops:
+            node = node_of(schedule, op, self.part)
+            _require_group(schedule, node, group)
+            times[op.id] = schedule.time[node]
+        timed = [(times[op.id], 0, step) for op, step in zip(ops, self._straight(ops), strict=True)]
+        timed += self._releases(loop, schedule, times)
+        interval = schedule.initiation_interval
+        least = min(time // interval for time, _, _ in timed)
+        order = sorted(timed, key=lambda item: (item[0] % interval, item[1]))
+        steps = [step.at(time // interval - least) for time, _, step in order]
+        stage = {s.op.id: s.stage for s in steps if s.op is not None}
+        rank = {s.op.id: place for place, s in enumerate(steps) if s.op is not None}
+        check_order(self.placement, ops, stage, rank)
+        steady = self._waits(self._local_rings(loop), steps)
+        plain = self._waits(self._local_rings(loop), self._plain(loop, ops))
+        return [self._pipeline(loop, steady, plain)]
+
+    def _releases(
+        self, loop: Loop, schedule: Schedule, times: Mapping[int, int]
+    ) -> list[tuple[int, int, Step]]:
+        chosen = schedule.params.get("release", {})
+        result: list[tuple[int, int, Step]] = []
+        for name in sorted(self._local_rings(loop)):
+            readers = [op for op in self.effects.readers[name] if op in times]
+            last = max(readers, key=lambda op: times[op])
+            node = node_of(schedule, self.ops[last], self.part)
+            key = f"{name}/{self.part}" if f"{name}/{self.part}" in chosen else name
+            if key not in chosen:
+                raise InputError(
+                    f"schedule of {schedule.graph}: params['release'] gives no time for ring "
+                    f"{name!r}, whose last reader is {node}"
+                )
+            result.append((int(chosen[key]), 1, Step("Release", ring=name)))
+        return result
+
+    def _plain(self, loop: Loop, ops: Sequence[Op]) -> list[Step]:
+        # One iteration after the other: the rings go at the end.
+        release = [Step("Release", ring=name) for name in sorted(self._local_rings(loop))]
+        return [*self._straight(ops), *release]
+
+    def _waits(self, local: set[str], steps: Sequence[Step]) -> list[Step]:
+        result: list[Step] = []
+        seen: set[str] = set()
+        for step in steps:
+            if step.op is not None:
+                for ring in self._rings_of(step.op):
+                    if ring.name in local and ring.name not in seen:
+                        seen.add(ring.name)
+                        result.append(Step("Wait", ring=ring.name, stage=step.stage))
+            result.append(step)
+        return result
+
+    def _pipeline(self, loop: Loop, steady: Sequence[Step], plain: Sequence[Step]) -> Pipeline:
+        depth = max(step.stage for step in steady)
+        queues, prologue = EMPTY, list[tuple[Step, ...]]()
+        for number in range(depth):
+            some = [step for step in steady if step.stage <= number]
+            block, queues = insert_joins(self.effects, self._turns(loop, some), queues)
+            prologue.append(block)
+            queues = next_iteration(queues)
+        entries = queues
+        while True:
+            block, exits = insert_joins(self.effects, self._turns(loop, steady), entries)
+            grown = entries | next_iteration(exits)
+            if grown == entries:
+                break
+            entries = grown
+        queues, epilogue = entries, list[tuple[Step, ...]]()
+        for number in range(depth):
+            some = [step for step in steady if step.stage > number]
+            tail, queues = insert_joins(self.effects, self._turns(loop, some), queues)
+            queues = next_iteration(queues)
+            epilogue.append(tail)
+        last = join_all(self.effects, queues | next_iteration(exits))[0]
+        if depth:
+            epilogue[-1] = (*epilogue[-1], *join_all(self.effects, queues)[0])
+            straight, left = insert_joins(self.effects, self._turns(loop, plain), EMPTY)
+            return Pipeline(
+                loop,
+                depth,
+                tuple(prologue),
+                block,
+                tuple(epilogue),
+                (*straight, *join_all(self.effects, left)[0]),
+            )
+        return Pipeline(loop, 0, (), block, (last,) if last else (), ())
+
+    def _turns(self, loop: Loop, steps: Sequence[Step]) -> list[Step]:
+        if not self.schedule.turns:
+            return list(steps)
+        runs = turn_runs(self.schedule, loop, self.ops)
+        result: list[Step] = []
+        open_run = -1
+        for step in steps:
+            run = -1
+            if step.action == "Issue" and step.op is not None:
+                run = runs[(step.op.id, self.part)]
+            elif step.action == "Wait" and open_run >= 0:
+                run = open_run
+            if open_run >= 0 and run != open_run:
+                result.append(Step("TurnPass", stage=0))
+            if run >= 0 and run != open_run:
+                result.append(Step("TurnWait", stage=0))
+            open_run = run
+            result.append(step)
+        if open_run >= 0:
+            result.append(Step("TurnPass", stage=0))
+        return result
+
+
+def turn_runs(
+    schedule: KernelSchedule, loop: Loop, ops: Mapping[int, Op]
+) -> dict[tuple[int, int], int]:
+    """Which run of tensor-core ops (op id, part) belongs to; runs go round the compute groups.
+
+    Raises when the schedule's times do not let the groups take turns one after the other.
+    """
+    times = schedule.loops[loop.index]
+    interval = times.initiation_interval
+    found: list[tuple[int, int, int]] = []
+    for op in loop.body:
+        if isinstance(op, Op) and op.kind == "mma":
+            for part in range(len(schedule.compute)):
+                time = times.time[node_of(times, ops[op.id], part)]
+                found.append((time % interval, part, op.id))
+    runs: dict[tuple[int, int], int] = {}
+    owners: list[int] = []
+    for _, part, op in sorted(found):
+        if not owners or owners[-1] != part:
+            owners.append(part)
+        runs[(op, part)] = len(owners) - 1
+    parts = len(schedule.compute)
+    expected = [owners[0]] if parts == 1 else [(owners[0] + i) % parts for i in range(len(owners))]
+    if owners != expected or len(owners) % parts:
+        raise InputError(
+            f"schedule {schedule.name}: tensor-core work of the groups comes in the order {owners} "
+            "in an interval; taking turns needs each group once, in a fixed round"
+        )
+    return runs

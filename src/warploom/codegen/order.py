@@ -1,0 +1,51 @@
+"""The check that a schedule keeps the program's meaning on one warp group.
+
+For every pair of ops of a loop body that touch one register tile, at least one writing it, the
+emitted order must be the sequential one. Position of op v of iteration i: (i + stage(v), rank(v)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from warploom.codegen.place import Placement
+from warploom.errors import InputError
+from warploom.tile import Op
+
+
+def check_order(
+    placement: Placement, ops: Sequence[Op], stage: Mapping[int, int], rank: Mapping[int, int]
+) -> None:
+    """Raise `InputError` naming the first pair of ops that the schedule exchanges.
+
+    `ops` in program order; `stage` and `rank` by op id, as the schedule gives them.
+    """
+    for later in ops:
+        for earlier in ops:
+            for distance in (0, 1):
+                if distance == 0 and earlier.id >= later.id:
+                    continue
+                shared = _conflict(placement, earlier, later)
+                if not shared:
+                    continue
+                first = (stage[earlier.id], rank[earlier.id])
+                second = (distance + stage[later.id], rank[later.id])
+                if earlier is later or first < second:
+                    continue
+                raise InputError(_message(earlier, later, shared, distance))
+
+
+def _conflict(placement: Placement, first: Op, second: Op) -> str:
+    reads = [{v.name for v in placement.fusion.sources(op)} for op in (first, second)]
+    writes = [{op.dst.name} if op.dst is not None else set[str]() for op in (first, second)]
+    common = (writes[0] & (reads[1] | writes[1])) | (reads[0] & writes[1])
+    return min((name for name in common if name not in placement.shared), default="")
+
+
+def _message(first: Op, second: Op, tile: str, distance: int) -> str:
+    later = f"{second.label} of the {'next' if distance else 'same'} iteration"
+    return (
+        f"the schedule runs {later} before {first.label}, but both touch tile {tile}, so the "
+        f"program's meaning would change ({first.where}, {second.where}); keep their order, or "
+        "give the value a tile of its own in each iteration"
+    )

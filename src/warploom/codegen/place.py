@@ -1,0 +1,155 @@
+"""Where every tile lives: shared memory (loads that feed a matmul) or registers (the rest).
+
+Register tiles have the accumulator layout of wgmma: rows over warps and lanes, columns over
+registers. An axis is therefore a *row* axis or a *column* axis throughout a kernel, and the split
+axis must be a row axis that no operation reduces over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.codegen.fuse import Fusion, fuse
+from warploom.codegen.layout import Operand, SharedTile, shared_tile
+from warploom.errors import InputError
+from warploom.tile import Loop, Op, Program, TileType, Var
+from warploom.tile.ops import OPS
+
+ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of every variable of a program.
+
+    shared      loads that land in shared memory, by variable: (load, layout)
+    rows, cols  the row axes and column axes of register tiles
+    parts       compute groups the split axis is cut into
+    """
+
+    program: Program
+    fusion: Fusion
+    shared: dict[str, tuple[Op, SharedTile]]
+    rows: frozenset[str]
+    cols: frozenset[str]
+    split: str
+    parts: int
+
+    def local(self, kind: TileType) -> TileType:
+        """The part of a tile that one compute group holds."""
+        if self.split not in kind.names:
+            return kind
+        return kind.resized(self.split, kind.size(self.split) // self.parts)
+
+    def operand(self, op: Op, which: int) -> Operand:
+        """The shared operand `which` (0 or 1) of a matmul."""
+        var = op.srcs[which]
+        tile = self.shared[var.name][1]
+        return Operand(tile, var.type.names[1] == contracted(op))
+
+    def is_shared(self, var: Var) -> bool:
+        """Whether the variable lives in shared memory."""
+        return var.name in self.shared
+
+
+def contracted(op: Op) -> str:
+    """The axis a matmul contracts."""
+    (axis,) = [name for name in op.srcs[0].type.names if name in op.srcs[1].type.names]
+    return axis
+
+
+def place(program: Program, split: str, parts: int) -> Placement:
+    """Place every variable; raises `InputError` at the user's line when that cannot be done."""
+    fusion = fuse(program)
+    loads = {op.dst.name: op for op in program.ops() if op.kind == "load" and op.dst is not None}
+    shared: dict[str, tuple[Op, SharedTile]] = {}
+    for op in program.ops():
+        if op.kind == "mma":
+            _place_operands(op, loads, shared)
+    rows, cols = _axes(program, shared, fusion)
+    placement = Placement(program, fusion, shared, rows, cols, split, parts)
+    _check_split(placement)
+    return placement
+
+
+def _place_operands(op: Op, loads: dict[str, Op], shared: dict[str, tuple[Op, SharedTile]]) -> None:
+    axis = contracted(op)
+    for which, var in enumerate(op.srcs[:2]):
+        if var.name in loads:
+            shared[var.name] = (loads[var.name], shared_tile(var.type))
+        elif which == 1:
+            raise InputError(
+                f"{op.where}: the second operand of a matmul, {var.name}, must be a loaded tile; "
+                "exchange the operands or store it first"
+            )
+        elif var.type.names[1] != axis:
+            raise InputError(
+                f"{op.where}: register operand {var.name}: {var.type} must have the contracted "
+                f"axis {axis!r} last"
+            )
+        if var.type.dtype.bits == 8 and var.type.names[1] != axis:
+            raise InputError(
+                f"{op.where}: {var.name}: {var.type} needs {axis!r} contiguous: 8-bit wgmma reads "
+                "both operands K-major; store the array with that dimension last"
+            )
+
+
+def _axes(
+    program: Program, shared: dict[str, tuple[Op, SharedTile]], fusion: Fusion
+) -> tuple[frozenset[str], frozenset[str]]:
+    rows: dict[str, str] = {}
+    cols: dict[str, str] = {}
+    for op in program.ops():
+        if op.dst is None or op.dst.name in shared or len(op.dst.type.axes) != 2:
+            continue
+        row, col = op.dst.type.names
+        rows.setdefault(row, op.where)
+        cols.setdefault(col, op.where)
+    if both := set(rows) & set(cols):
+        axis = sorted(both)[0]
+        raise InputError(
+            f"{cols[axis]}: axis {axis!r} is a row axis at {rows[axis]} and a column axis here; "
+            "a register tile cannot change its layout"
+        )
+    return frozenset(rows), frozenset(cols)
+
+
+def _check_split(placement: Placement) -> None:
+    split, parts = placement.split, placement.parts
+    if parts == 1:
+        return
+    if split not in placement.rows:
+        raise InputError(
+            f"launch plan: split axis {split!r} is not a row axis of program "
+            f"{placement.program.name}; its row axes are {sorted(placement.rows)}"
+        )
+    for op in placement.program.ops():
+        spec = OPS[op.kind]
+        if spec.group in ("reduce", "scan") and op.axis == split:
+            raise InputError(f"{op.where}: {op.kind} along {split!r}, which the schedule splits")
+        if op.dst is not None and split in op.dst.type.names:
+            size = op.dst.type.size(split)
+            if size % (parts * ROWS_PER_GROUP):
+                raise InputError(
+                    f"{op.where}: axis {split!r} of {op.dst.name} is {size} long; over {parts} "
+                    f"groups it must be a multiple of {parts * ROWS_PER_GROUP}"
+                )
+
+
+def sections(program: Program) -> list[Loop | tuple[Op, ...]]:
+    """The top level of a program as straight runs of ops and loops; raises for nested loops."""
+    result: list[Loop | tuple[Op, ...]] = []
+    run: list[Op] = []
+    for item in program.body:
+        if isinstance(item, Op):
+            run.append(item)
+            continue
+        if any(isinstance(inner, Loop) for inner in item.body):
+            raise InputError(f"{item.where}: a loop inside a scheduled loop cannot be emitted")
+        if run:
+            result.append(tuple(run))
+        run = []
+        result.append(item)
+    if run:
+        result.append(tuple(run))
+    return result

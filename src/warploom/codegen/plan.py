@@ -1,0 +1,125 @@
+"""What a kernel is told besides its program: the schedules of its loops and its launch plan.
+
+Every decision the emitter needs is a field here, so that the same program can be emitted from a
+named schedule, a solved one or one read from JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from warploom.errors import InputError
+from warploom.schedule.schedule import Schedule
+
+SCHEMA = "warploom.kernel-schedule"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """How the grid is laid over the GPU and how the block's tiles are cut.
+
+    split           tile axis cut evenly over the compute groups ("m"); "" with one group
+    cluster         (grid axis, blocks): neighbours along that axis form a cluster; loads that do
+                    not depend on the axis are multicast. ("", 1) for none
+    persistent      one block per SM walks over the tasks; otherwise one block a task
+    supergroup      L2-aware order of the last two grid axes: that many rows at a time; 0: row-major
+    reverse         grid axes walked from the far end (longest task first under a causal mask)
+    store           "tma" through shared memory or "direct" from registers
+    store_panels    panels of 64x128 bytes a group may have in flight to global memory
+    task_rings      slots of buffers loaded once a task, by tile variable; default 1
+    dependent       programmatic dependent launch: wait for the previous grid before the first read
+    block_dim_warps is derived from the groups
+    """
+
+    split: str = ""
+    cluster: tuple[str, int] = ("", 1)
+    persistent: bool = True
+    supergroup: int = 0
+    reverse: tuple[str, ...] = ()
+    store: str = "tma"
+    store_panels: int = 2
+    task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
+    dependent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cluster[1] not in (1, 2, 4, 8):
+            raise InputError(f"launch plan: cluster of {self.cluster[1]}, expected 1, 2, 4 or 8")
+        if self.store not in ("tma", "direct"):
+            raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
+        if self.store_panels < 1 or self.supergroup < 0:
+            raise InputError("launch plan: store_panels must be >= 1 and supergroup >= 0")
+
+    def with_options(self, **changes: Any) -> LaunchPlan:
+        """The plan with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class KernelSchedule:
+    """The schedules of a program's loops, by loop index, and its launch plan.
+
+    All loops name the same warp groups: one group of producers ("load") and the compute groups.
+    `turns` orders the tensor-core work of the compute groups as the times say (ping-pong).
+    """
+
+    name: str
+    loops: Mapping[str, Schedule]
+    launch: LaunchPlan = LaunchPlan()
+    turns: bool = False
+
+    def __post_init__(self) -> None:
+        shapes = {
+            tuple((g.name, g.warps, g.registers) for g in s.groups) for s in self.loops.values()
+        }
+        if len(shapes) != 1:
+            raise InputError(
+                f"kernel schedule {self.name}: its loops have {len(shapes)} different sets of warp "
+                "groups, expected one set for the whole kernel"
+            )
+
+    @property
+    def any_loop(self) -> Schedule:
+        """One of the schedules, for what all share."""
+        return next(iter(self.loops.values()))
+
+    @property
+    def loader(self) -> str:
+        """The name of the group that issues the loads: the first one."""
+        return self.any_loop.groups[0].name
+
+    @property
+    def compute(self) -> tuple[str, ...]:
+        """The names of the compute groups, in order of sub-tile."""
+        return tuple(group.name for group in self.any_loop.groups[1:])
+
+    def to_json(self) -> dict[str, Any]:
+        """The schedule as plain JSON data."""
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "name": self.name,
+            "loops": {index: loop.to_json() for index, loop in self.loops.items()},
+            "launch": asdict(self.launch),
+            "turns": self.turns,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], origin: str = "kernel schedule") -> KernelSchedule:
+        """A kernel schedule back from JSON data; raises `InputError` naming what is wrong."""
+        if (data.get("schema"), data.get("version")) != (SCHEMA, VERSION):
+            raise InputError(
+                f"{origin}: schema {data.get('schema')!r} version {data.get('version')!r}, "
+                f"expected {SCHEMA!r} version {VERSION}"
+            )
+        try:
+            launch = dict(data["launch"])
+            axis, blocks = launch["cluster"]
+            launch["cluster"] = (str(axis), int(blocks))
+            launch["reverse"] = tuple(launch["reverse"])
+            loops = {i: Schedule.from_json(s, f"{origin}: {i}") for i, s in data["loops"].items()}
+            return cls(data["name"], loops, LaunchPlan(**launch), bool(data["turns"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{origin}: incomplete or malformed: {error}") from None

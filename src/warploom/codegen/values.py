@@ -1,0 +1,238 @@
+"""Register tiles as C++: how each is declared, and the expression of one element.
+
+Layout (PTX ISA, wgmma accumulator fragment): a warp group holds 64 rows per block `t`; lane l of
+warp w holds rows 16 w + l / 4 (h = 0) and + 8 (h = 1) and, of every 8 columns j, columns
+8 j + 2 (l % 4) and + 1. Element i of a thread is j = i / 4, h = i / 2 % 2, column parity i % 2.
+
+    tile    T x[blocks][columns / 2]          16-bit: unsigned x[blocks][columns / 4], packed pairs
+    row     T v[blocks][2]                    one value a row, the same in the 4 lanes of a row
+    col     T w[columns / 4]                  one value a column this thread holds
+    scalar  T s
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from warploom.codegen.place import ROWS_PER_GROUP, Placement
+from warploom.errors import InputError
+from warploom.tile import Index, Op, TileType, Var
+
+C_TYPES = {"fp32": "float", "int32": "int", "bf16": "unsigned", "fp16": "unsigned"}
+PACKED = ("bf16", "fp16")
+
+# Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
+FLOAT_OPS = {
+    "exp": "exp2_fast({0} * 1.4426950408889634f)",
+    "exp2": "exp2_fast({0})",
+    "log": "(log2_fast({0}) * 0.6931471805599453f)",
+    "log2": "log2_fast({0})",
+    "sqrt": "__fsqrt_rn({0})",
+    "rsqrt": "rsqrtf({0})",
+    "reciprocal": "rcp_fast({0})",
+    "tanh": "tanh_fast({0})",
+    "erf": "erff({0})",
+    "sin": "sinf({0})",
+    "cos": "cosf({0})",
+    "abs": "fabsf({0})",
+    "neg": "(-{0})",
+    "relu": "({0} < 0.0f ? 0.0f : {0})",
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "__fdividef({0}, {1})",
+    "max": "fmaxf({0}, {1})",
+    "min": "fminf({0}, {1})",
+}
+INT_OPS = {
+    "abs": "abs({0})",
+    "neg": "(-{0})",
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "max": "max({0}, {1})",
+    "min": "min({0}, {1})",
+}
+ANY_OPS = {
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "and": "({0} && {1})",
+    "or": "({0} || {1})",
+    "not": "(!{0})",
+    "where": "({0} ? {1} : {2})",
+    "copy": "{0}",
+}
+REDUCE = {
+    "reduce_sum": ("add", "0.0f"),
+    "reduce_max": ("max", "-INFINITY"),
+    "reduce_min": ("min", "INFINITY"),
+    "reduce_prod": ("mul", "1.0f"),
+}
+
+
+def c_index(value: Index, names: dict[str, str] | None = None) -> str:
+    """An index expression in C++; `names` replaces symbols (a loop counter by its stage's value)."""
+    if value.op == "const":
+        return str(value.value)
+    if value.op == "symbol":
+        return (names or {}).get(value.name, value.name)
+    left, right = (c_index(arg, names) for arg in value.args)
+    if value.op in ("min", "max"):
+        return f"{value.op}({left}, {right})"
+    if value.op in ("//", "%") and "-" in str(value.args[0]):
+        return f"floor_{'div' if value.op == '//' else 'mod'}({left}, {right})"
+    return f"({left} {'/' if value.op == '//' else value.op} {right})"
+
+
+def literal(value: float, dtype: str) -> str:
+    """A number as a C++ literal."""
+    if dtype == "int32":
+        return str(int(value))
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
+    return f"{value!r}f"
+
+
+@dataclass(frozen=True)
+class At:
+    """Which element: `kind` is tile, row, col or scalar; the others are C++ index expressions."""
+
+    kind: str
+    t: str = "t"
+    i: str = "i"
+
+    @property
+    def h(self) -> str:
+        """The row half."""
+        return self.i if self.kind == "row" else f"(({self.i}) >> 1 & 1)"
+
+    @property
+    def c(self) -> str:
+        """The column's position among those the thread holds."""
+        return self.i if self.kind == "col" else f"((({self.i}) >> 2) * 2 + (({self.i}) & 1))"
+
+
+class Values:
+    """Declares and reads the register tiles of one role."""
+
+    def __init__(self, placement: Placement, part: int) -> None:
+        self.placement, self.part = placement, part
+
+    def form(self, kind: TileType) -> str:
+        """tile, row, col or scalar."""
+        if len(kind.axes) == 2:
+            return "tile"
+        if not kind.axes:
+            return "scalar"
+        axis = kind.names[0]
+        if axis in self.placement.rows:
+            return "row"
+        if axis in self.placement.cols:
+            return "col"
+        raise InputError(f"vector {kind}: axis {axis!r} belongs to no register tile of the kernel")
+
+    def blocks(self, kind: TileType) -> int:
+        """Blocks of 64 rows this group holds."""
+        rows = self.placement.local(kind).shape[0]
+        if rows % ROWS_PER_GROUP:
+            raise InputError(f"tile {kind}: {rows} rows in a group, expected a multiple of 64")
+        return rows // ROWS_PER_GROUP
+
+    def extents(self, kind: TileType) -> tuple[int, ...]:
+        """The C array extents of a register tile."""
+        form = self.form(kind)
+        packed = kind.dtype.name in PACKED
+        if form == "tile":
+            return self.blocks(kind), kind.shape[1] // (4 if packed else 2)
+        if form == "row":
+            return self.blocks(kind), 2
+        return (kind.shape[0] // 4,) if form == "col" else ()
+
+    def declare(self, var: Var) -> str:
+        """The declaration of a variable."""
+        kind = var.type
+        if kind.dtype.name not in C_TYPES:
+            raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
+        word = C_TYPES[kind.dtype.name] if self.form(kind) == "tile" else self._word(kind)
+        return f"{word} {var.name}{''.join(f'[{n}]' for n in self.extents(kind))};"
+
+    def _word(self, kind: TileType) -> str:
+        return "int" if kind.dtype.name == "int32" else "float"
+
+    def element(self, var: Var, at: At, names: dict[str, str]) -> str:
+        """The expression of one element of a variable, inlined ops expanded."""
+        inner = self.placement.fusion.inlined.get(var.name)
+        if inner is not None:
+            return self.expression(inner, at, names)
+        form = self.form(var.type)
+        if form == "scalar":
+            return var.name
+        if form == "row":
+            return f"{var.name}[{at.t}][{at.h}]"
+        if form == "col":
+            return f"{var.name}[{at.c}]"
+        if var.type.dtype.name in PACKED:
+            return f"half_{var.type.dtype}({var.name}[{at.t}][({at.i}) >> 1], ({at.i}) & 1)"
+        return f"{var.name}[{at.t}][{at.i}]"
+
+    def expression(self, op: Op, at: At, names: dict[str, str]) -> str:
+        """The expression of one element of an elementwise op's result."""
+        assert op.dst is not None
+        kind = op.dst.type
+        if op.kind == "fill":
+            return literal(float(op.value or 0), kind.dtype.name)
+        if op.kind == "coordinate":
+            return self.coordinate(op, at, names)
+        parts = [self.element(src, at, names) for src in op.srcs]
+        if op.kind == "cast":
+            return self._cast(op, parts[0])
+        table = INT_OPS if op.srcs[-1].type.dtype.name == "int32" else FLOAT_OPS
+        template = ANY_OPS.get(op.kind) or table.get(op.kind)
+        if template is None:
+            raise InputError(f"{op.where}: {op.kind} of {op.srcs[-1].type} has no code on sm_90a")
+        return template.format(*parts)
+
+    def _cast(self, op: Op, value: str) -> str:
+        assert op.dst is not None
+        source, target = op.srcs[0].type.dtype.name, op.dst.type.dtype.name
+        if target == "int32":
+            return f"__float2int_rz({value})"
+        if source == "int32":
+            value = f"__int2float_rn({value})"
+        if target == "fp32" or self.form(op.dst.type) == "tile":
+            return value  # a packed tile rounds when the pair is put together
+        return f"half_{target}(pack_{target}({value}, 0.0f), 0)"
+
+    def coordinate(self, op: Op, at: At, names: dict[str, str]) -> str:
+        """The position along an axis (or the number) that a coordinate op gives."""
+        assert op.start is not None and op.dst is not None
+        start = c_index(op.start, names)
+        if not op.axis:
+            return start
+        if op.axis in self.placement.rows:
+            return f"({start} + {self.row(op.axis, op.dst.type.size(op.axis), at)})"
+        return f"({start} + {self.col(at)})"
+
+    def row(self, axis: str, size: int, at: At) -> str:
+        """The row in the whole tile of an element: axis length `size` before the split."""
+        first = self.first_row(axis, size)
+        return f"({first} + ({at.t}) * 64 + thread_row + ({at.h}) * 8)"
+
+    def col(self, at: At) -> str:
+        """The column in the tile of an element."""
+        if at.kind == "col":
+            return f"((({at.i}) >> 1) * 8 + thread_col + (({at.i}) & 1))"
+        return f"((({at.i}) >> 2) * 8 + thread_col + (({at.i}) & 1))"
+
+    def first_row(self, axis: str, size: int) -> str:
+        """The first row of this group's part."""
+        if axis != self.placement.split or self.placement.parts == 1:
+            return "0"
+        return f"part * {size // self.placement.parts}"

@@ -1,0 +1,143 @@
+"""The meaning of one op on numpy values, shared by both interpreters.
+
+Floating arithmetic is done in float32 and rounded once to the result's type, as the emitted code
+does; a matmul of 8- or 16-bit operands multiplies exactly and adds up in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.errors import InputError
+from warploom.tile.dtypes import round_to, storage_of
+from warploom.tile.ir import Array, Op, Span, TileType
+from warploom.tile.ops import OPS
+
+Value = NDArray[Any]
+
+
+def compute(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Value:
+    """The value of an op that gives a tile; `sources` in the op's order. Loads are elsewhere."""
+    assert op.dst is not None
+    spec = OPS[op.kind]
+    kind = op.dst.type
+    with np.errstate(all="ignore"):
+        if spec.group in ("unary", "binary", "compare"):
+            joined = [align(v, s.type, kind) for v, s in zip(sources, op.srcs, strict=True)]
+            assert spec.meaning is not None
+            result = spec.meaning(*joined)
+        elif spec.group == "select":
+            joined = [align(v, s.type, kind) for v, s in zip(sources, op.srcs, strict=True)]
+            result = np.where(*joined)
+        elif spec.group == "matmul":
+            result = matmul(op, sources)
+        else:
+            result = _special(op, sources, symbols)
+    shape = np.broadcast_to(np.asarray(result), kind.shape)
+    return np.array(round_to(kind.dtype, shape), dtype=storage_of(kind.dtype))
+
+
+def align(value: Value, kind: TileType, target: TileType) -> Value:
+    """`value` with length-1 axes put in so that it broadcasts against `target` by axis name."""
+    return value.reshape(tuple(kind.size(n) if n in kind.names else 1 for n in target.names))
+
+
+def matmul(op: Op, sources: Sequence[Value]) -> Value:
+    """Contract the shared axis of the first two operands; add the third, if any, in float32."""
+    a, b = op.srcs[0].type, op.srcs[1].type
+    (axis,) = [name for name in a.names if name in b.names]
+    left = sources[0] if a.names[1] == axis else sources[0].T
+    right = sources[1] if b.names[0] == axis else sources[1].T
+    product = np.matmul(left.astype(np.float32), right.astype(np.float32))
+    return product + sources[2] if len(sources) == 3 else product
+
+
+def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Value:
+    assert op.dst is not None
+    kind = op.dst.type
+    if op.kind == "fill":
+        assert op.value is not None
+        return np.full(kind.shape, op.value)
+    if op.kind == "coordinate":
+        assert op.start is not None
+        start = op.start.evaluate(symbols)
+        return start + np.arange(kind.size(op.axis)) if op.axis else np.array(start)
+    source = op.srcs[0].type
+    if op.kind in ("cast", "copy"):
+        return sources[0]
+    if op.kind == "transpose":
+        return sources[0].T
+    axis = source.names.index(op.axis)
+    if op.kind == "slice":
+        start = int(op.value or 0)
+        return np.take(sources[0], np.arange(start, start + kind.size(op.axis)), axis=axis)
+    if op.kind == "argmax":
+        return np.argmax(sources[0], axis=axis)
+    if op.kind == "gather":
+        return _gather(op, sources, axis)
+    meaning = OPS[op.kind].meaning
+    assert meaning is not None
+    return meaning(sources[0], axis=axis)
+
+
+def _gather(op: Op, sources: Sequence[Value], axis: int) -> Value:
+    values, index = sources
+    length = values.shape[axis]
+    if index.size and (index.min() < 0 or index.max() >= length):
+        raise InputError(
+            f"{op.where}: gather position {int(index.min())}..{int(index.max())} outside of axis "
+            f"{op.axis!r} of length {length}"
+        )
+    kind = op.srcs[0].type.resized(op.axis, op.srcs[1].type.size(op.axis))
+    full = np.broadcast_to(align(index, op.srcs[1].type, kind), kind.shape)
+    return np.take_along_axis(values, full, axis=axis)
+
+
+def bounds(
+    array: Array, spans: Sequence[Span], shape: Sequence[int], symbols: Mapping[str, int]
+) -> tuple[tuple[slice | int, ...], tuple[slice, ...]] | None:
+    """Where a tile and its array meet: the array's index and the tile's; None when nowhere."""
+    outer: list[slice | int] = []
+    inner: list[slice] = []
+    for span, length in zip(spans, shape, strict=True):
+        start = span.start.evaluate(symbols)
+        if span.size is None:
+            if not 0 <= start < length:
+                return None
+            outer.append(start)
+            continue
+        low, high = max(start, 0), min(start + span.size, length)
+        if low >= high:
+            return None
+        outer.append(slice(low, high))
+        inner.append(slice(low - start, high - start))
+    return tuple(outer), tuple(inner)
+
+
+def read_tile(op: Op, source: Value, symbols: Mapping[str, int]) -> Value:
+    """The tile a load gives: the array's elements, and the edge value outside of it."""
+    assert op.dst is not None and op.array is not None
+    kind = op.dst.type
+    tile = np.full(kind.shape, op.value or 0, dtype=storage_of(kind.dtype))
+    meeting = bounds(op.array, op.spans, source.shape, symbols)
+    if meeting is not None:
+        outer, inner = meeting
+        tile[inner] = round_to(kind.dtype, np.asarray(source[outer]))
+    return tile
+
+
+def write_tile(op: Op, tile: Value, target: Value, symbols: Mapping[str, int]) -> None:
+    """Store (or add) the part of the tile that lies in the array."""
+    assert op.array is not None
+    meeting = bounds(op.array, op.spans, target.shape, symbols)
+    if meeting is None:
+        return
+    outer, inner = meeting
+    if op.kind == "store_add":
+        target[outer] = round_to(op.array.dtype, target[outer] + tile[inner])
+    else:
+        target[outer] = tile[inner]

@@ -1,0 +1,142 @@
+"""Index expressions: the integers of a tile program that are not known while tracing.
+
+Sizes of arrays, positions in the grid and loop counters are symbols; offsets and trip counts are
+expressions over them. All of them are non-negative except where a subtraction says otherwise;
+`//`, `%` and `cdiv` round down as Python's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from warploom.errors import InputError
+
+
+@dataclass(frozen=True)
+class Index:
+    """A symbol (`op` "symbol"), a constant ("const") or an operation on two expressions."""
+
+    op: str
+    name: str = ""
+    value: int = 0
+    args: tuple[Index, ...] = ()
+
+    def __add__(self, other: IndexLike) -> Index:
+        return binary("+", self, other)
+
+    def __radd__(self, other: IndexLike) -> Index:
+        return binary("+", other, self)
+
+    def __sub__(self, other: IndexLike) -> Index:
+        return binary("-", self, other)
+
+    def __rsub__(self, other: IndexLike) -> Index:
+        return binary("-", other, self)
+
+    def __mul__(self, other: IndexLike) -> Index:
+        return binary("*", self, other)
+
+    def __rmul__(self, other: IndexLike) -> Index:
+        return binary("*", other, self)
+
+    def __floordiv__(self, other: IndexLike) -> Index:
+        return binary("//", self, other)
+
+    def __mod__(self, other: IndexLike) -> Index:
+        return binary("%", self, other)
+
+    def __bool__(self) -> bool:
+        raise InputError(
+            f"the value of {self} is not known while tracing, so it cannot decide an if; "
+            "use where(...) on tiles, or a Python number for a static choice"
+        )
+
+    def __str__(self) -> str:
+        if self.op == "symbol":
+            return self.name
+        if self.op == "const":
+            return str(self.value)
+        left, right = (str(arg) for arg in self.args)
+        if self.op in ("min", "max"):
+            return f"{self.op}({left}, {right})"
+        return f"({left} {self.op} {right})"
+
+    def symbols(self) -> frozenset[str]:
+        """The names this expression depends on."""
+        if self.op == "symbol":
+            return frozenset((self.name,))
+        return frozenset[str]().union(*(arg.symbols() for arg in self.args))
+
+    def evaluate(self, values: Mapping[str, int]) -> int:
+        """The number, given every symbol's value."""
+        if self.op == "const":
+            return self.value
+        if self.op == "symbol":
+            if self.name not in values:
+                raise InputError(f"index symbol {self.name!r} has no value here")
+            return values[self.name]
+        left, right = (arg.evaluate(values) for arg in self.args)
+        return FOLD[self.op](left, right)
+
+
+IndexLike = Index | int
+
+FOLD: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "min": min,
+    "max": max,
+}
+
+# (operation, side, constant) that leaves the other operand unchanged
+NEUTRAL = {("+", 0, 0), ("+", 1, 0), ("-", 1, 0), ("*", 0, 1), ("*", 1, 1), ("//", 1, 1)}
+
+
+def symbol(name: str) -> Index:
+    """A named unknown."""
+    return Index("symbol", name=name)
+
+
+def const(value: int) -> Index:
+    """A known number."""
+    return Index("const", value=value)
+
+
+def as_index(value: IndexLike) -> Index:
+    """`value` as an expression."""
+    return value if isinstance(value, Index) else const(int(value))
+
+
+def binary(op: str, left: IndexLike, right: IndexLike) -> Index:
+    """`left op right`, folded when both are constants or one is neutral."""
+    a, b = as_index(left), as_index(right)
+    if a.op == "const" and b.op == "const":
+        if op in ("//", "%") and b.value == 0:
+            raise InputError(f"index expression {a} {op} 0 divides by zero")
+        return const(FOLD[op](a.value, b.value))
+    if b.op == "const" and (op, 1, b.value) in NEUTRAL:
+        return a
+    if a.op == "const" and (op, 0, a.value) in NEUTRAL:
+        return b
+    return Index(op, args=(a, b))
+
+
+def cdiv(left: IndexLike, right: int) -> Index:
+    """`left / right` rounded up, for a positive constant `right`."""
+    if right <= 0:
+        raise InputError(f"cdiv by {right}: the divisor must be positive")
+    return (as_index(left) + (right - 1)) // right
+
+
+def minimum_index(left: IndexLike, right: IndexLike) -> Index:
+    """The smaller of two index expressions."""
+    return binary("min", left, right)
+
+
+def maximum_index(left: IndexLike, right: IndexLike) -> Index:
+    """The larger of two index expressions."""
+    return binary("max", left, right)

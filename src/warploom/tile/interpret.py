@@ -1,0 +1,105 @@
+"""The sequential interpreter: the meaning of a tile program, at any size, on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from warploom.errors import InputError
+from warploom.tile.dtypes import round_to, storage_of
+from warploom.tile.evaluate import Value, compute, read_tile, write_tile
+from warploom.tile.ir import Loop, Op, Program
+
+
+def interpret(
+    program: Program, arrays: Mapping[str, Value], scalars: Mapping[str, float] | None = None
+) -> dict[str, Value]:
+    """Run `program` and give every array as it is afterwards; the arguments stay unchanged.
+
+    `arrays[name]` has the dimensions the program declares; its values are rounded to the declared
+    element type first. Raises `InputError` for a missing array or sizes that do not agree.
+    """
+    memory = bind(program, arrays)
+    symbols = sizes(program, memory)
+    values = dict(scalars or {})
+    for point in points(program, symbols):
+        state = scalar_state(program, values)
+        _run(program.body, state, memory, {**symbols, **point})
+    return memory
+
+
+def bind(program: Program, arrays: Mapping[str, Value]) -> dict[str, Value]:
+    """Copies of the arrays in the element types the program declares."""
+    memory: dict[str, Value] = {}
+    for spec in program.arrays:
+        if spec.name not in arrays:
+            raise InputError(f"program {program.name} needs an array {spec}; it was not given")
+        given = np.asarray(arrays[spec.name])
+        if given.ndim != len(spec.dims):
+            raise InputError(f"array {spec} was given with shape {given.shape}")
+        memory[spec.name] = np.array(round_to(spec.dtype, given), dtype=storage_of(spec.dtype))
+    return memory
+
+
+def sizes(program: Program, memory: Mapping[str, Value]) -> dict[str, int]:
+    """The value of every dimension name; raises when two arrays disagree."""
+    known: dict[str, int] = {}
+    for spec in program.arrays:
+        for dim, length in zip(spec.dims, memory[spec.name].shape, strict=True):
+            if known.setdefault(dim, length) != length:
+                raise InputError(
+                    f"dimension {dim!r} is {known[dim]} in one array and {length} in {spec.name}"
+                )
+    return known
+
+
+def points(program: Program, symbols: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Every point of the grid, in row-major order."""
+    names = [name for name, _ in program.grid]
+    ranges = [range(max(0, extent.evaluate(symbols))) for _, extent in program.grid]
+    for position in itertools.product(*ranges):
+        yield dict(zip(names, position, strict=True))
+
+
+def scalar_state(program: Program, values: Mapping[str, float]) -> dict[str, Value]:
+    """The state a task begins with: the scalar parameters."""
+    state: dict[str, Value] = {}
+    for var in program.scalars:
+        if var.name not in values:
+            raise InputError(f"program {program.name} needs the scalar {var.name}")
+        number = round_to(var.type.dtype, np.asarray(values[var.name]))
+        state[var.name] = np.asarray(number, dtype=storage_of(var.type.dtype))
+    return state
+
+
+def _run(
+    body: Sequence[Op | Loop],
+    state: dict[str, Value],
+    memory: dict[str, Value],
+    symbols: dict[str, int],
+) -> None:
+    for item in body:
+        if isinstance(item, Loop):
+            start, stop = item.start.evaluate(symbols), item.stop.evaluate(symbols)
+            for position in range(start, stop):
+                _run(item.body, state, memory, {**symbols, item.index: position})
+            continue
+        step(item, state, memory, symbols)
+
+
+def step(
+    op: Op, state: dict[str, Value], memory: dict[str, Value], symbols: Mapping[str, int]
+) -> None:
+    """Run one op: read its sources from `state` or `memory`, write its destination."""
+    if op.kind in ("store", "store_add"):
+        assert op.array is not None
+        write_tile(op, state[op.srcs[0].name], memory[op.array.name], symbols)
+        return
+    assert op.dst is not None
+    if op.kind == "load":
+        assert op.array is not None
+        state[op.dst.name] = read_tile(op, memory[op.array.name], symbols)
+        return
+    state[op.dst.name] = compute(op, [state[src.name] for src in op.srcs], symbols)

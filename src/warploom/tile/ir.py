@@ -1,0 +1,203 @@
+"""The typed IR of a tile program: what tracing leaves, small enough to print on one screen.
+
+    program := name, arrays, scalars, grid, body
+    body    := (op | loop)*
+    loop    := index, start, stop, body
+    op      := [var <-] kind vars attributes
+
+A var is a tile the program may write more than once, as the user's mutable tile is; an op reads the
+present value of its sources and then writes its destination. The meaning is sequential: for every
+point of the grid, in any order, run the body from top to bottom. Invariants are those of
+`tile.verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from warploom.errors import InputError
+from warploom.tile.dtypes import DType
+from warploom.tile.index import Index
+
+
+@dataclass(frozen=True)
+class TileType:
+    """The type of a tile: element type and named axes with static sizes, outermost first."""
+
+    dtype: DType
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axis names."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The axis sizes."""
+        return tuple(size for _, size in self.axes)
+
+    def size(self, axis: str) -> int:
+        """The size of one axis."""
+        return dict(self.axes)[axis]
+
+    def without(self, axis: str) -> TileType:
+        """The type with one axis gone."""
+        return replace(self, axes=tuple(pair for pair in self.axes if pair[0] != axis))
+
+    def resized(self, axis: str, size: int) -> TileType:
+        """The type with one axis of another size."""
+        return replace(self, axes=tuple((n, size if n == axis else s) for n, s in self.axes))
+
+    def with_dtype(self, dtype: DType) -> TileType:
+        """The type with another element type."""
+        return replace(self, dtype=dtype)
+
+    def __str__(self) -> str:
+        inner = ", ".join(f"{name}={size}" for name, size in self.axes)
+        return f"{self.dtype}[{inner}]"
+
+
+@dataclass(frozen=True)
+class Var:
+    """A tile variable; its name is unique in the program."""
+
+    name: str
+    type: TileType
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Array:
+    """A parameter in global memory: element type and named dimensions, outermost first.
+
+    Two dimensions of one name are equal. The innermost is contiguous unless `strides` of the call
+    say otherwise, which the launch checks.
+    """
+
+    name: str
+    dtype: DType
+    dims: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(self.dims)}]"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A range of one array dimension: `size` elements from `start`; size None takes one, dropped.
+
+    `axis` is the tile axis the range becomes.
+    """
+
+    start: Index
+    size: int | None = None
+    axis: str = ""
+
+    def __str__(self) -> str:
+        return str(self.start) if self.size is None else f"{self.start} +{self.size}"
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation. Which fields count depends on `kind`; `tile.ops` is the table."""
+
+    id: int
+    kind: str
+    dst: Var | None
+    srcs: tuple[Var, ...] = ()
+    array: Array | None = None
+    spans: tuple[Span, ...] = ()
+    axis: str = ""
+    start: Index | None = None
+    value: float | int | None = None
+    where: str = field(default="", compare=False)
+
+    @property
+    def label(self) -> str:
+        """The name of this op as a node of a schedule, such as `mma.4`."""
+        return f"{self.kind}.{self.id}"
+
+    def __str__(self) -> str:
+        words = [self.kind, *([", ".join(v.name for v in self.srcs)] if self.srcs else [])]
+        if self.array is not None:
+            words.append(f"{self.array.name}[{', '.join(str(span) for span in self.spans)}]")
+        if self.axis:
+            words.append(f"axis {self.axis}")
+        if self.start is not None:
+            words.append(f"from {self.start}")
+        if self.value is not None:
+            words.append(f"{'edge ' if self.kind == 'load' else ''}{self.value}")
+        text = " ".join(words)
+        return text if self.dst is None else f"{self.dst}: {self.dst.type} = {text}"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A counted loop: `index` runs over start, start + 1, ..., stop - 1; empty if stop <= start."""
+
+    index: str
+    start: Index
+    stop: Index
+    body: tuple[Op | Loop, ...]
+    where: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A tile program: what every point of `grid` does, in one sequential order."""
+
+    name: str
+    arrays: tuple[Array, ...]
+    grid: tuple[tuple[str, Index], ...]
+    body: tuple[Op | Loop, ...]
+    scalars: tuple[Var, ...] = ()
+
+    def array(self, name: str) -> Array:
+        """The parameter of that name."""
+        for array in self.arrays:
+            if array.name == name:
+                return array
+        names = ", ".join(a.name for a in self.arrays)
+        raise InputError(f"program {self.name} has no array {name!r}; it has {names}")
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Every distinct dimension name, in order of first appearance."""
+        return tuple(dict.fromkeys(dim for array in self.arrays for dim in array.dims))
+
+    def ops(self) -> Iterator[Op]:
+        """Every op, in program order, loops entered once."""
+        yield from walk(self.body)
+
+    def loops(self) -> tuple[Loop, ...]:
+        """The loops of the top level."""
+        return tuple(item for item in self.body if isinstance(item, Loop))
+
+    def __str__(self) -> str:
+        head = ", ".join([*map(str, self.arrays), *(f"{s.name}: {s.type}" for s in self.scalars)])
+        lines = [f"program {self.name}({head})"]
+        lines += [f"  for each {name} < {extent}" for name, extent in self.grid]
+        lines += [f"  {line}" for line in _lines(self.body)]
+        return "\n".join(lines) + "\n"
+
+
+def walk(body: tuple[Op | Loop, ...]) -> Iterator[Op]:
+    """Every op of a body, loops entered once."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from walk(item.body)
+        else:
+            yield item
+
+
+def _lines(body: tuple[Op | Loop, ...]) -> Iterator[str]:
+    for item in body:
+        if isinstance(item, Op):
+            yield f"{item.id:>3}  {item}"
+            continue
+        yield f"     loop {item.index} from {item.start} to {item.stop}:"
+        yield from (f"  {line}" for line in _lines(item.body))

@@ -1,0 +1,241 @@
+"""The functions a user writes tile programs with; `from warploom.tile import *` gives them."""
+
+from __future__ import annotations
+
+import math
+
+from warploom.tile import typing as rules
+from warploom.tile.dtypes import FP32, DType
+from warploom.tile.index import IndexLike, as_index
+from warploom.tile.ir import Array, Span, TileType
+from warploom.tile.tiles import Tile, checked, elementwise, emit, fill
+from warploom.tile.trace import current, refuse
+
+EDGES = (0.0, -math.inf, math.inf)
+
+
+def span(start: IndexLike, size: int, axis: str = "") -> Span:
+    """`size` elements from `start` of an array dimension; the tile axis is named after it."""
+    return Span(as_index(start), size, axis)
+
+
+def _spans(target: Array, where: tuple[Span | IndexLike, ...]) -> tuple[Span, ...]:
+    if len(where) != len(target.dims):
+        raise refuse(
+            f"array {target} has {len(target.dims)} dimensions, {len(where)} ranges were given"
+        )
+    result: list[Span] = []
+    for dim, item in zip(target.dims, where, strict=True):
+        if isinstance(item, Span):
+            result.append(Span(item.start, item.size, item.axis or dim))
+        else:
+            result.append(Span(as_index(item), None, dim))
+    return tuple(result)
+
+
+def load(source: Array, *where: Span | IndexLike, edge: float = 0.0) -> Tile:
+    """Read a tile: one range or index for each dimension; outside of the array reads `edge`."""
+    if edge not in EDGES:
+        raise refuse(f"load edge={edge}: expected 0.0, inf or -inf")
+    spans = _spans(source, where)
+    kind = checked(rules.span_type, source, spans)
+    return emit("load", kind, (), stem=f"{source.name}_t", array=source, spans=spans, value=edge)
+
+
+def store(target: Array, *where: Span | IndexLike, tile: Tile, add: bool = False) -> None:
+    """Write (or add) a tile to a range of an array; elements outside of the array are dropped."""
+    spans = _spans(target, where)
+    kind = "store_add" if add else "store"
+    current().append(kind, None, (tile.var,), array=target, spans=spans)
+
+
+def zeros(dtype: DType = FP32, **axes: int) -> Tile:
+    """A tile of zeros: `zeros(m=128, n=256)`."""
+    return full(0.0, dtype, **axes)
+
+
+def full(value: float, dtype: DType = FP32, **axes: int) -> Tile:
+    """A tile with one value everywhere."""
+    return fill(TileType(dtype, tuple(axes.items())), value)
+
+
+def scalar(name: str, dtype: DType = FP32) -> Tile:
+    """A number given at launch, as a tile without axes."""
+    tracer = current()
+    var = tracer.variable(name, TileType(dtype, ()))
+    if var.name != name:
+        raise refuse(f"scalar {name!r} was declared before")
+    tracer.scalars.append(var)
+    return Tile(var)
+
+
+def exp(x: Tile) -> Tile:
+    """e to the power x."""
+    return elementwise("exp", x)
+
+
+def exp2(x: Tile) -> Tile:
+    """2 to the power x: one MUFU instruction on the GPU."""
+    return elementwise("exp2", x)
+
+
+def log(x: Tile) -> Tile:
+    """Natural logarithm."""
+    return elementwise("log", x)
+
+
+def log2(x: Tile) -> Tile:
+    """Logarithm to base 2."""
+    return elementwise("log2", x)
+
+
+def sqrt(x: Tile) -> Tile:
+    """Square root."""
+    return elementwise("sqrt", x)
+
+
+def rsqrt(x: Tile) -> Tile:
+    """1 / sqrt(x)."""
+    return elementwise("rsqrt", x)
+
+
+def reciprocal(x: Tile) -> Tile:
+    """1 / x."""
+    return elementwise("reciprocal", x)
+
+
+def tanh(x: Tile) -> Tile:
+    """Hyperbolic tangent."""
+    return elementwise("tanh", x)
+
+
+def erf(x: Tile) -> Tile:
+    """Error function."""
+    return elementwise("erf", x)
+
+
+def sin(x: Tile) -> Tile:
+    """Sine."""
+    return elementwise("sin", x)
+
+
+def cos(x: Tile) -> Tile:
+    """Cosine."""
+    return elementwise("cos", x)
+
+
+def relu(x: Tile) -> Tile:
+    """max(x, 0), NaN kept."""
+    return elementwise("relu", x)
+
+
+def maximum(x: Tile, y: Tile | float) -> Tile:
+    """The larger, elementwise; the number when one is NaN."""
+    return elementwise("max", x, y)
+
+
+def minimum(x: Tile, y: Tile | float) -> Tile:
+    """The smaller, elementwise; the number when one is NaN."""
+    return elementwise("min", x, y)
+
+
+def where(condition: Tile, x: Tile | float, y: Tile | float) -> Tile:
+    """x where the condition holds, else y."""
+    return elementwise("where", condition, x, y)
+
+
+def _reduce(kind: str, x: Tile, axis: str) -> Tile:
+    result = checked(rules.reduce_type, kind, x.type, axis)
+    return emit(kind, result, (x.var,), stem=kind.removeprefix("reduce_"), axis=axis)
+
+
+def sum_along(x: Tile, axis: str) -> Tile:
+    """Sum along an axis, which goes."""
+    return _reduce("reduce_sum", x, axis)
+
+
+def product_along(x: Tile, axis: str) -> Tile:
+    """Product along an axis, which goes."""
+    return _reduce("reduce_prod", x, axis)
+
+
+def max_along(x: Tile, axis: str) -> Tile:
+    """Largest element along an axis, which goes."""
+    return _reduce("reduce_max", x, axis)
+
+
+def min_along(x: Tile, axis: str) -> Tile:
+    """Smallest element along an axis, which goes."""
+    return _reduce("reduce_min", x, axis)
+
+
+def argmax_along(x: Tile, axis: str) -> Tile:
+    """Position (int32) of the first largest element along an axis, which goes."""
+    return _reduce("argmax", x, axis)
+
+
+def cumsum(x: Tile, axis: str) -> Tile:
+    """Running sum along an axis."""
+    checked(rules.scan_type, "cumsum", x.type, axis)
+    return emit("cumsum", x.type, (x.var,), stem="cumsum", axis=axis)
+
+
+def gather(x: Tile, index: Tile, axis: str) -> Tile:
+    """Take along `axis` the positions in the int32 tile `index`; positions outside are refused."""
+    result = checked(rules.gather_type, x.type, index.type, axis)
+    return emit("gather", result, (x.var, index.var), stem="gather", axis=axis)
+
+
+def sigmoid(x: Tile) -> Tile:
+    """1 / (1 + e^-x)."""
+    return reciprocal(exp(-x) + 1.0)
+
+
+def silu(x: Tile) -> Tile:
+    """x times sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def gelu(x: Tile) -> Tile:
+    """x/2 (1 + erf(x / sqrt 2)), the exact form."""
+    return x * 0.5 * (erf(x * math.sqrt(0.5)) + 1.0)
+
+
+def leaky_relu(x: Tile, slope: float = 0.01) -> Tile:
+    """x where positive, slope times x elsewhere."""
+    return where(x > 0.0, x, x * slope)
+
+
+def causal(rows: Tile, cols: Tile, x: Tile, fill_value: float = -math.inf) -> Tile:
+    """Keep x where column <= row, by absolute coordinates; else `fill_value`."""
+    return where(cols <= rows, x, fill_value)
+
+
+class Complex:
+    """A tile of complex numbers as a pair of real ones."""
+
+    def __init__(self, re: Tile, im: Tile) -> None:
+        if re.type != im.type:
+            raise refuse(f"complex pair of {re.type} and {im.type}: both parts have one type")
+        self.re, self.im = re, im
+
+    def __add__(self, other: Complex) -> Complex:
+        return Complex(self.re + other.re, self.im + other.im)
+
+    def __sub__(self, other: Complex) -> Complex:
+        return Complex(self.re - other.re, self.im - other.im)
+
+    def __mul__(self, other: Complex) -> Complex:
+        re = self.re * other.re - self.im * other.im
+        return Complex(re, self.re * other.im + self.im * other.re)
+
+    def __matmul__(self, other: Complex) -> Complex:
+        re = self.re @ other.re
+        re -= self.im @ other.im
+        im = self.re @ other.im
+        im += self.im @ other.re
+        return Complex(re, im)
+
+    def conj(self) -> Complex:
+        """The complex conjugate."""
+        return Complex(self.re, -self.im)

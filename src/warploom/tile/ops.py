@@ -1,0 +1,114 @@
+"""The table of operations: arity, what the result is made of, and the numpy meaning.
+
+`group` decides the type rule (`tile.verify`) and the emitter's form:
+
+    source      no tile operands (load, fill, coordinate)
+    unary       same axes, same element type; computed in fp32 and rounded to the type
+    binary      axes joined by name; operands of one element type
+    compare     like binary, gives bool
+    select      where(condition, a, b)
+    reduce      one axis goes
+    scan        along one axis, same type
+    matmul      the axis both operands share is contracted, fp32 result
+    shape       transpose, slice, cast, copy, gather
+    sink        store
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Numpy = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One kind of op: operand counts allowed, group and numpy meaning (None: `tile.evaluate`)."""
+
+    kind: str
+    group: str
+    arity: tuple[int, ...]
+    meaning: Numpy | None = None
+    floats_only: bool = False
+
+
+def _erf(x: Any) -> Any:
+    return np.vectorize(math.erf, otypes=[np.float32])(x) if np.size(x) else x
+
+
+def _rsqrt(x: Any) -> Any:
+    return 1.0 / np.sqrt(x)
+
+
+def _reciprocal(x: Any) -> Any:
+    return 1.0 / x
+
+
+def _relu(x: Any) -> Any:
+    return np.where(x < 0, np.zeros_like(x), x)
+
+
+def _unary(kind: str, meaning: Numpy, floats_only: bool = True) -> OpSpec:
+    return OpSpec(kind, "unary", (1,), meaning, floats_only)
+
+
+_ENTRIES = (
+    OpSpec("load", "source", (0,)),
+    OpSpec("fill", "source", (0,)),
+    OpSpec("coordinate", "source", (0,)),
+    _unary("exp", np.exp),
+    _unary("exp2", np.exp2),
+    _unary("log", np.log),
+    _unary("log2", np.log2),
+    _unary("sqrt", np.sqrt),
+    _unary("rsqrt", _rsqrt),
+    _unary("reciprocal", _reciprocal),
+    _unary("tanh", np.tanh),
+    _unary("erf", _erf),
+    _unary("sin", np.sin),
+    _unary("cos", np.cos),
+    _unary("abs", np.abs, floats_only=False),
+    _unary("neg", np.negative, floats_only=False),
+    _unary("relu", _relu),
+    OpSpec("not", "unary", (1,), np.logical_not),
+    OpSpec("add", "binary", (2,), np.add),
+    OpSpec("sub", "binary", (2,), np.subtract),
+    OpSpec("mul", "binary", (2,), np.multiply),
+    OpSpec("div", "binary", (2,), np.divide, floats_only=True),
+    # fmaxf and fminf return the number when one operand is NaN; so does the interpreter
+    OpSpec("max", "binary", (2,), np.fmax),
+    OpSpec("min", "binary", (2,), np.fmin),
+    OpSpec("and", "binary", (2,), np.logical_and),
+    OpSpec("or", "binary", (2,), np.logical_or),
+    OpSpec("lt", "compare", (2,), np.less),
+    OpSpec("le", "compare", (2,), np.less_equal),
+    OpSpec("gt", "compare", (2,), np.greater),
+    OpSpec("ge", "compare", (2,), np.greater_equal),
+    OpSpec("eq", "compare", (2,), np.equal),
+    OpSpec("ne", "compare", (2,), np.not_equal),
+    OpSpec("where", "select", (3,)),
+    OpSpec("reduce_sum", "reduce", (1,), np.add.reduce),
+    OpSpec("reduce_prod", "reduce", (1,), np.multiply.reduce),
+    OpSpec("reduce_max", "reduce", (1,), np.fmax.reduce),
+    OpSpec("reduce_min", "reduce", (1,), np.fmin.reduce),
+    OpSpec("argmax", "reduce", (1,)),
+    OpSpec("cumsum", "scan", (1,), np.cumsum),
+    OpSpec("mma", "matmul", (2, 3)),
+    OpSpec("cast", "shape", (1,)),
+    OpSpec("copy", "shape", (1,)),
+    OpSpec("transpose", "shape", (1,)),
+    OpSpec("slice", "shape", (1,)),
+    OpSpec("gather", "shape", (2,)),
+    OpSpec("store", "sink", (1,)),
+    OpSpec("store_add", "sink", (1,)),
+)
+
+OPS: dict[str, OpSpec] = {entry.kind: entry for entry in _ENTRIES}
+
+# The identity of each reduction: what an empty axis gives.
+IDENTITY = {"reduce_sum": 0.0, "reduce_prod": 1.0, "reduce_max": -math.inf, "reduce_min": math.inf}

@@ -1,0 +1,98 @@
+"""Tidying a traced program: a temporary that exists only to be assigned is not made.
+
+`m[:] = maximum(m, r)` traces as two ops, `t = max m, r` and `m = copy t`; `acc += a @ b` as
+`t = mma a, b` and `acc = add acc, t`. When `t` has no other reader the pair becomes one op.
+
+*requires*  the second op follows the first at once and is the only reader of `t`
+*before -> after*  `t = f(...); m = copy t` -> `m = f(...)`;
+                   `t = mma a, b; c = add c, t` -> `c = mma a, b, c`
+*keeps*  the value of every variable that is still written, at every op
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from warploom.tile.ir import Loop, Op, Program, walk
+
+
+def tidy(program: Program) -> Program:
+    """Fold the pairs described above, then number the ops in program order."""
+    reads = Counter(src.name for op in program.ops() for src in op.srcs)
+    body = _fold(program.body, reads)
+    body = _drop_dead(body)
+    return replace(program, body=_number(body, [0]))
+
+
+def _fold(body: tuple[Op | Loop, ...], reads: Counter[str]) -> tuple[Op | Loop, ...]:
+    result: list[Op | Loop] = []
+    for item in body:
+        if isinstance(item, Loop):
+            result.append(replace(item, body=_fold(item.body, reads)))
+            continue
+        before = result[-1] if result else None
+        merged = _merge(before, item, reads) if isinstance(before, Op) else None
+        if merged is None:
+            result.append(item)
+        else:
+            result[-1] = merged
+            _fold_tail(result, reads)
+    return tuple(result)
+
+
+def _fold_tail(result: list[Op | Loop], reads: Counter[str]) -> None:
+    # A merged op may be the second of another pair.
+    while len(result) > 1:
+        first, second = result[-2], result[-1]
+        if not isinstance(first, Op) or not isinstance(second, Op):
+            return
+        merged = _merge(first, second, reads)
+        if merged is None:
+            return
+        result[-2:] = [merged]
+
+
+def _merge(first: Op, second: Op, reads: Counter[str]) -> Op | None:
+    made = first.dst
+    if made is None or made not in second.srcs or reads[made.name] != 1 or second.dst is None:
+        return None
+    if second.kind == "copy":
+        return replace(first, dst=second.dst, where=second.where)
+    accumulates = second.kind == "add" and second.srcs == (second.dst, made)
+    if accumulates and first.kind == "mma" and len(first.srcs) == 2:
+        return replace(first, dst=second.dst, srcs=(*first.srcs, second.dst), where=second.where)
+    return None
+
+
+def _drop_dead(body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
+    # An op whose variable nothing reads has no effect; dropping one can leave others unread.
+    while True:
+        read = {src.name for op in walk(body) for src in op.srcs}
+        kept = _keep(body, read)
+        if kept == body:
+            return body
+        body = kept
+
+
+def _keep(body: tuple[Op | Loop, ...], read: set[str]) -> tuple[Op | Loop, ...]:
+    kept: list[Op | Loop] = []
+    for item in body:
+        if isinstance(item, Loop):
+            inner = replace(item, body=_keep(item.body, read))
+            if inner.body:
+                kept.append(inner)
+        elif item.dst is None or item.dst.name in read:
+            kept.append(item)
+    return tuple(kept)
+
+
+def _number(body: tuple[Op | Loop, ...], count: list[int]) -> tuple[Op | Loop, ...]:
+    result: list[Op | Loop] = []
+    for item in body:
+        if isinstance(item, Loop):
+            result.append(replace(item, body=_number(item.body, count)))
+        else:
+            result.append(replace(item, id=count[0]))
+            count[0] += 1
+    return tuple(result)

@@ -1,0 +1,209 @@
+"""The tile a user holds: a proxy with numpy's operators that records what is done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from warploom.errors import InputError
+from warploom.tile import typing as rules
+from warploom.tile.dtypes import FP32, INT32, DType
+from warploom.tile.index import Index, as_index
+from warploom.tile.ir import TileType, Var
+from warploom.tile.ops import OPS
+from warploom.tile.trace import current, refuse
+
+P = ParamSpec("P")
+
+
+class Tile:
+    """A mutable tile: `t + u` makes a new one, `t += u` and `t[:] = u` change this one.
+
+    Axes have names. Operands are joined by name: a vector along `m` meets every column of a tile
+    `[m, n]`. `a @ b` contracts the one axis both have.
+    """
+
+    __array_priority__ = 1000
+
+    def __init__(self, var: Var) -> None:
+        self.var = var
+
+    @property
+    def type(self) -> TileType:
+        """Element type and named axes."""
+        return self.var.type
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.var.type.dtype
+
+    def __repr__(self) -> str:
+        return f"<tile {self.var.name}: {self.type}>"
+
+    def __bool__(self) -> bool:
+        raise refuse(
+            f"the elements of tile {self.var.name} are not known while tracing, so it cannot "
+            "decide an if; use where(condition, a, b)"
+        )
+
+    def __add__(self, other: Tile | float) -> Tile:
+        return elementwise("add", self, other)
+
+    def __radd__(self, other: float) -> Tile:
+        return elementwise("add", other, self)
+
+    def __sub__(self, other: Tile | float) -> Tile:
+        return elementwise("sub", self, other)
+
+    def __rsub__(self, other: float) -> Tile:
+        return elementwise("sub", other, self)
+
+    def __mul__(self, other: Tile | float) -> Tile:
+        return elementwise("mul", self, other)
+
+    def __rmul__(self, other: float) -> Tile:
+        return elementwise("mul", other, self)
+
+    def __truediv__(self, other: Tile | float) -> Tile:
+        return elementwise("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Tile:
+        return elementwise("div", other, self)
+
+    def __neg__(self) -> Tile:
+        return elementwise("neg", self)
+
+    def __abs__(self) -> Tile:
+        return elementwise("abs", self)
+
+    def __lt__(self, other: Tile | float) -> Tile:
+        return elementwise("lt", self, other)
+
+    def __le__(self, other: Tile | float) -> Tile:
+        return elementwise("le", self, other)
+
+    def __gt__(self, other: Tile | float) -> Tile:
+        return elementwise("gt", self, other)
+
+    def __ge__(self, other: Tile | float) -> Tile:
+        return elementwise("ge", self, other)
+
+    def equals(self, other: Tile | float) -> Tile:
+        """Elementwise equality (`==` stays Python's identity)."""
+        return elementwise("eq", self, other)
+
+    def __and__(self, other: Tile) -> Tile:
+        return elementwise("and", self, other)
+
+    def __or__(self, other: Tile) -> Tile:
+        return elementwise("or", self, other)
+
+    def __invert__(self) -> Tile:
+        return elementwise("not", self)
+
+    def __iadd__(self, other: Tile | float) -> Tile:
+        return self._update("add", other)
+
+    def __isub__(self, other: Tile | float) -> Tile:
+        return self._update("sub", other)
+
+    def __imul__(self, other: Tile | float) -> Tile:
+        return self._update("mul", other)
+
+    def __itruediv__(self, other: Tile | float) -> Tile:
+        return self._update("div", other)
+
+    def __setitem__(self, key: slice, value: Tile | float) -> None:
+        if key != slice(None):
+            raise refuse(f"only t[:] = value assigns to a tile, not t[{key}]")
+        self.assign(value)
+
+    def __matmul__(self, other: Tile) -> Tile:
+        kind = checked(rules.matmul_type, self.type, other.type)
+        return emit("mma", kind, (self.var, other.var), stem="product")
+
+    def assign(self, value: Tile | float) -> None:
+        """Give this tile the value of another of the same type, or of a number."""
+        tracer = current()
+        source = value if isinstance(value, Tile) else fill(self.type, value)
+        if source.type != self.type:
+            raise refuse(
+                f"tile {self.var.name} is {self.type} and cannot be assigned a {source.type}; "
+                "cast or broadcast it first"
+            )
+        tracer.append("copy", self.var, (source.var,))
+
+    def cast(self, dtype: DType) -> Tile:
+        """The tile in another element type, rounded to nearest even."""
+        return emit("cast", self.type.with_dtype(dtype), (self.var,), stem=self.var.name)
+
+    def copy(self) -> Tile:
+        """The present value as a tile of its own."""
+        return emit("copy", self.type, (self.var,), stem=self.var.name)
+
+    @property
+    def T(self) -> Tile:  # noqa: N802 (numpy's name)
+        """The tile with its two axes exchanged."""
+        axes = tuple(reversed(self.type.axes))
+        kind = TileType(self.dtype, axes)
+        return emit("transpose", kind, (self.var,), stem=self.var.name)
+
+    def sub(self, axis: str, start: int, size: int) -> Tile:
+        """The part of the tile from `start`, `size` long, along one axis."""
+        kind = checked(rules.slice_type, self.type, axis, start, size)
+        return emit("slice", kind, (self.var,), stem=self.var.name, axis=axis, value=start)
+
+    def _update(self, kind: str, other: Tile | float) -> Tile:
+        result = elementwise(kind, self, other)
+        self.assign(result)
+        return self
+
+
+def emit(kind: str, type_: TileType, srcs: tuple[Var, ...], stem: str = "t", **rest: Any) -> Tile:
+    """Append an op with a new destination of type `type_` and give it as a tile."""
+    tracer = current()
+    dst = tracer.variable(stem, type_)
+    tracer.append(kind, dst, srcs, **rest)
+    return Tile(dst)
+
+
+def checked(rule: Callable[P, TileType], *args: P.args, **kwargs: P.kwargs) -> TileType:
+    """The type a rule gives; its refusal is raised again at the user's line."""
+    try:
+        return rule(*args, **kwargs)
+    except InputError as error:
+        raise refuse(str(error)) from None
+
+
+def elementwise(kind: str, *operands: Tile | float | Index) -> Tile:
+    """Apply a unary, binary, comparing or selecting op; numbers become tiles without axes."""
+    tiles = _operands(operands)
+    result = checked(rules.elementwise_type, OPS[kind], [t.type for t in tiles])
+    return emit(kind, result, tuple(t.var for t in tiles), stem=kind)
+
+
+def fill(kind: TileType, value: float) -> Tile:
+    """A tile of that type with one value everywhere."""
+    return emit("fill", kind, (), stem="acc" if kind.axes else "const", value=value)
+
+
+def _operands(operands: tuple[Tile | float | Index, ...]) -> list[Tile]:
+    # A Python number takes the element type of the first tile that is not a condition.
+    types = [t.dtype for t in operands if isinstance(t, Tile) and t.dtype.kind != "bool"]
+    kind = types[0] if types else FP32
+    result: list[Tile] = []
+    for value in operands:
+        if isinstance(value, Tile):
+            result.append(value)
+        elif isinstance(value, Index):
+            result.append(emit("coordinate", TileType(INT32, ()), (), "at", start=value))
+        else:
+            result.append(fill(TileType(kind, ()), value))
+    return result
+
+
+def coordinate(axis: str, size: int, start: Index | int = 0) -> Tile:
+    """int32 vector along `axis`: start, start + 1, ..., start + size - 1."""
+    kind = TileType(INT32, ((axis, size),))
+    return emit("coordinate", kind, (), stem=f"{axis}_at", axis=axis, start=as_index(start))

@@ -1,0 +1,186 @@
+"""Tracing: a Python function runs once on proxies and leaves a `Program`.
+
+The tracer is a stack of open bodies; every operation of the language appends an `Op` to the
+innermost one. `loop` is a generator that opens a body when it yields its index and closes it when
+Python asks for the next one, so the body of a `for` is traced exactly once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from warploom.errors import InputError
+from warploom.tile.dtypes import DType
+from warploom.tile.index import Index, IndexLike, as_index, symbol
+from warploom.tile.ir import Array, Loop, Op, Program, TileType, Var
+from warploom.tile.tidy import tidy
+from warploom.tile.verify import verify
+
+_HERE = str(Path(__file__).parent)
+
+
+def user_line() -> str:
+    """`file:line` of the innermost frame outside this package: the line to blame."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    if frame is None:
+        return "<unknown line>"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def refuse(message: str) -> InputError:
+    """An `InputError` that begins with the user's line."""
+    return InputError(f"{user_line()}: {message}")
+
+
+@dataclass
+class Tracer:
+    """The program under construction."""
+
+    name: str
+    arrays: dict[str, Array] = field(default_factory=dict[str, Array])
+    scalars: list[Var] = field(default_factory=list[Var])
+    grid: list[tuple[str, Index]] = field(default_factory=list[tuple[str, Index]])
+    stack: list[list[Op | Loop]] = field(default_factory=lambda: [[]])
+    names: dict[str, int] = field(default_factory=dict[str, int])
+    indices: list[str] = field(default_factory=list[str])
+    count: int = 0
+    # The depth of the loop nest at which each variable was made: it dies with that body.
+    depth_of: dict[str, int] = field(default_factory=dict[str, int])
+    ended: set[str] = field(default_factory=set[str])
+
+    def fresh(self, stem: str) -> str:
+        """A name not used before: `stem`, `stem_1`, `stem_2`, ..."""
+        stem = re.sub(r"_\d+$", "", stem)
+        seen = self.names.get(stem, 0)
+        self.names[stem] = seen + 1
+        return f"{stem}_{seen}" if seen else stem
+
+    def variable(self, stem: str, kind: TileType) -> Var:
+        """A new tile variable that lives in the innermost open body."""
+        var = Var(self.fresh(stem), kind)
+        self.depth_of[var.name] = len(self.stack)
+        return var
+
+    def append(self, kind: str, dst: Var | None, srcs: tuple[Var, ...] = (), **rest: Any) -> Op:
+        """Add an op at the end of the innermost open body."""
+        for src in srcs:
+            if src.name in self.ended:
+                raise refuse(
+                    f"tile {src.name} was made inside a loop that has ended, so it has no value "
+                    "here; make it before the loop and assign to it inside"
+                )
+        op = Op(self.count, kind, dst, srcs, where=user_line(), **rest)
+        self.count += 1
+        self.stack[-1].append(op)
+        return op
+
+    def finish(self) -> Program:
+        """The traced program, tidied and verified."""
+        program = Program(
+            self.name,
+            tuple(self.arrays.values()),
+            tuple(self.grid),
+            tuple(self.stack[0]),
+            tuple(self.scalars),
+        )
+        program = tidy(program)
+        verify(program)
+        return program
+
+
+_CURRENT: ContextVar[Tracer | None] = ContextVar("warploom_tracer", default=None)
+
+
+def current() -> Tracer:
+    """The tracer of the running `trace`; raises `InputError` outside of one."""
+    tracer = _CURRENT.get()
+    if tracer is None:
+        raise refuse("tile operations work only inside trace(...)")
+    return tracer
+
+
+def trace(
+    function: Callable[..., object],
+    arrays: Mapping[str, Array],
+    *,
+    name: str = "",
+    **static: Any,
+) -> Program:
+    """Run `function` once on the array parameters it names and give the program it described.
+
+    `arrays` maps parameter names to `array(...)` specifications; `static` are ordinary Python
+    values (tile sizes, flags) that are decided now. Raises `InputError` at the user's line.
+    """
+    tracer = Tracer(name or function.__name__)
+    bound: dict[str, Array] = {}
+    for key, spec in arrays.items():
+        bound[key] = replace(spec, name=key)
+        tracer.arrays[key] = bound[key]
+    token = _CURRENT.set(tracer)
+    try:
+        function(**bound, **static)
+    finally:
+        _CURRENT.reset(token)
+    if len(tracer.stack) != 1:
+        raise InputError(
+            f"{name or function.__name__}: a loop was left by break or return; a loop of a tile "
+            "program runs all its iterations, shorten its range instead"
+        )
+    return tracer.finish()
+
+
+def array(dtype: DType, dims: str) -> Array:
+    """An array parameter: its element type and the names of its dimensions, `"m k"`."""
+    names = tuple(dims.split())
+    if not names or len(set(names)) != len(names):
+        raise refuse(f"array dimensions {dims!r}: expected distinct names, such as 'm k'")
+    return Array("", dtype, names)
+
+
+def size(dim: str) -> Index:
+    """The length of the array dimension of that name, known at launch."""
+    known = {d for a in current().arrays.values() for d in a.dims}
+    if dim not in known:
+        raise refuse(f"no array has a dimension {dim!r}; there are {', '.join(sorted(known))}")
+    return symbol(dim)
+
+
+def grid(**extents: IndexLike) -> tuple[Index, ...]:
+    """Declare the grid: one index for each named extent, outermost (slowest) first."""
+    tracer = current()
+    if tracer.grid:
+        raise refuse("grid(...) was called before; a program has one grid")
+    result: list[Index] = []
+    for axis, extent in extents.items():
+        name = tracer.fresh(f"{axis}_tile")
+        tracer.grid.append((name, as_index(extent)))
+        result.append(symbol(name))
+    return tuple(result)
+
+
+def loop(start: IndexLike, stop: IndexLike | None = None) -> Iterator[Index]:
+    """`for j in loop(n)` or `for j in loop(start, stop)`: traced once, run any number of times."""
+    tracer = current()
+    where = user_line()
+    first, last = (0, start) if stop is None else (start, stop)
+    index = tracer.fresh("ijkpq"[min(len(tracer.stack) - 1, 4)])
+    body: list[Op | Loop] = []
+    depth = len(tracer.stack)
+    tracer.stack.append(body)
+    yield symbol(index)
+    if len(tracer.stack) != depth + 1 or tracer.stack[-1] is not body:
+        raise InputError(f"{where}: loops closed out of order; use one plain for for each loop")
+    tracer.stack.pop()
+    tracer.ended |= {name for name, made in tracer.depth_of.items() if made > depth}
+    for name in tracer.ended:
+        tracer.depth_of.pop(name, None)
+    done = Loop(index, as_index(first), as_index(last), tuple(body), where)
+    tracer.stack[-1].append(done)

@@ -1,0 +1,147 @@
+"""Type rules: the type of a result from the types of its operands, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.errors import InputError
+from warploom.tile.dtypes import BOOL, FP32, INT32
+from warploom.tile.ir import Array, Span, TileType
+from warploom.tile.ops import OpSpec
+
+# Element types the tensor cores multiply, and the type they add up in.
+MATMUL_TYPES = {"bf16": FP32, "fp16": FP32, "e4m3": FP32, "e5m2": FP32}
+
+
+def join_axes(types: Sequence[TileType]) -> tuple[tuple[str, int], ...]:
+    """The axes of an elementwise result: the longest operand's, the others are subsets by name."""
+    widest = max(types, key=lambda t: len(t.axes), default=None)
+    if widest is None:
+        return ()
+    known = dict(widest.axes)
+    for other in types:
+        if len(other.axes) == len(widest.axes) and set(other.names) == set(widest.names):
+            if other.names != widest.names:
+                raise InputError(
+                    f"axes {list(other.names)} and {list(widest.names)} are in different order; "
+                    "transpose one operand with .T"
+                )
+        for name, length in other.axes:
+            if name not in known:
+                return _outer(types)
+            if known[name] != length:
+                raise InputError(
+                    f"axis {name!r} is {length} long in {other} and {known[name]} in {widest}; "
+                    "an axis has one size"
+                )
+    return widest.axes
+
+
+def _outer(types: Sequence[TileType]) -> tuple[tuple[str, int], ...]:
+    # Two vectors along different axes meet as a tile: rows from the first, columns from the second.
+    axes: dict[str, int] = {}
+    for kind in types:
+        for name, length in kind.axes:
+            if axes.setdefault(name, length) != length:
+                raise InputError(f"axis {name!r} has sizes {axes[name]} and {length}")
+    if len(axes) > 2 or any(len(kind.axes) > 1 for kind in types):
+        listed = " and ".join(str(kind) for kind in types)
+        raise InputError(f"{listed} have no common axes to join by; rename an axis of the array")
+    return tuple(axes.items())
+
+
+def elementwise_type(spec: OpSpec, types: Sequence[TileType]) -> TileType:
+    """The type of a unary, binary, compare or select op."""
+    if len(types) not in spec.arity:
+        raise InputError(f"{spec.kind} takes {spec.arity[0]} operands, got {len(types)}")
+    axes = join_axes(types)
+    values = types[1:] if spec.group == "select" else types
+    kinds = {kind.dtype for kind in values}
+    if len(kinds) != 1:
+        listed = ", ".join(str(kind) for kind in values)
+        raise InputError(
+            f"{spec.kind} of {listed}: element types differ; cast one, as in t.cast(fp32)"
+        )
+    (dtype,) = kinds
+    if spec.floats_only and not dtype.is_float:
+        raise InputError(f"{spec.kind} needs a floating tile, got {types[0]}; cast it first")
+    if (spec.kind in ("and", "or", "not")) != (dtype is BOOL):
+        needs = "bool tiles" if spec.kind in ("and", "or", "not") else "numbers, not conditions"
+        raise InputError(f"{spec.kind} needs {needs}, got {types[0]}")
+    if spec.group == "select" and types[0].dtype is not BOOL:
+        raise InputError(f"where: the condition must be a bool tile, got {types[0]}")
+    return TileType(BOOL if spec.group == "compare" else dtype, axes)
+
+
+def reduce_type(kind: str, source: TileType, axis: str) -> TileType:
+    """The type of a reduction along `axis`; argmax gives int32 positions."""
+    require_axis(kind, source, axis)
+    result = source.without(axis)
+    return result.with_dtype(INT32) if kind == "argmax" else result
+
+
+def require_axis(kind: str, source: TileType, axis: str) -> None:
+    """Raise when `source` has no such axis."""
+    if axis not in source.names:
+        raise InputError(f"{kind}: {source} has no axis {axis!r}; it has {list(source.names)}")
+
+
+def scan_type(kind: str, source: TileType, axis: str) -> TileType:
+    """The type of a scan along `axis`: the source's."""
+    require_axis(kind, source, axis)
+    return source
+
+
+def matmul_type(a: TileType, b: TileType) -> TileType:
+    """The type of `a @ b`: the one shared axis is contracted, the result is fp32."""
+    if len(a.axes) != 2 or len(b.axes) != 2:
+        raise InputError(f"a @ b needs two-dimensional tiles, got {a} and {b}")
+    shared = [name for name in a.names if name in b.names]
+    if len(shared) != 1:
+        raise InputError(
+            f"a @ b contracts the one axis both have, but {a} and {b} share {shared or 'none'}; "
+            "name the dimensions of the arrays so that exactly one is common"
+        )
+    (axis,) = shared
+    if a.size(axis) != b.size(axis):
+        raise InputError(f"a @ b: axis {axis!r} is {a.size(axis)} in {a} and {b.size(axis)} in {b}")
+    if a.dtype != b.dtype or a.dtype.name not in MATMUL_TYPES:
+        raise InputError(
+            f"a @ b of {a} and {b}: both must be one of {', '.join(MATMUL_TYPES)}; cast first"
+        )
+    axes = (*a.without(axis).axes, *b.without(axis).axes)
+    return TileType(MATMUL_TYPES[a.dtype.name], axes)
+
+
+def slice_type(source: TileType, axis: str, start: int, size: int) -> TileType:
+    """The type of the part [start, start + size) of one axis."""
+    require_axis("sub", source, axis)
+    if not (start >= 0 and size > 0 and start + size <= source.size(axis)):
+        raise InputError(
+            f"sub({axis!r}, {start}, {size}) leaves {source}: the axis is {source.size(axis)} long"
+        )
+    return source.resized(axis, size)
+
+
+def gather_type(source: TileType, index: TileType, axis: str) -> TileType:
+    """The type of `source` with positions along `axis` taken from the int32 tile `index`."""
+    require_axis("gather", source, axis)
+    if index.dtype is not INT32 or set(index.names) - set(source.names) or axis not in index.names:
+        raise InputError(
+            f"gather needs an int32 index with axis {axis!r} and axes of {source}, got {index}"
+        )
+    return source.resized(axis, index.size(axis))
+
+
+def span_type(source: Array, spans: Sequence[Span]) -> TileType:
+    """The type of the tile that the ranges `spans` of an array make."""
+    if len(spans) != len(source.dims):
+        raise InputError(
+            f"array {source} has {len(source.dims)} dimensions, {len(spans)} ranges were given"
+        )
+    axes = tuple((span.axis, span.size) for span in spans if span.size is not None)
+    if any(length <= 0 for _, length in axes):
+        raise InputError(f"tile of {source.name}: sizes {[n for _, n in axes]} must be positive")
+    if len({name for name, _ in axes}) != len(axes):
+        raise InputError(f"tile of {source.name}: axes {[n for n, _ in axes]} must be distinct")
+    return TileType(source.dtype, axes)

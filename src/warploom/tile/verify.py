@@ -1,0 +1,145 @@
+"""The verifier: re-checks every invariant of a program from the op table, trusting no tracer.
+
+Invariants:
+1. every variable is written before it is read, and not read outside the body it was made in
+   unless it was made there (a loop may run zero times);
+2. every op of the table has the operands and the result type its group's rule gives;
+3. index expressions use only dimensions, grid indices and the counters of enclosing loops;
+4. loads and stores name a declared array with one range a dimension; stored types match;
+5. op ids are 0, 1, 2, ... in program order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.errors import InputError
+from warploom.tile import typing as rules
+from warploom.tile.dtypes import INT32
+from warploom.tile.index import Index
+from warploom.tile.ir import Loop, Op, Program, TileType, Var
+from warploom.tile.ops import OPS
+
+
+def verify(program: Program) -> None:
+    """Raise `InputError` at the user's line for the first invariant that does not hold."""
+    symbols = set(program.dims) | {name for name, _ in program.grid}
+    for name, extent in program.grid:
+        _check_symbols(f"grid extent of {name}", extent, set(program.dims))
+    ids = [op.id for op in program.ops()]
+    if ids != list(range(len(ids))):
+        raise InputError(f"program {program.name}: op ids are {ids}, expected 0, 1, 2, ...")
+    types: dict[str, TileType] = {var.name: var.type for var in program.scalars}
+    _body(program, program.body, types, symbols)
+
+
+def _body(
+    program: Program, body: Sequence[Op | Loop], types: dict[str, TileType], symbols: set[str]
+) -> None:
+    for item in body:
+        if isinstance(item, Loop):
+            for bound in (item.start, item.stop):
+                _check_symbols(f"{item.where}: bound of loop {item.index}", bound, symbols)
+            _body(program, item.body, dict(types), symbols | {item.index})
+            continue
+        try:
+            _op(program, item, types, symbols)
+        except InputError as error:
+            text = str(error)
+            raise InputError(
+                text if text.startswith(item.where) else f"{item.where}: op {item.label}: {text}"
+            ) from None
+
+
+def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str]) -> None:
+    if op.kind not in OPS:
+        raise InputError(f"{op.kind!r} is not an op of the table")
+    if len(op.srcs) not in OPS[op.kind].arity:
+        raise InputError(f"takes {OPS[op.kind].arity} operands, has {len(op.srcs)}")
+    for src in op.srcs:
+        if src.name not in types:
+            raise InputError(f"reads {src.name} before anything wrote it")
+        if types[src.name] != src.type:
+            raise InputError(f"reads {src.name} as {src.type}, it is {types[src.name]}")
+    for span in op.spans:
+        _check_symbols("array range", span.start, symbols)
+    if op.start is not None:
+        _check_symbols("coordinate", op.start, symbols)
+    expected = _result(program, op)
+    if (expected is None) != (op.dst is None):
+        raise InputError("an op has a destination exactly when it gives a tile")
+    if op.dst is None or expected is None:
+        return
+    if op.dst.type != expected:
+        raise InputError(f"writes {op.dst.type}, the operands give {expected}")
+    if types.setdefault(op.dst.name, expected) != expected:
+        raise InputError(f"writes {expected} to {op.dst.name}, made as {types[op.dst.name]}")
+
+
+def _result(program: Program, op: Op) -> TileType | None:
+    spec = OPS[op.kind]
+    sources = [src.type for src in op.srcs]
+    if spec.group in ("unary", "binary", "compare", "select"):
+        return rules.elementwise_type(spec, sources)
+    if spec.group == "reduce":
+        return rules.reduce_type(op.kind, sources[0], op.axis)
+    if spec.group == "scan":
+        return rules.scan_type(op.kind, sources[0], op.axis)
+    if spec.group == "matmul":
+        return _matmul(sources)
+    if spec.group == "sink":
+        return _store(program, op)
+    return _shape(program, op, sources)
+
+
+def _matmul(sources: list[TileType]) -> TileType:
+    product = rules.matmul_type(sources[0], sources[1])
+    if len(sources) == 3 and sources[2] != product:
+        raise InputError(f"adds a product {product} to {sources[2]}")
+    return product
+
+
+def _store(program: Program, op: Op) -> None:
+    if op.array is None or op.array != program.array(op.array.name):
+        raise InputError(f"stores to {op.array}, which is no parameter")
+    target = rules.span_type(op.array, op.spans)
+    if op.srcs[0].type != target:
+        raise InputError(f"stores {op.srcs[0].type} to a range of {op.array} that is {target}")
+
+
+def _shape(program: Program, op: Op, sources: list[TileType]) -> TileType:
+    written = _written(op)
+    if op.kind == "load":
+        if op.array is None or op.array != program.array(op.array.name):
+            raise InputError(f"loads from {op.array}, which is no parameter")
+        return rules.span_type(op.array, op.spans)
+    if op.kind == "fill":
+        if op.value is None:
+            raise InputError("fill has no value")
+        return written.type
+    if op.kind == "coordinate":
+        axes = ((op.axis, written.type.size(op.axis)),) if op.axis else ()
+        return TileType(INT32, axes)
+    if op.kind == "cast":
+        return sources[0].with_dtype(written.type.dtype)
+    if op.kind == "copy":
+        return sources[0]
+    if op.kind == "transpose":
+        return TileType(sources[0].dtype, tuple(reversed(sources[0].axes)))
+    if op.kind == "slice":
+        start = int(op.value or 0)
+        return rules.slice_type(sources[0], op.axis, start, written.type.size(op.axis))
+    return rules.gather_type(sources[0], sources[1], op.axis)
+
+
+def _written(op: Op) -> Var:
+    if op.dst is None:
+        raise InputError("has no destination")
+    return op.dst
+
+
+def _check_symbols(what: str, expression: Index, known: set[str]) -> None:
+    if unknown := expression.symbols() - known:
+        raise InputError(
+            f"{what} {expression} uses {', '.join(sorted(unknown))}, which has no value there"
+        )
