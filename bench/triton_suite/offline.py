@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from triton_suite.common import Config, Shape, SuiteKernel, Tensor
-from warploom.integrations.triton_capture import CapturedKernel, Pointer, Value, capture
+from warploom.integrations.triton_capture import (
+    CapturedKernel,
+    ScalarArgument,
+    TensorArgument,
+    capture,
+)
 
 
 def compile_offline(
@@ -13,9 +18,9 @@ def compile_offline(
     sizes = shape or kernel.shape
     arguments = {
         parameter: (
-            Pointer(item.dtype, item.shape, item.role)
+            TensorArgument(item.dtype, item.shape, item.role, name=item.name)
             if isinstance(item, Tensor)
-            else Value(item.dtype, item.value)
+            else ScalarArgument(item.dtype, item.value)
         )
         for parameter, item in zip(run_time_names(kernel), kernel.arguments(sizes), strict=True)
     }

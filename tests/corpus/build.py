@@ -58,7 +58,7 @@ TRITON_KERNELS: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One cubin of the corpus. `kernels` are its entry functions, `launch` what Triton told."""
+    """One cubin of the corpus: its entry functions, and a LaunchSpec as JSON where we have one."""
 
     name: str
     file: str
@@ -130,7 +130,7 @@ def bring_up_to_date(
         kernels,
         recipe.key,
         digest(cubin),
-        launch,
+        json.loads(json.dumps(launch)),
     )
 
 
@@ -161,6 +161,8 @@ def triton_recipe(
 ) -> Recipe:
     """The recipe of one captured Triton kernel."""
     module = importlib.import_module("warploom.integrations.triton_capture")
+    launch = importlib.import_module("warploom.runtime.launch")
+    recipe_files = (Path(module.__file__ or ""), Path(launch.__file__ or ""))
     version = module.triton_module().__version__
     compiler = f"triton {version}, ptxas {module.ptxas_version(arch)}"
 
@@ -168,20 +170,14 @@ def triton_recipe(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kernel = capture()
-        launch = {
-            "grid": list(kernel.grid),
-            "block": list(kernel.block),
-            "shared_bytes": kernel.shared_bytes,
-            "parameters": [parameter.name for parameter in kernel.parameters],
-        }
-        return kernel.cubin, launch
+        return kernel.cubin, kernel.launch.to_json()
 
     return Recipe(
         name=f"triton_{name}_sm{arch}",
         arch=f"sm_{arch}a" if arch >= 90 else f"sm_{arch}",
         source=str(sources[0].relative_to(REPOSITORY)),
         compiler=compiler,
-        key=key_of((*sources, Path(module.__file__ or "")), compiler, name, str(arch)),
+        key=key_of((*sources, *recipe_files), compiler, name, str(arch)),
         make=make,
     )
 

@@ -7,7 +7,12 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from warploom.integrations.triton_capture import CapturedKernel, Pointer, Value, capture
+from warploom.integrations.triton_capture import (
+    CapturedKernel,
+    ScalarArgument,
+    TensorArgument,
+    capture,
+)
 
 
 @triton.jit
@@ -47,10 +52,10 @@ def tma_gemm(arch: int) -> CapturedKernel:
     return capture(
         tma_gemm_kernel,
         {
-            "a_ptr": Pointer("fp16", size),
-            "b_ptr": Pointer("fp16", size),
-            "c_ptr": Pointer("fp16", size, "out"),
-            **{name: Value("i32", 2048) for name in "mnk"},
+            "a_ptr": TensorArgument("fp16", size),
+            "b_ptr": TensorArgument("fp16", size),
+            "c_ptr": TensorArgument("fp16", size, "out"),
+            **{name: ScalarArgument("i32", 2048) for name in "mnk"},
         },
         constexprs={"block": 128, "block_k": 64},
         grid=(132, 1, 1),
@@ -65,11 +70,11 @@ def scan(arch: int) -> CapturedKernel:
     return capture(
         scan_kernel,
         {
-            "x_ptr": Pointer("fp32", (count,)),
-            "y_ptr": Pointer("fp32", (count,), "out"),
-            "total_ptr": Pointer("fp32", (1,), "inout"),
-            "bins_ptr": Pointer("i32", (16,), "inout"),
-            "n": Value("i32", count),
+            "x_ptr": TensorArgument("fp32", (count,)),
+            "y_ptr": TensorArgument("fp32", (count,), "out"),
+            "total_ptr": TensorArgument("fp32", (1,), "inout"),
+            "bins_ptr": TensorArgument("i32", (16,), "inout"),
+            "n": ScalarArgument("i32", count),
         },
         constexprs={"block": 1024},
         grid=(count // 1024, 1, 1),

@@ -8,100 +8,97 @@ is the one that `function[grid](...)` would load, and can be searched and deploy
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warploom.errors import InputError, ToolMissing
+from warploom.errors import InputError
+from warploom.integrations.deploy import content_key
+from warploom.integrations.triton_access import jit_function, triton_module
+from warploom.runtime.launch import Argument, Buffer, Dim3, LaunchSpec, Null, Pointer, Scalar
 from warploom.toolchain import version_of
 
-OLDEST_TRITON = (3, 6)
 # Pointers that Triton appends to every kernel's parameters (triton/backends/nvidia/driver.c).
 HIDDEN_PARAMETERS = ("global_scratch", "profile_scratch")
 INTEGER_TYPES = ("i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64")
 FLOAT_TYPES = ("fp16", "bf16", "fp32", "fp64")
 ALIGNMENT = 16
+# How Triton spells element types, where the runtime spells them otherwise.
+ELEMENT_TYPES = {"fp8e4nv": "e4m3", "fp8e5": "e5m2", "i1": "u8", "u1": "u8"}
+# torch's (and numpy's) spelling to Triton's.
+TENSOR_TYPES = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+    "bool": "i1",
+    **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
+}
 
 
 @dataclass(frozen=True)
-class Pointer:
-    """A tensor argument: `dtype` as Triton spells it (`fp16`), `role` is `in`, `out` or `inout`.
+class TensorArgument:
+    """A tensor: `dtype` as Triton spells it (`fp16`), `role` is `in`, `out` or `inout`.
 
-    `aligned` says that the address is a multiple of 16, as every allocation of torch's is.
+    `aligned` says that the address is a multiple of 16, as every allocation of torch's is. `name`
+    is what the buffer is called in the launch (default: the parameter's name).
     """
 
     dtype: str
     shape: tuple[int, ...]
     role: str = "in"
     aligned: bool = True
+    name: str = ""
 
 
 @dataclass(frozen=True)
-class Value:
-    """A scalar argument. `specialise`: as Triton does for the values 1 and multiples of 16."""
+class ScalarArgument:
+    """A scalar. `specialise`: as Triton does for the values 1 and multiples of 16."""
 
     dtype: str
     value: int | float
     specialise: bool = True
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of the compiled kernel, in order. `hidden` ones come from Triton itself.
-
-    `scratch_bytes` is what one block of the grid needs behind a hidden pointer (0: pass null).
-    """
-
-    name: str
-    argument: Pointer | Value
-    hidden: bool = False
-    scratch_bytes: int = 0
-    scratch_align: int = 1
+KernelArgument = TensorArgument | ScalarArgument
 
 
 @dataclass(frozen=True)
 class CapturedKernel:
-    """A kernel compiled offline. `block` is in threads, `shared_bytes` is dynamic shared memory."""
+    """A kernel compiled offline, ready to be searched: `key` is what a store finds it by."""
 
     name: str
     arch: int
     cubin: bytes
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
-    shared_bytes: int
+    launch: LaunchSpec
     num_warps: int
-    parameters: tuple[Parameter, ...]
+    num_stages: int
     triton_version: str
     ptxas_version: str
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
+    @property
+    def key(self) -> str:
+        """The deploy key of this cubin."""
+        return content_key(self.cubin)
 
-def triton_module(name: str = "triton") -> Any:
-    """A module of the installed Triton; raises `ToolMissing` when absent or older than 3.6."""
-    try:
-        triton: Any = importlib.import_module("triton")
-    except ImportError as error:
-        raise ToolMissing(
-            f"triton >= 3.6 is needed ({error}); install it with: pip install 'warploom[triton]'"
-        ) from None
-    version = tuple(int(part) for part in str(triton.__version__).split(".")[:2])
-    if version < OLDEST_TRITON:
-        raise ToolMissing(
-            f"triton {triton.__version__} is too old, 3.6 or newer is needed; "
-            "install it with: pip install 'warploom[triton]'"
-        )
-    return triton if name == "triton" else importlib.import_module(name)
+    @property
+    def compiler(self) -> str:
+        """The toolchain in one phrase, for evidence rows."""
+        return f"triton {self.triton_version}, ptxas {self.ptxas_version}"
 
 
 def capture(
     function: Any,
-    arguments: Mapping[str, Pointer | Value],
+    arguments: Mapping[str, KernelArgument],
     *,
+    grid: Dim3,
     constexprs: Mapping[str, Any] | None = None,
-    grid: tuple[int, int, int],
     num_warps: int = 4,
     num_stages: int = 3,
     arch: int = 90,
@@ -117,89 +114,126 @@ def capture(
     compiler: Any = triton_module("triton.compiler")
     backends: Any = triton_module("triton.backends.compiler")
     jit = jit_function(function)
-    constants = dict(constexprs or {})
-    signature, constant_paths, attributes = specialise(jit, arguments, constants)
-    source = compiler.ASTSource(jit, signature, constant_paths, attributes)
+    signature, constants, attributes = specialise(jit, arguments, constexprs or {})
     kernel = triton.compile(
-        source,
+        compiler.ASTSource(jit, signature, constants, attributes),
         target=backends.GPUTarget("cuda", arch, 32),
         options={"num_warps": num_warps, "num_stages": num_stages, **(options or {})},
     )
     metadata: dict[str, Any] = dict(kernel.metadata._asdict())
     run_time = {name: arguments[name] for name, kind in signature.items() if kind != "constexpr"}
-    ctas = int(metadata.get("num_ctas", 1))
-    warps = int(metadata["num_warps"])  # warp specialisation has already added its own
     return CapturedKernel(
         name=str(metadata["name"]),
         arch=arch,
         cubin=bytes(kernel.asm["cubin"]),
-        grid=(grid[0] * ctas, grid[1], grid[2]),
-        block=(32 * warps, 1, 1),
-        cluster=(ctas, 1, 1),
-        shared_bytes=int(metadata["shared"]),
-        num_warps=warps,
-        parameters=(
-            *(Parameter(name, argument) for name, argument in run_time.items()),
-            *hidden_parameters(metadata),
-        ),
+        launch=launch_of(metadata, run_time, grid),
+        num_warps=num_warps,
+        num_stages=num_stages,
         triton_version=str(triton.__version__),
         ptxas_version=ptxas_version(arch),
         metadata=metadata,
     )
 
 
-def jit_function(function: Any) -> Any:
-    """The `JITFunction` under decorators such as `autotune` and `heuristics`."""
-    jit: Any = importlib.import_module("triton.runtime.jit")
-    inner = function
-    while not isinstance(inner, jit.JITFunction):
-        if not hasattr(inner, "fn"):
-            raise InputError(
-                f"{function!r} is not a Triton kernel, expected a function under @triton.jit"
-            )
-        inner = inner.fn
-    return inner
+def capture_call(
+    function: Any,
+    *args: Any,
+    grid: Sequence[int] | Callable[[Mapping[str, Any]], Sequence[int]],
+    arch: int = 90,
+    outputs: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> CapturedKernel:
+    """Capture `function[grid](*args, **kwargs)` from its live arguments (torch tensors, numbers).
+
+    Nothing is launched and the tensors may be on any device, "meta" too. `outputs` names the
+    parameters that the kernel wholly writes; without it every tensor counts as read and written.
+    """
+    jit = jit_function(function)
+    names: list[str] = list(jit.arg_names)
+    bound = {**dict(zip(names, args, strict=False)), **kwargs}
+    options = {name: bound.pop(name) for name in list(bound) if name not in names}
+    constant_names = {item.name for item in jit.params if item.is_constexpr}
+    constants = {name: value for name, value in bound.items() if name in constant_names}
+    arguments: dict[str, KernelArgument] = {}
+    for name, value in bound.items():
+        if value is None:
+            constants[name] = None
+        elif name not in constants:
+            arguments[name] = described(name, value, outputs)
+    size = tuple(grid({**defaults(jit), **bound}) if callable(grid) else grid)
+    return capture(
+        jit,
+        arguments,
+        grid=(size[0], size[1] if len(size) > 1 else 1, size[2] if len(size) > 2 else 1),
+        constexprs=constants,
+        num_warps=int(options.pop("num_warps", 4)),
+        num_stages=int(options.pop("num_stages", 3)),
+        arch=arch,
+        options=options,
+    )
+
+
+def described(name: str, value: Any, outputs: Sequence[str] | None) -> KernelArgument:
+    """The description of one live argument."""
+    if isinstance(value, bool):
+        return ScalarArgument("i1", int(value), specialise=False)
+    if isinstance(value, int):
+        wide = not -(2**31) <= value < 2**31
+        return ScalarArgument("i64" if wide else "i32", value)
+    if isinstance(value, float):
+        return ScalarArgument("fp32", value)
+    dtype = TENSOR_TYPES.get(str(getattr(value, "dtype", "")).removeprefix("torch."))
+    if dtype is None or not hasattr(value, "shape"):
+        raise InputError(
+            f"argument {name!r} is {type(value).__name__}, expected a tensor, an int, a float or a "
+            "bool; describe it with TensorArgument and call capture"
+        )
+    role = "inout" if outputs is None else "out" if name in outputs else "in"
+    address = value.data_ptr() if hasattr(value, "data_ptr") else 0
+    return TensorArgument(dtype, tuple(map(int, value.shape)), role, address % ALIGNMENT == 0)
+
+
+def defaults(jit: Any) -> dict[str, Any]:
+    """Default values of the function's parameters."""
+    return {item.name: item.default for item in jit.params if item.has_default}
 
 
 def specialise(
-    jit: Any, arguments: Mapping[str, Pointer | Value], constants: Mapping[str, Any]
+    jit: Any, arguments: Mapping[str, KernelArgument], constexprs: Mapping[str, Any]
 ) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Triton's (signature, constants, attributes) for these arguments."""
     names: list[str] = list(jit.arg_names)
-    if unknown := (set(arguments) | set(constants)) - set(names):
+    if unknown := (set(arguments) | set(constexprs)) - set(names):
         raise InputError(
             f"{jit.__name__} has no parameter {sorted(unknown)[0]!r}, its parameters are {names}"
         )
+    fixed = {**defaults(jit), **constexprs}
     signature: dict[str, str] = {}
-    constant_paths: dict[tuple[int, ...], Any] = {}
+    constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     for index, parameter in enumerate(jit.params):
         name: str = parameter.name
+        signature[name] = "constexpr"
         if name in arguments and not parameter.is_constexpr:
-            kind, divisible = specialised_type(name, arguments[name], parameter)
-            signature[name] = kind
-            if kind == "constexpr":
-                constant_paths[(index,)] = 1
+            signature[name], divisible = specialised_type(name, arguments[name], parameter)
+            if signature[name] == "constexpr":
+                constants[(index,)] = 1
             elif divisible:
                 attributes[(index,)] = [["tt.divisibility", ALIGNMENT]]
-            continue
-        if name in constants:
-            constant_paths[(index,)] = constants[name]
-        elif parameter.has_default:
-            constant_paths[(index,)] = parameter.default
+        elif name in fixed:
+            constants[(index,)] = fixed[name]
         else:
             raise InputError(
                 f"{jit.__name__}: parameter {name!r} is missing, give it in "
                 f"{'constexprs' if parameter.is_constexpr else 'arguments'}"
             )
-        signature[name] = "constexpr"
-    return signature, constant_paths, attributes
+    return signature, constants, attributes
 
 
-def specialised_type(name: str, argument: Pointer | Value, parameter: Any) -> tuple[str, bool]:
+def specialised_type(name: str, argument: KernelArgument, parameter: Any) -> tuple[str, bool]:
     """Triton's type string of an argument, and whether it may assume divisibility by 16."""
     align = not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment)
-    if isinstance(argument, Pointer):
+    if isinstance(argument, TensorArgument):
         constness = "k" if parameter.is_const else ""
         return f"*{constness}{argument.dtype}", argument.aligned and align
     if argument.dtype in FLOAT_TYPES:
@@ -213,17 +247,38 @@ def specialised_type(name: str, argument: Pointer | Value, parameter: Any) -> tu
     return argument.dtype, specialised and align and argument.value % ALIGNMENT == 0
 
 
-def hidden_parameters(metadata: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """The trailing pointers that Triton's launcher passes after the visible arguments."""
-    return tuple(
-        Parameter(
-            name,
-            Pointer("i8", (), "inout"),
-            hidden=True,
-            scratch_bytes=int(metadata.get(f"{name}_size") or 0),
-            scratch_align=int(metadata.get(f"{name}_align") or 1),
-        )
-        for name in HIDDEN_PARAMETERS
+def launch_of(
+    metadata: Mapping[str, Any], run_time: Mapping[str, KernelArgument], grid: Dim3
+) -> LaunchSpec:
+    """The launch of a compiled kernel: visible arguments, then Triton's hidden pointers."""
+    buffers: list[Buffer] = []
+    arguments: list[Argument] = []
+    for parameter, argument in run_time.items():
+        if isinstance(argument, ScalarArgument):
+            kind = "i1" if argument.dtype == "u1" else argument.dtype
+            arguments.append(Scalar(kind, argument.value))
+            continue
+        dtype = ELEMENT_TYPES.get(argument.dtype, argument.dtype)
+        name = argument.name or parameter
+        buffers.append(Buffer(name, argument.shape, dtype, argument.role))
+        arguments.append(Pointer(name))
+    clusters = int(metadata.get("num_ctas") or 1)
+    for name in HIDDEN_PARAMETERS:
+        size = int(metadata.get(f"{name}_size") or 0)
+        if not size:
+            arguments.append(Null())
+            continue
+        shape = (size * clusters * math.prod(grid),)
+        buffers.append(Buffer(name, shape, "u8", "inout", zero=True))
+        arguments.append(Pointer(name))
+    return LaunchSpec(
+        kernel=str(metadata["name"]),
+        grid=(grid[0] * clusters, grid[1], grid[2]),
+        block=(32 * int(metadata["num_warps"]), 1, 1),  # with warps that specialisation added
+        buffers=tuple(buffers),
+        arguments=tuple(arguments),
+        shared_bytes=int(metadata["shared"]),
+        cluster=(clusters, 1, 1),
     )
 
 
