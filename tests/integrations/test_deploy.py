@@ -66,12 +66,12 @@ def test_what_is_no_cubin_is_named(data: bytes, words: str) -> None:
 def test_store_gives_back_what_was_put(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     original, tuned = make_elf(CODE), make_elf({**CODE, ".text.k": b"\x13" * 32})
-    key = store.put(original, tuned, "k", "sm_90a", search="anneal")
+    key = store.put(original, tuned, "k", "sm_90a", result={"speedup": 1.02})
     assert store.lookup(key) == tuned
     assert store.lookup("0" * 64) is None
     manifest = json.loads((tmp_path / key / MANIFEST_FILE).read_text())
     assert manifest["arch"] == "sm_90a"
-    assert manifest["notes"] == {"search": "anneal"}
+    assert manifest["result"] == {"speedup": 1.02}
 
 
 def test_corrupt_entries_are_refused(tmp_path: Path) -> None:

@@ -55,13 +55,19 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is recorded beside a deployed cubin. `notes` is free: search, evidence, toolchain."""
+    """What is recorded beside a deployed cubin, in the form that `runtime.store` deploys.
+
+    `sha256` is of the file called `cubin`; `result` and `launch` are what the search found and how
+    the kernel is launched (JSON, not read here).
+    """
 
     key: str
     kernel: str
     arch: str
-    cubin_sha256: str
-    notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    sha256: str
+    cubin: str = CUBIN_FILE
+    result: dict[str, Any] = field(default_factory=dict[str, Any])
+    launch: dict[str, Any] = field(default_factory=dict[str, Any])
     schema: int = MANIFEST_SCHEMA
 
 
@@ -79,27 +85,41 @@ class FolderStore:
         manifest = read_manifest(folder / MANIFEST_FILE)
         if manifest.key != key:
             raise InputError(f"{folder}: the manifest is for key {manifest.key}, not {key}")
+        path = folder / Path(manifest.cubin).name
         try:
-            cubin = (folder / CUBIN_FILE).read_bytes()
+            cubin = path.read_bytes()
         except OSError as error:
-            raise InputError(f"{folder}/{CUBIN_FILE}: {error.strerror or error}") from None
-        if (found := sha256(cubin)) != manifest.cubin_sha256:
+            raise InputError(f"{path}: {error.strerror or error}") from None
+        if (found := sha256(cubin)) != manifest.sha256:
             raise InputError(
-                f"{folder}/{CUBIN_FILE} is corrupt: sha256 {found[:12]}, "
-                f"the manifest says {manifest.cubin_sha256[:12]}; search or copy it again"
+                f"{path} is corrupt: sha256 {found[:12]}, "
+                f"the manifest says {manifest.sha256[:12]}; search or copy it again"
             )
         return cubin
 
-    def put(self, original: bytes, tuned: bytes, kernel: str, arch: str, **notes: Any) -> str:
-        """Store `tuned` as the replacement of `original`; returns the key. Never half-written."""
+    def put(
+        self,
+        original: bytes,
+        tuned: bytes,
+        kernel: str,
+        arch: str,
+        *,
+        result: dict[str, Any] | None = None,
+        launch: dict[str, Any] | None = None,
+    ) -> str:
+        """Store `tuned` as the replacement of `original`; returns the key. Never half-written.
+
+        The manifest is written last and names the cubin's hash. Raises `InputError` when the two
+        cubins cannot be of one kernel, or the folder cannot be written.
+        """
         check_replaces(original, tuned, kernel)
         key = content_key(original)
         folder = self.root / key
-        manifest = Manifest(key, kernel, arch, sha256(tuned), notes)
-        write_bytes_atomically(folder / CUBIN_FILE, tuned)
-        write_text_atomically(
-            folder / MANIFEST_FILE, json.dumps(asdict(manifest), indent=1, default=str) + "\n"
+        manifest = Manifest(
+            key, kernel, arch, sha256(tuned), result=result or {}, launch=launch or {}
         )
+        write_bytes_atomically(folder / CUBIN_FILE, tuned)
+        write_text_atomically(folder / MANIFEST_FILE, json.dumps(asdict(manifest), indent=1) + "\n")
         return key
 
 
