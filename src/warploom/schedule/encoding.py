@@ -1,0 +1,238 @@
+"""The constraint model, part 1: times, dependences, units. Raw cycles, no time-indexed variables.
+
+An issue time splits into stage and phase, t = stage * II + phase with 0 <= phase < II. Everything
+that repeats every II cycles is stated on phases: a reservation is laid down twice, at phase and
+at phase + II, and no-overlap (or cumulative) over both copies is exact modulo II, because a
+reservation is never longer than II. The model is invariant under a common shift, so the phase
+of one anchor operation is 0. II is a number or, to prove a bound over many, a variable.
+
+Sources: the constraints are the paper's (handbook section 6.5); the form is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from warploom.schedule.bounds import lower_bounds
+from warploom.schedule.graph import Graph, Node
+from warploom.schedule.rules import Rules
+from warploom.schedule.solver import BoolVar, CpModel, IntervalVar, IntVar, Linear
+from warploom.schedule.subtiles import chains
+from warploom.schedule.target import Target
+
+FAMILIES = ("registers", "waits", "handoffs", "memory", "issue", "carried")
+
+
+@dataclass
+class Encoding:
+    """A model under construction and the variables by which its answer is read.
+
+    `without` names families of constraints left out, for explaining an infeasible interval.
+    """
+
+    graph: Graph
+    target: Target
+    rules: Rules
+    stages: int
+    interval: int | IntVar
+    longest: int
+    model: CpModel
+    without: frozenset[str]
+    time: dict[str, IntVar] = field(default_factory=dict[str, IntVar])
+    phase: dict[str, Linear] = field(default_factory=dict[str, Linear])
+    again: dict[str, Linear] = field(default_factory=dict[str, Linear])
+    member: dict[tuple[str, int], BoolVar] = field(default_factory=dict[tuple[str, int], BoolVar])
+    same: dict[tuple[str, str], BoolVar] = field(default_factory=dict[tuple[str, str], BoolVar])
+    before: dict[tuple[str, str], BoolVar] = field(default_factory=dict[tuple[str, str], BoolVar])
+    used: list[BoolVar] = field(default_factory=list[BoolVar])
+    depth: dict[str, IntVar] = field(default_factory=dict[str, IntVar])
+    life: dict[str, IntVar] = field(default_factory=dict[str, IntVar])
+    length: IntVar | None = None
+
+    @property
+    def horizon(self) -> int:
+        """No operation ends later: the allowed stages and one more for the free anchor phase."""
+        return (self.stages + 1) * self.longest
+
+    def phase_before(self, first: str, second: str) -> BoolVar:
+        """The literal phase[first] <= phase[second]; equal phases count in graph order.
+
+        One literal serves both directions of a pair, so whatever a wait or a lifetime learns
+        about an order, the others know.
+        """
+        if self.rank[first] > self.rank[second]:
+            return self.phase_before(second, first).negated()
+        key = (first, second)
+        if key not in self.before:
+            literal = self.model.new_bool_var(f"{first} before {second}")
+            self.before[key] = literal
+            self.model.add(self.phase[first] <= self.phase[second]).only_enforce_if(literal)
+            self.model.add(self.phase[first] >= self.phase[second] + 1).only_enforce_if(
+                literal.negated()
+            )
+        return self.before[key]
+
+    @cached_property
+    def rank(self) -> dict[str, int]:
+        """Position of each node in the graph."""
+        return {node.id: position for position, node in enumerate(self.graph.nodes)}
+
+    def second(self, name: str, first: Linear) -> Linear:
+        """`first` + II as an affine expression, which interval constraints ask for."""
+        if isinstance(self.interval, int):
+            return first + self.interval
+        later = self.model.new_int_var(0, self.horizon + self.longest, f"again[{name}]")
+        self.model.add(later == first + self.interval)
+        return later
+
+
+def encode_times(
+    graph: Graph,
+    target: Target,
+    rules: Rules,
+    stages: int,
+    interval: int | tuple[int, int],
+    without: frozenset[str] = frozenset(),
+) -> Encoding:
+    """Times, dependences, units and length: modulo scheduling without warp groups.
+
+    `interval` is a number or a range to be minimised over; `stages` bounds the length,
+    length <= stages * II.
+    """
+    model = CpModel()
+    low, high = interval if isinstance(interval, tuple) else (interval, interval)
+    cycles = interval if isinstance(interval, int) else model.new_int_var(low, high, "interval")
+    it = Encoding(graph, target, rules, stages, cycles, high, model, without)
+    anchor, grain = _anchor(graph, target, low if low == high else None)
+    for node in graph.nodes:
+        _add_time(it, node, fixed=node.id == anchor, grain=grain.get(node.id, 1))
+    for edge in graph.edges:
+        model.add(it.time[edge.dst] + edge.distance * it.interval >= it.time[edge.src] + edge.delay)
+    _add_length(it)
+    _add_units(it)
+    for ordered in chains(graph):
+        for first, second in pairwise(ordered):
+            model.add(it.time[first] <= it.time[second])
+    return it
+
+
+def _anchor(graph: Graph, target: Target, interval: int | None) -> tuple[str, dict[str, int]]:
+    """The operation whose phase is 0, and the grain of the phases of those on its unit.
+
+    A unit that is 100 % busy is tiled without gaps, so the phases of its users differ by sums of
+    their durations: multiples of their common divisor.
+    """
+    bounds = lower_bounds(graph, target)
+    users = [(n, use) for n in graph.nodes for use in n.uses if use.unit == bounds.unit]
+    if not users:
+        return graph.nodes[0].id, {}
+    anchor = max(users, key=lambda user: user[1].cycles)[0].id
+    simple = all(use.start == 0 for _, use in users) and len({n.id for n, _ in users}) == len(users)
+    unit = target.unit(bounds.unit)
+    if interval != bounds.load[bounds.unit] or unit.capacity > 1 or unit.rate or not simple:
+        return anchor, {}
+    grain = math.gcd(*(use.cycles for _, use in users))
+    return anchor, {node.id: grain for node, use in users if use.cycles}
+
+
+def _add_time(it: Encoding, node: Node, *, fixed: bool, grain: int) -> None:
+    model, name = it.model, node.id
+    it.time[name] = model.new_int_var(0, it.horizon, f"t[{name}]")
+    stage = model.new_int_var(0, it.stages, f"stage[{name}]")
+    if fixed:
+        phase: Linear = model.new_int_var(0, 0, f"phase[{name}]")
+    elif grain > 1:
+        phase = grain * model.new_int_var(0, (it.longest - 1) // grain, f"phase[{name}]")
+    else:
+        phase = model.new_int_var(0, it.longest - 1, f"phase[{name}]")
+    it.phase[name] = phase
+    it.again[name] = it.second(name, phase)
+    if isinstance(it.interval, int):
+        model.add(it.time[name] == it.interval * stage + phase)
+        return
+    model.add(phase <= it.interval - 1)
+    choices = [model.new_bool_var(f"stage[{name}]={k}") for k in range(it.stages + 1)]
+    model.add_exactly_one(choices)
+    for k, chosen in enumerate(choices):
+        model.add(it.time[name] == k * it.interval + phase).only_enforce_if(chosen)
+        model.add(stage == k).only_enforce_if(chosen)
+
+
+def _add_length(it: Encoding) -> None:
+    """length = latest end - earliest issue <= stages * II."""
+    model = it.model
+    first = model.new_int_var(0, it.horizon, "first")
+    last = model.new_int_var(0, it.horizon + max(node.span for node in it.graph.nodes), "last")
+    it.length = model.new_int_var(0, it.stages * it.longest, "length")
+    model.add(it.length == last - first)
+    model.add(it.length <= it.stages * it.interval)
+    for node in it.graph.nodes:
+        model.add(first <= it.time[node.id])
+        model.add(last >= it.time[node.id] + node.span)
+
+
+def _add_units(it: Encoding) -> None:
+    """CAPACITY: reservations of one unit do not overlap modulo II; rate units only add up."""
+    model = it.model
+    for unit in it.target.units:
+        uses = [
+            (node.id, use)
+            for node in it.graph.nodes
+            for use in node.uses
+            if use.unit == unit.name and use.cycles
+        ]
+        if unit.rate or not uses:
+            # The sum over one interval is the same for every schedule: a bound, not a choice.
+            model.add(
+                sum(use.cycles * use.amount for _, use in uses) <= it.interval * unit.capacity
+            )
+            continue
+        intervals: list[tuple[IntervalVar, IntervalVar]] = []
+        for name, use in uses:
+            first, second = _offset(it, name, use.start)
+            label = f"{unit.name}[{name}+{use.start}]"
+            intervals.append(
+                (
+                    model.new_fixed_size_interval_var(first, use.cycles, label),
+                    model.new_fixed_size_interval_var(second, use.cycles, f"{label}'"),
+                )
+            )
+            model.add(it.interval >= use.cycles * -(-use.amount // unit.capacity))
+        both = [copy for pair in intervals for copy in pair]
+        if unit.capacity == 1:
+            model.add_no_overlap(both)
+        else:
+            demands = [use.amount for _, use in uses for _ in range(2)]
+            model.add_cumulative(both, demands, unit.capacity)
+
+
+def _offset(it: Encoding, name: str, start: int) -> tuple[Linear, Linear]:
+    """Both copies of the phase `start` cycles after the operation's own."""
+    if start == 0:
+        return it.phase[name], it.again[name]
+    key = f"{name}+{start}"
+    if key not in it.phase:
+        wraps = start // (it.longest if isinstance(it.interval, int) else 1) + 1
+        phase = it.model.new_int_var(0, it.longest - 1, f"phase[{key}]")
+        turns = it.model.new_int_var(0, wraps, f"turns[{key}]")
+        if isinstance(it.interval, int):
+            it.model.add(phase + it.interval * turns == it.phase[name] + start)
+        else:
+            # Rare: a late reservation while the interval itself is being minimised.
+            product = it.model.new_int_var(0, it.longest * wraps, f"wrap[{key}]")
+            it.model.add_multiplication_equality(product, [it.interval, turns])
+            it.model.add(phase + product == it.phase[name] + start)
+            it.model.add(phase <= it.interval - 1)
+        it.phase[key] = phase
+        it.again[key] = it.second(key, phase)
+    return it.phase[key], it.again[key]
+
+
+def times_of(it: Encoding, value: Mapping[str, int]) -> dict[str, int]:
+    """Issue times shifted so that the earliest is 0 (a common shift keeps every constraint)."""
+    first = min(value[name] for name in it.time)
+    return {name: value[name] - first for name in it.time}

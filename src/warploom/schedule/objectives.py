@@ -1,0 +1,81 @@
+"""The lexicographic objective, stage by stage: what is minimised once the interval is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from warploom.schedule.encoding import Encoding
+from warploom.schedule.encoding_groups import carries_registers, same_group
+from warploom.schedule.rules import Prices
+from warploom.schedule.solver import Linear
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A named objective: how to state it in a model, and its unit."""
+
+    name: str
+    unit: str
+    expression: Callable[[Encoding, Prices], Linear]
+
+
+def traffic(it: Encoding, prices: Prices) -> Linear:
+    """Cross-group traffic and barriers of one iteration, in points (see `Prices`)."""
+    points: list[Linear] = []
+    for (src, dst), blocking in _pairs(it).items():
+        waits = prices.wait_per_warp * it.graph.by_id[dst].min_warps
+        if blocking and prices.local_waits:
+            points += [
+                it.member[dst, w] * (prices.wait_per_warp * group.warps)
+                for w, group in enumerate(it.target.groups)
+            ]
+        if src == dst:
+            continue
+        crossing = 1 - same_group(it, src, dst)
+        value = any(carries_registers(it.graph, e) for e in it.graph.outgoing[src] if e.dst == dst)
+        words = it.graph.by_id[src].registers if value else 0
+        price = words // prices.words_per_point + prices.edge
+        if blocking != prices.local_waits:
+            price += waits  # a barrier that only exists because the edge crosses
+        points.append(crossing * price)
+    points += [used * (prices.warp * g.warps) for used, g in zip(it.used, it.target.groups, strict=True)]
+    return sum(points)
+
+
+def _pairs(it: Encoding) -> dict[tuple[str, str], bool]:
+    """Distinct (src, dst) pairs, and whether an edge between them is blocking."""
+    pairs: dict[tuple[str, str], bool] = {}
+    for edge in it.graph.edges:
+        key = (edge.src, edge.dst)
+        pairs[key] = pairs.get(key, False) or edge.blocking
+    return pairs
+
+
+def register_time(it: Encoding, prices: Prices) -> Linear:
+    """Registers x live time of one iteration, in kilo-word-cycles a warp (words // 16 each)."""
+    del prices
+    return sum(
+        it.life[node.id] * max(1, node.words_per_warp // 16)
+        for node in it.graph.nodes
+        if node.registers
+    )
+
+
+def length(it: Encoding, prices: Prices) -> Linear:
+    """Cycles from the first issue to the last end of one iteration."""
+    del prices
+    return 0 if it.length is None else it.length
+
+
+def groups(it: Encoding, prices: Prices) -> Linear:
+    """Warps launched."""
+    del prices
+    return sum(used * g.warps for used, g in zip(it.used, it.target.groups, strict=True))
+
+
+TRAFFIC = Stage("traffic", "points", traffic)
+REGISTER_TIME = Stage("register time", "x16 word-cycles", register_time)
+LENGTH = Stage("length", "cycles", length)
+GROUPS = Stage("warps", "warps", groups)
+STAGES = (TRAFFIC, REGISTER_TIME, LENGTH, GROUPS)
