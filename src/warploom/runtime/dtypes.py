@@ -133,7 +133,8 @@ def decode(bits: Bits, dtype: DType) -> npt.NDArray[np.float64]:
         "e5m2": lambda: (raw.astype(np.uint16) << 8).view(np.float16).astype(np.float64),
         "e4m3": lambda: _decode_e4m3(raw.astype(np.int64)),
     }
-    return direct[dtype.name]()
+    with np.errstate(invalid="ignore"):  # signalling NaN codes are values here, not mistakes
+        return direct[dtype.name]()
 
 
 def _decode_e4m3(code: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

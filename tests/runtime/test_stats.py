@@ -1,0 +1,93 @@
+"""The statistics tell the truth: A/A covers 1 at the stated rate, a planted 2 % is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom.errors import InputError
+from warploom.runtime.stats import (
+    Ratio,
+    bootstrap_ratio,
+    geometric_mean,
+    palindrome,
+    round_ratios,
+)
+
+
+def simulate(
+    rng: np.random.Generator, speedup: float, noise: float = 0.01, reload_noise: float = 0.0
+) -> list[np.ndarray]:
+    """Round ratios of 4 reloads of 12 rounds; noise as a heavy-tailed multiplicative error."""
+    groups = []
+    for _ in range(4):
+        offset = 1 + reload_noise * rng.standard_normal()
+        base = 100 * (1 + noise * rng.standard_t(4, 12))
+        other = 100 / speedup * (1 + noise * rng.standard_t(4, 12))
+        groups.append(round_ratios(base, other) * offset)
+    return groups
+
+
+def test_a_copy_of_the_base_covers_one_at_about_the_stated_rate() -> None:
+    rng = np.random.default_rng(1)
+    covered = 0
+    trials = 200
+    for trial in range(trials):
+        ratio = bootstrap_ratio(simulate(rng, 1.0), seed=trial, resamples=300)
+        covered += ratio.low <= 1 <= ratio.high
+    assert covered / trials >= 0.90
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_a_planted_two_percent_is_found(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ratio = bootstrap_ratio(simulate(rng, 1.02, noise=0.005), seed=seed, resamples=300)
+    assert ratio.verdict == "win"
+    assert abs(ratio.median - 1.02) < 0.01
+    control = bootstrap_ratio(simulate(rng, 1.0, noise=0.002), seed=seed, resamples=300)
+    assert ratio.clears(control)
+
+
+def test_reload_spread_widens_the_interval() -> None:
+    rng = np.random.default_rng(3)
+    still = bootstrap_ratio(simulate(rng, 1.0, noise=0.001), resamples=500)
+    moving = bootstrap_ratio(simulate(rng, 1.0, noise=0.001, reload_noise=0.01), resamples=500)
+    assert moving.high - moving.low > 5 * (still.high - still.low)
+
+
+def test_a_slower_candidate_is_a_loss_and_a_close_one_no_win() -> None:
+    rng = np.random.default_rng(4)
+    assert bootstrap_ratio(simulate(rng, 0.95)).verdict == "loss"
+    assert Ratio(1.001, 0.999, 1.003, 10, 1).verdict == "no win"
+    assert not Ratio(1.01, 1.005, 1.02, 10, 1).clears(Ratio(1.0, 0.994, 1.001, 10, 1))
+
+
+@given(st.integers(1, 6), st.integers(0, 100))
+def test_a_round_is_a_palindrome_of_every_function(functions: int, seed: int) -> None:
+    order = palindrome(functions, np.random.default_rng(seed))
+    assert order == order[::-1]
+    assert sorted(order) == sorted([*range(functions), *range(functions)])
+
+
+@given(st.floats(0.001, 0.05), st.floats(0.8, 1.2), st.integers(0, 50))
+def test_a_palindrome_cancels_linear_drift(drift: float, speedup: float, seed: int) -> None:
+    order = palindrome(2, np.random.default_rng(seed))
+    times = np.array([1.0, 1 / speedup])
+    seen = [times[index] + drift * place for place, index in enumerate(order)]
+    sums = [sum(t for t, index in zip(seen, order, strict=True) if index == f) for f in (0, 1)]
+    assert sums[0] - 2 * times[0] == pytest.approx(sums[1] - 2 * times[1])
+
+
+def test_bad_series_are_refused() -> None:
+    with pytest.raises(InputError, match="equal, non-empty"):
+        round_ratios([1.0], [])
+    with pytest.raises(InputError, match="finite times above zero"):
+        round_ratios([1.0], [0.0])
+    with pytest.raises(InputError, match="at least one ratio"):
+        bootstrap_ratio([[]])
+    with pytest.raises(InputError, match="geometric mean"):
+        geometric_mean([])
+    assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)

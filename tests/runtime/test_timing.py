@@ -1,0 +1,87 @@
+"""Interleaved timing on the virtual clock: planted ratios are found, the host gap never is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_device import FakeDevice, image, spec
+
+from warploom.errors import DeviceError, InputError
+from warploom.runtime.helpers import Helpers
+from warploom.runtime.timing import (
+    CONTROL,
+    Stopwatch,
+    Timing,
+    TimingSettings,
+    launches_per_window,
+    time_images,
+)
+from warploom.runtime.workbench import Workbench
+
+
+def make(noise: float = 0.0, late_spins: int = 0) -> Workbench:
+    device = FakeDevice(noise=noise, late_spins=late_spins)
+    return Workbench(device, Helpers(device), spec())
+
+
+def test_a_planted_speed_up_is_found_and_the_control_is_one() -> None:
+    bench = make(noise=0.01)
+    timing = time_images(bench, {"base": image(us=20), "new": image(us=19.6)})
+    assert timing.ratios["new"].verdict == "win"
+    assert timing.ratios["new"].median == pytest.approx(20 / 19.6, rel=0.005)
+    assert timing.control.low <= 1 <= timing.control.high
+    assert timing.median_us["base"] == pytest.approx(20, rel=0.02)
+    assert len(timing.reload_medians["new"]) == 4
+    assert timing.ratios["new"].rounds == 48
+
+
+@pytest.mark.parametrize("mode", ["warm", "cold"])
+def test_both_modes_measure_the_launch_alone(mode: str) -> None:
+    bench = make()
+    settings = TimingSettings(mode=mode, rounds=3, reloads=2)
+    timing = time_images(bench, {"a": image(us=7), "b": image(us=14)}, settings)
+    assert timing.median_us == pytest.approx({"a": 7, "b": 14, CONTROL: 7})
+    assert timing.ratios["b"].median == pytest.approx(0.5)
+    assert timing.ratios["b"].verdict == "loss"
+    assert timing.launches_per_window == (9 if mode == "warm" else 1)
+    back = Timing.from_json(json.loads(json.dumps(timing.to_json())))
+    assert back == timing
+    assert "0.5000" in str(timing)
+
+
+def test_a_spin_that_ends_too_early_throws_the_batch_away_and_grows() -> None:
+    bench = make(late_spins=2)
+    watch = Stopwatch(bench)
+    loaded = bench.load(image(us=5))
+    assert watch.windows([loaded] * 3, 2) == pytest.approx([5, 5, 5])
+    spins = bench.device.spins  # type: ignore[attr-defined]
+    assert len(spins) == 3
+    assert spins == sorted(set(spins))
+
+
+def test_a_host_that_never_keeps_up_is_named() -> None:
+    bench = make(late_spins=10_000)
+    with pytest.raises(DeviceError, match="too busy to time"):
+        Stopwatch(bench).windows([bench.load(image())], 1)
+
+
+def test_windows_hold_enough_launches_for_short_kernels_only() -> None:
+    settings = TimingSettings(window_us=60)
+    assert launches_per_window(2.0, settings) == 30
+    assert launches_per_window(0.01, settings) == 32
+    assert launches_per_window(500.0, settings) == 1
+    assert launches_per_window(2.0, TimingSettings(mode="cold")) == 1
+
+
+def test_bad_requests_are_refused() -> None:
+    with pytest.raises(InputError, match="mode 'hot'"):
+        TimingSettings(mode="hot")
+    with pytest.raises(InputError, match="rounds >= 2"):
+        TimingSettings(rounds=1)
+    with pytest.raises(InputError, match="none named 'control'"):
+        time_images(make(), {CONTROL: image()})
+
+
+def test_the_sm_clock_is_read_from_a_spin() -> None:
+    assert make().helpers.clock_mhz() == pytest.approx(1000.0)
