@@ -17,7 +17,7 @@ from warploom.codegen.prelude import needed
 from warploom.codegen.tasks import task_lines
 from warploom.codegen.values import Values, c_index
 from warploom.errors import InputError
-from warploom.tile import Loop, Op
+from warploom.tile import Array, Index, Loop, Op
 
 SHARED_LIMIT = 232448  # bytes a block may have on sm_90 (CUDA programming guide, table 21)
 BARRIER_BYTES = 8
@@ -37,8 +37,10 @@ class CudaSource:
     shared_bytes: int
     threads: int
     cluster: int
-    grid: tuple[tuple[str, str], ...]
+    grid: tuple[tuple[str, Index], ...]
+    cluster_axis: str
     persistent: bool
+    arrays: tuple[Array, ...]
 
     def __str__(self) -> str:
         return self.text
@@ -100,8 +102,10 @@ class _Emitter:
             self.shared_bytes,
             threads,
             self.cluster,
-            tuple((name, str(extent)) for name, extent in self.program.grid),
+            self.program.grid,
+            self.plan.cluster[0] if self.cluster > 1 else "",
             self.plan.persistent,
+            self.program.arrays,
         )
 
     # ---- shared memory
@@ -301,7 +305,7 @@ class _Emitter:
         lines = [
             f"const int {index}_start = {c_index(loop.start)}, {index}_stop = {c_index(loop.stop)};"
         ]
-        block = ["{", *lines]
+        block = ["{", *_indent(lines)]
         inner: list[str] = []
         if section.depth == 0:
             inner = self._steady(role, values, section, f"{index}_start")
@@ -473,4 +477,4 @@ def _short(where: str) -> str:
 
 
 def _indent(lines: list[str]) -> list[str]:
-    return [line if line.startswith("#pragma") else f"  {line}" for line in lines]
+    return [f"  {line}" for line in lines]

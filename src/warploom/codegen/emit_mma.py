@@ -42,7 +42,7 @@ def issue_lines(
             if left is None:
                 a = f"&{a_var.name}[{t}][{4 * step}]"
             else:
-                a = _descriptor(block, values, op, a_var.name, left, step, t)
+                a = _descriptor(block, op, a_var.name, left, step, t)
             b = _slot_descriptor(block, b_var.name, right, right.offset(step))
             accumulate = "1"
             if step == 0:
@@ -55,17 +55,13 @@ def issue_lines(
 
 
 def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: int) -> str:
+    # Everything known now is in the low word; the address field cannot carry into the next one.
     ring, buffer = block.home(name)
     low, high = operand.words()
-    at = f"{ring.name}_at"
-    if buffer.offset + offset:
-        at += f" + {buffer.offset + offset}"
-    return f"descriptor({low:#x}, {high:#x}, {at})"
+    return f"descriptor({low + (buffer.offset + offset) // 16:#x}, {high:#x}, {ring.name}_at)"
 
 
-def _descriptor(
-    block: BlockProgram, values: Values, op: Op, name: str, operand: Operand, step: int, t: int
-) -> str:
+def _descriptor(block: BlockProgram, op: Op, name: str, operand: Operand, step: int, t: int) -> str:
     # Operand A: this group's part of the rows, then block t of it.
     placement = block.placement
     kind = op.srcs[0].type
@@ -74,7 +70,6 @@ def _descriptor(
     if axis == placement.split and placement.parts > 1:
         rows = kind.size(axis) // placement.parts
         text = f"{text[:-1]} + part * {operand.offset(0, rows)})"
-    del values
     return text
 
 

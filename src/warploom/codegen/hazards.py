@@ -93,9 +93,12 @@ def _join(effects: Effects, step: Step, queues: set[Queue], result: list[Step]) 
     if not counts:
         return queues
     count = min(counts)
-    done = [token for queue in queues for token in queue[: len(queue) - count]]
-    result.append(Step("Join", count=count, names=_names(effects, done)))
-    return {queue[len(queue) - count :] if len(queue) > count else queue for queue in queues}
+    done = [token for queue in queues for token in queue[: max(0, len(queue) - count)]]
+    left = {queue[max(0, len(queue) - count) :] for queue in queues}
+    busy = set(_names(effects, [token for queue in left for token in queue]))
+    names = tuple(name for name in _names(effects, done) if name not in busy)
+    result.append(Step("Join", count=count, names=names))
+    return left
 
 
 def _names(effects: Effects, tokens: Sequence[Token]) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warploom.codegen.fuse import fuse
-from warploom.codegen.place import place
+from warploom.codegen.place import Placement, place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
 from warploom.schedule.schedule import Group, Schedule
@@ -91,14 +90,7 @@ def multistage(
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
     for loop in program.loops():
-        kept = fuse(program).kept
-        ops = [
-            op
-            for op in loop.body
-            if isinstance(op, Op)
-            and op.id in kept
-            and not (op.dst is not None and placement.is_shared(op.dst))
-        ]
+        ops = _placed(program, loop, placement)
         order = [(op.label, 0) for op in ops]
         reader = {
             ring: max(op.id for op in ops if any(v.name in names for v in op.srcs))
@@ -130,3 +122,62 @@ def _rings(program: Program, loop: Loop, depth: int | Mapping[str, int]) -> dict
         "_".join(op.array.name for op in ops if op.array): [op.dst.name for op in ops if op.dst]
         for ops in found.values()
     }
+
+
+def overlapped(
+    program: Program,
+    depth: int | Mapping[str, int],
+    launch: LaunchPlan,
+    compute: int = 2,
+    turns: bool = True,
+) -> KernelSchedule:
+    """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
+    so that both are in flight while the ops between them run; with `turns` the groups take the
+    tensor core in turn (ping-pong).
+    """
+    placement = place(program, launch.split, compute)
+    loops: dict[str, Schedule] = {}
+    for loop in program.loops():
+        ops = _placed(program, loop, placement)
+        matmuls = [op for op in ops if op.kind == "mma"]
+        if len(matmuls) < 2:
+            raise InputError(
+                f"loop {loop.index} of {program.name} has {len(matmuls)} matmuls; the overlapped "
+                "schedule needs two, use multistage"
+            )
+        last = matmuls[-1]
+        order = [(op.label, 0) for op in matmuls[:-1]] + [(last.label, 1)]
+        order += [(op.label, 0) for op in ops if op.kind != "mma"]
+        by_label = {op.label: op for op in ops}
+        for ring, names in _rings(program, loop, depth).items():
+            reader = [op for op in ops if any(v.name in names for v in op.srcs)][-1]
+            place_ = _first_toucher(placement, order, by_label, reader)
+            order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
+        loops[loop.index] = write(
+            program, loop, compute, depth, order, shift=len(matmuls) if turns else 0
+        )
+    return KernelSchedule("overlapped" + ("-turns" if turns else ""), loops, launch, turns)
+
+
+def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:
+    return [
+        op
+        for op in loop.body
+        if isinstance(op, Op)
+        and op.id in placement.fusion.kept
+        and not (op.dst is not None and placement.is_shared(op.dst))
+    ]
+
+
+def _first_toucher(
+    placement: Placement, order: Sequence[tuple[str, int]], by_label: Mapping[str, Op], reader: Op
+) -> int:
+    """The place in the order of the first op, not a matmul, that needs the reader's result."""
+    assert reader.dst is not None
+    for number, (label, _) in enumerate(order):
+        op = by_label.get(label)
+        if op is None or op.kind == "mma":
+            continue
+        if reader.dst in placement.fusion.sources(op) or op.dst == reader.dst:
+            return number
+    return len(order)

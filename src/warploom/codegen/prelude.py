@@ -37,7 +37,7 @@ DEVICE void barrier_arrive(unsigned bar) {
     "barrier_arrive_at": """\
 DEVICE void barrier_arrive_at(unsigned bar, unsigned cta) {
   asm volatile("{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;\\n"
-               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }"
+               "mbarrier.arrive.shared::cluster.b64 _, [remote]; }"
                ::"r"(bar), "r"(cta) : "memory");
 }""",
     "barrier_wait": """\
@@ -128,7 +128,7 @@ template <int kRows, int kCols> DEVICE void pin(unsigned (&x)[kRows][kCols]) {
 }""",
     "descriptor": """\
 DEVICE unsigned long long descriptor(unsigned low, unsigned high, unsigned address) {
-  return (static_cast<unsigned long long>(high) << 32) | (low | (address >> 4));
+  return (static_cast<unsigned long long>(high) << 32) | (low + (address >> 4));
 }""",
     "pack_bf16": """\
 DEVICE unsigned pack_bf16(float low, float high) {

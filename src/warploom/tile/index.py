@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from warploom.errors import InputError
 
@@ -61,6 +62,26 @@ class Index:
         if self.op in ("min", "max"):
             return f"{self.op}({left}, {right})"
         return f"({left} {self.op} {right})"
+
+    def to_json(self) -> Any:
+        """A number, a name or `[op, left, right]`."""
+        if self.op == "symbol":
+            return self.name
+        if self.op == "const":
+            return self.value
+        return [self.op, *(arg.to_json() for arg in self.args)]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Index:
+        """An expression back from JSON; raises `InputError` for anything else."""
+        if isinstance(data, str):
+            return symbol(data)
+        if isinstance(data, int):
+            return const(data)
+        items = cast("list[Any]", data) if isinstance(data, list) else []
+        if len(items) != 3 or items[0] not in FOLD:
+            raise InputError(f"index expression {data!r}: expected [op, left, right]")
+        return cls(items[0], args=(cls.from_json(items[1]), cls.from_json(items[2])))
 
     def symbols(self) -> frozenset[str]:
         """The names this expression depends on."""

@@ -77,16 +77,16 @@ class Tile:
     def __abs__(self) -> Tile:
         return elementwise("abs", self)
 
-    def __lt__(self, other: Tile | float) -> Tile:
+    def __lt__(self, other: Tile | float | Index) -> Tile:
         return elementwise("lt", self, other)
 
-    def __le__(self, other: Tile | float) -> Tile:
+    def __le__(self, other: Tile | float | Index) -> Tile:
         return elementwise("le", self, other)
 
-    def __gt__(self, other: Tile | float) -> Tile:
+    def __gt__(self, other: Tile | float | Index) -> Tile:
         return elementwise("gt", self, other)
 
-    def __ge__(self, other: Tile | float) -> Tile:
+    def __ge__(self, other: Tile | float | Index) -> Tile:
         return elementwise("ge", self, other)
 
     def equals(self, other: Tile | float) -> Tile:

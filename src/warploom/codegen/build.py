@@ -1,0 +1,223 @@
+"""Source to cubin with nvcc's wheel, no GPU needed; what the compiler says is part of the answer.
+
+A note that wgmma was serialised or setmaxnreg ignored, a spill or a stack frame is an error unless
+allowed by name: each is a large silent slow-down (handbook/tiles.md 5.8). Results are cached by the
+hash of source, compiler and architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from warploom import toolchain
+from warploom.codegen.emit import CudaSource, emit
+from warploom.codegen.lower import lower
+from warploom.codegen.plan import KernelSchedule
+from warploom.errors import CheckFailed, InputError
+from warploom.files import write_bytes_atomically, write_text_atomically
+from warploom.tile import Array, Index, Program, dtype
+
+SCHEMA = "warploom.kernel"
+VERSION = 1
+ARCHITECTURES = ("sm_90a",)
+# What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.
+FAULTS = {
+    "serialized": r"wgmma.*serializ|serializ.*wgmma|Potential Performance Loss",
+    "setmaxnreg": r"setmaxnreg.*ignored",
+    "injected": r"warpgroup\.(wait|arrive).*(injected|inserted)",
+}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler reported: registers a thread at entry, bytes of spills and stack."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    compiler: str
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel ready to launch or to ship: source, machine code and what a launch must know."""
+
+    source: CudaSource
+    cubin: bytes
+    resources: Resources
+    arch: str
+    program_text: str = ""
+    schedule: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def manifest(self) -> dict[str, Any]:
+        """Everything but source and cubin, as JSON data."""
+        src = self.source
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "name": src.name,
+            "arch": self.arch,
+            "parameters": list(src.parameters),
+            "shared_bytes": src.shared_bytes,
+            "threads": src.threads,
+            "cluster": src.cluster,
+            "cluster_axis": src.cluster_axis,
+            "persistent": src.persistent,
+            "grid": [[name, extent.to_json()] for name, extent in src.grid],
+            "arrays": [[a.name, a.dtype.name, list(a.dims)] for a in src.arrays],
+            "resources": asdict(self.resources),
+            "sha256": hashlib.sha256(self.cubin).hexdigest(),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write `NAME.cu`, `NAME.cubin`, `schedule.json` and `manifest.json`."""
+        name = self.source.name
+        write_text_atomically(folder / f"{name}.cu", self.source.text)
+        write_bytes_atomically(folder / f"{name}.cubin", self.cubin)
+        write_text_atomically(folder / "schedule.json", json.dumps(self.schedule, indent=1) + "\n")
+        write_text_atomically(
+            folder / "manifest.json", json.dumps(self.manifest(), indent=1) + "\n"
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Built:
+        """A kernel back from the folder `write` made; raises `InputError` when it is not one."""
+        try:
+            data = json.loads((folder / "manifest.json").read_text())
+            name = data["name"]
+            cubin = (folder / f"{name}.cubin").read_bytes()
+            text = (folder / f"{name}.cu").read_text()
+        except (OSError, json.JSONDecodeError, KeyError) as error:
+            raise InputError(f"{folder}: not a built kernel ({error})") from None
+        if data.get("schema") != SCHEMA or data.get("version") != VERSION:
+            raise InputError(f"{folder}/manifest.json: expected schema {SCHEMA} version {VERSION}")
+        if hashlib.sha256(cubin).hexdigest() != data["sha256"]:
+            raise InputError(f"{folder}/{name}.cubin is not the one manifest.json was written for")
+        source = CudaSource(
+            name,
+            text,
+            tuple(data["parameters"]),
+            data["shared_bytes"],
+            data["threads"],
+            data["cluster"],
+            tuple((axis, Index.from_json(extent)) for axis, extent in data["grid"]),
+            data["cluster_axis"],
+            data["persistent"],
+            tuple(Array(n, dtype(kind), tuple(dims)) for n, kind, dims in data["arrays"]),
+        )
+        resources = Resources(**{**data["resources"], "notes": tuple(data["resources"]["notes"])})
+        return cls(source, cubin, resources, data["arch"])
+
+
+def build(
+    program: Program,
+    schedule: KernelSchedule,
+    arch: str = "sm_90a",
+    allow: tuple[str, ...] = (),
+    cache: Path | None = None,
+) -> Built:
+    """Program and schedule to a cubin; raises `CheckFailed` for a fault not in `allow`."""
+    source = emit(lower(program, schedule))
+    cubin, resources = compile_source(source, arch, allow, cache)
+    return Built(source, cubin, resources, arch, str(program), schedule.to_json())
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: `WARPLOOM_CACHE`, else the user's cache folder."""
+    chosen = os.environ.get("WARPLOOM_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "warploom"
+
+
+def compile_source(
+    source: CudaSource, arch: str, allow: tuple[str, ...] = (), cache: Path | None = None
+) -> tuple[bytes, Resources]:
+    """Compile one file; gives the cubin and the compiler's report."""
+    if arch not in ARCHITECTURES:
+        raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(ARCHITECTURES)}")
+    tool = toolchain.find("nvcc")
+    key = hashlib.sha256(f"{arch} {tool.version} {source.text}".encode()).hexdigest()[:32]
+    folder = (cache or cache_folder()) / "cubin"
+    report, image = folder / f"{key}.json", folder / f"{key}.cubin"
+    if report.is_file() and image.is_file():
+        data = json.loads(report.read_text())
+        resources = Resources(**{**data, "notes": tuple(data["notes"])})
+        _judge(source.name, resources, allow)
+        return image.read_bytes(), resources
+    cubin, resources = _run(tool, source, arch)
+    _judge(source.name, resources, allow)
+    write_bytes_atomically(image, cubin)
+    write_text_atomically(report, json.dumps(asdict(resources)))
+    return cubin, resources
+
+
+def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Resources]:
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "kernel.cu").write_text(source.text)
+        done = tool.run(
+            "-cubin",
+            f"-arch={arch}",
+            "-std=c++17",
+            "-O3",
+            "-Xptxas",
+            "-v",
+            "-lineinfo",
+            "-diag-suppress",
+            "177",
+            "-o",
+            str(folder / "kernel.cubin"),
+            str(folder / "kernel.cu"),
+        )
+        if done.returncode:
+            lines = [
+                line for line in done.stderr.splitlines() if "error" in line or "fatal" in line
+            ]
+            raise CheckFailed(f"nvcc refused {source.name}: {' | '.join(lines) or done.stderr}")
+        cubin = (folder / "kernel.cubin").read_bytes()
+    return cubin, _report(done.stderr + done.stdout, tool.version, time.perf_counter() - started)
+
+
+def _report(text: str, version: str, seconds: float) -> Resources:
+    def number(pattern: str) -> int:
+        match = re.search(pattern, text)
+        return int(match.group(1)) if match else 0
+
+    notes = tuple(
+        line.strip()
+        for line in text.splitlines()
+        if any(re.search(pattern, line, re.IGNORECASE) for pattern in FAULTS.values())
+    )
+    return Resources(
+        number(r"Used (\d+) registers"),
+        number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        number(r"(\d+) bytes stack frame"),
+        f"nvcc {version}",
+        round(seconds, 3),
+        notes,
+    )
+
+
+def _judge(name: str, resources: Resources, allow: tuple[str, ...]) -> None:
+    if resources.spill_bytes and "spills" not in allow:
+        raise CheckFailed(
+            f"{name} spills {resources.spill_bytes} B of registers; make its tile smaller, give "
+            "its groups more registers, or allow 'spills'"
+        )
+    if resources.stack_bytes and "stack" not in allow:
+        raise CheckFailed(f"{name} has a stack frame of {resources.stack_bytes} B; allow 'stack'")
+    for note in resources.notes:
+        for fault, pattern in FAULTS.items():
+            if fault not in allow and re.search(pattern, note, re.IGNORECASE):
+                raise CheckFailed(f"{name}: ptxas says: {note} (allow {fault!r} to accept it)")

@@ -1,0 +1,193 @@
+"""Attention forward: o = softmax(scale q k^T + mask) v, one pass over the keys.
+
+Arrays: `q, o: [batch, heads, rows, d]`, `k, v: [batch, kv_heads, keys, d]`, `lse: [batch, heads,
+rows]` (natural logarithm). Query row r stands at key position r + keys - rows, so that the last
+row sees every key (FlashAttention's convention). A row that sees no key gives o = 0, lse = -inf.
+Source: online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.errors import InputError
+from warploom.tile import (
+    BF16,
+    FP32,
+    Array,
+    DType,
+    Index,
+    Program,
+    Tile,
+    array,
+    cdiv,
+    coordinate,
+    exp2,
+    full,
+    grid,
+    load,
+    log2,
+    loop,
+    max_along,
+    maximum,
+    maximum_index,
+    minimum_index,
+    reciprocal,
+    size,
+    span,
+    store,
+    sum_along,
+    trace,
+    where,
+    zeros,
+)
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """What is static: element type, head size, masks, query heads a key head, and the tile.
+
+    `window` w lets row position p see keys p - w + 1 ... (None: all); `tile` is (rows, keys);
+    `scale` defaults to 1 / sqrt(head_dim).
+    """
+
+    dtype: DType = BF16
+    head_dim: int = 128
+    causal: bool = False
+    window: int | None = None
+    group: int = 1
+    lse: bool = False
+    scale: float | None = None
+    tile: tuple[int, int] = (128, 128)
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.group < 1 or (self.window is not None and self.window < 1):
+            raise InputError(f"attention group={self.group} window={self.window}: expected >= 1")
+
+    @property
+    def factor(self) -> float:
+        """The factor on q k^T."""
+        return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The parameters of the program."""
+        specs = {
+            "q": array(self.dtype, "batch heads rows d"),
+            "k": array(self.dtype, "batch kv_heads keys d"),
+            "v": array(self.dtype, "batch kv_heads keys d"),
+            "o": array(self.dtype, "batch heads rows d"),
+        }
+        return {**specs, "lse": array(FP32, "batch heads rows")} if self.lse else specs
+
+
+def attention(config: AttentionConfig | None = None) -> Program:
+    """The tile program of attention forward."""
+    chosen = config or AttentionConfig()
+    return trace(_attention, chosen.arrays, name="attention", config=chosen)
+
+
+def _attention(
+    q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, lse: Array | None = None
+) -> None:
+    bq, bk = config.tile
+    d, scale = config.head_dim, config.factor * LOG2E
+    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), bq))
+    rows, width, kv_head = span(i * bq, bq), span(0, d), head // config.group
+    shift = size("keys") - size("rows")
+    row_at = coordinate("rows", bq, i * bq + shift)
+    queries = load(q, batch, head, rows, width)
+    top, total, acc = full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=d)
+
+    def step(j: Index, masked: bool) -> None:
+        keys = span(j * bk, bk)
+        scores = queries @ load(k, batch, kv_head, keys, width)
+        if masked:
+            scores[:] = where(_visible(config, row_at, j), scores, -math.inf)
+        highest = maximum(top, max_along(scores, "keys"))
+        # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
+        base = (where(highest.equals(-math.inf), 0.0, highest) if masked else highest) * scale
+        rescale = exp2(top * scale - base)
+        weights = exp2(scores * scale - base)
+        total[:] = total * rescale + sum_along(weights, "keys")
+        top[:] = highest
+        acc[:] = acc * rescale
+        values = load(v, batch, kv_head, keys, width)
+        acc[:] = acc + weights.cast(config.dtype) @ values
+
+    bounds = _bounds(config, i)
+    for begin, end, masked in bounds:
+        for j in loop(begin, end):
+            step(j, masked)
+    none = total.equals(0.0)
+    store(
+        o,
+        batch,
+        head,
+        rows,
+        width,
+        tile=(acc * where(none, 0.0, reciprocal(total))).cast(config.dtype),
+    )
+    if lse is not None:
+        natural = (top * scale + log2(total)) * (1.0 / LOG2E)
+        store(lse, batch, head, rows, tile=where(none, -math.inf, natural))
+
+
+def _visible(config: AttentionConfig, row_at: Tile, j: Index) -> Tile:
+    key_at = coordinate("keys", config.tile[1], j * config.tile[1])
+    seen = key_at < size("keys")
+    if config.causal:
+        seen = seen & (row_at >= key_at)
+    if config.window is not None:
+        seen = seen & (row_at - config.window < key_at)
+    return seen
+
+
+def _bounds(config: AttentionConfig, i: Index) -> list[tuple[Index, Index, bool]]:
+    """Blocks of keys (begin, end, masked): those every row sees whole run without a mask."""
+    bq, bk = config.tile
+    keys, first = size("keys"), i * bq + size("keys") - size("rows")
+    whole, end = keys // bk, cdiv(keys, bk)
+    if config.causal:
+        whole = minimum_index(whole, maximum_index(first + 1, 0) // bk)
+        end = minimum_index(end, cdiv(maximum_index(first + bq, 0), bk))
+    if config.window is None:
+        zero = maximum_index(0, 0)
+        return [(zero, whole, False), (whole, end, True)]
+    begin = maximum_index(first - config.window + 1, 0) // bk
+    clear = cdiv(maximum_index(first + bq - config.window, 0), bk)
+    clear = minimum_index(maximum_index(clear, begin), end)
+    whole = maximum_index(whole, clear)
+    return [(begin, clear, True), (clear, whole, False), (whole, end, True)]
+
+
+def reference(
+    config: AttentionConfig, values: dict[str, NDArray[Any]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(o, lse) in float64; `values` has q, k, v already in their element type."""
+    q = values["q"].astype(np.float64)
+    k, v = (np.repeat(values[n].astype(np.float64), config.group, axis=1) for n in ("k", "v"))
+    scores = np.einsum("bhrd,bhkd->bhrk", q, k) * config.factor
+    rows, keys = scores.shape[-2:]
+    row_at, key_at = np.arange(rows)[:, None] + keys - rows, np.arange(keys)[None, :]
+    seen = np.ones((rows, keys), bool)
+    if config.causal:
+        seen &= key_at <= row_at
+    if config.window is not None:
+        seen &= key_at > row_at - config.window
+    scores = np.where(seen, scores, -np.inf)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isinf(top), 0.0, top))
+    total = weights.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = np.where(total == 0, -np.inf, np.where(np.isinf(top), 0, top) + np.log(total))
+    out = np.einsum("bhrk,bhkd->bhrd", weights / np.where(total == 0, 1.0, total), v)
+    return out, lse[..., 0]
