@@ -109,5 +109,6 @@ KERNEL = SuiteKernel(
     flops=lambda shape: (
         4 * shape["batch"] * shape["heads"] * shape["rows"] ** 2 * shape["head_dim"]
     ),
+    exponentials=lambda shape: shape["batch"] * shape["heads"] * shape["rows"] ** 2,
     notes="non-causal",
 )

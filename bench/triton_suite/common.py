@@ -65,7 +65,8 @@ class SuiteKernel:
 
     `arguments` and `grid` follow the order of the function's run-time parameters. `reference` maps
     the input tensors by name (torch) to the outputs by name, in float64 or float32; a candidate is
-    right when ||out - ref|| / ||ref|| <= `tolerance`. `flops` counts multiply-add as 2.
+    right when ||out - ref|| / ||ref|| <= `tolerance`. `flops` counts multiply-add as 2 and runs on
+    `unit` (`tensor` cores or plain `lanes`); `exponentials` run on the special-function unit.
     """
 
     name: str
@@ -76,6 +77,8 @@ class SuiteKernel:
     grid: Callable[[Shape, Config], Grid]
     reference: Callable[[Mapping[str, Any]], dict[str, Any]]
     flops: Callable[[Shape], int]
+    unit: str = "tensor"
+    exponentials: Callable[[Shape], int] = lambda shape: 0
     tolerance: float = 5e-3
     dtype: str = "fp16"
     notes: str = ""

@@ -94,5 +94,6 @@ KERNEL = SuiteKernel(
     arguments=arguments,
     grid=grid,
     reference=reference,
+    exponentials=lambda shape: shape["m"] * shape["n"],
     flops=lambda shape: 4 * shape["m"] * shape["n"] * shape["k"],
 )

@@ -81,4 +81,5 @@ KERNEL = SuiteKernel(
     grid=grid,
     reference=reference,
     flops=lambda shape: 8 * shape["rows"] * shape["cols"],
+    unit="lanes",
 )

@@ -67,4 +67,5 @@ KERNEL = SuiteKernel(
     grid=grid,
     reference=reference,
     flops=lambda shape: 4 * shape["rows"] * shape["cols"],
+    unit="lanes",
 )

@@ -59,4 +59,6 @@ KERNEL = SuiteKernel(
     grid=grid,
     reference=reference,
     flops=lambda shape: 5 * shape["rows"] * shape["cols"],
+    unit="lanes",
+    exponentials=lambda shape: shape["rows"] * shape["cols"],
 )

@@ -12,6 +12,11 @@ def add_one(x_ptr, y_ptr, n, block: tl.constexpr):
     tl.store(y_ptr + lanes, x + 1.0, mask=lanes < n)
 
 
+def typed(x_ptr, types: tl.constexpr):
+    """x[0] = 1, rounded through types[0]."""
+    tl.store(x_ptr, tl.full((), 1, types[0]).to(tl.float32))
+
+
 def scaled(x_ptr, factor, stride, y_ptr, n, block: tl.constexpr, bias: tl.constexpr = 2):
     """y = x[stride * i] * factor + bias."""
     lanes = tl.program_id(0) * block + tl.arange(0, block)

@@ -200,6 +200,14 @@ def test_background_compilation(driver: Any, store: FolderStore, stored: bytes) 
     assert driver.loaded == [stored]
 
 
+def test_constants_that_json_cannot_hold(driver: Any, store: FolderStore) -> None:
+    install(store)
+    types = (triton.language.float16, triton.language.float32)
+    triton.jit(kernels.typed)[(1,)](helpers.FakeTensor(), types)
+    assert len(driver.launched) == 1
+    assert events()[-1].kernel == "typed"
+
+
 def test_bad_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="on_miss='sometimes', expected one of"):
         tuned(tmp_path, on_miss="sometimes")  # type: ignore[arg-type]

@@ -5,11 +5,11 @@ disk cache) and before anything is loaded on the GPU, the bytes in the `Compiled
 replaced. Launches after that are Triton's own, untouched, and so is Triton's disk cache.
 
 Why not Triton's hooks (read in the sources of 3.6.0, 3.7.0, 3.7.1, 3.8.0, 3.9.0): the stage
-inspection hook is not part of the disk-cache key in 3.6, so that a kernel cached earlier is never
-offered to it and a swapped one outlives it in the user's cache; and in every version it runs at
-every launch. `jit_post_compile_hook` serialises all constants as JSON first and so breaks kernels
-that it has nothing to do with (Gluon layouts, tuples of types). `JITFunction._do_compile` has one
-meaning in all of these versions; `check_triton` says so in one line when it is gone.
+inspection hook is part of no cache key in 3.6, so that a kernel cached earlier is never offered to
+it and a swapped one outlives it in the user's cache; from 3.7 on it is called at every launch.
+`jit_post_compile_hook` serialises all constants as JSON first and so breaks kernels that it has
+nothing to do with (any with a tuple of types, for one). `JITFunction._do_compile` has one meaning
+in all of these versions; `check_triton` says so in one line when it is gone.
 """
 
 from __future__ import annotations

@@ -1,0 +1,282 @@
+"""Claim `sass-search`: how much a search over machine code gains on Triton's best kernels.
+
+    python bench/sass_search.py [--kernels softmax,attention] [--methods identity,...] [--budget 60]
+
+For each kernel of the suite: every Triton configuration is checked and timed, the fastest one's
+cubin is searched by each method with the same wall-clock budget, the results are compared with the
+original in one interleaved run (several reloads, A/A control), checked, deployed to a store, and
+written as evidence rows. Runs on the GPU that it names; needs torch and Triton.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triton_suite import SUITE, SuiteKernel
+from triton_suite.common import shape_text
+from triton_suite.floors import describe_floors, floors_us
+from triton_suite.offline import compile_offline
+from triton_suite.on_gpu import TimedConfig, time_configurations
+from warploom import machine
+from warploom.errors import CheckFailed, WarploomError
+from warploom.evidence import Evidence, write_rows
+from warploom.integrations.deploy import FolderStore
+from warploom.integrations.triton_capture import CapturedKernel
+from warploom.runtime import (
+    Baseline,
+    CheckSettings,
+    LocalMeasurer,
+    Measurer,
+    Timing,
+    TimingSettings,
+    Workload,
+)
+
+CLAIM = "sass-search"
+RESULTS = Path(__file__).parent / "results" / "sass_search.json"
+ORIGINAL = "triton"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one method may spend on one kernel."""
+
+    seconds: float
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one method found: its best cubin (the original when nothing was better) and counts.
+
+    `measured` were run on the GPU, `rejected` failed the static verdict, `failed` gave wrong
+    output, crashed or hung.
+    """
+
+    cubin: bytes
+    measured: int = 0
+    rejected: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Method = Callable[[CapturedKernel, Measurer, Budget], Outcome]
+
+
+def search_identity(kernel: CapturedKernel, measurer: Measurer, budget: Budget) -> Outcome:
+    """The baseline that changes nothing: its ratio shows what the measurement itself does."""
+    return Outcome(kernel.cubin)
+
+
+# The searches, by the name of `--methods`. Each is handed the captured kernel and a measurer on
+# which its workload is already prepared.
+METHODS: dict[str, Method] = {"identity": search_identity}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel of the suite at its best Triton configuration, and what was measured on it."""
+
+    kernel: SuiteKernel
+    timed: list[TimedConfig]
+    captured: CapturedKernel
+    baseline: Baseline
+    timings: Mapping[str, Timing]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The command line."""
+
+    kernels: tuple[str, ...]
+    methods: tuple[str, ...]
+    budget: Budget
+    samples: int
+    reloads: int
+    out: Path
+    store: Path | None
+    command: str
+
+
+def main(arguments: list[str]) -> int:
+    """Run the claim; returns the exit status."""
+    settings = parse(arguments)
+    rows: list[Evidence] = []
+    for name in settings.kernels:
+        try:
+            rows.extend(run_kernel(SUITE[name], settings))
+        except WarploomError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return error.exit_code
+        write_rows(settings.out, rows)
+    print(f"{len(rows)} rows in {settings.out}")
+    return 0
+
+
+def parse(arguments: list[str]) -> Settings:
+    """Settings from the command line; argparse exits with status 2 on a bad one."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--kernels", default=",".join(SUITE), help="names, comma-separated")
+    parser.add_argument("--methods", default=",".join(METHODS), help="names, comma-separated")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds a method and kernel")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=0, help="random inputs after the patterns")
+    parser.add_argument("--reloads", type=int, default=8, help="module reloads of the comparison")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--store", type=Path, help="deploy winners into this folder")
+    given = parser.parse_args(arguments)
+    kernels, methods = (tuple(text.split(",")) for text in (given.kernels, given.methods))
+    for name, known in [(k, SUITE) for k in kernels] + [(m, METHODS) for m in methods]:
+        if name not in known:
+            parser.error(f"unknown name {name!r}, expected some of {', '.join(known)}")
+    command = shlex.join(["python", "bench/sass_search.py", *arguments])
+    return Settings(
+        kernels,
+        methods,
+        Budget(given.budget, given.seed),
+        given.samples,
+        given.reloads,
+        given.out,
+        given.store,
+        command,
+    )
+
+
+def run_kernel(kernel: SuiteKernel, settings: Settings) -> list[Evidence]:
+    """All methods on one kernel: pick the configuration, search, compare, check, deploy."""
+    timed = time_configurations(kernel)
+    for item in timed:
+        print(f"{kernel.name} {item.config.name}: {item.micros:.2f} us {item.reason}")
+    best = timed[0]
+    if math.isnan(best.micros):
+        raise CheckFailed(f"{kernel.name}: no Triton configuration runs and is right")
+    major, minor = torch.cuda.get_device_capability()
+    captured = compile_offline(kernel, best.config, 10 * major + minor)
+    torch.cuda.empty_cache()
+    with LocalMeasurer() as measurer:
+        baseline = measurer.prepare(Workload(captured.cubin, captured.launch))
+        outcomes = {
+            name: METHODS[name](captured, measurer, settings.budget) for name in settings.methods
+        }
+        images = {ORIGINAL: captured.cubin, **{name: o.cubin for name, o in outcomes.items()}}
+        timings = {
+            mode: measurer.compare(images, TimingSettings(mode=mode, reloads=settings.reloads))
+            for mode in ("warm", "cold")
+        }
+        checks = {
+            name: verdicts(measurer, captured, outcome, settings)
+            for name, outcome in outcomes.items()
+        }
+    case = Case(kernel, timed, captured, baseline, timings)
+    deploy(case, outcomes, checks, settings)
+    return [evidence(case, name, outcomes[name], checks[name], settings) for name in outcomes]
+
+
+def verdicts(
+    measurer: Measurer, captured: CapturedKernel, outcome: Outcome, settings: Settings
+) -> dict[str, Any]:
+    """The tested verdict of one result, as evidence checks."""
+    if outcome.cubin == captured.cubin:
+        return {"bitwise": "pass", "unchanged": True}
+    report = measurer.check(outcome.cubin, CheckSettings(samples=settings.samples))
+    return {
+        "bitwise": "pass" if report.passed else f"fail: {report.detail}",
+        "self_test": "pass" if "found" in report.self_test.values() else "fail",
+        "samples": report.samples,
+        "samples_per_second": round(report.samples_per_second),
+    }
+
+
+def evidence(
+    case: Case, method: str, outcome: Outcome, checks: dict[str, Any], settings: Settings
+) -> Evidence:
+    """The row of one method on one kernel: warm times, the flushed ratio among the checks."""
+    warm, cold = case.timings["warm"], case.timings["cold"]
+    ratio = warm.ratios[method]
+    ours = warm.median_us[method]
+    return Evidence(
+        claim=CLAIM,
+        kernel=f"{case.kernel.name} / {method}",
+        shape=shape_text(case.kernel.shape),
+        dtype=case.kernel.dtype,
+        device=str(case.baseline.device["name"]),
+        driver=str(case.baseline.device["driver_version"]),
+        compiler=case.captured.compiler,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=settings.command,
+        unit="us",
+        better="lower",
+        ours=ours,
+        baselines={f"triton {case.timed[0].config.name}": warm.median_us[ORIGINAL]},
+        ratio_to_best=ratio.median,
+        ci95=(ratio.low, ratio.high),
+        control=(warm.control.low, warm.control.high),
+        samples=ratio.rounds,
+        checks={
+            **checks,
+            "clears_control": ratio.clears(warm.control),
+            "flushed_ratio": str(cold.ratios[method]),
+            "flushed_control": str(cold.control),
+            "reload_medians": [round(value, 4) for value in warm.reload_medians[method]],
+            "candidates_measured": outcome.measured,
+            "candidates_rejected": outcome.rejected,
+            "candidates_failed": outcome.failed,
+            "candidates_per_second": round(outcome.measured / max(outcome.seconds, 1e-9), 1),
+            "seconds": round(outcome.seconds, 1),
+            "clock_mhz": warm.clock_mhz,
+            **outcome.notes,
+        },
+        notes=f"best of {len(case.timed)} Triton configurations; bounds: {bounds(case, ours)}",
+    )
+
+
+def bounds(case: Case, measured_us: float) -> str:
+    """The floors of the kernel on this GPU in words, or that the GPU is not described."""
+    device = str(case.baseline.device["name"])
+    name = next((known for known in machine.names() if known in device.lower()), None)
+    if name is None:
+        return f"unknown ({device} is not described in warploom.machine)"
+    return describe_floors(floors_us(case.kernel, machine.load(name)), measured_us)
+
+
+def deploy(
+    case: Case,
+    outcomes: Mapping[str, Outcome],
+    checks: Mapping[str, dict[str, Any]],
+    settings: Settings,
+) -> None:
+    """Store the fastest result that is right and clears the control, when a store was named."""
+    timing, captured = case.timings["warm"], case.captured
+    winners = [
+        name
+        for name, outcome in outcomes.items()
+        if outcome.cubin != captured.cubin
+        and checks[name]["bitwise"] == "pass"
+        and timing.ratios[name].clears(timing.control)
+    ]
+    if settings.store is None or not winners:
+        return
+    winner = max(winners, key=lambda name: timing.ratios[name].median)
+    FolderStore(settings.store).put(
+        captured.cubin,
+        outcomes[winner].cubin,
+        captured.name,
+        f"sm_{captured.arch}a" if captured.arch >= 90 else f"sm_{captured.arch}",
+        result={"method": winner, **timing.to_json()},
+        launch=captured.launch.to_json(),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
