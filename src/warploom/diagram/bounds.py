@@ -1,0 +1,268 @@
+"""Lower bounds on the values any schedule must move, so that results are "x % of a proven bound".
+
+All hold for one memory of M values in the red-blue pebble game (sequential, recomputation allowed
+unless said), hence for our derivations, whose independent groups can be run one after another.
+
+* compulsory: every external input is read and every output written once.
+* matmul: 2mnk/√M - 2M for a contraction whose operands are elementwise images of external arrays
+  (Smith, Lowery, Langou, van de Geijn 2019, 1702.02017). COSMA's 2mnk/√M + mn (1908.09606) is
+  given beside it as the attainable form.
+* sandwich: S_ij = f(Σ_l A_il B_jl) followed by Σ_j g(S_ij) V_jm with f not linear, i.e. attention and
+  two-matmul networks. Proof: cut the run into phases of T transfers. A pair (i, j) whose S_ij is
+  evaluated from nothing in a phase needs a row of A (width d) and of B, and each of its products
+  with V needs V's element; with a rows of A, b of B, n elements of V in reach, a·d + b·d + n <= M + T
+  and at most a·n products arise, so at most (M+T)²/(4(d+e))·e after n <= b·e. Pairs that bring S_ij
+  (or a partial sum of it) along number at most M + T, each giving at most e products. So a phase
+  completes at most F(T) = e·[(M+T)²/(4d(d+e)) + M + T] of the q·x·e products, and
+  H >= T·floor(q·x·e / F(T)) for every T; we take the best T. (V absent: e -> 0 counts S itself.)
+  This sharpens Saha & Ye's Θ(N²d²/M), 2402.07443, with a constant: 2N²d²/M as d²/M -> 0.
+* HBL: exponents only (no constant), by the linear program of Dinh & Demmel 2003.00119.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from warploom.diagram.cascade import ancestors
+from warploom.diagram.external import linprog
+from warploom.diagram.graph import Diagram, Node
+from warploom.errors import WarploomError
+
+
+class BoundBroken(WarploomError):
+    """A derivation claims to move less than is provably necessary: a bug in cost or bound."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A proven lower bound in values: its name, the box it is about, the formula with its source."""
+
+    name: str
+    box: str
+    value: float
+    statement: str
+
+
+def lower_bounds(diagram: Diagram, capacity: float) -> tuple[Bound, ...]:
+    """Every bound that applies at `capacity` values of fast memory, strongest first."""
+    found = [compulsory(diagram)]
+    for node in diagram.nodes:
+        if node.kind != "contract":
+            continue
+        if bound := matmul_bound(diagram, node, capacity):
+            found.append(bound)
+        if bound := sandwich_bound(diagram, node, capacity):
+            found.append(bound)
+    return tuple(sorted(found, key=lambda bound: -bound.value))
+
+
+def check(diagram: Diagram, moved: float, capacity: float) -> Bound:
+    """The strongest bound; raises `BoundBroken` when `moved` is below it (acceptance T9)."""
+    best = lower_bounds(diagram, capacity)[0]
+    if moved < best.value * (1 - 1e-9):
+        raise BoundBroken(
+            f"{diagram.name} claims {moved:.6g} values at M = {capacity:.0f}, below the proven "
+            f"{best.name} bound {best.value:.6g} ({best.statement}): a bug in cost or bound"
+        )
+    return best
+
+
+def compulsory(diagram: Diagram) -> Bound:
+    """Inputs once, outputs once. Views may skip input elements, so their sources count touched ones."""
+    moved = 0.0
+    for array in diagram.inputs:
+        count = float(diagram.elements(array.name))
+        for user in diagram.consumers[array.name]:
+            node = diagram.node[user]
+            if node.kind == "view":
+                reach = math.prod(
+                    1 + sum(s * (diagram.size[a] - 1) for a, s in terms)
+                    for _, terms in node.attr("map")
+                )
+                count = min(count, reach, diagram.elements(user))
+        masked = _masked_source(diagram, array.name)
+        moved += 0.0 if masked else count
+    moved += sum(diagram.elements(name) for name in diagram.outputs)
+    return Bound("compulsory", "", moved, "Σ inputs + Σ outputs")
+
+
+def _masked_source(diagram: Diagram, array: str) -> bool:
+    """Whether a mask could make part of an input unnecessary (a window shorter than the stream)."""
+    above = ancestors(diagram)
+    for node in diagram.nodes:
+        if node.kind == "mask" and node.attr("window"):
+            column, row = str(node.attr("column")), str(node.attr("row"))
+            seen = diagram.size[row] + int(node.attr("window"))
+            reaches = array in above[node.name] or column in diagram.axes_of(array)
+            if reaches and column in diagram.axes_of(array) and seen < diagram.size[column]:
+                return True
+    return False
+
+
+def matmul_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
+    """2mnk/√M - 2M for a contraction of two elementwise images of external arrays that is itself,
+    up to elementwise boxes, an output."""
+    frames = _frames(diagram, node)
+    if frames is None or not _is_external(diagram, node):
+        return None
+    if not all(_is_image(diagram, name, diagram.axes_of(name)) for name in node.inputs):
+        return None
+    work = math.prod(float(diagram.size[a]) for a in (*node.axes, *node.over))
+    value = 2 * work / math.sqrt(capacity) - 2 * capacity * _batches(diagram, node)
+    if _batches(diagram, node) > 1:
+        value = 2 * work / math.sqrt(capacity) - 2 * capacity
+    return Bound("matmul", node.name, value, "2mnk/√M - 2M (1702.02017)") if value > 0 else None
+
+
+def cosma(diagram: Diagram, node: Node, capacity: float) -> float:
+    """2mnk/√M + mn: the attainable form the derivation is compared with (1908.09606)."""
+    work = math.prod(float(diagram.size[a]) for a in (*node.axes, *node.over))
+    return 2 * work / math.sqrt(capacity) + diagram.elements(node.name)
+
+
+def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
+    """The phase argument of the module docstring for S = contract(A, B) that is consumed on chip."""
+    frames = _frames(diagram, node)
+    if frames is None or _is_external(diagram, node):
+        return None
+    if not all(_is_image(diagram, name, diagram.axes_of(name)) for name in node.inputs):
+        return None
+    if _has_mask_below(diagram, node):
+        return None
+    width = math.prod(float(diagram.size[a]) for a in node.over)
+    rows, columns, batch = frames
+    shared = _sharing(diagram, node)
+    if shared is None:
+        return None
+    second = _second_width(diagram, node, rows, columns)
+    pairs = math.prod(float(diagram.size[a]) for a in node.axes)
+    del batch
+    best = 0.0
+    for phase in capacity * np.geomspace(0.05, 50, 200):
+        reach = capacity + phase
+        full = reach * reach / (4 * width * (width + second)) * shared
+        best = max(best, float(phase) * math.floor(pairs / (full + reach)))
+    statement = "T floor(q x / ((M+T)²/(4d(d+e)) + M + T)) (phases; sharpens 2402.07443)"
+    return Bound("sandwich", node.name, best, statement) if best > 0 else None
+
+
+def _frames(
+    diagram: Diagram, node: Node
+) -> tuple[frozenset[str], frozenset[str], frozenset[str]] | None:
+    """(axes of the first operand only, of the second only, of both) of a two-operand product."""
+    if len(node.inputs) != 2:
+        return None
+    a, b = (frozenset(diagram.axes_of(name)) - set(node.over) for name in node.inputs)
+    summed = set(node.over)
+    full = all(summed <= set(diagram.axes_of(name)) for name in node.inputs)
+    if not full or not a - b or not b - a:
+        return None
+    return a - b, b - a, a & b
+
+
+def _sharing(diagram: Diagram, node: Node) -> float | None:
+    """Axes that one operand lacks only multiply its rows; a batch axis leaves the argument as is."""
+    del diagram, node
+    return 1.0
+
+
+def _batches(diagram: Diagram, node: Node) -> float:
+    """The size of the axes both operands and the result share."""
+    frames = _frames(diagram, node)
+    assert frames is not None
+    return math.prod(float(diagram.size[a]) for a in frames[2])
+
+
+def _is_image(diagram: Diagram, value: str, axes: Sequence[str]) -> bool:
+    """Whether distinct elements of a value come from distinct elements of one external array:
+    it is that array, or maps of it with arrays of no more axes."""
+    if value in diagram.array:
+        return set(diagram.axes_of(value)) == set(axes)
+    node = diagram.node[value]
+    if node.kind != "map":
+        return False
+    return any(_is_image(diagram, source, axes) for source in node.inputs)
+
+
+def _is_external(diagram: Diagram, node: Node) -> bool:
+    """Whether each element of a contraction is needed, through maps, for its own output element."""
+    if node.name in diagram.outputs:
+        return True
+    for user in diagram.consumers[node.name]:
+        box = diagram.node[user]
+        if box.kind == "map" and set(box.axes) == set(node.axes) and _is_external(diagram, box):
+            return True
+    return False
+
+
+def _second_width(
+    diagram: Diagram, node: Node, rows: frozenset[str], columns: frozenset[str]
+) -> float:
+    """The width e of the V operand: axes of a later contraction's other input besides x; else 0.
+
+    V must be another external array than B: latent attention reads one array as both.
+    """
+    above = ancestors(diagram)
+    sources = {name for name in node.inputs for name in (above.get(name, frozenset()) | {name})}
+    width = 0.0
+    for later in diagram.nodes:
+        if later.kind != "contract" or node.name not in above[later.name]:
+            continue
+        for name in later.inputs:
+            if name in sources or node.name in above.get(name, frozenset()):
+                continue
+            axes = set(diagram.axes_of(name))
+            if columns <= axes and columns <= set(later.over) and not rows & axes:
+                mine = math.prod(float(diagram.size[a]) for a in axes - set(later.over) - set(node.axes))
+                width = max(width, mine if name in diagram.array else 0.0)
+    return width
+
+
+def _has_mask_below(diagram: Diagram, node: Node) -> bool:
+    """Whether a mask may make some of the products unnecessary."""
+    above = ancestors(diagram)
+    return any(n.kind == "mask" and node.name in above[n.name] for n in diagram.nodes)
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """The HBL program's answer: work done per M transfers <= M^sum; H ~ work·M^(1 - sum)."""
+
+    exponents: Mapping[str, float]
+    total: float
+
+    @property
+    def beta(self) -> float:
+        """The memory exponent of the bound: H ~ M^(-beta)."""
+        return self.total - 1.0
+
+
+def hbl(
+    arrays: Sequence[Sequence[str]], sizes: Mapping[str, float], capacity: float,
+    pinned: Mapping[str, float] | None = None,
+) -> Exponents:
+    """max Σ λ such that each array's axes sum to <= 1 and 0 <= λ_axis <= log_M(size).
+
+    `pinned` fixes λ of axes that must be whole on chip (softmax needs the full dot product before
+    it may combine: λ_d = log_M d). Exponents only; the bound has no constant.
+    """
+    axes = sorted({axis for array in arrays for axis in array})
+    held = pinned or {}
+    table = [[1.0 if axis in array else 0.0 for axis in axes] for array in arrays]
+    limits = [
+        (held[a], held[a]) if a in held else (0.0, math.log(sizes[a]) / math.log(capacity))
+        for a in axes
+    ]
+    answer = linprog()(
+        [-1.0] * len(axes), A_ub=table, b_ub=[1.0] * len(arrays), bounds=limits, method="highs"
+    )
+    if not answer.success:
+        raise BoundBroken(f"HBL program infeasible: pins {held} exceed an array's unit budget")
+    values = {axis: float(x) for axis, x in zip(axes, answer.x, strict=True)}
+    return Exponents(values, float(sum(values.values())))
