@@ -103,6 +103,23 @@ def positive_cycle(graph: Graph, interval: int) -> list[Edge]:
     return found
 
 
+def longest_path(graph: Graph, interval: int) -> int:
+    """Fewest cycles from the first issue to the last end at an interval, by dependences alone.
+
+    Requires an interval of at least the recurrence bound; below it there is no finite answer.
+    """
+    start = {node.id: 0 for node in graph.nodes}
+    for _ in graph.nodes:
+        moved = False
+        for edge in graph.edges:
+            reach = start[edge.src] + edge.delay - edge.distance * interval
+            if reach > start[edge.dst]:
+                start[edge.dst], moved = reach, True
+        if not moved:
+            break
+    return max(start[node.id] + node.span for node in graph.nodes)
+
+
 def serial_length(graph: Graph) -> int:
     """The interval at which nothing overlaps: where a search for a feasible one may stop.
 

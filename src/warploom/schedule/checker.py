@@ -207,7 +207,9 @@ class _Counter:
             if self.rules.lifetime == "completion" and reader.in_place != name:
                 if edge.kind == "ring":
                     last += max(1, reader.latency) + edge.spill_cost
-                elif reader.asynchronous or source.memory:
+                elif source.memory and reader.asynchronous and reader.uses:
+                    last += max(use.start + use.cycles for use in reader.uses)
+                elif source.memory or reader.asynchronous:
                     last += max(1, reader.latency)
             end = max(end, last)
         return end

@@ -17,7 +17,6 @@ from warploom.schedule.target import (
     REGISTER_STEP,
     WARP,
     WARP_GROUP,
-    GroupSpec,
 )
 
 
@@ -183,14 +182,15 @@ def add_lifetimes(it: Encoding) -> None:
 
 
 def held_after(it: Encoding, edge: Edge) -> int:
-    """Cycles a value stays alive after the issue of this reader."""
-    graph, reader = it.graph, it.graph.by_id[edge.dst]
+    """Cycles a value stays alive after the issue of this reader (see `Rules.lifetime`)."""
+    source, reader = it.graph.by_id[edge.src], it.graph.by_id[edge.dst]
     if it.rules.lifetime == "issue" or reader.in_place == edge.src:
         return 0
     if edge.kind == "ring":
         return reader.span + edge.spill_cost
-    in_memory = bool(graph.by_id[edge.src].memory)
-    return reader.span if reader.asynchronous or in_memory else 0
+    if source.memory:
+        return reader.drain if reader.asynchronous else reader.span
+    return reader.span if reader.asynchronous else 0
 
 
 def _add_registers(it: Encoding) -> None:
@@ -265,8 +265,3 @@ def _add_register_pool(it: Encoding, peaks: list[Linear]) -> None:
     budget = model.new_int_var(0, max(budgets), "register budget")
     model.add_element(launched, budgets, budget)
     model.add(sum(counts) + (REGISTER_FLOOR if service else 0) <= budget)
-
-
-def warps_of(group: GroupSpec) -> int:
-    """Warps that a wait in this group holds."""
-    return group.warps

@@ -69,6 +69,11 @@ class Node:
         return max(1, self.latency)
 
     @property
+    def drain(self) -> int:
+        """Cycles after its issue until it has read its operands: the end of its reservations."""
+        return max((use.start + use.cycles for use in self.uses), default=self.span)
+
+    @property
     def words_per_warp(self) -> int:
         """Registers its result charges each warp of its group, in 32-bit words."""
         return -(-self.registers // self.min_warps)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from warploom.schedule.encoding import Encoding
 from warploom.schedule.encoding_groups import carries_registers, same_group
+from warploom.schedule.graph import Node
 from warploom.schedule.rules import Prices
 from warploom.schedule.solver import Linear
 
@@ -53,13 +54,16 @@ def _pairs(it: Encoding) -> dict[tuple[str, str], bool]:
 
 
 def register_time(it: Encoding, prices: Prices) -> Linear:
-    """Registers x live time of one iteration, in kilo-word-cycles a warp (words // 16 each)."""
+    """Registers x live time of one iteration: (words a warp // 16) x cycles, summed."""
     del prices
     return sum(
-        it.life[node.id] * max(1, node.words_per_warp // 16)
-        for node in it.graph.nodes
-        if node.registers
+        it.life[node.id] * register_weight(node) for node in it.graph.nodes if node.registers
     )
+
+
+def register_weight(node: Node) -> int:
+    """Words a warp holds of the node's value, in sixteens (a row vector counts one)."""
+    return max(1, node.words_per_warp // 16) if node.registers else 0
 
 
 def length(it: Encoding, prices: Prices) -> Linear:

@@ -82,7 +82,9 @@ def death(graph: Graph, rules: Rules, interval: int, times: Mapping[str, int], n
         if rules.lifetime == "completion" and reader.in_place != name:
             if edge.kind == "ring":
                 held = reader.span + edge.spill_cost
-            elif reader.asynchronous or graph.by_id[name].memory:
+            elif graph.by_id[name].memory:
+                held = reader.drain if reader.asynchronous else reader.span
+            elif reader.asynchronous:
                 held = reader.span
         end = max(end, times[edge.dst] + edge.distance * interval + held)
     return end

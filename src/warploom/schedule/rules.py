@@ -19,8 +19,10 @@ class Rules:
 
     window      cycles before a blocking wait in which its group may run nothing else (the paper's
                 CONCUR): "issue" counts an asynchronous operation's issue only; "literal" its span
-    lifetime    a value dies at the "issue" of its last reader (the paper) or, for asynchronous
-                readers, at its "completion" (what the hardware needs)
+    lifetime    a value dies at the "issue" of its last reader (the paper), or at its "completion"
+                (what the hardware needs): a ring slot when the reader's release arrives, an operand
+                in registers when an asynchronous reader completes, one in memory when its
+                reader's reservations end (the tensor core reads in order) or, if synchronous, it does
     unroll      copies of the loop body in the emitted code: a register value may live at most
                 unroll x II, because registers cannot be indexed; 0 means unlimited (the paper)
     carried_in_group    a register value carried to the next iteration stays in one group

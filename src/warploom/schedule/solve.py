@@ -18,27 +18,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from warploom.errors import CheckFailed
-from warploom.schedule.bounds import Bounds, lower_bounds, serial_length
+from warploom.schedule.bounds import Bounds, longest_path, lower_bounds, serial_length
 from warploom.schedule.checker import check
 from warploom.schedule.encoding import Encoding, encode_times
 from warploom.schedule.encoding_groups import add_groups, add_lifetimes
 from warploom.schedule.encoding_memory import add_memory
 from warploom.schedule.graph import Graph
-from warploom.schedule.objectives import STAGES, Stage
-from warploom.schedule.readout import read_schedule
+from warploom.schedule.objectives import LENGTH, REGISTER_TIME, STAGES, Stage, register_weight
+from warploom.schedule.readout import death, read_schedule
 from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.schedule import Objective, Proof, Schedule
 from warploom.schedule.solver import NAME, Answer, Effort, IntVar, run
 from warploom.schedule.target import Target
 
-MOST_STAGES = 12
-PROBES = (1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
-GRACE = 5.0
+EXTRA_STAGES = 2
+GRACE = 2.0
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What to solve and how. `stages` 0: what the modulo schedule needs, and one more."""
+    """What to solve and how. `stages` 0: as many as the modulo schedule needs, and one more."""
 
     graph: Graph
     target: Target
@@ -78,7 +77,6 @@ class Modulo:
     interval_bound: int
     length: int
     length_bound: int
-    time: Mapping[str, int]
     seconds: float
 
 
@@ -90,61 +88,83 @@ def solve(problem: Problem) -> Schedule:
     clock = Clock(problem.effort)
     bounds = lower_bounds(problem.graph, problem.target)
     modulo = modulo_schedule(problem, bounds, clock)
-    stages = problem.stages or -(-modulo.length // modulo.interval) + 1
-    problem = replace(problem, stages=stages)
-    interval, bound, hint = _settle_interval(problem, modulo, clock)
+    if not problem.stages:
+        most = -(-modulo.length // modulo.interval) + 1
+        problem = replace(problem, stages=most)
+    start = _settle_interval(problem, modulo, clock)
     settled = clock.spent
-    it = joint_encoding(problem, interval)
-    objectives, values = _optimise(problem, it, hint, clock)
-    proof = _prove(problem, bounds, interval, bound, settled)
-    schedule = read_schedule(it, values, interval, objectives, proof)
+    it = joint_encoding(problem, start.interval, start.stages)
+    objectives, values = _optimise(problem, it, start.values, clock)
+    proof = _prove(problem, bounds, start, settled)
+    schedule = recount(problem, read_schedule(it, values, start.interval, objectives, proof))
     check(problem.graph, problem.target, schedule, problem.prices).raise_if_failed()
     return schedule
 
 
 def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
     """Phase 1: the smallest interval and then the shortest length, without warp groups."""
-    low = bounds.minimum
-    stages = problem.stages or MOST_STAGES
-    it = encode_times(problem.graph, problem.target, problem.rules, stages, low)
-    if it.length is not None:
-        it.model.minimize(it.length)
-    answer = run(it.model, clock.share(0.3), it.time.values())
+    alone = replace(problem, target=replace(problem.target, groups=()))
+    low, high = bounds.minimum, max(bounds.minimum, serial_length(problem.graph))
+    found = _first(alone, low, clock.share(0.25))
     bound = low
+    if not found.answer.found:
+        bound = low + 1 if found.answer.status == "INFEASIBLE" else low
+        found = _probe(alone, bound, high, clock)
+        if found.interval > bound:
+            it = joint_encoding(alone, (bound, found.interval - 1), _stages(alone, bound))
+            it.model.minimize(it.interval)
+            least = run(it.model, clock.share(0.3), decisions(it))
+            bound = _bound_after(least, bound, found.interval)
+            if least.found:
+                found = _first(alone, least.value, clock.share(0.3))
+    it = joint_encoding(alone, found.interval, found.stages)
+    it.model.minimize(LENGTH.expression(it, problem.prices))
+    answer = run(it.model, clock.share(0.3), decisions(it), found.answer.values)
     if not answer.found:
-        bound = low + 1 if answer.status == "INFEASIBLE" else low
-        low, bound = _least_modulo_interval(problem, bound, clock)
-        it = encode_times(problem.graph, problem.target, problem.rules, stages, low)
-        if it.length is not None:
-            it.model.minimize(it.length)
-        answer = run(it.model, clock.share(0.5), it.time.values())
-    if not answer.found:
-        raise CheckFailed(
-            f"graph {problem.graph.name}: no modulo schedule found up to the serial interval "
-            f"{serial_length(problem.graph)} with {stages} stages ({answer.status})"
-        )
-    times = {name: answer.values[variable.index] for name, variable in it.time.items()}
-    return Modulo(low, bound, answer.value, answer.bound, times, answer.seconds)
+        answer = replace(found.answer, value=found.stages * found.interval)
+    return Modulo(found.interval, bound, answer.value, answer.bound, answer.seconds)
 
 
-def _least_modulo_interval(problem: Problem, low: int, clock: Clock) -> tuple[int, int]:
-    high = max(low, serial_length(problem.graph))
-    stages = problem.stages or MOST_STAGES
-    it = encode_times(problem.graph, problem.target, problem.rules, stages, (low, high))
-    it.model.minimize(it.interval)
-    answer = run(it.model, clock.share(0.5), it.time.values())
-    if answer.found:
-        return answer.value, answer.bound
-    return high, low
+@dataclass(frozen=True)
+class Found:
+    """The outcome of looking for any schedule at one interval, fewest stages first."""
+
+    interval: int
+    stages: int
+    answer: Answer
+
+
+def _stages(problem: Problem, interval: int) -> int:
+    """Most overlapped iterations looked at: what the dependences need and two more."""
+    needed = -(-longest_path(problem.graph, interval) // interval)
+    return problem.stages or needed + EXTRA_STAGES
+
+
+def _first(problem: Problem, interval: int, effort: Effort) -> Found:
+    """Any schedule at this interval, with as few overlapped iterations as it takes.
+
+    INFEASIBLE only when the largest number of stages is refuted, which includes all smaller.
+    """
+    most = _stages(problem, interval)
+    least = min(most, -(-longest_path(problem.graph, interval) // interval))
+    clock = Clock(effort)
+    answer = Answer("UNKNOWN", 0, 0, 0.0, {})
+    for stages in range(least, most + 1):
+        it = joint_encoding(problem, interval, stages)
+        part = clock.share(1 / (most + 1 - stages))
+        answer = run(it.model, part, decisions(it))
+        if answer.found:
+            return Found(interval, stages, answer)
+    return Found(interval, most, answer)
 
 
 def joint_encoding(
     problem: Problem,
     interval: int | tuple[int, int],
+    stages: int,
     without: frozenset[str] = frozenset(),
 ) -> Encoding:
     """The full model at an interval, or over a range of them."""
-    stages = problem.stages or MOST_STAGES
     it = encode_times(problem.graph, problem.target, problem.rules, stages, interval, without)
     if problem.target.groups:
         add_groups(it)
@@ -159,27 +179,35 @@ def decisions(it: Encoding) -> list[IntVar]:
     return [*it.time.values(), *it.member.values(), *it.depth.values(), *it.life.values()]
 
 
-def _settle_interval(
-    problem: Problem, modulo: Modulo, clock: Clock
-) -> tuple[int, int, Mapping[int, int]]:
-    """The interval of the joint problem, its proved lower bound, and a schedule to start from."""
-    it = joint_encoding(problem, modulo.interval)
-    answer = run(it.model, clock.share(0.5), decisions(it))
-    if answer.found:
-        return modulo.interval, modulo.interval_bound, answer.values
-    bound = modulo.interval + 1 if answer.status == "INFEASIBLE" else modulo.interval_bound
-    high, found = _probe(problem, bound, clock)
-    if high > bound:
-        it = joint_encoding(problem, (bound, high - 1))
+@dataclass(frozen=True)
+class Start:
+    """The settled interval, its proved lower bound, and a schedule to optimise from."""
+
+    interval: int
+    bound: int
+    stages: int
+    values: Mapping[int, int]
+
+
+def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
+    """The joint problem's interval: the modulo one if it can be, else the least that is found."""
+    found = _first(problem, modulo.interval, clock.share(0.4))
+    if found.answer.found:
+        values = found.answer.values
+        return Start(modulo.interval, modulo.interval_bound, found.stages, values)
+    refuted = found.answer.status == "INFEASIBLE"
+    bound = modulo.interval + 1 if refuted else modulo.interval_bound
+    high = max(bound, serial_length(problem.graph))
+    found = _probe(problem, bound, high, clock)
+    if found.interval > bound:
+        it = joint_encoding(problem, (bound, found.interval - 1), problem.stages)
         it.model.minimize(it.interval)
-        least = run(it.model, clock.share(0.7), decisions(it))
-        bound = _bound_after(least, bound, high)
+        least = run(it.model, clock.share(0.5), decisions(it))
+        bound = _bound_after(least, bound, found.interval)
         if least.found:
-            high = least.value
-            it = joint_encoding(problem, high)
-            again = run(it.model, clock.share(0.5), decisions(it))
-            found = again.values if again.found else least.values
-    return high, bound, found
+            again = _first(problem, least.value, clock.share(0.3))
+            found = again if again.answer.found else found
+    return Start(found.interval, bound, found.stages, found.answer.values)
 
 
 def _bound_after(answer: Answer, low: int, high: int) -> int:
@@ -189,28 +217,41 @@ def _bound_after(answer: Answer, low: int, high: int) -> int:
     return max(low, answer.bound) if answer.found else low
 
 
-def _probe(problem: Problem, low: int, clock: Clock) -> tuple[int, Mapping[int, int]]:
-    """Some interval that has a schedule, found on a coarse ladder up to the serial bound.
+def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
+    """Some interval that has a schedule: doubling steps up to the serial bound, then bisection.
 
-    Only an upper bound: what lies between is proved or searched by the caller.
+    Only an upper bound. Feasibility is not monotone in the interval, so what lies between is
+    proved or searched by the caller.
     """
-    serial = max(low, serial_length(problem.graph))
-    ladder = sorted({min(serial, max(low, round(low * factor))) for factor in PROBES} | {serial})
-    status = "UNKNOWN"
-    for interval in ladder:
-        it = joint_encoding(problem, interval)
+    step = max(1, low // 64)
+    failed, found = low - 1, None
+    while found is None:
+        interval = min(serial, failed + step)
         last = interval == serial
-        effort = clock.share(0.2)
-        if last and effort.seconds < GRACE:
-            effort = replace(effort, seconds=GRACE)
-        answer = run(it.model, effort, decisions(it))
-        status = answer.status
-        if answer.found:
-            return interval, answer.values
+        effort = clock.share(0.1)
+        if last:
+            effort = replace(effort, seconds=max(GRACE, effort.seconds))
+        here = _first(problem, interval, effort)
+        if here.answer.found:
+            found = here
+        elif last:
+            raise CheckFailed(_impossible(problem, serial, here.answer.status))
+        else:
+            failed, step = interval, 2 * step
+    while found.interval - failed > max(1, low // 64):
+        here = _first(problem, (failed + found.interval) // 2, clock.share(0.1))
+        if here.answer.found:
+            found = here
+        else:
+            failed = here.interval
+    return found
+
+
+def _impossible(problem: Problem, serial: int, status: str) -> str:
     verdict = (
         "none exists" if status == "INFEASIBLE" else f"none found in {problem.effort.seconds:g} s"
     )
-    raise CheckFailed(
+    return (
         f"graph {problem.graph.name}: no schedule on target {problem.target.name} even at the "
         f"serial interval {serial}, where nothing overlaps ({verdict}): the groups, registers or "
         "memory on offer cannot hold it"
@@ -239,15 +280,37 @@ def _optimise(
     return tuple(objectives), values
 
 
-def _prove(problem: Problem, bounds: Bounds, interval: int, bound: int, seconds: float) -> Proof:
+def _prove(problem: Problem, bounds: Bounds, start: Start, seconds: float) -> Proof:
     seconds = round(seconds, 3)
+    interval, bound = start.interval, start.bound
     if interval <= bounds.minimum:
-        return Proof(bounds.minimum, "analytic", bounds.reason, NAME, seconds)
+        return Proof(bounds.minimum, "analytic", bounds.reason, NAME, seconds, start.stages)
     if bound >= interval:
-        reason = f"every interval below {interval} is refuted, {bounds.minimum} is the unit bound"
-        return Proof(interval, "infeasible", reason, NAME, seconds, problem.stages)
+        reason = (
+            f"every interval below {interval} is refuted with up to {problem.stages} stages; "
+            f"the unit and recurrence bound is {bounds.minimum} ({bounds.reason})"
+        )
+        return Proof(interval, "infeasible", reason, NAME, seconds, start.stages)
     reason = (
         f"time limit: intervals {bound} to {interval - 1} are undecided, "
         f"gap {(interval - bound) / interval:.1%}"
     )
-    return Proof(bound, "unproved", reason, NAME, seconds, problem.stages)
+    return Proof(bound, "unproved", reason, NAME, seconds, start.stages)
+
+
+def recount(problem: Problem, schedule: Schedule) -> Schedule:
+    """Objective values as the schedule has them: a stage cut short may have left slack."""
+    graph, rules = problem.graph, schedule.rules
+    lives = {
+        n.id: death(graph, rules, schedule.initiation_interval, schedule.time, n.id)
+        - schedule.time[n.id]
+        for n in graph.nodes
+    }
+    actual = {
+        REGISTER_TIME.name: sum(register_weight(n) * lives[n.id] for n in graph.nodes),
+        LENGTH.name: schedule.length,
+    }
+    objectives = tuple(
+        replace(item, value=actual.get(item.name, item.value)) for item in schedule.objectives
+    )
+    return replace(schedule, objectives=objectives)

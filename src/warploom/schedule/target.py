@@ -37,7 +37,7 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class Target:
-    """One block on one SM.
+    """One block on one SM. Without groups only the modulo problem is posed.
 
     registers_per_thread    most a thread can name (255)
     reserved_registers      of those, kept for addresses, counters and the compiler
@@ -56,7 +56,7 @@ class Target:
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
-        if not names or len(set(names)) != len(names):
+        if len(set(names)) != len(names):
             raise InputError(f"target {self.name}: groups {names}, expected distinct names")
 
     @property
@@ -119,7 +119,8 @@ class Target:
                         f"{where} holds {memory!r}, target {self.name} has "
                         f"{sorted(self.memories)}"
                     )
-            if not any(self.fits(graph, node.id, group) for group in self.groups):
+            fits = any(self.fits(graph, node.id, group) for group in self.groups)
+            if self.groups and not fits:
                 offer = [f"{g.name}: {g.warps} warps{', loads' * g.loads}" for g in self.groups]
                 raise InputError(
                     f"{where} ({node.min_warps} warps"
