@@ -7,6 +7,7 @@ import sys
 import typer
 
 from warploom import __version__
+from warploom.cli.doctor import doctor
 from warploom.errors import WarploomError
 
 app = typer.Typer(
@@ -17,6 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+app.command()(doctor)
 
 
 @app.callback(invoke_without_command=True)

@@ -225,6 +225,9 @@ def write_deployment(root: Path, result: Result, image: bytes, launch: LaunchSpe
     folder = root / result.key.digest
     manifest = {
         "schema": MANIFEST_SCHEMA,
+        "key": result.key.digest,
+        "kernel": result.key.kernel,
+        "arch": result.key.arch,
         "cubin": CUBIN,
         "sha256": digest,
         "result": result.to_json(),
