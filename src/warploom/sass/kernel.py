@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -11,9 +11,11 @@ from warploom.sass import nvinfo
 from warploom.sass.control import CONTROL_MASK, Control
 from warploom.sass.cubin import WORD_BYTES, Cubin, KernelCode
 from warploom.sass.disassembly import Line, Listing, disassemble
-from warploom.sass.effects import Effects, effects_of
-from warploom.sass.opcodes import TERMINATORS, Order
+from warploom.sass.effects import UNIFORM_BASE, Access, Effects, effects_of
+from warploom.sass.opcodes import TERMINATORS, Order, Pipe
 from warploom.sass.operands import Kind
+
+GROUP_SLOT: Final = "group"
 
 # Instructions whose word encodes a distance from their own address.
 RELATIVE: Final = frozenset("BRA CALL RET BSSY WARPSYNC BRX JMP UBSSY LEPC".split())
@@ -135,10 +137,45 @@ def build_kernel(cubin: Cubin, code: KernelCode, listing: Listing) -> Kernel:
                 pinned=_pin(line, effects, code, named),
             )
         )
+    instructions = _with_group_registers(instructions)
     blocks = split_blocks(instructions, listing.labels)
     return Kernel(
         code.name, cubin.sm, code, tuple(instructions), blocks, dict(listing.labels), info
     )
+
+
+def _with_group_registers(instructions: list[Instruction]) -> list[Instruction]:
+    """Let WARPGROUP instructions touch every register an asynchronous matrix instruction touches.
+
+    Between a warp-group matrix instruction and the WARPGROUP.DEPBAR that retires it the hardware
+    reads its A registers and updates its accumulators. With these accesses no instruction that
+    names such a register can cross a WARPGROUP instruction in either direction.
+    """
+    touched = sorted(
+        {
+            access.resource
+            for item in instructions
+            if item.effects.info.pipe is Pipe.ASYNC
+            for access in (*item.effects.reads, *item.effects.writes)
+            if access.resource < UNIFORM_BASE
+        }
+    )
+    if not touched:
+        return instructions
+    accesses = tuple(Access(resource, GROUP_SLOT) for resource in touched)
+    return [
+        replace(
+            item,
+            effects=replace(
+                item.effects,
+                reads=(*item.effects.reads, *accesses),
+                writes=(*item.effects.writes, *accesses),
+            ),
+        )
+        if item.base == "WARPGROUP"
+        else item
+        for item in instructions
+    ]
 
 
 def _pin(line: Line, effects: Effects, code: KernelCode, named: Mapping[int, str]) -> str:
@@ -182,8 +219,21 @@ def split_blocks(
         for item in instructions
         if item.base == "CALL" and item.index + 1 in number
     )
+    convergence: dict[str, set[int]] = {}
+    for item in instructions:
+        if item.base == "BSSY":
+            barrier, label = item.effects.operands[0].text, item.effects.operands[-1].text
+            convergence.setdefault(barrier, set()).add(targets.get(label[2:-1], 0))
     successors = [
-        _successors(instructions[end - 1], position, len(ordered), targets, labelled, after_call)
+        _successors(
+            instructions[end - 1],
+            position,
+            len(ordered),
+            targets,
+            labelled,
+            after_call,
+            convergence,
+        )
         for position, end in enumerate(ends)
     ]
     predecessors: list[list[int]] = [[] for _ in ordered]
@@ -203,6 +253,7 @@ def _successors(
     targets: Mapping[str, int],
     labelled: tuple[int, ...],
     after_call: tuple[int, ...],
+    convergence: Mapping[str, set[int]],
 ) -> tuple[int, ...]:
     base = last.base
     fallthrough = (position + 1,) if position + 1 < count else ()
@@ -224,8 +275,9 @@ def _successors(
     if base in ("BRA", "JMP", "CALL") and target is not None:
         return tuple(sorted({target, *also}))
     if base == "BSYNC":
-        # Threads go on at the convergence point, which is a label; staying is possible too.
-        return tuple(sorted({*labelled, *fallthrough}))
+        # Threads go on where a BSSY of this convergence barrier said; staying is possible too.
+        barrier = last.effects.operands[0].text if last.effects.operands else ""
+        return tuple(sorted({*convergence.get(barrier, labelled), *fallthrough}))
     if base == "RET":
         return tuple(sorted({*after_call, *also}))
     return tuple(sorted({*labelled, *fallthrough, *after_call}))

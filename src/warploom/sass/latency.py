@@ -20,6 +20,12 @@ from warploom.sass.opcodes import Pipe
 
 ENOUGH: Final = 5
 
+# Nothing of fixed latency takes longer: the slowest published figure is HMMA's 34 cycles. A mined
+# value above this only says that no close pair was ever seen.
+LONGEST: Final = 48
+
+WHOLE_OPERAND: Final = frozenset((Pipe.LSU, Pipe.ASYNC, Pipe.CONTROL))
+
 # Opcodes whose timing differs from the rest of their pipe get a family of their own.
 OWN_FAMILY: Final = frozenset(
     "IMAD.WIDE IMAD.HI HFMA2.MMA UMOV ULDC R2UR VOTEU UIMAD UIMAD.WIDE CS2R P2R R2P VOTE "
@@ -43,7 +49,13 @@ def family(item: Instruction) -> str:
 
 
 def raw_key(producer: Instruction, slot: str, consumer: Instruction, consumer_slot: str) -> str:
-    """Table key of a read after write."""
+    """Table key of a read after write.
+
+    Memory and asynchronous units collect all words of an operand together, so the word's number
+    is dropped there; arithmetic pipes may read the halves of a wide operand in different cycles.
+    """
+    if consumer.effects.info.pipe in WHOLE_OPERAND:
+        consumer_slot = consumer_slot.rstrip("0123456789")
     return f"{family(producer)}.{slot} > {family(consumer)}.{consumer_slot}"
 
 
@@ -68,18 +80,12 @@ class LatencyTable:
 
     def gap(self, key: str, original: int) -> int:
         """Cycles needed for `key`: the mined minimum, never more than the original distance."""
-        mined = self.gaps.get(key)
-        return original if mined is None else min(original, mined)
+        return min(original, self.gaps.get(key, LONGEST), LONGEST)
 
     def own_stall(self, item: Instruction) -> int:
         """The least stall ever seen on this opcode; its own when the opcode was never mined."""
         mined = self.stalls.get(item.effects.info.name)
         return item.control.stall if mined is None else min(mined, item.control.stall)
-
-    @property
-    def longest(self) -> int:
-        """The longest mined distance: nothing of fixed latency reaches further."""
-        return max(self.gaps.values(), default=0)
 
 
 def smallest_supported(counts: Mapping[int, int]) -> int | None:

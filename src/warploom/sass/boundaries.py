@@ -1,0 +1,128 @@
+"""Fixed-latency results used in a later block: the distance every path must keep.
+
+Between the two blocks lie others whose duration a candidate may change. Each lasts at least the sum
+of its instructions' least stalls, so a pair needs only its own two ends checked:
+`to the producer's block end + from the consumer's block start >= need - least time in between`.
+Where that bound is too weak to explain the original, the blocks on the path keep their duration.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Final
+
+from warploom.sass.dependence import Dependence, Hazard
+from warploom.sass.effects import UNIFORM_BASE
+from warploom.sass.kernel import Block, Instruction, Kernel
+from warploom.sass.latency import LONGEST, LatencyTable
+from warploom.sass.mining import issue_times, key_of
+from warploom.sass.opcodes import Pipe
+
+TIMED_READERS: Final = frozenset((Pipe.MMA, Pipe.FP64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    """The first accesses to a resource in a block: instruction, slot, cycles from the start."""
+
+    item: Instruction
+    slot: str
+    written: bool
+    head: int
+
+
+@dataclass
+class _Summary:
+    """One block as its neighbours see it."""
+
+    duration: int
+    least: int
+    touches: dict[int, list[_Touch]]
+    killed: set[int]
+    live: dict[int, list[tuple[Instruction, str, Hazard, int]]]
+
+
+def _summarise(kernel: Kernel, block: Block, table: LatencyTable) -> _Summary:
+    items = kernel.instructions[block.start : block.end]
+    times = issue_times(items)
+    duration = times[-1] + items[-1].control.stall
+    summary = _Summary(duration, sum(table.own_stall(item) for item in items), {}, set(), {})
+    for item, when in zip(items, times, strict=True):
+        for access in item.effects.reads:
+            if access.resource not in summary.killed:
+                touch = _Touch(item, access.slot, False, when)
+                summary.touches.setdefault(access.resource, []).append(touch)
+            timed = item.effects.info.pipe in TIMED_READERS and access.slot != "guard"
+            if timed and access.resource < UNIFORM_BASE:
+                row = (item, access.slot, Hazard.WAR, duration - when)
+                summary.live.setdefault(access.resource, []).append(row)
+        for access in item.effects.writes:
+            if access.resource not in summary.killed:
+                touch = _Touch(item, access.slot, True, when)
+                summary.touches.setdefault(access.resource, []).append(touch)
+                summary.killed.add(access.resource)
+            summary.live[access.resource] = [(item, access.slot, Hazard.RAW, duration - when)]
+    return summary
+
+
+def across_blocks(
+    cross: list[tuple[int, int, int]],
+    durations: list[tuple[int, int]],
+    kernel: Kernel,
+    table: LatencyTable,
+) -> None:
+    """Append the rows for every fixed-latency pair that control flow may bring together."""
+    summaries = [_summarise(kernel, block, table) for block in kernel.blocks]
+    for block in kernel.blocks:
+        for resource, producers in summaries[block.index].live.items():
+            reached = _reach(kernel, summaries, block, resource)
+            for producer, slot, source, tail in producers:
+                for touch, least, actual, path in reached:
+                    hazard = source
+                    if source is Hazard.RAW and touch.written:
+                        hazard = Hazard.WAW
+                    elif source is Hazard.WAR and not touch.written:
+                        continue
+                    dependence = Dependence(
+                        producer.index, touch.item.index, hazard, resource, slot, touch.slot
+                    )
+                    key = key_of(dependence, producer, touch.item)
+                    if key is None:
+                        continue
+                    need = table.gap(key, tail + actual + touch.head)
+                    ends = need - least
+                    if ends > tail + touch.head:
+                        # The original relies on how long the blocks in between last.
+                        durations.extend((number, summaries[number].duration) for number in path)
+                        ends = need - actual
+                    if ends > 1:
+                        cross.append((producer.index, touch.item.index, ends))
+
+
+def _reach(
+    kernel: Kernel, summaries: list[_Summary], block: Block, resource: int
+) -> list[tuple[_Touch, int, int, tuple[int, ...]]]:
+    """(touch, least cycles in between, cycles in between as compiled, blocks in between).
+
+    The shortest way in least cycles to every block within reach that touches the resource.
+    """
+    found: list[tuple[_Touch, int, int, tuple[int, ...]]] = []
+    queue: list[tuple[int, int, int, tuple[int, ...]]] = [
+        (0, 0, successor, ()) for successor in block.successors
+    ]
+    heapq.heapify(queue)
+    done: set[int] = set()
+    while queue:
+        least, actual, number, path = heapq.heappop(queue)
+        if number in done or least >= LONGEST:
+            continue
+        done.add(number)
+        summary = summaries[number]
+        found.extend((touch, least, actual, path) for touch in summary.touches.get(resource, ()))
+        if resource in summary.killed:
+            continue
+        for successor in kernel.blocks[number].successors:
+            further = (least + summary.least, actual + summary.duration)
+            heapq.heappush(queue, (*further, successor, (*path, number)))
+    return found
