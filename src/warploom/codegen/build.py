@@ -126,9 +126,10 @@ def build(
     arch: str = "sm_90a",
     allow: tuple[str, ...] = (),
     cache: Path | None = None,
+    debug: bool = False,
 ) -> Built:
     """Program and schedule to a cubin; raises `CheckFailed` for a fault not in `allow`."""
-    source = emit(lower(program, schedule))
+    source = emit(lower(program, schedule), debug)
     cubin, resources = compile_source(source, arch, allow, cache)
     return Built(source, cubin, resources, arch, str(program), schedule.to_json())
 

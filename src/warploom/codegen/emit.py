@@ -12,8 +12,8 @@ from typing import Any
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.emit_mma import issue_lines
 from warploom.codegen.emit_ops import compute_lines, direct_store_lines
-from warploom.codegen.emit_tma import Maps, fill_lines, store_lines
-from warploom.codegen.prelude import needed
+from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast, store_lines
+from warploom.codegen.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.tasks import task_lines
 from warploom.codegen.values import Values, c_index
 from warploom.errors import InputError
@@ -46,18 +46,21 @@ class CudaSource:
         return self.text
 
 
-def emit(block: BlockProgram) -> CudaSource:
-    """The CUDA C++ of a block program; raises `InputError` when it does not fit the block."""
-    return _Emitter(block).source()
+def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
+    """The CUDA C++ of a block program; raises `InputError` when it does not fit the block.
+
+    `debug` bounds every wait, so that a deadlock becomes a fault.
+    """
+    return _Emitter(block, debug).source()
 
 
 class _Emitter:
-    def __init__(self, block: BlockProgram) -> None:
+    def __init__(self, block: BlockProgram, debug: bool) -> None:
         self.block = block
         self.plan = block.schedule.launch
         self.placement = block.placement
         self.program = block.placement.program
-        self.helpers: dict[str, str] = {}
+        self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
         self.maps = Maps(block, self.helpers)
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
@@ -217,7 +220,7 @@ class _Emitter:
 
     def _shared_across(self, ring: Ring) -> bool:
         return self.cluster > 1 and any(
-            self.maps.is_multicast(load) for buffer in ring.buffers for load in buffer.loads
+            is_multicast(self.plan, load) for buffer in ring.buffers for load in buffer.loads
         )
 
     def _role(self, role: Role) -> list[str]:

@@ -5,9 +5,9 @@ Every function gives the lines of one op; loops over elements are unrolled by th
 
 from __future__ import annotations
 
-from warploom.codegen.values import PACKED, REDUCE, FLOAT_OPS, At, Values, c_index, literal
+from warploom.codegen.values import FLOAT_OPS, PACKED, REDUCE, At, Values
 from warploom.errors import InputError
-from warploom.tile import Op, TileType, Var
+from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
 
 Names = dict[str, str]
@@ -16,8 +16,6 @@ Names = dict[str, str]
 def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     """The lines of an op whose result is a register tile."""
     assert op.dst is not None
-    if op.kind == "load":
-        return load_lines(values, op, names)
     group = OPS[op.kind].group
     if op.kind in REDUCE:
         return reduce_lines(values, op, names)
@@ -26,6 +24,7 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
         "copy",
         "fill",
         "coordinate",
+        "load",
     ):
         return elementwise_lines(values, op, names)
     raise InputError(
@@ -89,49 +88,6 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     ]
 
 
-def address(op: Op, names: Names, row: str, col: str) -> tuple[str, str]:
-    """(element offset, in-bounds condition) of a direct access to global memory."""
-    assert op.array is not None
-    terms: list[str] = []
-    checks: list[str] = []
-    inner = iter([row, col] if sum(s.size is not None for s in op.spans) == 2 else [row or col])
-    last = len(op.spans) - 1
-    for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
-        start = c_index(span.start, names)
-        at = start if span.size is None else f"({start} + {next(inner)})"
-        checks.append(f"{at} < {dim}")
-        stride = "" if number == last else f" * {op.array.name}_stride{number}"
-        terms.append(f"static_cast<long long>({at}){stride}")
-    return " + ".join(terms), " && ".join(checks)
-
-
-def load_lines(values: Values, op: Op, names: Names) -> list[str]:
-    """A load straight from global memory into registers; outside of the array: the edge value."""
-    assert op.dst is not None and op.array is not None
-
-    def expression(at: At) -> str:
-        offset, inside = _place(
-            values, op, op.dst.type if op.dst else TileType(op.array.dtype, ()), at, names
-        )
-        pointer = f"{op.array.name} + {offset}"
-        dtype = op.array.dtype.name
-        read = f"read_{dtype}({pointer})" if dtype in PACKED else f"__ldg({pointer})"
-        edge = literal(float(op.value or 0), "fp32" if dtype in PACKED else dtype)
-        return f"({inside} ? {read} : {edge})"
-
-    return _assign(values, op.dst, expression)
-
-
-def _place(values: Values, op: Op, kind: TileType, at: At, names: Names) -> tuple[str, str]:
-    row = col = ""
-    for axis in kind.names:
-        if axis in values.placement.rows:
-            row = values.row(axis, kind.size(axis), at)
-        else:
-            col = values.col(at)
-    return address(op, names, row, col)
-
-
 def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     """A store from registers, element by element, with bounds."""
     assert op.array is not None
@@ -140,7 +96,7 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     if op.kind == "store_add":
         raise InputError(f"{op.where}: store add=True needs the 'tma' store of the launch plan")
     at = At(form)
-    offset, inside = _place(values, op, source.type, at, names)
+    offset, inside = values.address(op, source.type, at, names)
     element = values.element(source, at, names)
     dtype = op.array.dtype.name
     pointer = f"{op.array.name} + {offset}"

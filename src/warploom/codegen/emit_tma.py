@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.codegen.block import BlockProgram
-from warploom.codegen.layout import CORE_ROWS, SWIZZLES, SharedTile
+from warploom.codegen.layout import CORE_ROWS, SWIZZLES, SharedTile, shared_tile
+from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.prelude import tma_load, tma_store
 from warploom.codegen.tasks import cluster_axis
 from warploom.codegen.values import At, Values, c_index
 from warploom.errors import InputError
 from warploom.tile import Op
 
-STORE_WIDTH = 128  # bytes of a store panel's rows: one full swizzle
 MULTICAST_MASKS = {2: "3", 4: "15", 8: "255"}
+
+
+def is_multicast(plan: LaunchPlan, op: Op) -> bool:
+    """Whether all blocks of a cluster want the same tile: no range uses the cluster's axis."""
+    axis, blocks = plan.cluster
+    return blocks > 1 and not any(axis in span.start.symbols() for span in op.spans)
 
 
 class Maps:
@@ -39,19 +45,14 @@ class Maps:
         """Whether a store goes through shared memory: a tile, under a plan that says so."""
         return self.plan.store == "tma" and len(op.srcs[0].type.axes) == 2
 
-    def is_multicast(self, op: Op) -> bool:
-        """Whether all blocks of a cluster want the same tile: no range uses the cluster's axis."""
-        axis, blocks = self.plan.cluster
-        return blocks > 1 and not any(axis in span.start.symbols() for span in op.spans)
-
-    def panel_cols(self, op: Op) -> int:
-        """Columns of a store panel."""
-        return STORE_WIDTH // op.srcs[0].type.dtype.bytes
+    def panel(self, op: Op) -> SharedTile:
+        """The shared form of the tile one group stores; it is used panel by panel."""
+        return shared_tile(self.placement.local(op.srcs[0].type))
 
     def panel_bytes(self) -> int:
         """Bytes of one group's store panels; all stores of a kernel take turns with them."""
-        sizes = [self.placement.local(op.srcs[0].type).shape[0] * STORE_WIDTH for op in self.stores]
-        return max(sizes, default=0) * self.plan.store_panels
+        largest = max((self.panel(op).panel_bytes for op in self.stores), default=0)
+        return largest * self.plan.store_panels
 
     def map_of(self, op: Op, rows: int, cols: int, width: int) -> str:
         """The parameter name of the tensor map with that box on the op's array."""
@@ -100,7 +101,7 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
         raise InputError(f"{op.where}: load with edge={op.value} through TMA: it gives only 0.0")
     ring, buffer = maps.block.home(op.dst.name)
     tile = buffer.tile
-    multicast = maps.is_multicast(op)
+    multicast = is_multicast(maps.plan, op)
     blocks = maps.plan.cluster[1] if multicast else 1
     rows, panels = _slice(op, tile, blocks)
     map_name = maps.map_of(op, rows, tile.panel_cols, tile.width)
@@ -142,13 +143,10 @@ def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> li
     kind = source.type
     if kind.dtype.name not in ("bf16", "fp16", "fp32"):
         raise InputError(f"{op.where}: store of {kind} through shared memory is not there yet")
-    rows = maps.placement.local(kind).shape[0]
-    cols = maps.panel_cols(op)
-    if kind.shape[1] % cols:
-        raise InputError(f"{op.where}: {kind.shape[1]} columns, expected a multiple of {cols}")
-    panels = kind.shape[1] // cols
+    tile = maps.panel(op)
+    rows, cols, panels = tile.rows, tile.panel_cols, tile.panels
     slots = maps.plan.store_panels
-    map_name = maps.map_of(op, rows, cols, STORE_WIDTH)
+    map_name = maps.map_of(op, rows, cols, tile.width)
     name, text = tma_store(len(op.spans), op.kind == "store_add")
     maps.helpers[name] = text
     first = values.first_row(kind.names[0], kind.shape[0])
@@ -156,14 +154,14 @@ def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> li
     for panel in range(panels):
         # Slots are taken in turn; when a store does not end on the last one, the next starts over.
         pending = slots - 1 if panel or panels % slots == 0 else 0
-        at = f"panels + part * {maps.panel_bytes()} + {panel % slots * rows * STORE_WIDTH}"
+        at = f"panels + part * {maps.panel_bytes()} + {panel % slots * tile.panel_bytes}"
         where = _coordinates(op, names, first, str(panel * cols))
         lines += [
             "{",
             f"  if (threadIdx.x % 128 == 0) store_wait_read<{pending}>();",
             f"  {_group_sync(values)}",
             f"  const unsigned panel = {at};",
-            *[f"  {line}" for line in _panel_lines(values, op, panel, names)],
+            *[f"  {line}" for line in _panel_lines(values, op, tile, panel, names)],
             "  fence_async();",
             f"  {_group_sync(values)}",
             "  if (threadIdx.x % 128 == 0) {",
@@ -184,40 +182,41 @@ def _group_sync(values: Values) -> str:
     return f"{head} else {last}"
 
 
-def _panel_lines(values: Values, op: Op, panel: int, names: dict[str, str]) -> list[str]:
+def _panel_lines(
+    values: Values, op: Op, tile: SharedTile, panel: int, names: dict[str, str]
+) -> list[str]:
+    """Registers to one swizzled panel: stmatrix for 16-bit elements, pairs of fp32 otherwise."""
     source = op.srcs[0]
-    blocks = values.blocks(source.type)
-    mask = SWIZZLES[STORE_WIDTH][0]
-    del mask
+    groups = tile.panel_cols // 8
+    mask = SWIZZLES[tile.width][0]
+    loops = [
+        "#pragma unroll",
+        f"for (int t = 0; t < {values.blocks(source.type)}; ++t)",
+        "#pragma unroll",
+    ]
+    block = f"panel + t * {64 * tile.width}"
     if source.type.dtype.bytes == 2:
-        # stmatrix: lane l gives the address of row l % 16, 8-column group l / 16 of the pair.
-        base = "(threadIdx.x % 128 / 32 * 16 + lane % 16) * 128"
-        lines = [
-            "#pragma unroll",
-            f"for (int t = 0; t < {blocks}; ++t)",
-            "#pragma unroll",
-            "  for (int j = 0; j < 8; j += 2) {",
-        ]
-        first = panel * 16
-        word = [f"{source.name}[t][{first} + 2 * j + {i}]" for i in range(4)]
-        lines += [
-            f"    const unsigned to = panel + t * 8192 + {base} + ((j + lane / 16) ^ lane % 8) * 16;",
-            f"    stmatrix(to, {', '.join(word)});",
+        # Lane l gives the address of row l % 16, 8-column group l / 16 of a pair of groups.
+        first = panel * groups * 2
+        words = [values.word(source, "t", f"{first} + 2 * j + {i}", names) for i in range(4)]
+        return [
+            *loops,
+            f"  for (int j = 0; j < {groups}; j += 2) {{",
+            "    const unsigned row = threadIdx.x % 128 / 32 * 16 + lane % 16;",
+            f"    const unsigned at = row * {tile.width} + (j + lane / 16) * 16;",
+            f"    stmatrix({block} + (at ^ (at >> 3 & {mask:#x})), {', '.join(words)});",
             "  }",
         ]
-        return lines
-    low = values.element(source, At("tile", i=f"{panel * 16} + 4 * j + 2 * h"), names)
-    high = values.element(source, At("tile", i=f"{panel * 16} + 4 * j + 2 * h + 1"), names)
+    low, high = (
+        values.element(source, At("tile", i=f"{panel * groups * 4} + 4 * j + 2 * h + {c}"), names)
+        for c in (0, 1)
+    )
     return [
-        "#pragma unroll",
-        f"for (int t = 0; t < {blocks}; ++t)",
-        "#pragma unroll",
-        "  for (int j = 0; j < 4; ++j)",
+        *loops,
+        f"  for (int j = 0; j < {groups}; ++j)",
         "#pragma unroll",
         "    for (int h = 0; h < 2; ++h) {",
-        "      const unsigned row = thread_row + h * 8;",
-        "      const unsigned chunk = (2 * j + lane % 4 / 2) ^ row % 8;",
-        "      store_shared_pair(panel + t * 8192 + row * 128 + chunk * 16 + lane % 2 * 8, "
-        f"{low}, {high});",
+        f"      const unsigned at = (thread_row + h * 8) * {tile.width} + j * 32 + thread_col * 4;",
+        f"      store_shared_pair({block} + (at ^ (at >> 3 & {mask:#x})), {low}, {high});",
         "    }",
     ]

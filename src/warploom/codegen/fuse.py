@@ -1,8 +1,8 @@
 """Which tiles exist: temporaries of elementwise chains are computed where they are used.
 
 An op is *inlined* when its value is cheap to compute again (a coordinate, a constant, a condition)
-or has one reader of the same shape that works element by element. What is left are the ops that a
-schedule places. The emitter expands inlined ops into its reader's expression.
+or when it ends up in one op of the same shape that works element by element (a store is one); so is
+a load from an array that the program does not write. What is left are the ops a schedule places. The emitter expands inlined ops into its reader's expression.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from warploom.tile.ops import OPS
 
 ELEMENTWISE = ("unary", "binary", "compare", "select")
 FREE = ("fill", "coordinate")
+MOST_USES = 3  # the C++ compiler finds the common subexpressions again
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,20 @@ def fuse(program: Program) -> Fusion:
         for src in op.srcs:
             readers[src.name].append(op)
     inlined: dict[str, Op] = {}
-    for op in program.ops():
+    stored = {op.array for op in program.ops() if OPS[op.kind].group == "sink"}
+    # Readers first: whether an op is inlined depends on the op its value ends up in.
+    root: dict[int, set[int]] = {}
+    for op in reversed(tuple(program.ops())):
+        uses = [] if op.dst is None else readers[op.dst.name]
+        root[op.id] = {op.id}
         if op.dst is None or len(writers[op.dst.name]) != 1:
             continue
-        uses = readers[op.dst.name]
-        if _inlinable(op, uses, body_of) and _stable(op, uses, writers, inlined):
+        if op.kind == "load" and op.array in stored:
+            continue
+        roots = set[int]().union(*(root[use.id] for use in uses))
+        if _inlinable(op, uses, roots, body_of) and _stable(op, max(roots, default=op.id), writers):
             inlined[op.dst.name] = op
+            root[op.id] = roots
         elif op.dst.type.dtype is BOOL:
             raise InputError(
                 f"{op.where}: condition {op.dst.name} is used after its operands changed or by an "
@@ -72,19 +81,22 @@ def _index(body: tuple[Op | Loop, ...], body_of: dict[int, int]) -> None:
             body_of[item.id] = id(body)
 
 
-def _inlinable(op: Op, uses: list[Op], body_of: dict[int, int]) -> bool:
+def _inlinable(op: Op, uses: list[Op], roots: set[int], body_of: dict[int, int]) -> bool:
     assert op.dst is not None
     if any(not _elementwise_reader(use) for use in uses):
         return False
     if op.kind in FREE:
         return True
-    if OPS[op.kind].group not in ELEMENTWISE and op.kind != "cast":
+    if OPS[op.kind].group not in ELEMENTWISE and op.kind not in ("cast", "load"):
         return False
-    if any(body_of[use.id] != body_of[op.id] for use in uses):
+    if any(body_of[number] != body_of[op.id] for number in roots):
         return False
     if op.dst.type.dtype is BOOL:
         return True
-    return len(uses) == 1 and _shape_of(uses[0]) == set(op.dst.type.names)
+    if len(roots) != 1 or len(uses) > MOST_USES:
+        return False
+    # A load is read where it is used, so its shape does not matter; arithmetic is not repeated.
+    return op.kind == "load" or all(_shape_of(u) == set(op.dst.type.names) for u in uses)
 
 
 def _shape_of(op: Op) -> set[str]:
@@ -95,18 +107,10 @@ def _shape_of(op: Op) -> set[str]:
 
 
 def _elementwise_reader(op: Op) -> bool:
-    return OPS[op.kind].group in (*ELEMENTWISE, "reduce") or op.kind in ("cast", "copy")
+    return OPS[op.kind].group in (*ELEMENTWISE, "reduce", "sink") or op.kind in ("cast", "copy")
 
 
-def _stable(op: Op, uses: list[Op], writers: dict[str, list[Op]], inlined: dict[str, Op]) -> bool:
-    # Nothing writes what the inlined expression reads between its place and the last use of it.
-    last = max((use.id for use in uses), default=op.id)
-    leaves = [op]
-    while leaves:
-        node = leaves.pop()
-        for src in node.srcs:
-            if any(op.id < writer.id < last for writer in writers[src.name]):
-                return False
-            if src.name in inlined:
-                leaves.append(inlined[src.name])
-    return True
+def _stable(op: Op, last: int, writers: dict[str, list[Op]]) -> bool:
+    # Nothing writes what the op reads between its place and the op its value ends up in. What its
+    # inlined sources read was checked against the same last op.
+    return not any(op.id < writer.id < last for src in op.srcs for writer in writers[src.name])

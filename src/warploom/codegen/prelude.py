@@ -199,6 +199,16 @@ DEVICE int floor_mod(int a, int b) { return a - floor_div(a, b) * b; }""",
 }
 
 
+# The same wait for debug builds: a hang becomes a fault after about a second.
+BOUNDED_WAIT = """\
+DEVICE void barrier_wait(unsigned bar, unsigned parity) {
+  asm volatile("{ .reg .pred done, late; .reg .u32 tries;\\nmov.u32 tries, 0;\\nAGAIN:\\n"
+               "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n@done bra DONE;\\n"
+               "add.u32 tries, tries, 1;\\nsetp.gt.u32 late, tries, 1000000;\\n@late trap;\\n"
+               "bra AGAIN;\\nDONE: }" ::"r"(bar), "r"(parity) : "memory");
+}"""
+
+
 def tma_load(rank: int, multicast: bool) -> tuple[str, str]:
     """Name and text of the bulk tensor load of that rank."""
     coords = ", ".join(f"int c{i}" for i in range(rank))

@@ -70,7 +70,7 @@ def _position(names: list[str], plan: LaunchPlan) -> list[str]:
         f"const int in_plane = task % ({row}_count * {col}_count);",
         f"const int band = in_plane / ({plan.supergroup} * {col}_count);",
         f"const int in_band = in_plane % ({plan.supergroup} * {col}_count);",
-        f"const int band_rows = min({plan.supergroup}, {row}_count - band * {plan.supergroup});",
+        f"const int band_rows = ::min({plan.supergroup}, {row}_count - band * {plan.supergroup});",
         f"const int {row}_at = band * {plan.supergroup} + in_band % band_rows;",
         f"const int {col}_at = in_band / band_rows;",
     ]

@@ -46,13 +46,13 @@ FLOAT_OPS = {
     "min": "fminf({0}, {1})",
 }
 INT_OPS = {
-    "abs": "abs({0})",
+    "abs": "::abs({0})",
     "neg": "(-{0})",
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
-    "max": "max({0}, {1})",
-    "min": "min({0}, {1})",
+    "max": "::max({0}, {1})",
+    "min": "::min({0}, {1})",
 }
 ANY_OPS = {
     "lt": "({0} < {1})",
@@ -83,7 +83,7 @@ def c_index(value: Index, names: dict[str, str] | None = None) -> str:
         return (names or {}).get(value.name, value.name)
     left, right = (c_index(arg, names) for arg in value.args)
     if value.op in ("min", "max"):
-        return f"{value.op}({left}, {right})"
+        return f"::{value.op}({left}, {right})"
     if value.op in ("//", "%") and "-" in str(value.args[0]):
         return f"floor_{'div' if value.op == '//' else 'mod'}({left}, {right})"
     return f"({left} {'/' if value.op == '//' else value.op} {right})"
@@ -190,6 +190,8 @@ class Values:
             return literal(float(op.value or 0), kind.dtype.name)
         if op.kind == "coordinate":
             return self.coordinate(op, at, names)
+        if op.kind == "load":
+            return self.load(op, at, names)
         parts = [self.element(src, at, names) for src in op.srcs]
         if op.kind == "cast":
             return self._cast(op, parts[0])
@@ -219,6 +221,44 @@ class Values:
         if op.axis in self.placement.rows:
             return f"({start} + {self.row(op.axis, op.dst.type.size(op.axis), at)})"
         return f"({start} + {self.col(at)})"
+
+    def load(self, op: Op, at: At, names: dict[str, str]) -> str:
+        """An element read from global memory; outside of the array: the edge value."""
+        assert op.dst is not None and op.array is not None
+        offset, inside = self.address(op, op.dst.type, at, names)
+        dtype = op.array.dtype.name
+        pointer = f"{op.array.name} + {offset}"
+        read = f"read_{dtype}({pointer})" if dtype in PACKED else f"__ldg({pointer})"
+        edge = literal(float(op.value or 0), "fp32" if dtype in PACKED else dtype)
+        return f"({inside} ? {read} : {edge})"
+
+    def address(self, op: Op, kind: TileType, at: At, names: dict[str, str]) -> tuple[str, str]:
+        """(element offset, in-bounds condition) of a direct access to global memory."""
+        assert op.array is not None
+        inner = {
+            axis: self.row(axis, kind.size(axis), at)
+            if axis in self.placement.rows
+            else self.col(at)
+            for axis in kind.names
+        }
+        terms: list[str] = []
+        checks: list[str] = []
+        last = len(op.spans) - 1
+        for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
+            start = c_index(span.start, names)
+            place = start if span.size is None else f"({start} + {inner[span.axis]})"
+            checks.append(f"{place} < {dim}")
+            stride = "" if number == last else f" * {op.array.name}_stride{number}"
+            terms.append(f"static_cast<long long>({place}){stride}")
+        return " + ".join(terms), " && ".join(checks)
+
+    def word(self, var: Var, t: str, i: str, names: dict[str, str]) -> str:
+        """Packed word `i` of a 16-bit tile: two neighbouring columns."""
+        if var.name not in self.placement.fusion.inlined:
+            return f"{var.name}[{t}][{i}]"
+        low = self.element(var, At("tile", t, f"2 * ({i})"), names)
+        high = self.element(var, At("tile", t, f"2 * ({i}) + 1"), names)
+        return f"pack_{var.type.dtype}({low}, {high})"
 
     def row(self, axis: str, size: int, at: At) -> str:
         """The row in the whole tile of an element: axis length `size` before the split."""

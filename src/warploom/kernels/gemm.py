@@ -116,11 +116,10 @@ def _gemm(
         at = load(a, *lead, *((rows, depth) if config.a == "mk" else (depth, rows)))
         bt = load(b, *lead, *((depth, cols) if config.b == "kn" else (cols, depth)))
         acc += at @ bt
-    if config.scale != 1.0:
-        acc *= config.scale
+    result = acc * config.scale if config.scale != 1.0 else acc
     if bias is not None:
-        acc += load(bias, cols)
-    result: Tile = ACTIVATIONS[config.activation](acc)
+        result = result + load(bias, cols)
+    result = ACTIVATIONS[config.activation](result)
     if residual is not None:
         result = result + load(residual, *lead, rows, cols).cast(FP32)
     store(c, *lead, rows, cols, tile=result.cast(config.out))

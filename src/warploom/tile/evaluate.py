@@ -1,7 +1,7 @@
 """The meaning of one op on numpy values, shared by both interpreters.
 
 Floating arithmetic is done in float32 and rounded once to the result's type, as the emitted code
-does; a matmul of 8- or 16-bit operands multiplies exactly and adds up in float32.
+does; a matmul of 8- or 16-bit operands multiplies exactly and adds up exactly before one rounding to float32.
 """
 
 from __future__ import annotations
@@ -47,12 +47,16 @@ def align(value: Value, kind: TileType, target: TileType) -> Value:
 
 
 def matmul(op: Op, sources: Sequence[Value]) -> Value:
-    """Contract the shared axis of the first two operands; add the third, if any, in float32."""
+    """Contract the shared axis of the first two operands; add the third, if any, in float32.
+
+    The sum of products is formed in float64 and rounded to float32 once, so that a part of the
+    rows gives the same bits as all of them; the tensor core's own order is not modelled.
+    """
     a, b = op.srcs[0].type, op.srcs[1].type
     (axis,) = [name for name in a.names if name in b.names]
     left = sources[0] if a.names[1] == axis else sources[0].T
     right = sources[1] if b.names[0] == axis else sources[1].T
-    product = np.matmul(left.astype(np.float32), right.astype(np.float32))
+    product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(np.float32)
     return product + sources[2] if len(sources) == 3 else product
 
 

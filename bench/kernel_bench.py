@@ -1,0 +1,165 @@
+"""What the kernel benchmarks share: worker processes with a watchdog, interleaved timing, rows.
+
+A case runs in a worker process; when a worker says nothing for a while it is killed, the case is
+reported as hung and the next one gets a fresh worker. Timing interleaves every candidate in one
+process, each round in a new random order, with a second copy of the baseline as A/A control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SILENCE = 60.0  # seconds without a word from a worker before it counts as hung
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """The command line every kernel benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("mode", choices=("build", "run", "worker"))
+    parser.add_argument("--kernels", type=Path, default=ROOT / "out" / "bench")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/results")))
+    parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--stage", default="all", choices=("all", "numerics", "timing"))
+    parser.add_argument("--rounds", type=int, default=12)
+    return parser.parse_args()
+
+
+def run_workers(script: str, args: argparse.Namespace, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Run every case in worker processes; gives one result a case, `{"name", "error"}` if it hung."""
+    results: dict[str, dict[str, Any]] = {}
+    left = list(names)
+    while left:
+        for line in _worker(script, args, left):
+            results[line["name"]] = line
+            left.remove(line["name"])
+            print(json.dumps(line), flush=True)
+        if left:
+            culprit = left.pop(0)
+            results[culprit] = {"name": culprit, "error": "hung or crashed; worker killed"}
+            print(json.dumps(results[culprit]), flush=True)
+    return [results[name] for name in names]
+
+
+def _worker(script: str, args: argparse.Namespace, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, script, "worker", "--kernels", str(args.kernels),
+               "--rounds", str(args.rounds)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(list(names)) + "\n")
+        process.stdin.close()
+        lines: queue.Queue[str | None] = queue.Queue()
+        stdout = process.stdout
+        threading.Thread(target=lambda: ([lines.put(x) for x in stdout], lines.put(None)), daemon=True).start()
+        while True:
+            try:
+                line = lines.get(timeout=SILENCE)
+            except queue.Empty:
+                process.kill()
+                return
+            if line is None:
+                return
+            if line.startswith("{"):
+                yield json.loads(line)
+
+
+def work(case: Callable[[str, int], dict[str, Any]], args: argparse.Namespace) -> None:
+    """A worker: run the cases named on standard input, one JSON line each; stop at a fault."""
+    for name in json.loads(sys.stdin.readline()):
+        try:
+            result = {"name": name, **case(name, args.rounds)}
+        except Exception as error:  # a fault on the device poisons this process's context
+            print(json.dumps({"name": name, "error": f"{type(error).__name__}: {error}"[:400]}), flush=True)
+            if "CUDA" in str(error) or "cu" in str(error)[:3]:
+                return
+            continue
+        print(json.dumps(result), flush=True)
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], None]], rounds: int, seconds: float = 0.02
+) -> dict[str, list[float]]:
+    """Milliseconds a call of each candidate, one sample a round, order shuffled in every round.
+
+    Calls are captured into CUDA graphs, so that what the host does is not timed.
+    """
+    import torch
+
+    graphs: dict[str, tuple[Any, int]] = {}
+    for name, call in candidates.items():
+        for _ in range(3):
+            call()
+        repeats = min(200, max(2, int(seconds * 1e3 / _timed(torch, call, 3))))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(repeats):
+                call()
+        graphs[name] = graph, repeats
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    order = list(candidates)
+    shuffle = random.Random(0)
+    for number in range(rounds + 2):
+        shuffle.shuffle(order)
+        for name in order:
+            graph, repeats = graphs[name]
+            taken = _timed(torch, graph.replay, 1) / repeats
+            if number >= 2:
+                samples[name].append(taken)
+    return samples
+
+
+def _timed(torch: Any, call: Callable[[], None], repeats: int) -> float:
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        call()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / repeats
+
+
+def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+    """Median of other/ours a round and its 95 % bootstrap interval; > 1 means ours is faster."""
+    ratios = [b / a for a, b in zip(ours, other, strict=True)]
+    draw = random.Random(1)
+    medians = sorted(
+        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000)
+    )
+    return statistics.median(ratios), medians[25], medians[974]
+
+
+def environment() -> dict[str, str]:
+    """Device, driver, versions and date of this run."""
+    import torch
+
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True, text=True, check=False,
+    ).stdout.split("\n")[0]
+    return {
+        "device": torch.cuda.get_device_name(0),
+        "driver": driver,
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def table(rows: Sequence[Sequence[object]]) -> str:
+    """Rows as aligned text."""
+    texts = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(texts[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in texts)

@@ -1,0 +1,83 @@
+"""Barriers as the hardware has them, for the simulator: mbarriers with phases, named barriers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from warploom.errors import CheckFailed
+
+
+@dataclass
+class PhaseBarrier:
+    """An mbarrier: a phase completes when arrivals and bytes are both used up; then it reloads.
+
+    `completed` counts phases; `passed(parity)` is what `try_wait.parity` returns: whether the phase
+    of that parity is the one before the current (PTX ISA, mbarrier phase).
+    """
+
+    name: str
+    count: int
+    pending: int = 0
+    bytes: int = 0
+    completed: int = 0
+
+    def __post_init__(self) -> None:
+        self.pending = self.count
+
+    def passed(self, parity: int) -> bool:
+        """Whether a wait for `parity` returns now; a fresh barrier passes parity 1."""
+        return (self.completed & 1) != parity
+
+    def arrive(self, times: int = 1) -> None:
+        """Arrive; more arrivals than the phase has left is a fault the hardware does not report."""
+        if times > self.pending:
+            raise CheckFailed(
+                f"{self.name}: {times} arrivals with {self.pending} of {self.count} left in phase "
+                f"{self.completed}: a stage was released twice or by too many"
+            )
+        self.pending -= times
+        self._turn()
+
+    def expect(self, count: int) -> None:
+        """`arrive.expect_tx`: raise the byte count, then arrive once."""
+        self.bytes += count
+        self.arrive()
+
+    def landed(self, count: int) -> None:
+        """A copy of that many bytes completed.
+
+        A peer's multicast may land before this block has said what it expects: the count is signed
+        and the missing arrival keeps the phase open.
+        """
+        self.bytes -= count
+        if self.bytes < 0 and self.pending < self.count:
+            raise CheckFailed(f"{self.name}: more bytes landed than the phase expects")
+        self._turn()
+
+    def _turn(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.pending = self.count
+            self.completed += 1
+
+
+@dataclass
+class NamedBarrier:
+    """`bar.sync` / `bar.arrive` between two groups: opens when both have come."""
+
+    name: str
+    arrived: int = 0
+    waiting: set[int] = field(default_factory=set[int])
+    opened: int = 0
+
+    def arrive(self) -> None:
+        """The passing group's half."""
+        self.arrived += 1
+        if self.arrived > 1:
+            raise CheckFailed(f"{self.name}: the turn was passed twice before it was taken")
+
+    def take(self) -> bool:
+        """The waiting group's half: True when the turn is its own."""
+        if not self.arrived:
+            return False
+        self.arrived = 0
+        return True

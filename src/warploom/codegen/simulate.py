@@ -1,0 +1,422 @@
+"""The scheduled interpreter: a block program under random interleavings, with real barriers.
+
+Every role of every block of one cluster is an agent; copies and matmuls complete at random times of
+their own. A run is refused (`CheckFailed`) on a deadlock, a read of a slot that a copy may be
+writing, a copy into a slot that is still read, a register touched while a matmul may use it, or a
+barrier that counts wrongly. The result must equal the sequential interpreter's bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from warploom.codegen.barriers import NamedBarrier, PhaseBarrier
+from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.emit_tma import is_multicast
+from warploom.codegen.localise import localise
+from warploom.codegen.place import contracted
+from warploom.errors import CheckFailed
+from warploom.tile import Op
+from warploom.tile.evaluate import Value, compute, read_tile, write_tile
+from warploom.tile.interpret import bind, points, scalar_state, sizes
+
+WARPS = 4  # arrivals of one compute group at an empty barrier
+
+
+@dataclass
+class Slot:
+    """One slot of a ring: tile values by buffer, copies under way and readers under way."""
+
+    values: list[Value | None]
+    landing: int = 0
+    readers: int = 0
+    version: int = 0
+
+
+@dataclass
+class SharedRing:
+    """A ring of one block."""
+
+    ring: Ring
+    slots: list[Slot]
+    full: list[PhaseBarrier]
+    empty: list[PhaseBarrier]
+
+
+@dataclass
+class Matmul:
+    """A started matmul: the op, its operands' slots and what it will do when it completes."""
+
+    op: Op
+    slots: list[tuple[Slot, int, int]]  # slot, buffer, version when started
+    registers: set[str]
+    symbols: dict[str, int]
+
+
+@dataclass
+class Agent:
+    """A role of a block: its registers, ring positions and unfinished matmuls."""
+
+    name: str
+    block: int
+    role: Role
+    state: dict[str, Value] = field(default_factory=dict[str, Value])
+    taken: dict[str, int] = field(default_factory=dict[str, int])
+    released: dict[str, int] = field(default_factory=dict[str, int])
+    at: dict[str, Slot] = field(default_factory=dict[str, Slot])
+    flying: deque[Matmul] = field(default_factory=deque[Matmul])
+    waits_for: str = ""
+
+
+class Simulator:
+    """One cluster that does all tasks of a program; `run` interleaves it by a seed."""
+
+    def __init__(
+        self,
+        block: BlockProgram,
+        arrays: Mapping[str, Value],
+        scalars: Mapping[str, float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.program = block.placement.program
+        self.block, self.placement = block, block.placement
+        self.memory = bind(self.program, arrays)
+        self.source = {name: value.copy() for name, value in self.memory.items()}
+        self.symbols = sizes(self.program, self.memory)
+        self.scalars = dict(scalars or {})
+        self.random = random.Random(seed)
+        self.cluster = block.schedule.launch.cluster[1]
+        self.rings = [self._rings(number) for number in range(self.cluster)]
+        self.turns = [
+            [NamedBarrier(f"turn of group {p}") for p in range(self.placement.parts)]
+            for _ in range(self.cluster)
+        ]
+        self.copies: list[Any] = []
+
+    def run(self) -> dict[str, Value]:
+        """Every array afterwards; raises `CheckFailed` at the first fault."""
+        agents = [
+            Agent(f"block {number} {role.name}", number, role)
+            for number in range(self.cluster)
+            for role in self.block.roles
+        ]
+        running = {id(agent): (agent, self._agent(agent)) for agent in agents}
+        idle = 0
+        while running:
+            ready: list[Any] = [*running.values()]
+            flying = [a for a in agents if a.flying]
+            pick = self.random.randrange(len(ready) + len(flying) + len(self.copies))
+            if pick < len(ready):
+                agent, steps = ready[pick]
+                moved = self._advance(running, agent, steps)
+            elif pick < len(ready) + len(flying):
+                moved = self._complete(flying[pick - len(ready)])
+            else:
+                moved = self._land(pick - len(ready) - len(flying))
+            idle = 0 if moved else idle + 1
+            if idle > 64 and self._stuck(running):
+                raise CheckFailed(
+                    "deadlock: "
+                    + "; ".join(f"{a.name} waits for {a.waits_for}" for a, _ in running.values())
+                )
+        return self.memory
+
+    # ---- scheduling of agents and events
+
+    def _advance(self, running: dict[int, Any], agent: Agent, steps: Iterator[bool]) -> bool:
+        try:
+            return next(steps)
+        except StopIteration:
+            del running[id(agent)]
+            return True
+
+    def _stuck(self, running: dict[int, Any]) -> bool:
+        if self.copies or any(agent.flying for agent, _ in running.values()):
+            return False
+        return not any(next(steps, True) for _, steps in running.values())
+
+    def _rings(self, number: int) -> dict[str, SharedRing]:
+        result: dict[str, SharedRing] = {}
+        for ring in self.block.rings:
+            crossing = any(
+                is_multicast(self.block.schedule.launch, load)
+                for buffer in ring.buffers
+                for load in buffer.loads
+            )
+            arrivals = WARPS * self.placement.parts * (self.cluster if crossing else 1)
+            result[ring.name] = SharedRing(
+                ring,
+                [Slot([None] * len(ring.buffers)) for _ in range(ring.depth)],
+                [
+                    PhaseBarrier(f"block {number} {ring.name} full[{s}]", 1)
+                    for s in range(ring.depth)
+                ],
+                [
+                    PhaseBarrier(f"block {number} {ring.name} empty[{s}]", arrivals)
+                    for s in range(ring.depth)
+                ],
+            )
+        return result
+
+    def _agent(self, agent: Agent) -> Iterator[bool]:
+        """Steps of a role over all tasks; yields True after progress, False while it waits."""
+        if self.block.schedule.turns and agent.role.part == self.placement.parts - 1:
+            self.turns[agent.block][0].arrive()
+        for point in self._tasks(agent.block):
+            symbols = {**self.symbols, **point}
+            agent.state = dict(scalar_state(self.program, self.scalars))
+            for section in agent.role.sections:
+                yield from self._section(agent, section, symbols)
+
+    def _tasks(self, rank: int) -> Iterator[dict[str, int]]:
+        axis, blocks = self.block.schedule.launch.cluster
+        if blocks == 1:
+            yield from points(self.program, self.symbols)
+            return
+        seen: set[tuple[int, ...]] = set()
+        for point in points(self.program, self.symbols):
+            first = {**point, axis: point[axis] // blocks * blocks}
+            if tuple(first.values()) not in seen:
+                seen.add(tuple(first.values()))
+                yield {**first, axis: first[axis] + rank}
+
+    def _section(
+        self, agent: Agent, section: Straight | Pipeline, symbols: dict[str, int]
+    ) -> Iterator[bool]:
+        if isinstance(section, Straight):
+            for step in section.steps:
+                yield from self._step(agent, step, symbols)
+            return
+        loop, depth = section.loop, section.depth
+        start, stop = loop.start.evaluate(symbols), loop.stop.evaluate(symbols)
+        rounds: list[tuple[tuple[Step, ...], int]] = []
+        if stop - start >= depth:
+            rounds += [(steps, start + i) for i, steps in enumerate(section.prologue)]
+            rounds += [(section.steady, i) for i in range(start + depth, stop)]
+            rounds += [(steps, max(start, stop) + i) for i, steps in enumerate(section.epilogue)]
+        else:
+            rounds += [(section.plain, i) for i in range(start, stop)]
+        for steps, newest in rounds:
+            for step in steps:
+                yield from self._step(agent, step, {**symbols, loop.index: newest - step.stage})
+
+    # ---- steps
+
+    def _step(self, agent: Agent, step: Step, symbols: dict[str, int]) -> Iterator[bool]:
+        action = getattr(self, f"_do_{step.action.lower()}")
+        while not action(agent, step, symbols):
+            yield False
+        agent.waits_for = ""
+        yield True
+
+    def _position(self, table: dict[str, int], ring: Ring) -> tuple[int, int]:
+        count = table.get(ring.name, 0)
+        return count % ring.depth, count // ring.depth & 1
+
+    def _do_acquire(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        shared = self.rings[agent.block][step.ring]
+        slot, parity = self._position(agent.taken, shared.ring)
+        if not shared.empty[slot].passed(parity ^ 1):
+            agent.waits_for = f"{shared.empty[slot].name} parity {parity ^ 1}"
+            return False
+        shared.full[slot].expect(shared.ring.slot_bytes)
+        return True
+
+    def _do_fill(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        op = step.op
+        assert op is not None and op.dst is not None and op.array is not None
+        ring, buffer = self.block.home(op.dst.name)
+        slot, _ = self._position(agent.taken, ring)
+        place = ring.buffers.index(buffer)
+        tile = read_tile(op, self.source[op.array.name], symbols)
+        crossing = is_multicast(self.block.schedule.launch, op)
+        targets = range(self.cluster) if crossing else (agent.block,)
+        blocks = self.cluster if crossing else 1
+        along = 1 if buffer.tile.panels % blocks == 0 else 0
+        width = tile.shape[along] // blocks
+        mine = slice(agent.block * width, (agent.block + 1) * width) if crossing else slice(None)
+        index = (slice(None), mine) if along else (mine, slice(None))
+        for target in targets:
+            shared = self.rings[target][ring.name]
+            into = shared.slots[slot]
+            if into.readers:
+                raise CheckFailed(
+                    f"race: {agent.name} copies {op.dst.name} into {ring.name}[{slot}] of block "
+                    f"{target} while a matmul may still read it"
+                )
+            into.landing += 1
+            into.version += 1
+            self.copies.append(
+                (shared, slot, place, index, tile[index], tile.shape, buffer.tile.bytes // blocks)
+            )
+        return True
+
+    def _land(self, number: int) -> bool:
+        shared, slot, place, index, part, shape, count = self.copies.pop(number)
+        into = shared.slots[slot]
+        if into.readers:
+            raise CheckFailed(f"race: a copy lands in {shared.ring.name}[{slot}] under a matmul")
+        whole = into.values[place]
+        if whole is None or whole.shape != shape:
+            whole = np.full(shape, np.nan, np.float32)
+        whole = whole.copy()
+        whole[index] = part
+        into.values[place] = whole
+        into.landing -= 1
+        shared.full[slot].landed(count)
+        return True
+
+    def _do_publish(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        agent.taken[step.ring] = agent.taken.get(step.ring, 0) + 1
+        return True
+
+    def _do_wait(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        shared = self.rings[agent.block][step.ring]
+        slot, parity = self._position(agent.taken, shared.ring)
+        if not shared.full[slot].passed(parity):
+            agent.waits_for = f"{shared.full[slot].name} parity {parity}"
+            return False
+        agent.taken[step.ring] = agent.taken.get(step.ring, 0) + 1
+        agent.at[step.ring] = shared.slots[slot]
+        return True
+
+    def _do_release(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        ring = self.block.ring(step.ring)
+        slot, _ = self._position(agent.released, ring)
+        agent.released[step.ring] = agent.released.get(step.ring, 0) + 1
+        if agent.released[step.ring] > agent.taken.get(step.ring, 0):
+            raise CheckFailed(f"{agent.name} releases {ring.name}[{slot}], which it has not taken")
+        own = self.rings[agent.block][ring.name]
+        crossing = own.empty[slot].count > WARPS * self.placement.parts
+        for target in range(self.cluster) if crossing else (agent.block,):
+            self.rings[target][ring.name].empty[slot].arrive(WARPS)
+        return True
+
+    def _do_issue(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        op = step.op
+        assert op is not None and op.dst is not None
+        slots: list[tuple[Slot, int, int]] = []
+        registers = {op.dst.name}
+        for src in op.srcs[:2]:
+            if not self.placement.is_shared(src):
+                self._touch(agent, op, src.name)
+                registers.add(src.name)
+                continue
+            ring, buffer = self.block.home(src.name)
+            slot = agent.at[ring.name]
+            if slot.landing:
+                raise CheckFailed(
+                    f"race: {agent.name} {op.label} reads {ring.name} before it landed"
+                )
+            slot.readers += 1
+            slots.append((slot, ring.buffers.index(buffer), slot.version))
+        for flying in agent.flying:
+            if op.dst.name in flying.registers and flying.op.dst != op.dst:
+                raise CheckFailed(f"{agent.name} {op.label} writes {op.dst.name} under a matmul")
+        agent.flying.append(Matmul(op, slots, registers, dict(symbols)))
+        return True
+
+    def _complete(self, agent: Agent) -> bool:
+        matmul = agent.flying.popleft()
+        op = matmul.op
+        assert op.dst is not None
+        shared = iter(matmul.slots)
+        sources: list[Value] = []
+        for src in op.srcs:
+            if not self.placement.is_shared(src):
+                sources.append(agent.state[src.name])
+                continue
+            slot, place, version = next(shared)
+            value = slot.values[place]
+            if slot.landing or slot.version != version or value is None:
+                raise CheckFailed(f"race: {op.label} of {agent.name} reads an overwritten slot")
+            slot.readers -= 1
+            sources.append(self._rows(op, src.type.names, value, agent.role.part))
+        local = localise(self.placement, op, agent.role.part)
+        agent.state[op.dst.name] = compute(local, sources, matmul.symbols)
+        return True
+
+    def _rows(self, op: Op, names: tuple[str, ...], value: Value, part: int) -> Value:
+        split = self.placement.split
+        if split not in names or split == contracted(op) or self.placement.parts == 1:
+            return value
+        axis = names.index(split)
+        width = value.shape[axis] // self.placement.parts
+        return np.take(value, np.arange(part * width, (part + 1) * width), axis=axis)
+
+    def _do_join(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        while len(agent.flying) > step.count:
+            self._complete(agent)
+        return True
+
+    def _touch(self, agent: Agent, op: Op, name: str, write: bool = False) -> None:
+        for matmul in agent.flying:
+            assert matmul.op.dst is not None
+            busy = matmul.registers if write else {matmul.op.dst.name}
+            if name in busy:
+                raise CheckFailed(
+                    f"{agent.name} {op.label} touches {name} while {matmul.op.label} may use it"
+                )
+
+    def _do_run(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        op = step.op
+        assert op is not None
+        for var in self.placement.fusion.sources(op):
+            self._touch(agent, op, var.name)
+        part = agent.role.part
+        local = localise(self.placement, op, part)
+        if op.kind in ("store", "store_add"):
+            assert op.array is not None
+            if part == 0 or self.placement.split in op.srcs[0].type.names:
+                write_tile(
+                    local,
+                    self._value(agent, op.srcs[0].name, symbols),
+                    self.memory[op.array.name],
+                    symbols,
+                )
+            return True
+        assert op.dst is not None
+        self._touch(agent, op, op.dst.name, write=True)
+        if op.kind == "load":
+            assert op.array is not None
+            agent.state[op.dst.name] = read_tile(local, self.source[op.array.name], symbols)
+            return True
+        sources = [self._value(agent, src.name, symbols) for src in op.srcs]
+        agent.state[op.dst.name] = compute(local, sources, symbols)
+        return True
+
+    def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:
+        inner = self.placement.fusion.inlined.get(name)
+        if inner is None:
+            return agent.state[name]
+        local = localise(self.placement, inner, agent.role.part)
+        if inner.kind == "load":
+            assert inner.array is not None
+            return read_tile(local, self.source[inner.array.name], symbols)
+        sources = [self._value(agent, src.name, symbols) for src in inner.srcs]
+        return compute(local, sources, symbols)
+
+    def _do_turnwait(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        agent.waits_for = f"the turn of group {agent.role.part}"
+        return self.turns[agent.block][agent.role.part].take()
+
+    def _do_turnpass(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        following = (agent.role.part + 1) % self.placement.parts
+        self.turns[agent.block][following].arrive()
+        return True
+
+
+def simulate(
+    block: BlockProgram,
+    arrays: Mapping[str, Value],
+    scalars: Mapping[str, float] | None = None,
+    seed: int = 0,
+) -> dict[str, Value]:
+    """Run a block program once under the interleaving that `seed` draws."""
+    return Simulator(block, arrays, scalars, seed).run()
