@@ -193,7 +193,7 @@ class _Counter:
                     self.say("blocking wait", f"{node.id} waits under {other.id}")
 
     def _waits(self, edge: Edge) -> bool:
-        return edge.blocking or (edge.kind != "ring" and self.crosses(edge))
+        return edge.blocking or (edge.kind in ("data", "order") and self.crosses(edge))
 
     def death(self, name: str) -> int:
         """When the value of iteration 0 dies, by the graph's readers and the lifetime rule."""
@@ -316,8 +316,9 @@ class _Counter:
 
     def _traffic(self, prices: Prices) -> int:
         points = 0
-        for src, dst in {(edge.src, edge.dst) for edge in self.graph.edges}:
-            between = [e for e in self.graph.outgoing[src] if e.dst == dst]
+        priced = [edge for edge in self.graph.edges if edge.kind != "alias"]
+        for src, dst in {(edge.src, edge.dst) for edge in priced}:
+            between = [e for e in priced if (e.src, e.dst) == (src, dst)]
             crosses = self.group[src] != self.group[dst]
             blocking = any(edge.blocking for edge in between)
             if blocking and prices.local_waits:

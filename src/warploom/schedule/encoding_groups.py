@@ -43,9 +43,9 @@ def carries_registers(graph: Graph, edge: Edge) -> bool:
     return edge.kind == "data" and graph.by_id[edge.src].registers > 0
 
 
-def needs_wait_across(graph: Graph, edge: Edge) -> bool:
-    """Whether an edge makes its consumer wait at a barrier once it crosses groups."""
-    return edge.kind != "ring" and not edge.blocking and graph.by_id[edge.src].id != edge.dst
+def needs_wait_across(edge: Edge) -> bool:
+    """Whether an edge makes its consumer wait at a barrier only once it crosses groups."""
+    return edge.kind in ("data", "order") and not edge.blocking and edge.src != edge.dst
 
 
 def window(rules: Rules, node: Node) -> int:
@@ -133,7 +133,7 @@ def _add_waits(it: Encoding) -> None:
         if any(edge.blocking for edge in incoming):
             _add_wait(it, node, None)
             continue
-        crossing = [edge for edge in incoming if needs_wait_across(it.graph, edge)]
+        crossing = [edge for edge in incoming if needs_wait_across(edge)]
         if not crossing:
             continue
         waits = it.model.new_bool_var(f"waits[{node.id}]")

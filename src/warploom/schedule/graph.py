@@ -20,7 +20,7 @@ from warploom.errors import InputError
 
 SCHEMA = "warploom.graph"
 VERSION = 1
-EDGE_KINDS = ("data", "order", "ring")
+EDGE_KINDS = ("data", "order", "ring", "alias")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class Edge:
     """`dst` of iteration i issues at least `delay` cycles after `src` of iteration i - distance.
 
     kind        data: a value; order: no value (write after read, named barrier);
-                ring: a value through a multi-buffered slot that `src` fills and `dst` releases
+                ring: a value through a multi-buffered slot that `src` fills and `dst` releases;
+                alias: `dst` takes over the storage of `src`, ordered by other edges already
     spill_cost  extra cycles when the two sit in different groups
     blocking    `dst` must wait at a barrier before it may use the value
     """
@@ -287,7 +288,7 @@ def _check_edges(graph: Graph) -> None:
             )
         if edge.kind not in EDGE_KINDS:
             raise InputError(f"{where} has kind {edge.kind!r}, expected one of {EDGE_KINDS}")
-    operands = {(edge.src, edge.dst) for edge in graph.edges if edge.kind == "data"}
+    operands = {(edge.src, edge.dst) for edge in graph.edges if edge.kind in ("data", "alias")}
     for node in graph.nodes:
         if node.in_place is not None and (node.in_place, node.id) not in operands:
             raise InputError(

@@ -48,6 +48,8 @@ def _pairs(it: Encoding) -> dict[tuple[str, str], bool]:
     """Distinct (src, dst) pairs, and whether an edge between them is blocking."""
     pairs: dict[tuple[str, str], bool] = {}
     for edge in it.graph.edges:
+        if edge.kind == "alias":
+            continue
         key = (edge.src, edge.dst)
         pairs[key] = pairs.get(key, False) or edge.blocking
     return pairs

@@ -65,7 +65,8 @@ class Prices:
     A value that crosses groups costs its registers // words_per_point plus `edge`. A wait costs
     `wait_per_warp` for each warp that performs it. With `local_waits` every blocking edge counts,
     since it is a barrier wherever its ends sit; without, only those that cross. A warp that is
-    launched costs `warp`: 24 registers, the floor of setmaxnreg, are 24 * 32 / 64 points.
+    launched costs `warp` (24 registers, the floor of setmaxnreg, would be 24 * 32 / 64 = 12): 0,
+    because the number of groups is an objective of its own, the last.
 
     Source: handbook section 8.1 (regs // 64 + 20 per blocking edge + 1); 20 points a wait is
     5 for each of a warp group's 4 warps.
@@ -75,7 +76,7 @@ class Prices:
     words_per_point: int = 64
     wait_per_warp: int = 5
     local_waits: bool = True
-    warp: int = 12
+    warp: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The prices as plain JSON data."""

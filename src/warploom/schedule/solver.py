@@ -34,6 +34,7 @@ class Effort:
     seconds: float = 60.0
     workers: int = 2
     seed: int = 1
+    deterministic: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def run(
     """Solve a model and return the values of the `wanted` variables by their index."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = effort.workers
+    solver.parameters.interleave_search = effort.deterministic
     solver.parameters.random_seed = effort.seed
     solver.parameters.max_time_in_seconds = max(0.05, effort.seconds)
     solver.parameters.log_search_progress = log

@@ -85,24 +85,18 @@ def _softmax_chain(
 def _rescale_in_tensor_memory(
     body: Body, x: int, rows: int, keys: int, head: int, scores: str, narrow: str, alpha: str
 ) -> None:
-    """P over the columns of S; the accumulator loaded, scaled and stored back each block."""
+    """P over the columns of S; the accumulator is rescaled in place each block."""
     stored = body.write(f"W{x}", "p_store", rows * keys, body.element, scores, x)
     body.edge(narrow, stored)
     body.edge(f"L{scores}", stored, kind="order")
-    body.edge(scores, stored, blocking=False)
-    product = body.mma(f"O{x}", "pv", (rows, head, keys), accumulates=f"Z{x}", subtile=x)
-    partial = body.read(product, rows * head, x)
-    body.edges.pop()  # read() ties the load to this iteration; the accumulator comes from the last
-    body.edge(product, partial, 1)
-    scaled = body.lanes(f"X{x}", "rescale", rows * head, into=partial, subtile=x)
-    back = body.write(f"Z{x}", "o_store", rows * head, 4, product, x)
-    body.edge(partial, scaled)
+    body.edge(scores, stored, kind="alias")
+    scaled = body.rescale(f"X{x}", rows * head, f"O{x}", x)
+    product = body.mma(f"O{x}", "pv", (rows, head, keys), accumulates=scaled, subtile=x)
+    body.edge(product, scaled, 1)
     body.edge(alpha, scaled)
-    body.edge(scaled, back)
-    body.edge(product, back, 1, blocking=False)
     body.edge(stored, product, blocking=True)
     body.edge("V", product)
-    body.edge(back, product, blocking=True)
+    body.edge(scaled, product, blocking=True)
     # The next scores overwrite P once the tensor core, which runs in order, is past reading it.
     body.edge(product, scores, 1, kind="order", delay=body.nodes[product].uses[0].cycles)
     body.edge(f"L{scores}", scores, 1, kind="order")

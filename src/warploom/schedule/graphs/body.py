@@ -47,10 +47,14 @@ class Body:
     ) -> None:
         """An edge with the delay, barrier and hand-off price that its source implies.
 
-        A value in registers crosses through shared memory; anything else needs one barrier.
-        Waiting for an asynchronous source is a barrier even inside one group.
+        A value in registers crosses through shared memory. A blocking edge is a barrier wherever
+        its ends sit (the latency of an asynchronous source includes its own), so crossing costs
+        it nothing more; an order edge needs a barrier only when it crosses.
         """
         source = self.nodes[src]
+        if kind == "alias":
+            self.edges.append(Edge(src, dst, 0, distance, kind))
+            return
         if kind == "data" and source.variable_latency and source.memory:
             kind = "ring"
         if blocking is None:
@@ -59,7 +63,11 @@ class Body:
         if kind == "data" and source.registers:
             size = source.registers * WORD / KIB
             spill = self.costs.cycles("handoff.fixed") + self.costs.cycles("handoff.per_kib", size)
+        elif blocking and kind != "ring":
+            spill = 0
         cycles = source.latency if delay is None else delay
+        if blocking and not source.asynchronous:
+            cycles += self.costs.cycles("barrier.wait")
         self.edges.append(Edge(src, dst, cycles, distance, kind, spill, blocking))
 
     def edges_from(self, sources: Mapping[str, int] | list[str], dst: str) -> None:
@@ -200,6 +208,36 @@ class Body:
                 latency=occupancy + self.costs.cycles("tmem.store_latency"),
                 issue=slots,
                 memory={"tmem": columns},
+                min_warps=WARPS,
+                in_place=into,
+                subtile=subtile,
+            )
+        )
+
+    def rescale(self, name: str, elements: int, into: str, subtile: int | None) -> str:
+        """An accumulator in tensor memory, loaded, scaled and stored back a few columns at a time.
+
+        Source: FlashAttention-4's correction step works through 16-column pieces, so only those
+        sit in registers; they are part of the reserve, not charged here.
+        """
+        size = elements * WORD / KIB
+        load = self.costs.cycles("tmem.load_per_kib", size)
+        store = self.costs.cycles("tmem.store_per_kib", size)
+        latency = load + store + self.costs.cycles("alu.latency")
+        latency += self.costs.cycles("tmem.load_latency") + self.costs.cycles("tmem.store_latency")
+        slots = self.costs.issue_slots(1.5 * elements)
+        return self._add(
+            Node(
+                name,
+                "rescale",
+                (
+                    UnitUse("TMEM", load + store),
+                    UnitUse("ALU", self.costs.lanes(elements)),
+                    UnitUse("ISSUE", slots),
+                ),
+                latency=latency,
+                issue=slots,
+                memory={"tmem": elements // TMEM_LANES},
                 min_warps=WARPS,
                 in_place=into,
                 subtile=subtile,

@@ -105,12 +105,7 @@ def _chunk(
 def _state(body: Body, chunk: int, key: int, value: int, *, decay: bool) -> None:
     """H (+ decay) += K^T V, and its copy B in 16 bits for the next chunk's product."""
     state = key * value
-    source = "H"
-    if decay:
-        read = body.read("H", state) if "H" in body.nodes else "H"
-        source = "X"
-        del read
-    body.mma("H", "state", (key, value, chunk), accumulates="H" if not decay else source)
+    body.mma("H", "state", (key, value, chunk), accumulates="X" if decay else "H")
     body.edge("K", "H")
     body.edge("V", "H")
     if not decay:
@@ -123,21 +118,15 @@ def _state(body: Body, chunk: int, key: int, value: int, *, decay: bool) -> None
     if held != "H":
         body.edge(held, "H", 1, kind="order", blocking=True)
     if decay:
-        _decay_state(body, state, held)
+        _decay_state(body, state)
 
 
-def _decay_state(body: Body, state: int, held: str) -> None:
+def _decay_state(body: Body, state: int) -> None:
     """H times the chunk's decay before the product adds to it."""
-    if not body.costs.tensor_memory:
+    if body.costs.tensor_memory:
+        body.rescale("X", state, "H", None)
+    else:
         body.lanes("X", "decay_h", state, into="H")
-        body.edge("H", "X", 1)
-        body.edge("E", "X")
-        body.edge("X", "H")
-        return
-    body.lanes("U", "decay_h", state, into=held)
-    body.edge(held, "U", 1)
-    body.edge("E", "U")
-    body.write("X", "h_back", state, 4, "H", None)
-    body.edge("U", "X")
-    body.edge("H", "X", 1, blocking=False)
-    body.edge("X", "H", blocking=True)
+    body.edge("H", "X", 1)
+    body.edge("E", "X")
+    body.edge("X", "H", blocking=body.costs.tensor_memory)
