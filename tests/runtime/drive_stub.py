@@ -23,6 +23,11 @@ from warploom.runtime.session import MeasureSettings, Session
 from warploom.runtime.timing import TimingSettings
 
 
+def image(text: str) -> bytes:
+    """An ELF header with no tables, then what the stub reads."""
+    return b"\x7fELF\x02".ljust(64, b"\0") + text.encode() + b"\0"
+
+
 def spec(cluster: int = 1) -> LaunchSpec:
     buffers = (Buffer("x", (8, 50), "bf16", "in"), Buffer("y", (400,), "bf16", "out"))
     arguments = (
@@ -60,29 +65,31 @@ def main() -> None:
     session = Session(device)
     seen: dict[str, Any] = {"count": device_count(), "info": device.info.to_json()}
     seen["fills"] = fills_that_differ(device, session.helpers)
-    baseline = session.prepare(Workload(b"flip 20.0", spec()))
+    baseline = session.prepare(Workload(image("flip 20.0"), spec()))
     seen["rough_us"] = baseline.rough_us
     settings = MeasureSettings()
-    images = (b"flip 10.0", b"nonsense")
-    seen["measured"] = [session.measure(image, settings).to_json() for image in images]
+    images = (image("flip 10.0"), image("junk"))
+    seen["measured"] = [session.measure(one, settings).to_json() for one in images]
     check = CheckSettings(samples=50, patterns=("randn", "special"), warm=2)
-    report = session.check(b"flip 10.0", check, lambda _: None)
+    report = session.check(image("flip 10.0"), check, lambda _: None)
     seen["check"] = report.to_json()
     timing = session.compare(
-        {"a": b"flip 10.0", "b": b"flip 20.0"}, TimingSettings(rounds=2, reloads=2)
+        {"a": image("flip 10.0"), "b": image("flip 20.0")}, TimingSettings(rounds=2, reloads=2)
     )
     seen["ratio"] = timing.ratios["b"].median
     cold = TimingSettings(mode="cold", rounds=2, reloads=1)
-    seen["cold_us"] = session.compare({"a": b"flip 10.0"}, cold).median_us["a"]
-    session.prepare(Workload(b"flip 20.0", spec(cluster=2)))
-    seen["cluster"] = session.measure(b"flip 20.0", settings).outcome
+    seen["cold_us"] = session.compare({"a": image("flip 10.0")}, cold).median_us["a"]
+    session.prepare(Workload(image("flip 20.0"), spec(cluster=2)))
+    seen["cluster"] = session.measure(image("flip 20.0"), settings).outcome
 
-    module = device.load(b"flip 1.0")
+    module = device.load(image("flip 1.0"))
     device.function(module, "flip", cluster_blocks=16)
     tensor = TensorMap("x", (50, 8), (112,), (32, 8), swizzle=64, fill="nan")
     seen["tensor_map"] = list(struct.unpack("<14I", device.tensor_map(tensor, "bf16", 4096)[:56]))
     seen["errors"] = {
-        "image": failure(lambda: device.load(b"junk")),
+        "image": failure(lambda: device.load(image("junk"))),
+        "text": failure(lambda: device.load(b"junk")),
+        "cut": failure(lambda: device.load(session.helpers.cubin[:-2000])),
         "name": failure(lambda: device.function(module, "other")),
         "shared": failure(lambda: device.function(module, "flip", 300_000)),
         "memory": failure(lambda: device.allocate(1 << 40)),

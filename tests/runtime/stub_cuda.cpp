@@ -83,9 +83,9 @@ int s_cuStreamCreate(void** s, unsigned flags) { *s = (void*)128; return flags =
 int s_cuStreamDestroy(void*) { return 0; }
 int s_cuStreamSynchronize(void* s) { return s == (void*)128 && !capturing ? 0 : 1; }
 int s_cuModuleLoadData(void** m, const void* image) {
-    const char* text = (const char*)image;
-    if (memcmp(text, "\x7f" "ELF", 4) != 0 && memcmp(text, "flip", 4) != 0) return 200;
-    *m = new Module{text};
+    const char* text = (const char*)image + 64;  // past the ELF header
+    if (memcmp(text, "junk", 4) == 0) return 200;
+    *m = new Module{memcmp(text, "flip", 4) == 0 ? text : "helpers"};
     modules.insert(*m);
     return 0;
 }

@@ -78,11 +78,14 @@ def test_a_tensor_map_is_encoded_as_asked(seen: dict[str, Any]) -> None:
     ("what", "message"),
     [
         ("image", "cuModuleLoadData failed: CUDA_ERROR_INVALID_IMAGE (not a cubin this driver"),
+        ("text", "CUDA_ERROR_INVALID_IMAGE (4 bytes that are not a 64-bit ELF file"),
+        ("cut", "CUDA_ERROR_INVALID_IMAGE (a truncated cubin"),
         ("name", "CUDA_ERROR_NOT_FOUND (no kernel of that name in the cubin) fatal=False"),
         ("shared", "cuFuncSetAttribute failed: CUDA_ERROR_INVALID_VALUE"),
         ("memory", "CUDA_ERROR_OUT_OF_MEMORY (device memory is exhausted) fatal=False"),
-        ("copy", "cuMemcpyDtoHAsync failed"),
-        ("launch", "fatal=True"),
+        ("copy", "cuMemcpyDtoHAsync failed: CUDA_ERROR_INVALID_VALUE (a size or address is out of"),
+        ("copy", "fatal=True"),
+        ("launch", "cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE"),
     ],
 )
 def test_a_failing_call_names_itself_and_the_error(

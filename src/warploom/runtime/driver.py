@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import struct
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,16 +17,34 @@ from warploom.runtime.bindings import import_binding, one_line
 from warploom.runtime.device import CudaError, DeviceInfo, Shape
 from warploom.runtime.launch import Params, TensorMap
 
+ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
 DEFAULT_SHARED_BYTES = 48 * 1024  # dynamic shared memory every kernel may use unasked
 PORTABLE_CLUSTER_BLOCKS = 8  # larger clusters need a permit, and not every GPU of a family has them
 
-# Failures that leave the context usable: the call was refused, nothing ran.
+# Calls whose refusal leaves the context usable: nothing ran.
 _HARMLESS = {
     "cuModuleLoadData",
     "cuModuleGetFunction",
     "cuFuncSetAttribute",
     "cuMemAlloc",
     "cuTensorMapEncodeTiled",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+}
+# Errors that stick to the context whichever call reports them (CUDA driver API, CUresult).
+_LOST = {
+    "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    "CUDA_ERROR_INVALID_PC",
+    "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "CUDA_ERROR_LAUNCH_FAILED",
+    "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "CUDA_ERROR_ASSERT",
+    "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+    "CUDA_ERROR_UNKNOWN",
 }
 _ADVICE = {
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the cubin is for another architecture",
@@ -103,7 +122,7 @@ def _check(driver: Any, call: str, result: tuple[Any, ...]) -> Any:
     if not detail:
         _, text = driver.cuGetErrorString(status)
         detail = text.decode() if isinstance(text, bytes) else str(text)
-    raise CudaError(call, name, detail, fatal=call not in _HARMLESS)
+    raise CudaError(call, name, detail, fatal=name in _LOST or call not in _HARMLESS)
 
 
 def _open(driver: Any, index: int) -> Any:
@@ -150,6 +169,19 @@ def _info(driver: Any, index: int) -> DeviceInfo:
     )
 
 
+def _elf_trouble(image: bytes) -> str:
+    """Why the driver must not see this image; empty when its ELF tables lie inside it."""
+    if len(image) < ELF_HEADER.size or image[:5] != b"\x7fELF\x02":
+        return f"{len(image)} bytes that are not a 64-bit ELF file, expected a cubin"
+    fields = ELF_HEADER.unpack_from(image)
+    program_at, section_at = fields[5], fields[6]
+    program_size, programs, section_size, sections = fields[9:13]
+    end = max(program_at + program_size * programs, section_at + section_size * sections)
+    if end > len(image):
+        return f"a truncated cubin: {len(image)} bytes, its ELF tables end at {end}"
+    return ""
+
+
 class CudaDevice:
     """A GPU's primary context and one stream, implementing `warploom.runtime.device.Device`.
 
@@ -177,9 +209,13 @@ class CudaDevice:
         return self._info
 
     def load(self, image: bytes) -> Module:
-        """Load a cubin into the context."""
-        if not image:
-            raise InputError("an empty image cannot be loaded, expected the bytes of a cubin")
+        """Load a cubin into the context.
+
+        The driver takes no length and would read past a truncated file, so the ELF header is
+        checked against it first; a bad one is refused as the driver refuses a bad image.
+        """
+        if trouble := _elf_trouble(image):
+            raise CudaError("cuModuleLoadData", "CUDA_ERROR_INVALID_IMAGE", trouble, fatal=False)
         buffer = ctypes.create_string_buffer(image, len(image) + 1)
         return Module(self._call("cuModuleLoadData", ctypes.addressof(buffer)), buffer)
 
