@@ -13,7 +13,7 @@ BYTES: dict[str, float] = {"fp4": 0.5, "fp8": 1, "fp16": 2, "bf16": 2, "tf32": 4
 """Bytes of one value."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gpu:
     """Capacities in bytes, rates in units a second for the whole device unless said otherwise."""
 

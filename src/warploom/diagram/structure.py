@@ -238,7 +238,7 @@ def nests(body: Diagram, split: bool = False) -> tuple[Kernel, ...]:
             outer = [Loop(axis, "group") for axis in groups if axis not in streams]
             inner = [Loop(axis, "stream") for axis in streams]
             kernels += _made(body, [*outer, *inner])
-            if split and count == 1 and streams[0] not in groups:
+            if split and count and streams[0] not in groups:
                 kernels += _made(body, [*outer, Loop(streams[0], "split"), *inner])
     return tuple(kernels)
 

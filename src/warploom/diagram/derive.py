@@ -1,0 +1,309 @@
+"""From a formula to a Derivation: fusion, nests, tiles, cost, bound, pseudocode.
+
+Two modes. *Model* (`memory` in values): least transferred values, the setting of the proofs.
+*GPU*: least time on a machine, real divisors, double buffers, waves; traffic and bound are still
+reported in values. Either way the result is refused if it beats a proven bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from warploom.diagram import closed, continuous, timing
+from warploom.diagram.bounds import Bound, check
+from warploom.diagram.cascade import Refusal
+from warploom.diagram.cost import (
+    FULL, PAPER, Accounting, exact_traffic, exact_transfers, numbers, operations, resident, traffic,
+)
+from warploom.diagram.evaluate import compare, evaluate, random_inputs
+from warploom.diagram.execute import run_kernels
+from warploom.diagram.gpu import Gpu, gpu
+from warploom.diagram.graph import Diagram
+from warploom.diagram.kernel import Kernel, Loop
+from warploom.diagram.legal import make_kernel
+from warploom.diagram.pseudo import pseudocode
+from warploom.diagram.structure import Plan, Setting, search
+from warploom.errors import InputError
+
+SCHEMA = "warploom.derivation/1"
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """What was derived. Traffic and memory are in values, `certificate` is a relative gap."""
+
+    diagram: Diagram
+    kernels: tuple[Kernel, ...]
+    capacity: float
+    bound: Bound
+    gpu: str = ""
+    dtype: str = ""
+    estimates: tuple[timing.Estimate, ...] = ()
+    regions: int = 0
+    nests: int = 0
+
+    @cached_property
+    def traffic(self) -> int:
+        """Values moved by all kernels, exactly."""
+        return sum(exact_traffic(kernel) for kernel in self.kernels)
+
+    @property
+    def percent_of_bound(self) -> float:
+        """The proven bound as a percentage of what the derivation moves: 100 cannot be beaten."""
+        return 100.0 * self.bound.value / self.traffic
+
+    @property
+    def seconds(self) -> float:
+        """Modelled time on the GPU; 0 without one."""
+        return sum(estimate.seconds for estimate in self.estimates)
+
+    @property
+    def binding(self) -> str:
+        """The resource that takes longest in the longest kernel."""
+        if not self.estimates:
+            return "transfer"
+        return max(self.estimates, key=lambda estimate: estimate.seconds).binding
+
+    @property
+    def lemmas(self) -> tuple[str, ...]:
+        """Every lemma used, in order."""
+        return tuple(dict.fromkeys(name for kernel in self.kernels for name in kernel.lemmas))
+
+    def verify(self, sizes: Mapping[str, int] | None = None, seed: int = 0) -> tuple[float, int]:
+        """Run the kernels on random input at small sizes: (largest relative error, values moved).
+
+        `sizes` overrides the small sizes chosen; tiles shrink with them. The moved count is from
+        the execution, not from the formula.
+        """
+        small = self.shrunk(sizes)
+        arrays = random_inputs(small.diagram, seed)
+        got, moved = run_kernels(small.kernels, arrays)
+        return compare(got, evaluate(small.diagram, arrays)), sum(t.total for t in moved)
+
+    def shrunk(self, sizes: Mapping[str, int] | None = None, limit: int = 24) -> Derivation:
+        """The same derivation on small axes with tiles that leave ragged tails."""
+        wanted = shrunk_sizes(self.diagram, limit) | dict(sizes or {})
+        kernels: list[Kernel] = []
+        for kernel in self.kernels:
+            small = kernel.resized(wanted)
+            tiles = {
+                l.symbol: min(
+                    small.body.size[l.axis],
+                    max(1, min(kernel.tile[l.symbol], 5 if l.kind != "stream" else 3)),
+                )
+                for l in kernel.loops
+            }
+            kernels.append(small.tiled(tiles))
+        return replace(self, diagram=self.diagram.resized(wanted), kernels=tuple(kernels))
+
+    def law(self) -> str:
+        """The closed form of each kernel's traffic, where there is one."""
+        lines: list[str] = []
+        for kernel in self.kernels:
+            try:
+                lines.append(f"{kernel.name}: {closed.law(kernel, PAPER).at(self.capacity)}")
+            except InputError:
+                lines.append(f"{kernel.name}: {traffic(kernel)}")
+        return "\n".join(lines)
+
+    def certificate_gap(self, accounting: Accounting = FULL) -> float:
+        """Relative distance of the continuous optimum from its dual bound, worst kernel."""
+        return max(continuous.solve(k, self.capacity, accounting).gap for k in self.kernels)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON data, versioned."""
+        return {
+            "schema": SCHEMA,
+            "diagram": self.diagram.to_json(),
+            "kernels": [kernel.to_json() for kernel in self.kernels],
+            "capacity": self.capacity,
+            "traffic": self.traffic,
+            "bound": {
+                "name": self.bound.name,
+                "box": self.bound.box,
+                "value": self.bound.value,
+                "statement": self.bound.statement,
+            },
+            "percent_of_bound": self.percent_of_bound,
+            "gpu": self.gpu,
+            "dtype": self.dtype,
+            "seconds": self.seconds,
+            "binding": self.binding,
+            "lemmas": list(self.lemmas),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Derivation:
+        """Back from JSON; raises `InputError` for another schema or a missing field."""
+        if data.get("schema") != SCHEMA:
+            raise InputError(f"derivation schema is {data.get('schema')!r}, expected {SCHEMA!r}")
+        try:
+            kernels = tuple(Kernel.from_json(item) for item in data["kernels"])
+            found = cls(
+                Diagram.from_json(data["diagram"]), kernels, float(data["capacity"]),
+                Bound(**data["bound"]), data["gpu"], data["dtype"],
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(f"derivation JSON is incomplete: {error!r}") from None
+        if not found.gpu:
+            return found
+        machine = gpu(found.gpu)
+        return replace(
+            found, estimates=tuple(timing.estimate(k, machine, found.dtype) for k in kernels)
+        )
+
+    def __str__(self) -> str:
+        """The report: what was fused, sizes, cost against bound, pseudocode."""
+        where = f" on {self.gpu} in {self.dtype}" if self.gpu else f" at M = {self.capacity:.0f} values"
+        lines = [f"{self.diagram.name}{where}", ""]
+        if self.lemmas:
+            lines.append("lemmas    " + ", ".join(self.lemmas))
+        for kernel in self.kernels:
+            tiles = ", ".join(f"{name}={size}" for name, size in kernel.tiles) or "no tiles"
+            lines.append(f"{kernel.name:9} {tiles}; {resident(kernel):.0f} values on chip")
+        lines += [
+            f"traffic   {self.traffic:.6g} values",
+            f"bound     {self.bound.value:.6g} values, {self.bound.name}: {self.bound.statement}",
+            f"          the derivation is at {self.percent_of_bound:.1f} % of this proven bound",
+        ]
+        for estimate in self.estimates:
+            parts = ", ".join(f"{n} {1e6 * s:.1f}" for n, s in estimate.parts.items())
+            lines.append(
+                f"time      {1e6 * estimate.seconds:.1f} us, {estimate.binding} binds ({parts} us; "
+                f"waves x{estimate.waves:.2f}); {1e3 * estimate.joules:.3g} mJ to move data"
+            )
+        if any(not_fits(kernel, self) for kernel in self.kernels):
+            lines.append("warning   a kernel exceeds the level's capacity")
+        lines.append("")
+        lines += [pseudocode(kernel, hardware=bool(self.gpu)) for kernel in self.kernels]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The drawing, for notebooks."""
+        from warploom.diagram.svg import draw  # noqa: PLC0415
+
+        return draw(self)
+
+
+def not_fits(kernel: Kernel, derivation: Derivation) -> bool:
+    """Whether a kernel holds more than the capacity it was derived for."""
+    accounting = timing.accounting() if derivation.gpu else FULL
+    return resident(kernel, accounting) > derivation.capacity * (1 + 1e-9)
+
+
+def shrunk_sizes(diagram: Diagram, limit: int) -> dict[str, int]:
+    """Small, uneven axis lengths; axes tied by a view or fixed by an attribute stay consistent."""
+    sizes = {axis: min(size, limit - 2 * (i % 3) - 1) for i, (axis, size) in enumerate(diagram.sizes)}
+    rows = {str(n.attr("row")): str(n.attr("column")) for n in diagram.nodes if n.kind == "mask"}
+    for row, column in rows.items():
+        sizes[row] = min(sizes[row], sizes[column])
+    for node in diagram.nodes:
+        if node.op == "topk":
+            sizes[str(node.attr("axis"))] = int(node.attr("k"))
+        if node.kind == "view":
+            small = {a: min(sizes[a], 7) for a in node.axes}
+            sizes |= small
+            for source, terms in node.attr("map"):
+                if [t[0] for t in terms] != [source]:
+                    sizes[source] = 1 + sum(s * (sizes[a] - 1) for a, s in terms)
+    return sizes
+
+
+def derive(
+    diagram: Diagram,
+    memory: float | None = None,
+    gpu_name: str | None = None,
+    dtype: str = "fp16",
+    split: bool = False,
+) -> Derivation:
+    """Derive an algorithm, either for `memory` values of fast memory or for a GPU.
+
+    Raises `InputError` when nothing fits or a name is unknown, `BoundBroken` when the result claims
+    less traffic than is proven necessary.
+    """
+    if (memory is None) == (gpu_name is None):
+        raise InputError("give either memory (values) or a GPU name to derive for")
+    if memory is not None:
+        if not memory >= 1 or not math.isfinite(memory):
+            raise InputError(f"memory is {memory} values: give a finite number of at least 1")
+        plan = search(diagram, Setting(memory, {}, split=split))
+        return _checked(Derivation(diagram, plan.kernels, memory, _PENDING), plan)
+    assert gpu_name is not None
+    machine = gpu(gpu_name)
+    machine.flops(dtype)
+    return _for_gpu(diagram, machine, dtype)
+
+
+_PENDING = Bound("", "", 0.0, "")
+
+
+def _for_gpu(diagram: Diagram, machine: Gpu, dtype: str) -> Derivation:
+    """The least modelled time on a machine."""
+    capacity = timing.capacity(machine, dtype)
+    setting = Setting(
+        capacity,
+        timing.multiples(diagram.size, dtype),
+        timing.time_score(machine, dtype),
+        timing.accounting(),
+        timing.floor_seconds(machine, dtype),
+        split=True,
+    )
+    plan = search(diagram, setting)
+    estimates = tuple(timing.estimate(kernel, machine, dtype) for kernel in plan.kernels)
+    found = Derivation(
+        diagram, plan.kernels, capacity, _PENDING, machine.name, dtype, estimates
+    )
+    return _checked(found, plan)
+
+
+def _checked(found: Derivation, plan: Plan) -> Derivation:
+    """Attach the strongest bound and the search's account; a beaten bound is an error."""
+    bound = check(found.diagram, found.traffic, found.capacity)
+    return replace(found, bound=bound, regions=plan.regions, nests=plan.nests)
+
+
+def by_hand(
+    diagram: Diagram, loops: Mapping[str, str], tiles: Mapping[str, int], memory: float
+) -> Derivation:
+    """One fused kernel with a nest chosen by a person: `loops` maps axis to group, split or stream.
+
+    Raises `InputError` with the refused rule, or when the tiles do not fit.
+    """
+    wanted: list[Loop] = []
+    for axis, kind in loops.items():
+        for word in kind.split("+"):
+            if word not in ("group", "split", "stream"):
+                raise InputError(f"axis {axis!r}: {word!r} is no partition; use group, split, stream")
+            wanted.append(Loop(axis, word))  # pyright: ignore[reportArgumentType]
+    order = {"group": 0, "split": 1, "stream": 2}
+    kernel = make_kernel(diagram, sorted(wanted, key=lambda loop: order[loop.kind]))
+    if isinstance(kernel, Refusal):
+        raise InputError(str(kernel))
+    sized = kernel.tiled({l.symbol: tiles.get(l.symbol, tiles.get(l.axis, 1)) for l in kernel.loops})
+    needed = resident(sized)
+    if needed > memory:
+        raise InputError(
+            f"tiles {dict(sized.tiles)} hold {needed:.0f} values, memory is {memory:.0f}: "
+            f"scale them by {memory / needed:.2f}"
+        )
+    found = Derivation(diagram, (sized,), memory, _PENDING)
+    return replace(found, bound=check(diagram, found.traffic, memory))
+
+
+def transfer_rows(found: Derivation) -> list[tuple[str, str, int]]:
+    """(kernel, array, values moved) of every array of every kernel."""
+    return [
+        (kernel.name, name, moved)
+        for kernel in found.kernels
+        for name, moved in exact_transfers(kernel).items()
+    ]
+
+
+def intensity(found: Derivation) -> float:
+    """Tensor FLOP per value moved."""
+    work = sum(numbers(kernel, operations(kernel)["tensor"]) for kernel in found.kernels)
+    return work / found.traffic

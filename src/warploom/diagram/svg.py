@@ -1,0 +1,398 @@
+"""Drawing a derivation: the diagram before, then each fused kernel, as one SVG.
+
+Conventions (handbook section 11): data flows left to right; an array is a bundle of wires, one for
+each axis; a box acts on the wires that end at it, and is weaved over the wires that pass over it
+(a dot where they enter and leave). Wires in global memory are dark, wires on chip orange; where an
+array crosses, its partition labels stand (g_q: group, s_x: stream). Below each column: what it
+adds to H when it crosses, and the tile it leaves on chip.
+
+Everything is laid out from the term; nothing is placed by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from warploom.diagram.cost import PAPER, columns, tile_of, transfers
+from warploom.diagram.graph import Diagram, Node
+from warploom.diagram.kernel import Kernel
+from warploom.diagram.ops import op
+
+if TYPE_CHECKING:
+    from warploom.diagram.derive import Derivation
+
+WIRE = 15
+"""Pixels between the wires of one array."""
+GAP = 26
+"""Pixels between two arrays."""
+BOX = 44
+STEP = 132
+"""Pixels from one column to the next."""
+MARGIN = 96
+COLOUR = {"global": "#263238", "chip": "#e07b00", "box": "#ffffff", "region": "#fff4e3"}
+FONT = "font-family='Georgia, Times, serif'"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An array at one boundary: its vertical position (of its first wire) and wire count."""
+
+    value: str
+    y: float
+    wires: int
+
+    def wire(self, index: int) -> float:
+        """The y of one wire."""
+        return self.y + index * WIRE
+
+
+@dataclass(frozen=True)
+class Column:
+    """One box with the arrays on its left (inputs last of their group) and on its right."""
+
+    node: Node
+    left: tuple[tuple[str, bool], ...]
+    right: tuple[str, ...]
+
+
+def columns_of(body: Diagram) -> tuple[Column, ...]:
+    """One column a box: (array, is an input of the box) on the left, live arrays on the right.
+
+    Inputs of a box are brought together, so every crossing happens between boxes; an array that is
+    needed again is copied, and the copy passes by.
+    """
+    waiting = {name: len(users) for name, users in body.consumers.items()}
+    live: list[str] = []
+    result: list[Column] = []
+    for node in body.nodes:
+        if node.kind == "const":
+            continue
+        inputs = [i for i in dict.fromkeys(node.inputs) if not _is_const(body, i)]
+        position = min((live.index(i) for i in inputs if i in live), default=len(live))
+        for name in inputs:
+            waiting[name] -= 1
+        passing = [v for v in live if v not in inputs or waiting[v] > 0 or v in body.outputs]
+        fresh = [i for i in inputs if i not in live and waiting[i] > 0]
+        position = min(position, len(passing))
+        passing_all = [*passing[:position], *fresh, *passing[position:]]
+        at = position + len(fresh)
+        left = [(v, False) for v in passing_all[:at]] + [(i, True) for i in inputs]
+        left += [(v, False) for v in passing_all[at:]]
+        live = [*passing_all[:at], node.name, *passing_all[at:]]
+        result.append(Column(node, tuple(left), tuple(live)))
+    return tuple(result)
+
+
+def _is_const(body: Diagram, name: str) -> bool:
+    """Whether a value is a number."""
+    return name in body.node and body.node[name].kind == "const"
+
+
+def draw(derivation: Derivation) -> str:
+    """The whole picture: the formula as given, then every kernel as derived."""
+    panels = [
+        panel(derivation.diagram, None, f"{derivation.diagram.name}: every box its own kernel")
+    ]
+    for kernel in derivation.kernels:
+        lemmas = f"   (lemmas: {', '.join(kernel.lemmas)})" if kernel.lemmas else ""
+        panels.append(panel(kernel.body, kernel, f"derived kernel {kernel.name}{lemmas}"))
+    width = max(w for _, w, _ in panels)
+    height = sum(h for _, _, h in panels)
+    parts: list[str] = []
+    offset = 0.0
+    for body, _, tall in panels:
+        parts.append(f"<g transform='translate(0,{offset:.0f})'>{body}</g>")
+        offset += tall
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' "
+        f"width='{width:.0f}' height='{height:.0f}' role='img'>"
+        f"<title>{escape(derivation.diagram.name)}</title>"
+        f"<rect width='100%' height='100%' fill='white'/>{''.join(parts)}</svg>\n"
+    )
+
+
+def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float, float]:
+    """One diagram: (svg, width, height)."""
+    cols = columns_of(body)
+    counts = [sum(max(1, len(body.axes_of(v))) for v, _ in c.left) for c in cols]
+    arrays = [len(c.left) for c in cols]
+    tall = max((n * WIRE + a * GAP for n, a in zip(counts, arrays, strict=True)), default=0)
+    top = 62.0
+    middle = top + tall / 2
+    left = [_stack(body, [v for v, _ in c.left], middle) for c in cols]
+    right = [_stack(body, list(c.right), middle) for c in cols]
+    width = 2 * MARGIN + STEP * len(cols)
+    floor = top + tall + 16
+    parts = [f"<text x='24' y='26' font-size='17' fill='#111' {FONT}>{escape(title)}</text>"]
+    if kernel is not None:
+        parts.append(_region(kernel, cols, top - 8, tall + 18))
+    for j, column in enumerate(cols):
+        parts += _joins(body, kernel, cols, left, right, j)
+        parts += _box(body, kernel, column, left[j], right[j], _x(j))
+    parts += _ends(body, kernel, cols[-1], right[-1], _x(len(cols) - 1) + BOX) if cols else []
+    parts += _rows(body, kernel, cols, floor)
+    return "".join(parts), width, floor + (74 if kernel is not None else 30)
+
+
+def _x(column: int) -> float:
+    """The left edge of a column's box."""
+    return MARGIN + STEP * column + (STEP - BOX) / 2
+
+
+def _stack(body: Diagram, values: list[str], middle: float) -> list[Placed]:
+    """Arrays one under the other around the middle line."""
+    total = sum(max(1, len(body.axes_of(v))) * WIRE for v in values) + GAP * (len(values) - 1)
+    y = middle - total / 2 + WIRE / 2
+    placed: list[Placed] = []
+    for value in values:
+        wires = max(1, len(body.axes_of(value)))
+        placed.append(Placed(value, y, wires))
+        y += wires * WIRE + GAP
+    return placed
+
+
+def _region(kernel: Kernel, cols: tuple[Column, ...], top: float, tall: float) -> str:
+    """The on-chip background and a bracket over the columns of each stream loop."""
+    last = _x(len(cols) - 1) + BOX
+    parts = [
+        f"<rect x='{_x(0) - 26:.0f}' y='{top:.0f}' width='{last - _x(0) + 52:.0f}' "
+        f"height='{tall:.0f}' rx='10' fill='{COLOUR['region']}'/>"
+    ]
+    for level, (axis, index) in enumerate(kernel.stream_index.items()):
+        inside = [j for j, c in enumerate(cols) if kernel.work_depth(c.node) >= index]
+        if not inside:
+            continue
+        x0, x1, y = _x(inside[0]) - 16, _x(inside[-1]) + BOX + 16, top - 4 + 5 * level
+        symbol = kernel.loops[index].symbol
+        parts.append(
+            f"<path d='M{x0:.0f} {y + 7:.0f} V{y:.0f} H{x1:.0f} V{y + 7:.0f}' fill='none' "
+            f"stroke='#8a4b00' stroke-width='1.3'/>"
+            f"<text x='{x0 + 6 + 110 * level:.0f}' y='{y - 5:.0f}' font-size='12' fill='#8a4b00' {FONT}>"
+            f"stream {escape(axis)} by {_label(symbol)}</text>"
+        )
+    return "".join(parts)
+
+
+def _joins(
+    body: Diagram,
+    kernel: Kernel | None,
+    cols: tuple[Column, ...],
+    left: list[list[Placed]],
+    right: list[list[Placed]],
+    j: int,
+) -> Iterator[str]:
+    """Wires from the previous column's right side to this column's left side; new arrays enter."""
+    before = {p.value: p for p in right[j - 1]} if j else {}
+    x1 = _x(j)
+    for placed, (value, _) in zip(left[j], cols[j].left, strict=True):
+        colour = _colour(body, kernel, value)
+        copies = sum(v == value for v, _ in cols[j].left)
+        source = before.get(value)
+        if source is None:
+            yield from _entry(body, kernel, placed, x1, copies)
+            continue
+        x0 = _x(j - 1) + BOX
+        for w in range(placed.wires):
+            yield _curve(x0, source.wire(w), x1, placed.wire(w), colour)
+            if copies > 1:
+                yield f"<circle cx='{x0 + 15:.0f}' cy='{source.wire(w):.1f}' r='2.6' fill='{colour}'/>"
+
+
+def _entry(
+    body: Diagram, kernel: Kernel | None, placed: Placed, x: float, copies: int
+) -> Iterator[str]:
+    """An external array coming in: dark stub, name, axis labels, partition labels at the edge."""
+    del copies
+    start = x - 62
+    crossing = x - 24
+    chip = kernel is not None
+    axes = body.axes_of(placed.value)
+    yield (
+        f"<text x='{start - 4:.0f}' y='{placed.y - 8:.1f}' font-size='14' font-weight='bold' "
+        f"fill='#111' {FONT}>{escape(placed.value)}</text>"
+    )
+    for w in range(placed.wires):
+        y = placed.wire(w)
+        style = "stroke-dasharray='2 3'" if not axes else ""
+        end = crossing if chip else x
+        yield _line(start, y, end, y, COLOUR["global"], style)
+        if chip:
+            yield _line(crossing, y, x, y, COLOUR["chip"], style)
+        if axes:
+            yield _tag(start - 4, y + 4, axes[w], "end", "#555")
+            if kernel is not None and axes[w] in kernel.depth_of_axis:
+                symbol = kernel.loops[kernel.depth_of_axis[axes[w]]].symbol
+                yield _tag(crossing + 3, y - 3, symbol, "start", "#8a4b00", 11)
+    if chip:
+        y0, y1 = placed.y - 5, placed.wire(placed.wires - 1) + 5
+        yield _line(crossing, y0, crossing, y1, "#8a4b00", "stroke-width='2.2'")
+
+
+def _box(
+    body: Diagram,
+    kernel: Kernel | None,
+    column: Column,
+    left: list[Placed],
+    right: list[Placed],
+    x: float,
+) -> Iterator[str]:
+    """A box, the wires that end at it, the wires weaved over it, and arrays passing by."""
+    node = column.node
+    inputs = [p for p, (_, used) in zip(left, column.left, strict=True) if used]
+    output = next(p for p in right if p.value == node.name)
+    passing = [p for p, (_, used) in zip(left, column.left, strict=True) if not used]
+    for placed in passing:
+        target = next(p for p in right if p.value == placed.value)
+        for w in range(placed.wires):
+            colour = _colour(body, kernel, placed.value)
+            yield _curve(x, placed.wire(w), x + BOX, target.wire(w), colour)
+    ys = [p.wire(w) for p in (*inputs, output) for w in range(p.wires)]
+    low, high = min(ys) - 9, max(ys) + 9
+    yield (
+        f"<rect x='{x:.0f}' y='{low:.1f}' width='{BOX}' height='{high - low:.1f}' rx='6' "
+        f"fill='{COLOUR['box']}' stroke='#333' stroke-width='1.2'/>"
+    )
+    weaved = {axis: output.wire(w) for w, axis in enumerate(body.axes_of(node.name))}
+    for placed in inputs:
+        for w, axis in enumerate(body.axes_of(placed.value)):
+            y = placed.wire(w)
+            if axis in weaved and axis not in node.over:
+                yield _curve(x, y, x + BOX, weaved[axis], "#c3ccd1", "stroke-width='1'")
+                yield _dot(x, y)
+    for axis, y in weaved.items():
+        carried = any(axis in body.axes_of(p.value) for p in inputs)
+        if carried:
+            yield _dot(x + BOX, y)
+    glyph = op(node.op).glyph or node.op
+    constants = [body.node[i] for i in node.inputs if _is_const(body, i)]
+    text = f"{glyph}{constants[0].attr('value'):g}" if constants else glyph
+    size = 15 if len(text) <= 4 else 11
+    yield (
+        f"<text x='{x + BOX / 2:.0f}' y='{(low + high) / 2 + 5:.1f}' text-anchor='middle' "
+        f"font-size='{size}' fill='#111' {FONT}>"
+        f"{escape(text)}</text>"
+    )
+    yield (
+        f"<text x='{x + BOX + 5:.0f}' y='{output.y - 15:.1f}' font-size='13' font-style='italic' "
+        f"fill='#333' {FONT}>{escape(node.name)}</text>"
+    )
+    for w, axis in enumerate(body.axes_of(node.name)):
+        label, colour = axis, "#555"
+        if kernel is not None and axis in kernel.depth_of_axis:
+            label, colour = kernel.loops[kernel.depth_of_axis[axis]].symbol, "#8a4b00"
+        yield _tag(x + BOX + 5, output.wire(w) - 3, label, "start", colour, 11)
+
+
+def _ends(
+    body: Diagram, kernel: Kernel | None, column: Column, right: list[Placed], x: float
+) -> Iterator[str]:
+    """Outputs leaving: the save at the region's edge, then global memory."""
+    del column
+    for placed in right:
+        if placed.value not in body.outputs:
+            continue
+        axes = body.axes_of(placed.value)
+        edge = x + 26
+        for w in range(placed.wires):
+            y = placed.wire(w)
+            colour = COLOUR["chip"] if kernel is not None else COLOUR["global"]
+            yield _line(x, y, edge, y, colour, "" if axes else "stroke-dasharray='2 3'")
+            yield _line(edge, y, x + 62, y, COLOUR["global"], "" if axes else "stroke-dasharray='2 3'")
+            if axes:
+                yield _tag(x + 66, y + 4, axes[w], "start", "#555")
+        if kernel is not None:
+            y0, y1 = placed.y - 5, placed.wire(placed.wires - 1) + 5
+            yield _line(edge, y0, edge, y1, "#8a4b00", "stroke-width='2.2'")
+
+
+def _rows(
+    body: Diagram, kernel: Kernel | None, cols: tuple[Column, ...], y: float
+) -> Iterator[str]:
+    """Under the columns: transferred values where arrays enter or leave, and tiles left on chip."""
+    if kernel is None:
+        moved = sum(
+            body.elements(c.node.name) + sum(body.elements(v) for v, used in c.left if used)
+            for c in cols
+        )
+        yield _note(24, y + 14, f"H = {moved:.3g} values when every box loads and saves")
+        return
+    first: dict[str, int] = {}
+    for j, column in enumerate(cols):
+        for value, used in column.left:
+            if used and value in body.array:
+                first.setdefault(value, j)
+    crossings = transfers(kernel)
+    yield _note(24, y + 14, "H")
+    yield _note(24, y + 34, "M")
+    for j, column in enumerate(cols):
+        entering = [str(crossings[v]) for v, at in first.items() if at == j]
+        for line, text in enumerate(entering[:2]):
+            yield _centre(_x(j) - 34, y + 14 - 13 * (len(entering) - 1) * (line == 0), text, "#263238")
+        tile = str(tile_of(kernel, column.node.name))
+        yield _centre(_x(j) + BOX / 2 + 20, y + 34, tile, "#8a4b00")
+    stores = [str(crossings[f"{o} (store)"]) for o in body.outputs if f"{o} (store)" in crossings]
+    yield _centre(_x(len(cols) - 1) + BOX + 50, y + 14, ", ".join(stores), "#263238")
+    resident = max(columns(kernel, PAPER).values(), key=lambda c: len(c.terms))
+    tiles = ", ".join(f"{name} = {size}" for name, size in kernel.tiles)
+    yield _note(24, y + 58, f"resident inputs and sums: {resident} ≤ M" + (f"     {tiles}" if tiles else ""))
+
+
+def _colour(body: Diagram, kernel: Kernel | None, value: str) -> str:
+    """Dark in global memory, orange on chip."""
+    del body, value
+    return COLOUR["global"] if kernel is None else COLOUR["chip"]
+
+
+def _curve(x0: float, y0: float, x1: float, y1: float, colour: str, extra: str = "") -> str:
+    """A wire: straight when level, a cubic otherwise."""
+    if abs(y0 - y1) < 0.5:
+        return _line(x0, y0, x1, y1, colour, extra)
+    half = (x0 + x1) / 2
+    width = "" if "stroke-width" in extra else "stroke-width='1.6'"
+    return (
+        f"<path d='M{x0:.1f} {y0:.1f} C{half:.1f} {y0:.1f} {half:.1f} {y1:.1f} {x1:.1f} {y1:.1f}' "
+        f"fill='none' stroke='{colour}' {width} {extra}/>"
+    )
+
+
+def _line(x0: float, y0: float, x1: float, y1: float, colour: str, extra: str = "") -> str:
+    """A straight wire."""
+    width = "" if "stroke-width" in extra else "stroke-width='1.6'"
+    return f"<path d='M{x0:.1f} {y0:.1f} L{x1:.1f} {y1:.1f}' stroke='{colour}' {width} {extra}/>"
+
+
+def _dot(x: float, y: float) -> str:
+    """Where a weaved wire enters or leaves a box."""
+    return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.8' fill='#333'/>"
+
+
+def _label(symbol: str, size: float = 12) -> str:
+    """`g_q` with its axis as a subscript."""
+    head, _, tail = symbol.partition("_")
+    if not tail:
+        return escape(symbol)
+    return f"{escape(head)}<tspan dy='3' font-size='{0.8 * size:.1f}'>{escape(tail)}</tspan>"
+
+
+def _tag(x: float, y: float, text: str, anchor: str, colour: str, size: int = 13) -> str:
+    """A small italic label."""
+    return (
+        f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size}' "
+        f"font-style='italic' fill='{colour}' {FONT}>{_label(text, size)}</text>"
+    )
+
+
+def _note(x: float, y: float, text: str) -> str:
+    """A line of plain text."""
+    return f"<text x='{x:.0f}' y='{y:.0f}' font-size='13' fill='#333' {FONT}>{escape(text)}</text>"
+
+
+def _centre(x: float, y: float, text: str, colour: str) -> str:
+    """Centred text of a cost row."""
+    return (
+        f"<text x='{x:.0f}' y='{y:.0f}' text-anchor='middle' font-size='12' fill='{colour}' {FONT}>"
+        f"{escape(text)}</text>"
+    )
