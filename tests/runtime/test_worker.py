@@ -10,7 +10,13 @@ import pytest
 from fake_device import image, open_and_die, open_broken, open_fake, workload
 
 from warploom.errors import CheckFailed, DeviceError, InputError
-from warploom.runtime import CheckSettings, LocalMeasurer, TimingSettings, Workload
+from warploom.runtime import (
+    CheckSettings,
+    LocalMeasurer,
+    MeasureSettings,
+    TimingSettings,
+    Workload,
+)
 from warploom.runtime.worker import MAX_RESTARTS_IN_A_ROW, Worker
 
 pytestmark = pytest.mark.timeout(120)
@@ -137,3 +143,8 @@ def test_the_fast_path_is_quick_enough_for_a_search(gpu: LocalMeasurer) -> None:
     began = time.monotonic()
     gpu.measure([image(us=20 + n / 100) for n in range(100)])
     assert time.monotonic() - began < 2
+
+
+def test_settings_that_judge_nothing_are_refused() -> None:
+    with pytest.raises(InputError, match="repeats >= 1"):
+        MeasureSettings(repeats=0)

@@ -6,7 +6,14 @@ from warploom.runtime.launch import Buffer, LaunchSpec, Null, Pointer, Scalar, T
 from warploom.runtime.measurer import LocalMeasurer, Measurer
 from warploom.runtime.session import OUTCOMES, Baseline, Measurement, MeasureSettings
 from warploom.runtime.stats import Ratio
-from warploom.runtime.store import Key, Result, Store
+from warploom.runtime.store import (
+    Deployment,
+    Key,
+    Result,
+    Store,
+    read_deployment,
+    write_deployment,
+)
 from warploom.runtime.timing import Timing, TimingSettings
 from warploom.runtime.workbench import Workload, image_digest
 
@@ -17,6 +24,7 @@ __all__ = [
     "CheckReport",
     "CheckSettings",
     "CudaError",
+    "Deployment",
     "DeviceInfo",
     "Key",
     "LaunchSpec",
@@ -35,4 +43,6 @@ __all__ = [
     "TimingSettings",
     "Workload",
     "image_digest",
+    "read_deployment",
+    "write_deployment",
 ]

@@ -101,18 +101,18 @@ class Workspace:
         self.device = device
         self.helpers = helpers
         self.layout = Layout.of(spec)
-        self.pristine = device.allocate(self.layout.nbytes)
-        self.expected = device.allocate(self.layout.nbytes)
-        self.work = device.allocate(self.layout.nbytes)
-        self.flush_bytes = _round_up(2 * device.info.l2_bytes + (1 << 20), 256)
-        self._flush = device.allocate(self.flush_bytes)
-        for arena in (self.pristine, self.expected, self.work):
-            device.memset(arena, GUARD_VALUE, self.layout.nbytes)
+        self.flush_bytes = _round_up(2 * device.info.l2_bytes + (1 << 20), ALIGNMENT)
+        # One allocation, so that running out of memory leaves nothing behind.
+        size = self.layout.nbytes
+        self.pristine = device.allocate(3 * size + self.flush_bytes)
+        self.expected = self.pristine + size
+        self.work = self.expected + size
+        self._flush = self.work + size
+        device.memset(self.pristine, GUARD_VALUE, 3 * size)
 
     def close(self) -> None:
         """Give the memory back."""
-        for address in (self.pristine, self.expected, self.work, self._flush):
-            self.device.free(address)
+        self.device.free(self.pristine)
 
     def addresses(self, arena: int) -> dict[str, int]:
         """Where each buffer lies when the launch runs in `arena`."""

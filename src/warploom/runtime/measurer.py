@@ -27,7 +27,10 @@ from warploom.runtime.session import (
 )
 from warploom.runtime.timing import Timing, TimingSettings
 from warploom.runtime.workbench import Workload
-from warploom.runtime.worker import CALL_LIMIT_S, Reply, Worker
+from warploom.runtime.worker import Reply, Worker
+
+PREPARE_LIMIT_S = 60.0
+CHECK_LIMIT_S = 60.0  # between two signs of life: a pattern done, or about a second of samples
 
 
 class Measurer(Protocol):
@@ -113,9 +116,9 @@ class LocalMeasurer:
 
     def prepare(self, workload: Workload) -> Baseline:
         """Make a workload current; raises what keeps the original from running."""
-        baseline: Baseline = self._worker.call("prepare", workload, limit_s=60.0)
+        baseline: Baseline = self._worker.call("prepare", workload, limit_s=PREPARE_LIMIT_S)
         self._worker.remember_setup(
-            "prepare", workload, limit_s=60.0, helper_cubin=baseline.helper_cubin
+            "prepare", workload, limit_s=PREPARE_LIMIT_S, helper_cubin=baseline.helper_cubin
         )
         return baseline
 
@@ -154,7 +157,7 @@ class LocalMeasurer:
             "check",
             image,
             settings or CheckSettings(),
-            limit_s=CALL_LIMIT_S,
+            limit_s=CHECK_LIMIT_S,
             progress=progress or _unheard,
         )
 

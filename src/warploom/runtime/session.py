@@ -48,7 +48,14 @@ class MeasureSettings:
     rounds: int = 5
     window_us: float = 25.0
     repeats: int = 2
-    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse counts that judge or time nothing."""
+        if self.rounds < 1 or self.repeats < 1 or self.window_us <= 0:
+            raise InputError(
+                f"measuring needs rounds >= 1, repeats >= 1 and a window above 0, got "
+                f"{self.rounds}, {self.repeats}, {self.window_us}"
+            )
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,7 @@ class Session:
             if self._original is not None:
                 self._bench.unload(self._original)
             self._bench.close()
+        self._bench = self._original = None
         self._bench = Workbench(self.device, self.helpers, workload.spec)
         self._workload = workload
         self._original = self._bench.load(workload.image)
