@@ -305,6 +305,13 @@ class _Counter:
                 if n.registers
             ),
         }
+        held = {
+            group.name: sum(
+                max(1, n.issue) if n.asynchronous else max(1, n.latency) for n in self._of(group.name)
+            )
+            for group in self.schedule.groups
+        }
+        counted["busiest group"] = max(held.values())
         if prices is not None:
             counted["traffic"] = self._traffic(prices)
         for objective in self.schedule.objectives:

@@ -68,6 +68,23 @@ def register_weight(node: Node) -> int:
     return max(1, node.words_per_warp // 16) if node.registers else 0
 
 
+def busiest(it: Encoding, prices: Prices) -> Linear:
+    """Cycles an iteration holds the busiest warp group: its slack absorbs late loads and jitter.
+
+    A synchronous operation holds its group for its span, an asynchronous one while it issues.
+    """
+    del prices
+    most = it.model.new_int_var(0, sum(hold_cycles(n) for n in it.graph.nodes), "busiest")
+    for w in range(len(it.target.groups)):
+        it.model.add(most >= sum(hold_cycles(n) * it.member[n.id, w] for n in it.graph.nodes))
+    return most
+
+
+def hold_cycles(node: Node) -> int:
+    """Cycles the node takes of its group's time."""
+    return max(1, node.issue) if node.asynchronous else node.span
+
+
 def length(it: Encoding, prices: Prices) -> Linear:
     """Cycles from the first issue to the last end of one iteration."""
     del prices
@@ -82,6 +99,7 @@ def groups(it: Encoding, prices: Prices) -> Linear:
 
 TRAFFIC = Stage("traffic", "points", traffic)
 REGISTER_TIME = Stage("register time", "x16 word-cycles", register_time)
+BUSIEST = Stage("busiest group", "cycles", busiest)
 LENGTH = Stage("length", "cycles", length)
 GROUPS = Stage("warps", "warps", groups)
-STAGES = (TRAFFIC, REGISTER_TIME, LENGTH, GROUPS)
+STAGES = (TRAFFIC, REGISTER_TIME, BUSIEST, LENGTH, GROUPS)
