@@ -7,6 +7,7 @@ import sys
 import typer
 
 from warploom import __version__
+from warploom.cli.derive import derive
 from warploom.cli.doctor import doctor
 from warploom.errors import WarploomError
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 
 
+app.command()(derive)
 app.command()(doctor)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 
 from warploom.diagram.evaluate import scan_state_axes
@@ -92,11 +91,12 @@ def transfers(kernel: Kernel) -> dict[str, Posynomial]:
     moved: dict[str, Posynomial] = {}
     for array in kernel.body.inputs:
         depth = kernel.result_depth[array.name]
-        moved[array.name] = _crossings(kernel, array.name, depth)
+        late = array.name in kernel.after_merge
+        moved[array.name] = _crossings(kernel, array.name, depth, stored=late)
     for name in kernel.body.outputs:
         depth = kernel.outer - 1 if kernel.splits else kernel.result_depth[name]
         moved[f"{name} (store)"] = _crossings(kernel, name, depth, stored=True)
-    for node in kernel.states if kernel.splits else ():
+    for node in kernel.parts:
         parts = product(_trips(loop) for loop in kernel.loops if loop.kind == "split")
         whole = product(variable(axis) for axis in node.axes)
         moved[f"{node.name} (partial)"] = (whole * parts).scaled(2.0)
@@ -244,13 +244,14 @@ def exact_transfers(kernel: Kernel) -> dict[str, int]:
     """Values moved by the whole dispatch with the kernel's tiles, ragged tails and masks included."""
     moved: dict[str, int] = {}
     for array in kernel.body.inputs:
-        moved[array.name] = _exact(kernel, array.name, kernel.result_depth[array.name])
+        late = array.name in kernel.after_merge
+        moved[array.name] = _exact(kernel, array.name, kernel.result_depth[array.name], stored=late)
     for name in kernel.body.outputs:
         if kernel.splits:
             moved[f"{name} (store)"] = _exact(kernel, name, kernel.outer - 1, stored=True)
         else:
             moved[f"{name} (store)"] = _exact(kernel, name, kernel.result_depth[name])
-    for node in kernel.states if kernel.splits else ():
+    for node in kernel.parts:
         parts = math.prod(len(_lengths(kernel, l)) for l in kernel.loops if l.kind == "split")
         moved[f"{node.name} (partial)"] = 2 * parts * kernel.body.elements(node.name) * _repeats(kernel, node)
     return moved
@@ -421,8 +422,6 @@ def _special_in(matrix: tuple[tuple[str, ...], ...], symbols: tuple[tuple[str, s
     for row in matrix:
         for entry in row:
             expression = parse(entry, names)
-            for part in expression.atoms():
-                del part
             functions = expression.atoms(*_functions())
             count += len(functions)
     return count
@@ -480,10 +479,6 @@ def _scan_contract_work(kernel: Kernel, node: Node) -> Posynomial:
 def numbers(kernel: Kernel, part: Posynomial) -> float:
     """A posynomial at the kernel's sizes and tiles."""
     return part.value({**kernel.body.size, **kernel.tile})
-
-
-Exponent = Fraction
-"""Re-exported for readers of closed forms."""
 
 
 def values_at(kernel: Kernel, tiles: Mapping[str, float]) -> dict[str, float]:

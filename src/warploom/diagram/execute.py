@@ -95,7 +95,7 @@ class Run:
             self._save_part()
             return
         for name in self.body.outputs:
-            if self.kernel.result_depth[name] == depth and not self._is_merged(name):
+            if self.kernel.result_depth[name] == depth and not self.kernel.splits:
                 self._store(name)
 
     def _loop(self, index: int) -> None:
@@ -271,21 +271,18 @@ class Run:
         self.outputs[name][tuple(slice(*self.range[a]) for a in axes)] = value
         self.traffic.stored[name] = self.traffic.stored.get(name, 0) + value.size
 
-    def _is_merged(self, name: str) -> bool:
-        """Whether an output depends on a split axis, so that it is written by the merge."""
-        return bool(self.kernel.splits)
-
     def _save_part(self) -> None:
         """Write this core's partial states to memory; the merge reads them back."""
         key = tuple(
             self.range[l.axis][0] for l in self.kernel.loops if l.kind == "group"
         )
-        for name, value in self.state.items():
+        kept = {node.name: self.state[node.name] for node in self.kernel.parts}
+        for name, value in kept.items():
             self.traffic.stored[f"{name} (partial)"] = (
                 self.traffic.stored.get(f"{name} (partial)", 0) + value.size
             )
         where = {l.axis: self.range[l.axis] for l in self.kernel.loops if l.kind == "group"}
-        self.parts.setdefault(key, []).append((dict(self.state), dict(self.count)))
+        self.parts.setdefault(key, []).append((kept, dict(self.count)))
         self.scopes[0][f"where {key}"] = where
 
     def _merge_parts(self) -> None:
@@ -334,7 +331,7 @@ class Run:
         """Two partial states into one: both moved to the joined bases, then combined."""
         state: dict[str, Value] = {}
         count: dict[str, float] = {}
-        for node in self.kernel.states:
+        for node in self.kernel.parts:
             name = node.name
             sides: list[Value] = []
             for part, weights in (left, right):

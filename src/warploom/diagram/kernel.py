@@ -157,6 +157,29 @@ class Kernel:
         return tuple(node for node in self.body.nodes if self.closed_loops(node))
 
     @cached_property
+    def parts(self) -> tuple[Node, ...]:
+        """The states that every core of a split writes out for the merge."""
+        return tuple(
+            node
+            for node in self.states
+            if any(self.loops[j].kind == "split" for j in self.closed_loops(node))
+        )
+
+    @cached_property
+    def after_merge(self) -> frozenset[str]:
+        """Boxes computed from merged parts, and arrays read by nothing but those."""
+        merged = {node.name for node in self.parts}
+        late: set[str] = set()
+        for node in self.body.nodes:
+            if node.name not in merged and any(i in merged | late for i in node.inputs):
+                late.add(node.name)
+        for array in self.body.inputs:
+            users = set(self.body.consumers[array.name])
+            if users and users <= late:
+                late.add(array.name)
+        return frozenset(late)
+
+    @cached_property
     def scans(self) -> tuple[Node, ...]:
         """The boxes that carry a state along a streamed axis."""
         return tuple(

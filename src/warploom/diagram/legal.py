@@ -182,6 +182,8 @@ def placed(kernel: Kernel) -> Refusal | None:
     for node in kernel.body.nodes:
         if refusal := _node_placed(kernel, node):
             return refusal
+    if refusal := _merge_placed(kernel):
+        return refusal
     for output in kernel.body.outputs:
         axes = kernel.body.axes_of(output)
         for j in kernel.taint[output]:
@@ -191,6 +193,29 @@ def placed(kernel: Kernel) -> Refusal | None:
                     "is emitted along the axis but needs a whole reduction of it",
                     f"cut the kernel before {output!r} or keep {kernel.loops[j].axis!r} whole",
                 )
+    return None
+
+
+def _merge_placed(kernel: Kernel) -> Refusal | None:
+    """After a split only merged states, arrays and maps of them are left to finish the outputs."""
+    if not kernel.splits:
+        return None
+    kept = {node.name for node in kernel.parts}
+    stack = list(kernel.body.outputs)
+    while stack:
+        name = stack.pop()
+        node = kernel.body.node.get(name)
+        if node is None and kernel.splits[0] in kernel.body.axes_of(name):
+            return Refusal("G1 split", name, kernel.splits[0], "is read again after the merge", "cut the kernel")
+        if node is None or name in kept:
+            continue
+        if node in kernel.states or node in kernel.scans:
+            return Refusal(
+                "G1 split", name, kernel.splits[0],
+                "is needed after the merge but is not summed over the split axis",
+                f"compute {name!r} in another kernel",
+            )
+        stack += node.inputs
     return None
 
 

@@ -31,7 +31,7 @@ def _block(kernel: Kernel, depth: int, hardware: bool, element: float) -> Iterat
     """Everything inside loop `depth`."""
     pad = "  " * (depth + 2)
     for array in kernel.body.inputs:
-        if kernel.result_depth[array.name] == depth:
+        if kernel.result_depth[array.name] == depth and array.name not in kernel.after_merge:
             yield _load(kernel, array.name, pad, depth, hardware, element)
     inner = depth + 1
     here = [n for n in kernel.body.nodes if _is_here(kernel, n, depth)]
@@ -49,7 +49,7 @@ def _block(kernel: Kernel, depth: int, hardware: bool, element: float) -> Iterat
         else:
             yield _compute(kernel, node, pad, hardware)
     if kernel.splits and depth == kernel.outer - 1:
-        yield f"{pad}save partial {', '.join(node.name for node in kernel.states)}"
+        yield f"{pad}save partial {', '.join(node.name for node in kernel.parts)}"
         return
     for name in kernel.body.outputs:
         if kernel.result_depth[name] == depth and not kernel.splits:
@@ -60,8 +60,7 @@ def _is_here(kernel: Kernel, node: Node, depth: int) -> bool:
     """Whether a box is written inside loop `depth` (constants never are)."""
     if node.kind == "const" or kernel.work_depth(node) != depth:
         return False
-    merged = kernel.splits and depth < kernel.outer and kernel.taint[node.name]
-    return bool(kernel.closed_loops(node)) or not merged
+    return node.name not in kernel.after_merge
 
 
 def _needs(kernel: Kernel, node: Node) -> frozenset[int]:
@@ -168,13 +167,15 @@ def _merge(kernel: Kernel, hardware: bool) -> Iterator[str]:
     for loop in groups:
         yield _loop(kernel, loop, pad, hardware)
         pad += "  "
-    yield f"{pad}load all partial {', '.join(n.name for n in kernel.states)}"
-    for node in kernel.states:
+    late = [a.name for a in kernel.body.inputs if a.name in kernel.after_merge]
+    sources = [f"all partial {', '.join(n.name for n in kernel.parts)}", *late]
+    yield f"{pad}load {', '.join(sources)}"
+    for node in kernel.parts:
         correction = kernel.correction_of.get(node.name)
         moved = " after moving each to the joined " + ", ".join(correction.bases) if correction else ""
         yield f"{pad}{node.name} = {_word(node)} of its parts{moved}"
     for node in kernel.body.nodes:
-        if kernel.taint[node.name] and not kernel.closed_loops(node) and kernel.work_depth(node) < kernel.outer:
+        if node.name in kernel.after_merge and node.kind != "const":
             yield _compute(kernel, node, pad, hardware)
     for name in kernel.body.outputs:
         yield f"{pad}save {name}[{_shape(kernel, kernel.body.axes_of(name))}]"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from warploom.diagram.cascade import Refusal
@@ -96,10 +96,19 @@ def search(diagram: Diagram, setting: Setting) -> Plan:
 
 
 def _named(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """Kernels called k0, k1, ... in order."""
-    from dataclasses import replace  # noqa: PLC0415
-
-    return tuple(replace(kernel, name=f"k{i}") for i, kernel in enumerate(kernels))
+    """Kernels called k0, k1, ... in order, without groups of a whole axis (they partition nothing)."""
+    named: list[Kernel] = []
+    for index, kernel in enumerate(kernels):
+        whole = {
+            loop
+            for loop in kernel.loops
+            if loop.kind == "group" and kernel.tile[loop.symbol] == kernel.body.size[loop.axis]
+        }
+        loops = tuple(loop for loop in kernel.loops if loop not in whole)
+        kept = {loop.symbol for loop in loops}
+        tiles = tuple((name, tile) for name, tile in kernel.tiles if name in kept)
+        named.append(replace(kernel, name=f"k{index}", loops=loops, tiles=tiles))
+    return tuple(named)
 
 
 @cache

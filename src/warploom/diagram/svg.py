@@ -125,7 +125,7 @@ def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float,
     left = [_stack(body, [v for v, _ in c.left], middle) for c in cols]
     right = [_stack(body, list(c.right), middle) for c in cols]
     width = 2 * MARGIN + STEP * len(cols)
-    floor = top + tall + 16
+    floor = top + tall + 30
     parts = [f"<text x='24' y='26' font-size='17' fill='#111' {FONT}>{escape(title)}</text>"]
     if kernel is not None:
         parts.append(_region(kernel, cols, top - 8, tall + 18))
@@ -187,12 +187,19 @@ def _joins(
     """Wires from the previous column's right side to this column's left side; new arrays enter."""
     before = {p.value: p for p in right[j - 1]} if j else {}
     x1 = _x(j)
-    for placed, (value, _) in zip(left[j], cols[j].left, strict=True):
+    for placed, (value, used) in zip(left[j], cols[j].left, strict=True):
         colour = _colour(body, kernel, value)
         copies = sum(v == value for v, _ in cols[j].left)
         source = before.get(value)
+        if source is None and not used and copies > 1:
+            # A copy of an array that enters at this very column: it branches off the entering wires.
+            twin = next(p for p, c in zip(left[j], cols[j].left, strict=True) if c == (value, True))
+            for w in range(placed.wires):
+                yield _curve(x1 - 18, twin.wire(w), x1, placed.wire(w), colour)
+                yield f"<circle cx='{x1 - 18:.0f}' cy='{twin.wire(w):.1f}' r='2.6' fill='{colour}'/>"
+            continue
         if source is None:
-            yield from _entry(body, kernel, placed, x1, copies)
+            yield from _entry(body, kernel, placed, x1)
             continue
         x0 = _x(j - 1) + BOX
         for w in range(placed.wires):
@@ -202,10 +209,9 @@ def _joins(
 
 
 def _entry(
-    body: Diagram, kernel: Kernel | None, placed: Placed, x: float, copies: int
+    body: Diagram, kernel: Kernel | None, placed: Placed, x: float
 ) -> Iterator[str]:
     """An external array coming in: dark stub, name, axis labels, partition labels at the edge."""
-    del copies
     start = x - 62
     crossing = x - 24
     chip = kernel is not None
@@ -337,7 +343,8 @@ def _rows(
     yield _centre(_x(len(cols) - 1) + BOX + 50, y + 14, ", ".join(stores), "#263238")
     resident = max(columns(kernel, PAPER).values(), key=lambda c: len(c.terms))
     tiles = ", ".join(f"{name} = {size}" for name, size in kernel.tiles)
-    yield _note(24, y + 58, f"resident inputs and sums: {resident} ≤ M" + (f"     {tiles}" if tiles else ""))
+    chosen = f", chosen {tiles}" if tiles else ""
+    yield _note(24, y + 58, f"resident inputs and sums: {resident} ≤ M{chosen}")
 
 
 def _colour(body: Diagram, kernel: Kernel | None, value: str) -> str:

@@ -52,7 +52,7 @@ def time_score(gpu: Gpu, dtype: str) -> Score:
         groups: Any = 1.0
         for loop in kernel.loops:
             if loop.kind != "stream":
-                groups = groups * np.ceil(values[loop.axis] / values[loop.symbol])
+                groups = groups * np.ceil(kernel.body.size[loop.axis] / values[loop.symbol])
         parts = [
             traffic(kernel).grid(values) * size / gpu.l2_rate,
             work["tensor"].grid(values) / gpu.flops(dtype),

@@ -1,0 +1,108 @@
+"""`warploom derive`: a formula to a derivation, on one GPU, several, or an abstract memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from warploom.diagram.bounds import check as check_bound
+from warploom.diagram.compare import compare_gpus, table
+from warploom.diagram.derive import Derivation
+from warploom.diagram.derive import derive as run_derive
+from warploom.diagram.frontend import Expr, build
+from warploom.diagram.graph import Diagram
+from warploom.diagram.library import FORMULAS, formula
+from warploom.diagram.svg import draw
+from warploom.errors import CheckFailed, InputError
+from warploom.files import write_text_atomically
+
+TOLERANCE = 1e-9
+"""Largest relative float64 error of a derivation run on random input."""
+
+
+def derive(
+    name: Annotated[str, typer.Argument(help="a formula's name, or FILE.py:OBJECT, or 'list'")],
+    gpu: Annotated[str, typer.Option(help="GPU, or several separated by commas")] = "h200",
+    dtype: Annotated[str, typer.Option(help="element type, or several")] = "fp16",
+    memory: Annotated[float, typer.Option(help="derive for this many values instead of a GPU")] = 0,
+    sizes: Annotated[list[str] | None, typer.Option("--set", help="axis=size, repeatable")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
+    svg: Annotated[Path | None, typer.Option(help="write the drawing here")] = None,
+    split: Annotated[bool, typer.Option(help="with --memory: allow split axes")] = False,
+) -> None:
+    """Derive what to fuse, tile and stream, its cost, its distance from a proven bound."""
+    if name == "list":
+        for entry in FORMULAS:
+            typer.echo(f"{entry.name:18} {entry.text}")
+        return
+    diagram = load_diagram(name).resized(parse_sizes(sizes or []))
+    gpus = [part for part in gpu.split(",") if part]
+    dtypes = [part for part in dtype.split(",") if part]
+    if not gpus or not dtypes:
+        raise InputError("--gpu and --dtype need at least one name each")
+    if not memory and (len(gpus) > 1 or len(dtypes) > 1):
+        if svg is not None:
+            raise InputError("--svg draws one derivation: give one GPU and one type")
+        rows = compare_gpus(diagram, gpus, dtypes)
+        typer.echo(json.dumps([row.to_json() for row in rows], indent=1) if as_json else table(rows))
+        return
+    if memory:
+        found = run_derive(diagram, memory=memory, split=split)
+    else:
+        found = run_derive(diagram, gpu_name=gpus[0], dtype=dtypes[0])
+    report(found, as_json, svg)
+
+
+def report(found: Derivation, as_json: bool, svg: Path | None) -> None:
+    """Print a derivation after running it; raises `CheckFailed` when its numbers are wrong."""
+    check_bound(found.diagram, found.traffic, found.capacity)
+    error, _ = found.verify()
+    if not error <= TOLERANCE:
+        raise CheckFailed(f"{found.diagram.name}: the derivation's result is off by {error:.2e}")
+    if svg is not None:
+        write_text_atomically(svg, draw(found))
+    if as_json:
+        typer.echo(json.dumps({**found.to_json(), "error": error}, indent=1))
+        return
+    typer.echo(str(found))
+    typer.echo(f"\nchecked: random input agrees with the formula to {error:.1e} (float64)")
+
+
+def parse_sizes(pairs: list[str]) -> dict[str, int]:
+    """`["q=4096", "d=64"]` as a mapping; raises `InputError` naming the bad pair."""
+    sizes: dict[str, int] = {}
+    for pair in pairs:
+        axis, equals, text = pair.partition("=")
+        if not equals or not axis or not text.strip().isdigit() or int(text) < 1:
+            raise InputError(f"--set {pair!r}: expected AXIS=SIZE with a size of at least 1, as q=4096")
+        sizes[axis.strip()] = int(text)
+    return sizes
+
+
+def load_diagram(name: str) -> Diagram:
+    """A named formula, or an object of a Python file: a Diagram, an Expr or a function giving one."""
+    if ".py" not in name:
+        return formula(name)
+    path_text, colon, attribute = name.rpartition(":")
+    if not colon:
+        raise InputError(f"{name}: expected FILE.py:OBJECT")
+    path = Path(path_text)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Any = getattr(module, attribute, None)
+    if callable(found) and not isinstance(found, (Diagram, Expr)):
+        found = found()
+    if isinstance(found, Expr):
+        return build(attribute, found)
+    if not isinstance(found, Diagram):
+        raise InputError(f"{path}: {attribute} is {type(found).__name__}, expected a Diagram or Expr")
+    return found
