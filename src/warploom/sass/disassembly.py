@@ -24,6 +24,7 @@ _INSTRUCTION: Final = re.compile(
 _HIGH_WORD: Final = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL: Final = re.compile(r"^(\.?[\w$.@]+):")
 _LINE: Final = re.compile(r'^\s*//## File "(.*?)", line (\d+)')
+_NOTE: Final = re.compile(r'\s*\(\*"?(.*?)"?\*\)')
 _GUARD: Final = re.compile(r"^@(!?)(U?P)(\d|T) ")
 
 
@@ -36,6 +37,7 @@ class Line:
     opcode: str
     operands: str
     source: tuple[str, int] | None
+    note: str = ""  # what nvdisasm remarks: SpillRefill, BRANCH_TARGETS ...
 
     @property
     def text(self) -> str:
@@ -116,10 +118,11 @@ def _parse(text: str) -> dict[str, _Rows]:
 
 
 def _line(offset: int, text: str, source: tuple[str, int] | None) -> Line:
-    body = text.rstrip(" ;")
+    note = " ".join(_NOTE.findall(text))
+    body = _NOTE.sub("", text).rstrip(" ;")
     guard = ""
     if match := _GUARD.match(body):
         guard = "".join(match.groups())
         body = body[match.end() :]
     opcode, _, operands = body.strip().partition(" ")
-    return Line(offset, guard, opcode, operands.strip(), source)
+    return Line(offset, guard, opcode, operands.strip(), source, note)

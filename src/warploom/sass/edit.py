@@ -8,7 +8,7 @@ bookkeeping (bit masks and one forward scan) and proves nothing: `verify` decide
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -22,7 +22,7 @@ from warploom.sass.aliasing import (
     memory_accesses,
     must_keep_order,
 )
-from warploom.sass.control import NO_SCOREBOARD, Control
+from warploom.sass.control import CONTROL_MASK, NO_SCOREBOARD, Control
 from warploom.sass.cubin import WORD_BYTES, Cubin
 from warploom.sass.kernel import Instruction, Kernel, decode
 from warploom.sass.latency import LatencyTable, table_for
@@ -160,6 +160,29 @@ class Editor:
         self.restore(block, BlockState(new, before.wishes, False))
         return before
 
+    def adopt(self, words: Sequence[tuple[int, int]]) -> None:
+        """Take over the order and control fields of another version of the kernel.
+
+        Raises `InputError` when a block does not hold the same instructions.
+        """
+        identities = [item.identity for item in self.kernel.instructions]
+        for block in self.kernel.blocks:
+            places: dict[tuple[int, int], list[int]] = {}
+            for index in range(block.end - 1, block.start - 1, -1):
+                places.setdefault(identities[index], []).append(index)
+            order: list[int] = []
+            wishes: dict[int, Control] = {}
+            for low, high in words[block.start : block.end]:
+                found = places.get((low, high & ~CONTROL_MASK))
+                if not found:
+                    raise InputError(
+                        f"{self.kernel.name}: block {block.index} of the other version does not "
+                        "hold the same instructions"
+                    )
+                order.append(found.pop())
+                wishes[order[-1]] = Control.decode(high)
+            self.restore(block.index, BlockState(tuple(order), wishes, True))
+
     def wish(self, index: int, control: Control) -> BlockState:
         """Ask for a control field (stall as a floor, stay, reuse); the derivation may raise it."""
         block = self.kernel.block_of[index]
@@ -167,10 +190,17 @@ class Editor:
         self.restore(block, BlockState(before.order, {**before.wishes, index: control}, False))
         return before
 
-    def restore(self, block: int, state: BlockState) -> None:
-        """Set a block to a state, deriving its control fields."""
-        self.states[block] = state
-        self._controls[block] = self._blocks[block].derive(state)
+    def restore(
+        self, block: int, state: BlockState, controls: tuple[Control, ...] | None = None
+    ) -> None:
+        """Set a block to a state, deriving its control fields unless they are given."""
+        if controls is None:
+            controls = self._blocks[block].derive(state)
+        self.states[block], self._controls[block] = state, controls
+
+    def controls(self, block: int) -> tuple[Control, ...]:
+        """The control fields of a block as they stand, in its order."""
+        return self._controls[block]
 
     # --- control edits ---------------------------------------------------------------------
 

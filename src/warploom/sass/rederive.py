@@ -38,7 +38,7 @@ class BlockState:
 
     order: tuple[int, ...]
     wishes: Mapping[int, Control]
-    kept: bool  # control fields travel unchanged (no re-derivation), as SIP does
+    kept: bool  # control fields stay exactly as wished (no re-derivation), as SIP does
 
 
 class BlockDeriver:
@@ -90,7 +90,9 @@ class BlockDeriver:
     def derive(self, state: BlockState) -> tuple[Control, ...]:
         """The control fields of the block's instructions in the state's order."""
         if state.kept:
-            return tuple(self.items[index].control for index in state.order)
+            return tuple(
+                state.wishes.get(index, self.items[index].control) for index in state.order
+            )
         if state.order == self.original and not state.wishes:
             return tuple(self.items[index].control for index in state.order)
         waits = self._final_waits(state.order)

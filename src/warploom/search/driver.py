@@ -1,0 +1,174 @@
+"""Running players against an evaluator under a budget; the best so far is never lost."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from warploom.sass.aliasing import AliasMode
+from warploom.sass.cubin import Cubin
+from warploom.sass.verify import Verifier
+from warploom.search.evaluate import Evaluator
+from warploom.search.game import Candidate, Game
+from warploom.search.players import Play, Player, Score
+
+KEEP: Final = 8
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Stop after so many seconds or scored candidates, whichever comes first."""
+
+    seconds: float
+    candidates: int | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a search has done so far."""
+
+    seconds: float
+    scored: int
+    best: float
+    rate: float
+
+
+@dataclass
+class SearchResult:
+    """The outcome: the best candidates, best first, and what became of all of them."""
+
+    player: str
+    evaluator: str
+    best: list[tuple[float, Candidate]] = field(default_factory=list[tuple[float, Candidate]])
+    tally: Counter[str] = field(default_factory=Counter[str])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    seconds: float = 0.0
+    scored: int = 0
+    curve: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])
+    interrupted: bool = False
+
+    @property
+    def best_speedup(self) -> float:
+        """The best score seen; 1.0 (the original) when nothing beat it."""
+        return self.best[0][0] if self.best and self.best[0][0] > 1.0 else 1.0
+
+    def record(self, candidate: Candidate, score: Score) -> None:
+        """Count a score and keep the candidate when it is among the best."""
+        self.scored += 1
+        self.outcomes[score.outcome] += 1
+        if score.outcome != "ok":
+            return
+        if any(candidate.digest == kept.digest for _, kept in self.best):
+            return
+        if not self.best or score.speedup > self.best[0][0]:
+            self.curve.append((self.seconds, self.scored, score.speedup))
+        self.best.append((score.speedup, candidate))
+        self.best.sort(key=lambda pair: -pair[0])
+        del self.best[KEEP:]
+
+
+@dataclass
+class _Chain:
+    """One running player and the candidate it waits for."""
+
+    game: Game
+    play: Play
+    waiting: Candidate | None = None
+
+
+def run_search(
+    original: Cubin,
+    player: Player,
+    evaluator: Evaluator,
+    budget: Budget,
+    kernel: str | None = None,
+    mode: AliasMode = AliasMode.STRICT,
+    seed: int = 0,
+    chains: int = 1,
+    start: Cubin | None = None,
+    verifier: Verifier | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> SearchResult:
+    """Play until the budget is spent; Ctrl-C ends the search and keeps the best so far.
+
+    `start` begins from an earlier result instead of the original. With several chains, one is
+    edited and verified while the others are being measured.
+    """
+    result = SearchResult(player.name, evaluator.name)
+    shared = verifier or Verifier(original, kernel, mode)
+    began = time.monotonic()
+    running: dict[int, _Chain] = {}
+    games: list[Game] = []
+    try:
+        for number in range(chains):
+            game = Game(original, kernel, mode, player.family, shared)
+            if start is not None:
+                game.editor.adopt(start.kernel(game.kernel.name).words)
+            games.append(game)
+            chain = _Chain(game, player.play(game, random.Random(f"{seed}/{number}")))
+            _advance(chain, None, evaluator, running)
+        last_report = 0.0
+        while running:
+            result.seconds = time.monotonic() - began
+            spent = result.seconds >= budget.seconds
+            counted = budget.candidates is not None and result.scored >= budget.candidates
+            if spent or counted:
+                break
+            finished = evaluator.poll(min(1.0, max(0.0, budget.seconds - result.seconds)))
+            _deliver(finished, running, evaluator, result)
+            if on_progress is not None and result.seconds - last_report >= 0.5:
+                last_report = result.seconds
+                on_progress(_progress(result))
+    except KeyboardInterrupt:
+        result.interrupted = True
+    result.seconds = time.monotonic() - began
+    _drain(running, evaluator, result)
+    for game in games:
+        result.tally.update(game.tally)
+    if on_progress is not None:
+        on_progress(_progress(result))
+    return result
+
+
+def _deliver(
+    finished: Mapping[int, Score],
+    running: dict[int, _Chain],
+    evaluator: Evaluator,
+    result: SearchResult,
+) -> None:
+    for ticket, score in finished.items():
+        chain = running.pop(ticket, None)
+        if chain is None or chain.waiting is None:
+            continue
+        result.record(chain.waiting, score)
+        _advance(chain, score, evaluator, running)
+
+
+def _advance(
+    chain: _Chain, score: Score | None, evaluator: Evaluator, running: dict[int, _Chain]
+) -> None:
+    """Let a player think until it wants the next candidate scored, and submit that."""
+    try:
+        chain.waiting = next(chain.play) if score is None else chain.play.send(score)
+    except StopIteration:
+        return
+    running[evaluator.submit(chain.waiting)] = chain
+
+
+def _drain(running: dict[int, _Chain], evaluator: Evaluator, result: SearchResult) -> None:
+    """Collect what was still being measured, so that nothing scored is lost."""
+    deadline = time.monotonic() + 10.0
+    while running and time.monotonic() < deadline:
+        for ticket, score in evaluator.poll(0.5).items():
+            chain = running.pop(ticket, None)
+            if chain is not None and chain.waiting is not None:
+                result.record(chain.waiting, score)
+
+
+def _progress(result: SearchResult) -> Progress:
+    rate = result.scored / result.seconds if result.seconds > 0 else 0.0
+    return Progress(result.seconds, result.scored, result.best_speedup, rate)

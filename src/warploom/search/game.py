@@ -1,0 +1,227 @@
+"""The assembly game: a kernel's machine code, the legal actions on it, apply and undo.
+
+Every state a player is shown has passed `verify`'s rules, read from the bytes; an action that
+breaks one is undone and reported with the rule. The two families of actions are those of SIP
+(memory instructions, one step up or down, control fields unchanged) and the wide one (any
+instruction, any distance, control fields re-derived, plus pure control edits).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from warploom.errors import InputError
+from warploom.sass.aliasing import AliasMode
+from warploom.sass.control import Control
+from warploom.sass.cubin import Cubin
+from warploom.sass.edit import Editor
+from warploom.sass.opcodes import Order
+from warploom.sass.rederive import BlockState
+from warploom.sass.timing_model import TimingModel
+from warploom.sass.verify import Verdict, Verifier
+from warploom.search.actions import Action, Move, Reorder, SetControl
+
+MEMORY_MOVES: Final = frozenset("LDG STG LDGSTS LDS STS LDSM STSM LD ST".split())
+CONTROL_SHARE: Final = 0.25
+FAR: Final = 24
+
+
+class Family(Enum):
+    """Which actions the game offers."""
+
+    MEMORY = "memory"
+    WIDE = "wide"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One legal state: the file, its digest, and how it differs from the original."""
+
+    cubin: bytes
+    digest: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An action that was undone: the rule it broke, in words."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All blocks of a state with their control fields, to return to it."""
+
+    states: tuple[BlockState, ...]
+    controls: tuple[tuple[Control, ...], ...]
+
+
+class Game:
+    """One kernel being rearranged. `tally` counts what became of the actions tried."""
+
+    def __init__(
+        self,
+        original: Cubin,
+        kernel: str | None = None,
+        mode: AliasMode = AliasMode.STRICT,
+        family: Family = Family.WIDE,
+        verifier: Verifier | None = None,
+    ) -> None:
+        self.original = original
+        self.family = family
+        self.editor = Editor(original, kernel, mode)
+        self.verifier = verifier or Verifier(original, kernel, mode)
+        self.kernel = self.editor.kernel
+        self.tally: Counter[str] = Counter()
+        self._undo: tuple[int, BlockState, tuple[Control, ...]] | None = None
+        self._movable = [
+            item.index
+            for item in self.kernel.instructions
+            if not item.pinned
+            and (
+                family is Family.WIDE
+                or (item.effects.info.order is Order.MEMORY and item.base in MEMORY_MOVES)
+            )
+        ]
+        if not self._movable:
+            raise InputError(
+                f"{self.kernel.name}: no instruction of the {family.value} family may move"
+            )
+        self._weights = self._instruction_weights()
+
+    def _instruction_weights(self) -> list[float]:
+        """Instructions of inner loops are chosen more often: that is where cycles are."""
+        if self.family is Family.MEMORY:
+            return [1.0] * len(self._movable)
+        depth = self.kernel.loop_depth
+        return [4.0 ** depth(self.kernel.block_of[index]) for index in self._movable]
+
+    @property
+    def memory_instructions(self) -> int:
+        """How many instructions the family may move."""
+        return len(self._movable)
+
+    # --- proposing -------------------------------------------------------------------------
+
+    def propose(self, rng: random.Random) -> Action | None:
+        """A random action of the family that order alone permits; None when none was found."""
+        for _ in range(64):
+            index = rng.choices(self._movable, self._weights)[0]
+            if self.family is Family.WIDE and rng.random() < CONTROL_SHARE:
+                return self._control_edit(index, rng)
+            action = self._move(index, rng)
+            if action is not None:
+                return action
+        return None
+
+    def _move(self, index: int, rng: random.Random) -> Move | None:
+        _, here = self.editor.position(index)
+        if self.family is Family.MEMORY:
+            first, last = self.editor.window(index, 1)
+            step = rng.choice((-1, 1))
+            return Move(index, here + step, True) if first <= here + step <= last else None
+        first, last = self.editor.window(index, FAR if rng.random() < 0.8 else 1 << 30)
+        if first == last:
+            return None
+        to = rng.randint(first, last - 1)
+        return Move(index, to if to < here else to + 1)
+
+    def _control_edit(self, index: int, rng: random.Random) -> SetControl:
+        if rng.random() < 0.5:
+            return SetControl(index, self.editor.tightened(index), "tighten")
+        return SetControl(index, self.editor.toggled_stay(index), "yield")
+
+    def memory_steps(self) -> list[Move]:
+        """Every one-step move of a memory instruction that order permits now (SIP's actions)."""
+        steps: list[Move] = []
+        for index in self._movable:
+            _, here = self.editor.position(index)
+            first, last = self.editor.window(index, 1)
+            steps.extend(
+                Move(index, to, True) for to in (here - 1, here + 1) if first <= to <= last
+            )
+        return steps
+
+    # --- acting ----------------------------------------------------------------------------
+
+    def apply(self, action: Action) -> Candidate | Refusal:
+        """Take an action: the new legal state, or a refusal that changed nothing."""
+        self.tally["proposed"] += 1
+        block = action.block if isinstance(action, Reorder) else self.kernel.block_of[action.index]
+        before = (self.editor.states[block], self.editor.controls(block))
+        try:
+            self._act(action)
+        except InputError as error:
+            self.editor.restore(block, *before)
+            self.tally["refused by the editor"] += 1
+            return Refusal("EDITOR", str(error))
+        words = np.array(self.editor.words(), np.uint64)
+        verdict = self.verifier.check_words(words, self.editor.info())
+        if not verdict.legal:
+            self.editor.restore(block, *before)
+            self.tally["refused by the verifier"] += 1
+            return Refusal(verdict.findings[0].rule, str(verdict.findings[0]))
+        self._undo = (block, *before)
+        self.tally["legal"] += 1
+        return self._candidate(words, verdict)
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Move):
+            self.editor.move(action.index, action.to, rederive=not action.kept)
+        elif isinstance(action, SetControl):
+            self.editor.wish(action.index, action.control)
+        else:
+            self.editor.reorder(action.block, action.order)
+
+    def undo(self) -> None:
+        """Take back the last applied action (one level)."""
+        if self._undo is None:
+            raise InputError("there is no action to undo")
+        self.editor.restore(*self._undo)
+        self._undo = None
+
+    def current(self) -> Candidate:
+        """The state as it stands."""
+        words = np.array(self.editor.words(), np.uint64)
+        return self._candidate(words, self.verifier.check_words(words, self.editor.info()))
+
+    def _candidate(
+        self, words: np.ndarray[tuple[int, int], np.dtype[np.uint64]], verdict: Verdict
+    ) -> Candidate:
+        data = bytearray(self.original.data)
+        code = self.original.kernel(self.kernel.name)
+        data[code.text.offset : code.text.offset + code.text.size] = words.astype("<u8").tobytes()
+        if code.info is not None:
+            info = self.editor.info()
+            data[code.info.offset : code.info.offset + len(info)] = info
+        image = bytes(data)
+        return Candidate(image, hashlib.sha256(image).hexdigest(), verdict)
+
+    def snapshot(self) -> Snapshot:
+        """The state, to come back to."""
+        blocks = range(len(self.kernel.blocks))
+        return Snapshot(
+            tuple(self.editor.states), tuple(self.editor.controls(block) for block in blocks)
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot."""
+        for block, (state, controls) in enumerate(
+            zip(snapshot.states, snapshot.controls, strict=True)
+        ):
+            if self.editor.states[block] is not state:
+                self.editor.restore(block, state, controls)
+        self._undo = None
+
+    def model(self) -> TimingModel:
+        """A timing model of this kernel."""
+        return TimingModel(self.kernel)

@@ -1,0 +1,154 @@
+"""Players of the assembly game behind one interface.
+
+A player is a generator: it yields the candidate it wants scored and is sent the score. The driver
+runs several at once, so that one measures while another thinks.
+
+Simulated annealing follows SIP (arXiv 2403.16863, algorithm 1); the paper gives no numbers, those
+here are the ones left in the CuAsmRL code base: T0 = 1.0, factor 0.997, stop at 0.05, at most 5000
+steps, energy in percent of the original's time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Final
+
+from warploom.search.actions import Move
+from warploom.search.block_exact import solved_orders
+from warploom.search.game import Candidate, Family, Game, Refusal
+
+PATIENCE: Final = 200
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a candidate did: `speedup` over the original (> 1 is faster); 0 when it failed."""
+
+    speedup: float
+    outcome: str = "ok"
+
+
+Play = Generator[Candidate, Score, None]
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """Annealing parameters; the temperature is in percent of the original's time."""
+
+    start: float = 1.0
+    factor: float = 0.997
+    stop: float = 0.05
+    steps: int = 5000
+
+
+def random_walk(game: Game, rng: random.Random) -> Play:
+    """Legal random steps, back to the original every 64: the baseline every method owes."""
+    start = game.snapshot()
+    steps = 0
+    while True:
+        candidate = next_legal(game, rng)
+        if candidate is None:
+            return
+        score = yield candidate
+        steps += 1
+        if steps % 64 == 0 or score.outcome != "ok":
+            game.restore(start)
+
+
+def greedy(game: Game, rng: random.Random) -> Play:
+    """Keep a step when it is faster than the best so far, else take it back."""
+    best = 1.0
+    while True:
+        before = game.snapshot()
+        candidate = next_legal(game, rng)
+        if candidate is None:
+            return
+        score = yield candidate
+        if score.outcome == "ok" and score.speedup > best:
+            best = score.speedup
+        else:
+            game.restore(before)
+
+
+def anneal(game: Game, rng: random.Random, settings: Annealing | None = None) -> Play:
+    """SIP's annealing; restarts from the best state when it has cooled and budget is left."""
+    chosen = settings or Annealing()
+    best_state, best_energy = game.snapshot(), 100.0
+    while True:
+        game.restore(best_state)
+        energy, temperature = best_energy, chosen.start
+        for _ in range(chosen.steps):
+            if temperature <= chosen.stop:
+                break
+            before = game.snapshot()
+            candidate = next_legal(game, rng)
+            if candidate is None:
+                return
+            score = yield candidate
+            new = 100.0 / score.speedup if score.outcome == "ok" else math.inf
+            accepted = new < energy or rng.random() < math.exp(
+                max(-700.0, (energy - new) / temperature)
+            )
+            if not accepted:
+                game.restore(before)
+            else:
+                energy = new
+                if new < best_energy:
+                    best_energy, best_state = new, game.snapshot()
+            temperature *= chosen.factor
+
+
+def block_exact(game: Game, rng: random.Random) -> Play:
+    """Solve whole blocks against the timing model, hottest first, and keep what measures faster."""
+    best = 1.0
+    for action in solved_orders(game, rng):
+        before = game.snapshot()
+        candidate = game.apply(action)
+        if isinstance(candidate, Refusal):
+            continue
+        score = yield candidate
+        if score.outcome == "ok" and score.speedup > best:
+            best = score.speedup
+        else:
+            game.restore(before)
+    # The solved orders are a start: go on from the best of them.
+    yield from greedy(game, rng)
+
+
+def next_legal(game: Game, rng: random.Random) -> Candidate | None:
+    """The next random legal state, or None when none was found in many tries."""
+    for _ in range(PATIENCE):
+        action = game.propose(rng)
+        if action is None:
+            return None
+        result = game.apply(action)
+        if isinstance(result, Candidate):
+            return result
+    return None
+
+
+@dataclass(frozen=True)
+class Player:
+    """A named player: its family of actions and how it plays."""
+
+    name: str
+    family: Family
+    play: Callable[[Game, random.Random], Play]
+    about: str
+
+
+PLAYERS: Final[dict[str, Player]] = {
+    player.name: player
+    for player in (
+        Player("random", Family.WIDE, random_walk, "random legal walk, wide moves"),
+        Player("greedy", Family.WIDE, greedy, "hill climbing, wide moves"),
+        Player("sip", Family.MEMORY, anneal, "SIP: annealing over one-step memory moves"),
+        Player("anneal", Family.WIDE, anneal, "annealing over wide moves and control edits"),
+        Player("block-exact", Family.WIDE, block_exact, "blocks solved by CP-SAT, then greedy"),
+    )
+}
+
+__all__ = ["PLAYERS", "Annealing", "Move", "Play", "Player", "Score"]
