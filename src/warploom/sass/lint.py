@@ -186,7 +186,7 @@ def _collision(item: Instruction, matrix: Instruction, age: int) -> Iterator[Lin
         # One accumulator tile after another runs in order; anything else needs the wait.
         same_tile = mine.accumulators == used.accumulators
         read = mine.sources if same_tile else mine.sources | mine.accumulators
-        written = mine.accumulators if not same_tile else frozenset()
+        written = frozenset[int]() if same_tile else mine.accumulators
     overwritten = sorted(written & used.sources)
     touched = sorted((read | written) & used.accumulators)
     wait = (
