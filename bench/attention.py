@@ -1,4 +1,4 @@
-"""Claim `attention-forward`: beside cuDNN and FlashAttention through torch, one process, random data.
+"""Claim `attention-forward`: beside cuDNN through torch, in one process, on random data.
 
     python bench/attention.py build              here, no GPU: cubins under out/bench/attention
     python bench/attention.py run --out DIR      on the GPU machine: numerics, timing, a table
@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 import kernel_bench as kb  # noqa: E402
-
 from warploom.codegen.build import Built, build  # noqa: E402
+from warploom.codegen.launch import Kernel  # noqa: E402
 from warploom.codegen.named import multistage, overlapped  # noqa: E402
 from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
@@ -32,10 +32,21 @@ Variant = tuple[AttentionConfig, str, bool, dict[str, int], dict[str, Any], int]
 
 
 def _variant(
-    schedule: str = "overlapped", turns: bool = True, depth: int = 2, groups: int = 2,
-    launch: dict[str, Any] | None = None, **config: Any,
+    schedule: str = "overlapped",
+    turns: bool = True,
+    depth: int = 2,
+    groups: int = 2,
+    launch: dict[str, Any] | None = None,
+    **config: Any,
 ) -> Variant:
-    return (AttentionConfig(**config), schedule, turns, {"k": depth, "v": depth}, launch or {}, groups)
+    return (
+        AttentionConfig(**config),
+        schedule,
+        turns,
+        {"k": depth, "v": depth},
+        launch or {},
+        groups,
+    )
 
 
 LONGEST_FIRST = {"reverse": ("rows_tile",)}
@@ -52,7 +63,9 @@ VARIANTS: dict[str, Variant] = {
     "d128-causal-grid": _variant(causal=True, launch={**LONGEST_FIRST, **GRID}),
     "d64": _variant(head_dim=64, tile=(128, 128), depth=3),
     "d64-3groups": _variant(head_dim=64, tile=(192, 128), depth=3, groups=3),
-    "d64-causal": _variant(head_dim=64, tile=(128, 128), depth=3, causal=True, launch=LONGEST_FIRST),
+    "d64-causal": _variant(
+        head_dim=64, tile=(128, 128), depth=3, causal=True, launch=LONGEST_FIRST
+    ),
     "d64-causal-3groups": _variant(
         head_dim=64, tile=(192, 128), depth=3, groups=3, causal=True, launch=LONGEST_FIRST
     ),
@@ -62,8 +75,15 @@ VARIANTS: dict[str, Variant] = {
     "d128-lse": _variant(lse=True),
     "d128-causal-window-gqa-lse": _variant(causal=True, window=300, group=4, lse=True),
 }
-CHECKED = ((1, 2, 128, 128), (2, 4, 256, 256), (1, 4, 1000, 1000), (1, 2, 1, 5), (1, 2, 130, 700),
-           (1, 1, 64, 2048), (3, 8, 515, 515))
+CHECKED = (
+    (1, 2, 128, 128),
+    (2, 4, 256, 256),
+    (1, 4, 1000, 1000),
+    (1, 2, 1, 5),
+    (1, 2, 130, 700),
+    (1, 1, 64, 2048),
+    (3, 8, 515, 515),
+)
 LENGTHS = (1024, 1536, 3072, 6144, 12288, 16384)
 
 
@@ -93,7 +113,9 @@ def build_all(folder: Path) -> None:
         print(f"{name:28} {res.registers} registers, {res.spill_bytes} B spilled, {res.seconds} s")
 
 
-def _operands(torch: Any, c: AttentionConfig, b: int, h: int, rows: int, keys: int, seed: int) -> dict[str, Any]:
+def _operands(
+    torch: Any, c: AttentionConfig, b: int, h: int, rows: int, keys: int, seed: int
+) -> dict[str, Any]:
     kind = torch.float16 if c.dtype is FP16 else torch.bfloat16
     torch.manual_seed(seed)
     kv = max(1, h // c.group)
@@ -125,7 +147,9 @@ def _expected(torch: Any, c: AttentionConfig, v: dict[str, Any]) -> tuple[Any, A
     return torch.nan_to_num(torch.softmax(s, -1), nan=0.0) @ x, torch.logsumexp(s, -1)
 
 
-def _check(torch: Any, kernel: Any, c: AttentionConfig, shape: tuple[int, int, int, int]) -> dict[str, Any]:
+def _check(
+    torch: Any, kernel: Any, c: AttentionConfig, shape: tuple[int, int, int, int]
+) -> dict[str, Any]:
     v = _operands(torch, c, *shape, seed=sum(shape))
     stream = torch.cuda.current_stream().cuda_stream
     kernel(v, stream=stream)
@@ -149,8 +173,11 @@ def _check(torch: Any, kernel: Any, c: AttentionConfig, shape: tuple[int, int, i
     if not ok:
         bad = ((first.double() - want).abs() > 0.05).nonzero()
         result["diagnosis"] = {
-            "wrong": len(bad), "of": first.numel(),
-            "first": [[*map(int, p), float(first[tuple(p)]), float(want[tuple(p)])] for p in bad[:12]],
+            "wrong": len(bad),
+            "of": first.numel(),
+            "first": [
+                [*map(int, p), float(first[tuple(p)]), float(want[tuple(p)])] for p in bad[:12]
+            ],
             "rows": sorted({int(p[2]) for p in bad[:4000]})[:24],
             "cols": sorted({int(p[3]) for p in bad[:4000]})[:24],
         }
@@ -159,13 +186,11 @@ def _check(torch: Any, kernel: Any, c: AttentionConfig, shape: tuple[int, int, i
 
 def case(name: str, rounds: int) -> dict[str, Any]:
     """One case in a worker: `check VARIANT` or `time DIM full|causal N`."""
-    import torch
-
-    from warploom.codegen.launch import Kernel
+    torch = kb.load_torch()
 
     what, which = name.split(" ", 1)
     if what == "time":
-        return _time(torch, Kernel, which, rounds)
+        return _time(torch, which, rounds)
     result: dict[str, Any] = {}
     for flavour in ("debug", "plain"):
         kernel = Kernel(Built.read(FOLDER / flavour / which))
@@ -177,16 +202,21 @@ def case(name: str, rounds: int) -> dict[str, Any]:
     return {"ok": True, "worst": max(c["error"] for c in result.values()), "count": len(result)}
 
 
-def _time(torch: Any, kernel_type: Any, which: str, rounds: int) -> dict[str, Any]:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
+    backends, sdpa_kernel = torch.nn.attention.SDPBackend, torch.nn.attention.sdpa_kernel
 
     dim, mask, length = which.split()
     d, n, causal = int(dim), int(length), mask == "causal"
     b, h = max(1, 16384 // n), 2048 // d
     names = [
-        name for name, v in VARIANTS.items()
-        if v[0].head_dim == d and v[0].causal == causal and not v[0].lse and v[0].group == 1
-        and v[0].dtype is not FP16 and (FOLDER / "plain" / name).is_dir()
+        name
+        for name, v in VARIANTS.items()
+        if v[0].head_dim == d
+        and v[0].causal == causal
+        and not v[0].lse
+        and v[0].group == 1
+        and v[0].dtype is not FP16
+        and (FOLDER / "plain" / name).is_dir()
     ]
     config = VARIANTS[names[0]][0]
     data = [_operands(torch, config, b, h, n, n, s) for s in range(2)]
@@ -206,10 +236,10 @@ def _time(torch: Any, kernel_type: Any, which: str, rounds: int) -> dict[str, An
 
         return call
 
-    cudnn = sdpa(SDPBackend.CUDNN_ATTENTION)
+    cudnn = sdpa(backends.CUDNN_ATTENTION)
     candidates: dict[str, Any] = {"cudnn": cudnn, "cudnn again": cudnn}
     for name in names:
-        kernel = kernel_type(Built.read(FOLDER / "plain" / name))
+        kernel = Kernel(Built.read(FOLDER / "plain" / name))
 
         def ours(kernel: Any = kernel) -> None:
             kernel(pick(), stream=torch.cuda.current_stream().cuda_stream)
@@ -235,8 +265,6 @@ FOLDER = kb.ROOT / "out" / "bench" / "attention"
 def main() -> None:
     """Command line."""
     args = kb.arguments(__doc__ or "")
-    global FOLDER
-    FOLDER = args.kernels / "attention"
     if args.mode == "build":
         build_all(FOLDER)
         return
@@ -246,7 +274,9 @@ def main() -> None:
     built = [name for name in VARIANTS if (FOLDER / "plain" / name).is_dir()]
     names = [f"check {name}" for name in built] if args.stage != "timing" else []
     if args.stage != "numerics":
-        names += [f"time {d} {m} {n}" for d in (128, 64) for m in ("full", "causal") for n in LENGTHS]
+        names += [
+            f"time {d} {m} {n}" for d in (128, 64) for m in ("full", "causal") for n in LENGTHS
+        ]
     results = kb.run_workers(str(Path(__file__)), args, [n for n in names if args.only in n])
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "attention_raw.json").write_text(json.dumps(results, indent=1))
@@ -269,17 +299,43 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
             if name.startswith("cudnn"):
                 continue
             base = work / sorted(samples["cudnn"])[len(ms) // 2]
-            evidence.append(Evidence(
-                "attention-forward", f"attention {name}", result["shape"], "bf16", env["device"],
-                env["driver"], Built.read(FOLDER / "plain" / name).resources.compiler, env["date"],
-                "python bench/attention.py run", "TFLOP/s", "higher", rate, {"cuDNN": base}, ratio,
-                (lo, hi), (low, high), len(ms), {"numerics": check}, f"torch {env['torch']}",
-            ))
+            evidence.append(
+                Evidence(
+                    "attention-forward",
+                    f"attention {name}",
+                    result["shape"],
+                    "bf16",
+                    env["device"],
+                    env["driver"],
+                    Built.read(FOLDER / "plain" / name).resources.compiler,
+                    env["date"],
+                    "python bench/attention.py run",
+                    "TFLOP/s",
+                    "higher",
+                    rate,
+                    {"cuDNN": base},
+                    ratio,
+                    (lo, hi),
+                    (low, high),
+                    len(ms),
+                    {"numerics": check},
+                    f"torch {env['torch']}",
+                )
+            )
     write_rows(out / "attention-forward.json", evidence)
     checks = [r for r in results if r["name"].startswith("check")]
     print(json.dumps(env))
-    print(kb.table([["numerics", "ok", "worst error"],
-                    *[[r["name"], r.get("ok", "FAIL"), r.get("worst", r.get("error", "see raw"))] for r in checks]]))
+    print(
+        kb.table(
+            [
+                ["numerics", "ok", "worst error"],
+                *[
+                    [r["name"], r.get("ok", "FAIL"), r.get("worst", r.get("error", "see raw"))]
+                    for r in checks
+                ],
+            ]
+        )
+    )
     print(kb.table(rows))
 
 

@@ -19,13 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 import kernel_bench as kb  # noqa: E402
-
 from warploom.codegen.build import Built, build  # noqa: E402
+from warploom.codegen.launch import Kernel  # noqa: E402
 from warploom.codegen.named import multistage  # noqa: E402
 from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
 from warploom.kernels.gemm import GemmConfig, gemm  # noqa: E402
-from warploom.tile import BF16, E4M3, FP16, FP32  # noqa: E402
+from warploom.tile import E4M3, FP16, FP32  # noqa: E402
 
 
 def _plan(cluster: int = 2, supergroup: int = 8, panels: int = 2, **rest: Any) -> LaunchPlan:
@@ -56,12 +56,38 @@ VARIANTS: dict[str, tuple[GemmConfig, int, LaunchPlan, int]] = {
     "residual-scale": (GemmConfig(residual=True, scale=0.5), 4, _plan(), 1),
     "fp8": (GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)), 4, _plan(), 1),
 }
-SMALL = ((256, 256, 128), (128, 256, 64), (1, 8, 8), (200, 264, 72), (520, 1032, 328),
-         (384, 512, 0), (129, 512, 4096), (1000, 1000, 1000))
-LARGE = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (4000, 6008, 3000),
-         (8200, 1032, 8192), (2048, 2048, 16384), (16384, 1024, 4096), (1024, 1024, 1024))
-TIMED = ("nn", "nn-single", "nn-drain", "nn-group4", "nn-group16", "nn-3stage", "nn-grid",
-         "nn-256x128", "nn-128x128", "nn-128x192")
+SMALL = (
+    (256, 256, 128),
+    (128, 256, 64),
+    (1, 8, 8),
+    (200, 264, 72),
+    (520, 1032, 328),
+    (384, 512, 0),
+    (129, 512, 4096),
+    (1000, 1000, 1000),
+)
+LARGE = (
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (16384, 16384, 16384),
+    (4000, 6008, 3000),
+    (8200, 1032, 8192),
+    (2048, 2048, 16384),
+    (16384, 1024, 4096),
+    (1024, 1024, 1024),
+)
+TIMED = (
+    "nn",
+    "nn-single",
+    "nn-drain",
+    "nn-group4",
+    "nn-group16",
+    "nn-3stage",
+    "nn-grid",
+    "nn-256x128",
+    "nn-128x128",
+    "nn-128x192",
+)
 
 
 def schedule_of(name: str) -> KernelSchedule:
@@ -82,8 +108,12 @@ def build_all(folder: Path) -> None:
 
 
 def _operands(torch: Any, config: GemmConfig, m: int, n: int, k: int, seed: int) -> dict[str, Any]:
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
-             "e4m3": torch.float8_e4m3fn}
+    kinds = {
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp32": torch.float32,
+        "e4m3": torch.float8_e4m3fn,
+    }
     torch.manual_seed(seed)
     lead = (3,) if config.batched else ()
     a_shape = (m, k) if config.a == "mk" else (k, m)
@@ -117,14 +147,21 @@ def _expected(torch: Any, config: GemmConfig, v: dict[str, Any], rows: Any, wide
     if config.bias:
         x = x + v["bias"].to(wide)
     f = torch.nn.functional
-    x = {"none": lambda y: y, "relu": f.relu, "leaky_relu": f.leaky_relu, "gelu": f.gelu,
-         "silu": f.silu}[config.activation](x)
+    x = {
+        "none": lambda y: y,
+        "relu": f.relu,
+        "leaky_relu": f.leaky_relu,
+        "gelu": f.gelu,
+        "silu": f.silu,
+    }[config.activation](x)
     if config.residual:
         x = x + (v["residual"] if rows is None else v["residual"][..., rows, :]).to(wide)
     return x
 
 
-def _check(torch: Any, kernel: Any, config: GemmConfig, shape: tuple[int, int, int]) -> dict[str, Any]:
+def _check(
+    torch: Any, kernel: Any, config: GemmConfig, shape: tuple[int, int, int]
+) -> dict[str, Any]:
     m, n, k = shape
     v = _operands(torch, config, m, n, k, seed=m + n + k)
     arrays = {name: t for name, t in v.items() if name != "whole"}
@@ -165,13 +202,16 @@ def _diagnose(torch: Any, kernel: Any, config: GemmConfig) -> dict[str, Any]:
     pick[torch.arange(m), torch.arange(m) % k] = 1
     found: dict[str, Any] = {}
     for what in ("row", "col"):
-        code = (torch.arange(k)[:, None] if what == "row" else torch.arange(n)[None, :] % 64)
+        code = torch.arange(k)[:, None] if what == "row" else torch.arange(n)[None, :] % 64
         b = code.expand(k, n).float().cuda()
         a_in = pick if config.a == "mk" else pick.T
         b_in = b if config.b == "kn" else b.T
         v["a"].copy_(a_in.contiguous().to(kind).expand_as(v["a"]))
         v["b"].copy_(b_in.contiguous().to(kind).expand_as(v["b"]))
-        kernel({x: y for x, y in v.items() if x != "whole"}, stream=torch.cuda.current_stream().cuda_stream)
+        kernel(
+            {x: y for x, y in v.items() if x != "whole"},
+            stream=torch.cuda.current_stream().cuda_stream,
+        )
         torch.cuda.synchronize()
         c = v["c"].float().reshape(-1, m, n)[0]
         want = pick @ b
@@ -185,11 +225,8 @@ def _diagnose(torch: Any, kernel: Any, config: GemmConfig) -> dict[str, Any]:
 
 def case(name: str, rounds: int) -> dict[str, Any]:
     """One case in a worker: `check VARIANT` or `time MxNxK`."""
-    import torch
+    torch = kb.load_torch()
 
-    from warploom.codegen.launch import Kernel
-
-    folder = FOLDER
     what, which = name.split(" ", 1)
     if what == "check":
         config = VARIANTS[which][0]
@@ -197,7 +234,7 @@ def case(name: str, rounds: int) -> dict[str, Any]:
         shapes = [tuple(-(-x // step) * step if i else x for i, x in enumerate(s)) for s in SMALL]
         result: dict[str, Any] = {}
         for flavour in ("debug", "plain"):
-            kernel = Kernel(Built.read(folder / flavour / which))
+            kernel = Kernel(Built.read(FOLDER / flavour / which))
             for m, n, k in shapes:
                 mm = -(-m // 8) * 8 if config.a == "km" else m
                 if k == 0:
@@ -207,10 +244,10 @@ def case(name: str, rounds: int) -> dict[str, Any]:
                 if "diagnosis" in found:
                     return {"ok": False, "cases": result}
         return {"ok": True, "worst": max(c["error"] for c in result.values()), "count": len(result)}
-    return _time(torch, Kernel, folder, which, rounds)
+    return _time(torch, which, rounds)
 
 
-def _time(torch: Any, kernel_type: Any, folder: Path, which: str, rounds: int) -> dict[str, Any]:
+def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
     m, n, k = map(int, which.split("x"))
     sets = 3 if m * n * k <= 2**37 else 1
     config = GemmConfig()
@@ -228,7 +265,7 @@ def _time(torch: Any, kernel_type: Any, folder: Path, which: str, rounds: int) -
     candidates = {"cublas": library, "cublas again": library}
     names = TIMED if m == n == k and m >= 4096 else TIMED[:4] + TIMED[-3:]
     for name in names:
-        kernel = kernel_type(Built.read(folder / "plain" / name))
+        kernel = Kernel(Built.read(FOLDER / "plain" / name))
 
         def ours(kernel: Any = kernel) -> None:
             v = pick()
@@ -245,7 +282,9 @@ def _time(torch: Any, kernel_type: Any, folder: Path, which: str, rounds: int) -
         turn[0] = sets - 1
         call()
         error = float((v["c"][rows].float() - want).norm() / want.norm())
-        checks[name] = "pass" if error < 0.01 and not bool(torch.isnan(v["c"]).any()) else f"fail {error:.3g}"
+        checks[name] = (
+            "pass" if error < 0.01 and not bool(torch.isnan(v["c"]).any()) else f"fail {error:.3g}"
+        )
     samples = kb.interleave(candidates, rounds)
     return {"shape": which, "samples": samples, "checks": checks}
 
@@ -256,8 +295,6 @@ FOLDER = kb.ROOT / "out" / "bench" / "gemm"
 def main() -> None:
     """Command line."""
     args = kb.arguments(__doc__ or "")
-    global FOLDER
-    FOLDER = args.kernels / "gemm"
     if args.mode == "build":
         build_all(FOLDER)
         return
@@ -286,22 +323,49 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
         for name, ms in samples.items():
             ratio, lo, hi = kb.ratio_interval(ms, samples["cublas"])
             rate = 2e-9 * m * n * k / sorted(ms)[len(ms) // 2]
-            rows.append([result["shape"], name, rate, ratio, f"{lo:.3f}..{hi:.3f}", result["checks"][name]])
+            rows.append(
+                [result["shape"], name, rate, ratio, f"{lo:.3f}..{hi:.3f}", result["checks"][name]]
+            )
             if name.startswith("cublas"):
                 continue
             base = 2e-9 * m * n * k / sorted(samples["cublas"])[len(ms) // 2]
-            evidence.append(Evidence(
-                "gemm", f"gemm {name}", result["shape"], "bf16", env["device"], env["driver"],
-                Built.read(FOLDER / "plain" / name).resources.compiler, env["date"],
-                "python bench/gemm.py run", "TFLOP/s", "higher", rate, {"cuBLAS": base}, ratio,
-                (lo, hi), (low, high), len(ms), {"numerics": result["checks"][name]},
-                f"torch {env['torch']}",
-            ))
+            evidence.append(
+                Evidence(
+                    "gemm",
+                    f"gemm {name}",
+                    result["shape"],
+                    "bf16",
+                    env["device"],
+                    env["driver"],
+                    Built.read(FOLDER / "plain" / name).resources.compiler,
+                    env["date"],
+                    "python bench/gemm.py run",
+                    "TFLOP/s",
+                    "higher",
+                    rate,
+                    {"cuBLAS": base},
+                    ratio,
+                    (lo, hi),
+                    (low, high),
+                    len(ms),
+                    {"numerics": result["checks"][name]},
+                    f"torch {env['torch']}",
+                )
+            )
     write_rows(out / "gemm.json", evidence)
     checks = [r for r in results if r["name"].startswith("check")]
     print(json.dumps(env))
-    print(kb.table([["numerics", "ok", "worst error"],
-                    *[[r["name"], r.get("ok", "FAIL"), r.get("worst", r.get("error", "see raw"))] for r in checks]]))
+    print(
+        kb.table(
+            [
+                ["numerics", "ok", "worst error"],
+                *[
+                    [r["name"], r.get("ok", "FAIL"), r.get("worst", r.get("error", "see raw"))]
+                    for r in checks
+                ],
+            ]
+        )
+    )
     print(kb.table(rows))
 
 

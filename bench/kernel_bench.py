@@ -8,6 +8,7 @@ process, each round in a new random order, with a second copy of the baseline as
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import queue
@@ -29,7 +30,6 @@ def arguments(description: str) -> argparse.Namespace:
     """The command line every kernel benchmark has."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("mode", choices=("build", "run", "worker"))
-    parser.add_argument("--kernels", type=Path, default=ROOT / "out" / "bench")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/results")))
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     parser.add_argument("--stage", default="all", choices=("all", "numerics", "timing"))
@@ -37,25 +37,42 @@ def arguments(description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_workers(script: str, args: argparse.Namespace, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Run every case in worker processes; gives one result a case, `{"name", "error"}` if it hung."""
+def load_torch() -> Any:
+    """torch with its attention backends; imported where a GPU is, not where kernels are built."""
+    importlib.import_module("torch.nn.attention")
+    return importlib.import_module("torch")
+
+
+def run_workers(
+    script: str, args: argparse.Namespace, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Run every case in worker processes; one result a case, with "error" if it hung."""
     results: dict[str, dict[str, Any]] = {}
     left = list(names)
     while left:
+        line: dict[str, Any] = {}
         for line in _worker(script, args, left):
             results[line["name"]] = line
             left.remove(line["name"])
-            print(json.dumps(line), flush=True)
-        if left:
+            print(json.dumps(line)[:1500], flush=True)
+        # A worker stops after reporting a device fault; one that said nothing hung on the next.
+        if left and "error" not in line:
             culprit = left.pop(0)
             results[culprit] = {"name": culprit, "error": "hung or crashed; worker killed"}
             print(json.dumps(results[culprit]), flush=True)
     return [results[name] for name in names]
 
 
-def _worker(script: str, args: argparse.Namespace, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    command = [sys.executable, script, "worker", "--kernels", str(args.kernels),
-               "--rounds", str(args.rounds)]
+def _worker(
+    script: str, args: argparse.Namespace, names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    command = [
+        sys.executable,
+        script,
+        "worker",
+        "--rounds",
+        str(args.rounds),
+    ]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
@@ -64,7 +81,9 @@ def _worker(script: str, args: argparse.Namespace, names: Sequence[str]) -> Iter
         process.stdin.close()
         lines: queue.Queue[str | None] = queue.Queue()
         stdout = process.stdout
-        threading.Thread(target=lambda: ([lines.put(x) for x in stdout], lines.put(None)), daemon=True).start()
+        threading.Thread(
+            target=lambda: ([lines.put(x) for x in stdout], lines.put(None)), daemon=True
+        ).start()
         while True:
             try:
                 line = lines.get(timeout=SILENCE)
@@ -83,7 +102,10 @@ def work(case: Callable[[str, int], dict[str, Any]], args: argparse.Namespace) -
         try:
             result = {"name": name, **case(name, args.rounds)}
         except Exception as error:  # a fault on the device poisons this process's context
-            print(json.dumps({"name": name, "error": f"{type(error).__name__}: {error}"[:400]}), flush=True)
+            print(
+                json.dumps({"name": name, "error": f"{type(error).__name__}: {error}"[:400]}),
+                flush=True,
+            )
             if "CUDA" in str(error) or "cu" in str(error)[:3]:
                 return
             continue
@@ -97,7 +119,7 @@ def interleave(
 
     Calls are captured into CUDA graphs, so that what the host does is not timed.
     """
-    import torch
+    torch = load_torch()
 
     graphs: dict[str, tuple[Any, int]] = {}
     for name, call in candidates.items():
@@ -136,19 +158,19 @@ def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float
     """Median of other/ours a round and its 95 % bootstrap interval; > 1 means ours is faster."""
     ratios = [b / a for a, b in zip(ours, other, strict=True)]
     draw = random.Random(1)
-    medians = sorted(
-        statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000)
-    )
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
     return statistics.median(ratios), medians[25], medians[974]
 
 
 def environment() -> dict[str, str]:
     """Device, driver, versions and date of this run."""
-    import torch
+    torch = load_torch()
 
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.split("\n")[0]
     return {
         "device": torch.cuda.get_device_name(0),
@@ -160,6 +182,10 @@ def environment() -> dict[str, str]:
 
 def table(rows: Sequence[Sequence[object]]) -> str:
     """Rows as aligned text."""
-    texts = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    texts = [
+        [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows
+    ]
     widths = [max(len(row[i]) for row in texts) for i in range(len(texts[0]))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in texts)
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in texts
+    )

@@ -116,7 +116,7 @@ class Built:
             data["persistent"],
             tuple(Array(n, dtype(kind), tuple(dims)) for n, kind, dims in data["arrays"]),
         )
-        resources = Resources(**{**data["resources"], "notes": tuple(data["resources"]["notes"])})
+        resources = _resources(data["resources"])
         return cls(source, cubin, resources, data["arch"])
 
 
@@ -151,8 +151,7 @@ def compile_source(
     folder = (cache or cache_folder()) / "cubin"
     report, image = folder / f"{key}.json", folder / f"{key}.cubin"
     if report.is_file() and image.is_file():
-        data = json.loads(report.read_text())
-        resources = Resources(**{**data, "notes": tuple(data["notes"])})
+        resources = _resources(json.loads(report.read_text()))
         _judge(source.name, resources, allow)
         return image.read_bytes(), resources
     cubin, resources = _run(tool, source, arch)
@@ -160,6 +159,11 @@ def compile_source(
     write_bytes_atomically(image, cubin)
     write_text_atomically(report, json.dumps(asdict(resources)))
     return cubin, resources
+
+
+def _resources(data: dict[str, Any]) -> Resources:
+    notes: list[str] = data.pop("notes")
+    return Resources(**data, notes=tuple(notes))
 
 
 def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Resources]:

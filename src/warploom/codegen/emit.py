@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
-from warploom.codegen.emit_mma import issue_lines
-from warploom.codegen.emit_ops import compute_lines, direct_store_lines
-from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast, store_lines
+from warploom.codegen.block import BlockProgram, Role
+from warploom.codegen.emit_steps import StepCode, indent
+from warploom.codegen.emit_tma import Maps
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.tasks import task_lines
-from warploom.codegen.values import Values, c_index
+from warploom.codegen.values import Values
 from warploom.errors import InputError
-from warploom.tile import Array, Index, Loop, Op
+from warploom.tile import Array, Index, Var
 
 SHARED_LIMIT = 232448  # bytes a block may have on sm_90 (CUDA programming guide, table 21)
 BARRIER_BYTES = 8
@@ -64,7 +63,7 @@ class _Emitter:
         self.maps = Maps(block, self.helpers)
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
-        self.lazy = self._lazy_zeros()
+        self.steps = StepCode(block, self.maps)
 
     def source(self) -> CudaSource:
         body = self._body()
@@ -171,17 +170,17 @@ class _Emitter:
         at = self.offsets = self._layout()
         lines = self._setup(at)
         lines.append("if (warp_group == 0) {")
-        lines += _indent(code[0])
+        lines += indent(code[0])
         for number, (role, body) in enumerate(compute_code):
             condition = (
                 "" if number == len(compute_code) - 1 else f" if (warp_group == {role.part + 1})"
             )
             lines.append(f"}} else{condition} {{")
-            lines += _indent(body)
+            lines += indent(body)
         lines.append("}")
         if self.cluster > 1:
             lines += ["// Peers may still signal barriers of this block.", "cluster_sync();"]
-        return _indent(lines)
+        return indent(lines)
 
     def _setup(self, at: dict[str, int]) -> list[str]:
         lines = [
@@ -204,7 +203,7 @@ class _Emitter:
             lines.append("const unsigned rank = cluster_rank();")
         lines.append("if (threadIdx.x == 0) {")
         for ring in self.block.rings:
-            arrivals = 4 * self.parts * (self.cluster if self._shared_across(ring) else 1)
+            arrivals = 4 * self.parts * (self.cluster if self.steps.shared_across(ring) else 1)
             lines += [
                 f"  for (int s = 0; s < {ring.depth}; ++s) {{",
                 f"    barrier_init({ring.name}_full + s * 8, 1);",
@@ -218,18 +217,13 @@ class _Emitter:
             lines.append("wait_previous_grid();")
         return lines
 
-    def _shared_across(self, ring: Ring) -> bool:
-        return self.cluster > 1 and any(
-            is_multicast(self.plan, load) for buffer in ring.buffers for load in buffer.loads
-        )
-
     def _role(self, role: Role) -> list[str]:
         if role.loads:
             lines = [f"// {role.name}: one thread starts every copy into shared memory"]
             lines.append(f"registers_down<{role.registers}>();")
             lines.append("if (threadIdx.x == 0) {")
             inner = [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
-            lines += _indent(inner + self._tasks(role))
+            lines += indent(inner + self._tasks(role))
             return [*lines, "}"]
         lines = [
             f"// {role.name}: matmuls and everything in registers",
@@ -243,7 +237,7 @@ class _Emitter:
         ]
         if self.block.schedule.turns:
             # The first group to go finds its turn already given by the last one.
-            lines.append(f"if (part == {self.parts - 1}) {{ {self._turn_arrive(0)} }}")
+            lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(role)
         if self.maps.stores:
             lines.append("store_wait();")
@@ -255,208 +249,20 @@ class _Emitter:
         body: list[str] = []
         if not role.loads:
             body += [values.declare(var) for var in self._registers()]
-            body += [f"int {name}_live = 0;" for name in sorted(self.lazy)]
+            body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
         for section in role.sections:
-            body += self._section(role, values, section)
-        return [*head, *_indent(body), tail]
+            body += self.steps.section(role, values, section)
+        return [*head, *indent(body), tail]
 
-    def _registers(self) -> list[Any]:
-        found: dict[str, Any] = {}
+    def _registers(self) -> list[Var]:
+        found: dict[str, Var] = {}
         for op in self.program.ops():
-            if op.dst is not None and op.id in self.placement.fusion.kept:
-                if not self.placement.is_shared(op.dst):
-                    found[op.dst.name] = op.dst
+            if op.dst is None or op.id not in self.placement.fusion.kept:
+                continue
+            if not self.placement.is_shared(op.dst):
+                found[op.dst.name] = op.dst
         return list(found.values())
 
-    def _lazy_zeros(self) -> set[str]:
-        # Accumulators that are only zeroed before, and only accumulated into by, one loop.
-        found: set[str] = set()
-        for op in self.program.ops():
-            if op.kind != "mma" or len(op.srcs) != 3 or op.dst is None:
-                continue
-            name = op.dst.name
-            touching = [
-                other
-                for other in self.program.ops()
-                if other.id <= op.id and (other.dst == op.dst or op.dst in other.srcs)
-            ]
-            writers = [o for o in self.program.ops() if o.dst == op.dst]
-            inside = {o.id for loop in self.program.loops() for o in loop.body if isinstance(o, Op)}
-            in_loops = [
-                o
-                for o in self.program.ops()
-                if o.id in inside and (o.dst == op.dst or op.dst in o.srcs)
-            ]
-            if (
-                [o.kind for o in touching] == ["fill", "mma"]
-                and touching[0].value == 0
-                and len(in_loops) == 1
-                and op.id in inside
-                and touching[0].id not in inside
-                and writers
-            ):
-                found.add(name)
-        return found
-
-    # ---- sections and steps
-
-    def _section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
-        if isinstance(section, Straight):
-            return [line for step in section.steps for line in self._step(role, values, step, {})]
-        loop = section.loop
-        index = loop.index
-        lines = [
-            f"const int {index}_start = {c_index(loop.start)}, {index}_stop = {c_index(loop.stop)};"
-        ]
-        block = ["{", *_indent(lines)]
-        inner: list[str] = []
-        if section.depth == 0:
-            inner = self._steady(role, values, section, f"{index}_start")
-            for tail in section.epilogue:
-                inner += self._steps(role, values, tail, loop, f"{index}_stop", 0)
-        else:
-            inner.append(f"if ({index}_stop - {index}_start >= {section.depth}) {{")
-            body: list[str] = []
-            for number, steps in enumerate(section.prologue):
-                body.append(f"// start iteration {number} ahead")
-                body += self._steps(role, values, steps, loop, f"{index}_start", number)
-            body += self._steady(role, values, section, f"{index}_start + {section.depth}")
-            for number, steps in enumerate(section.epilogue):
-                body.append("// finish what is in flight")
-                body += self._steps(role, values, steps, loop, f"{index}_stop", number)
-            inner += _indent(body)
-            if section.depth > 1:
-                inner.append("} else {")
-                inner += _indent(
-                    [
-                        f"for (int {index} = {index}_start; {index} < {index}_stop; ++{index}) {{",
-                        *_indent(self._steps(role, values, section.plain, loop, index, 0)),
-                        "}",
-                    ]
-                )
-            inner.append("}")
-        block += _indent(inner)
-        for name in sorted(self.lazy):
-            if not role.loads and self._accumulates(loop, name):
-                block += _indent(self._zero_when_empty(values, name))
-        return [*block, "}"]
-
-    def _accumulates(self, loop: Loop, name: str) -> bool:
-        return any(
-            isinstance(o, Op) and o.dst is not None and o.dst.name == name for o in loop.body
-        )
-
-    def _zero_when_empty(self, values: Values, name: str) -> list[str]:
-        fill = next(
-            o for o in self.program.ops() if o.dst and o.dst.name == name and o.kind == "fill"
-        )
-        return [f"if (!{name}_live) {{", *_indent(compute_lines(values, fill, {})), "}"]
-
-    def _steady(self, role: Role, values: Values, section: Pipeline, start: str) -> list[str]:
-        index = section.loop.index
-        return [
-            "#pragma unroll 1",
-            f"for (int {index} = {start}; {index} < {index}_stop; ++{index}) {{",
-            *_indent(self._steps(role, values, section.steady, section.loop, index, 0)),
-            "}",
-        ]
-
-    def _steps(
-        self, role: Role, values: Values, steps: tuple[Step, ...], loop: Loop, base: str, plus: int
-    ) -> list[str]:
-        lines: list[str] = []
-        for step in steps:
-            shift = plus - step.stage
-            value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
-            lines += self._step(role, values, step, {loop.index: value})
-        return lines
-
-    def _step(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
-        return [note, *_STEPS[step.action](self, role, values, step, names)]
-
-    def _acquire(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        ring = self.block.ring(step.ring)
-        name = ring.name
-        return [
-            f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);",
-            f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.slot_bytes});",
-        ]
-
-    def _fill(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        assert step.op is not None
-        return fill_lines(self.maps, step.op, names)
-
-    def _publish(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        return [f"advance<{self.block.ring(step.ring).depth}>({step.ring}_cursor);"]
-
-    def _wait(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        ring, name = self.block.ring(step.ring), step.ring
-        return [
-            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
-            f"const unsigned {name}_at = {name}_base + {name}_cursor.slot * {ring.slot_bytes};",
-            f"advance<{ring.depth}>({name}_cursor);",
-        ]
-
-    def _release(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        ring, name = self.block.ring(step.ring), step.ring
-        bar = f"{name}_empty + {name}_oldest * 8"
-        if self._shared_across(ring):
-            arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
-        else:
-            arrive = f"if (lane == 0) barrier_arrive({bar});"
-        return [arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
-
-    def _issue(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        assert step.op is not None and step.op.dst is not None
-        lazy = step.op.dst.name in self.lazy
-        return issue_lines(self.block, values, step.op, self.helpers, lazy)
-
-    def _join(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        return [f"wgmma_wait<{step.count}>();", *[f"pin({name});" for name in step.names]]
-
-    def _run(self, role: Role, values: Values, step: Step, names: dict[str, str]) -> list[str]:
-        op = step.op
-        assert op is not None
-        if op.dst is not None and op.dst.name in self.lazy and op.kind == "fill":
-            return [f"{op.dst.name}_live = 0;"]
-        if op.kind in ("store", "store_add"):
-            if self.maps.through_shared(op):
-                return store_lines(self.maps, values, op, names)
-            return direct_store_lines(values, op, names)
-        return compute_lines(values, op, names)
-
-    def _turn_wait(
-        self, role: Role, values: Values, step: Step, names: dict[str, str]
-    ) -> list[str]:
-        cases = [
-            f"if (part == {p}) named_sync<{1 + self.parts + p}, 256>();" for p in range(self.parts)
-        ]
-        return cases
-
-    def _turn_pass(
-        self, role: Role, values: Values, step: Step, names: dict[str, str]
-    ) -> list[str]:
-        return [
-            f"if (part == {p}) {self._turn_arrive((p + 1) % self.parts)}" for p in range(self.parts)
-        ]
-
-    def _turn_arrive(self, part: int) -> str:
-        return f"named_arrive<{1 + self.parts + part}, 256>();"
-
-
-_STEPS = {
-    "Acquire": _Emitter._acquire,
-    "Fill": _Emitter._fill,
-    "Publish": _Emitter._publish,
-    "Wait": _Emitter._wait,
-    "Release": _Emitter._release,
-    "Issue": _Emitter._issue,
-    "Join": _Emitter._join,
-    "Run": _Emitter._run,
-    "TurnWait": _Emitter._turn_wait,
-    "TurnPass": _Emitter._turn_pass,
-}
 
 _POINTEE = {"fp32": "float", "int32": "int", "bf16": "unsigned short", "fp16": "unsigned short"}
 
@@ -473,11 +279,3 @@ def _declaration(parameter: dict[str, Any]) -> str:
     if kind == "dim":
         return f"int {parameter['name']}"
     return f"{'int' if parameter['dtype'] == 'int32' else 'float'} {parameter['name']}"
-
-
-def _short(where: str) -> str:
-    return where.rsplit("/", 1)[-1]
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]

@@ -5,6 +5,8 @@ Every function gives the lines of one op; loops over elements are unrolled by th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from warploom.codegen.values import FLOAT_OPS, PACKED, REDUCE, At, Values
 from warploom.errors import InputError
 from warploom.tile import Op, Var
@@ -38,7 +40,7 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     return _assign(values, op.dst, lambda at: values.expression(op, at, names))
 
 
-def _assign(values: Values, dst: Var, expression) -> list[str]:
+def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[str]:
     form = values.form(dst.type)
     extents = values.extents(dst.type)
     if form == "scalar":

@@ -37,9 +37,10 @@ class Maps:
         for op in program.ops():
             if op.kind.startswith("store") and self.through_shared(op):
                 self.stores.append(op)
-            elif op.array is not None and not (op.dst and self.placement.is_shared(op.dst)):
-                if op.array.name not in self.direct:
-                    self.direct.append(op.array.name)
+                continue
+            shared = op.dst is not None and self.placement.is_shared(op.dst)
+            if op.array is not None and not shared and op.array.name not in self.direct:
+                self.direct.append(op.array.name)
 
     def through_shared(self, op: Op) -> bool:
         """Whether a store goes through shared memory: a tile, under a plan that says so."""
@@ -152,12 +153,14 @@ def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> li
     first = values.first_row(kind.names[0], kind.shape[0])
     lines: list[str] = []
     for panel in range(panels):
-        # Slots are taken in turn; when a store does not end on the last one, the next starts over.
-        pending = slots - 1 if panel or panels % slots == 0 else 0
+        # Slots are taken in turn within a task; the first panel finds all of them free. A panel
+        # outside of the array is skipped; the branch also keeps ptxas from beginning it early.
+        pending = slots - 1 if panel else 0
+        start = c_index(op.spans[-1].start, names)
         at = f"panels + part * {maps.panel_bytes()} + {panel % slots * tile.panel_bytes}"
         where = _coordinates(op, names, first, str(panel * cols))
         lines += [
-            "{",
+            f"if ({start} + {panel * cols} < {op.array.dims[-1]}) {{",
             f"  if (threadIdx.x % 128 == 0) store_wait_read<{pending}>();",
             f"  {_group_sync(values)}",
             f"  const unsigned panel = {at};",

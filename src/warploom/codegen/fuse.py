@@ -1,8 +1,9 @@
 """Which tiles exist: temporaries of elementwise chains are computed where they are used.
 
 An op is *inlined* when its value is cheap to compute again (a coordinate, a constant, a condition)
-or when it ends up in one op of the same shape that works element by element (a store is one); so is
-a load from an array that the program does not write. What is left are the ops a schedule places. The emitter expands inlined ops into its reader's expression.
+or when it ends up in one op of the same shape that works element by element (a store is one). A
+load from an array that the program does not write is inlined too. What is left are the ops that a
+schedule places; the emitter expands inlined ops into their reader's expression.
 """
 
 from __future__ import annotations

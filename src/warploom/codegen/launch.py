@@ -1,4 +1,4 @@
-"""Launching a built kernel on tensors the caller owns: no copies, no host sync, the caller's stream.
+"""Launching a built kernel on the caller's tensors and stream: no copies, no host sync.
 
 Tensors are anything with torch's `data_ptr`, `shape`, `stride` and `dtype`, or the
 `__cuda_array_interface__` (CuPy, Numba, JAX on request). Tensor maps are cached by address, shape
@@ -8,6 +8,7 @@ and pitch, so a launch inside a captured graph encodes nothing.
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -163,7 +164,7 @@ class Kernel:
             for dim, extent in zip(spec.dims, views[spec.name].shape, strict=True):
                 if sizes.setdefault(dim, extent) != extent:
                     raise InputError(
-                        f"dimension {dim!r} is {sizes[dim]} in one array and {extent} in {spec.name}"
+                        f"dimension {dim!r} is {sizes[dim]} in one array, {extent} in {spec.name}"
                     )
         return sizes
 
@@ -180,14 +181,14 @@ class Kernel:
         if kind == "pointer":
             return bytes(ctypes.c_void_p(views[parameter["array"]].address))
         if kind == "stride":
-            return bytes(ctypes.c_longlong(views[parameter["array"]].strides[parameter["dim"]]))
+            return struct.pack("<q", views[parameter["array"]].strides[int(parameter["dim"])])
         if kind == "dim":
             return bytes(ctypes.c_int(sizes[parameter["name"]]))
         if parameter["name"] not in scalars:
             raise InputError(f"kernel {self.built.source.name} needs scalar {parameter['name']}")
-        number = scalars[parameter["name"]]
+        number = float(scalars[parameter["name"]])
         is_int = parameter["dtype"] == "int32"
-        return bytes(ctypes.c_int(int(number)) if is_int else ctypes.c_float(number))
+        return struct.pack("<i", int(number)) if is_int else struct.pack("<f", number)
 
     def _map(self, parameter: Mapping[str, Any], of: View) -> bytes:
         key = (parameter["name"], of)

@@ -216,6 +216,7 @@ class _Compute:
         rank = {s.op.id: place for place, s in enumerate(steps) if s.op is not None}
         check_order(self.placement, ops, stage, rank)
         steady = self._waits(self._local_rings(loop), steps)
+        self._check_depths(loop, steady)
         plain = self._waits(self._local_rings(loop), self._plain(loop, ops))
         return [self._pipeline(loop, steady, plain)]
 
@@ -236,6 +237,20 @@ class _Compute:
                 )
             result.append((int(chosen[key]), 1, Step("Release", ring=name)))
         return result
+
+    def _check_depths(self, loop: Loop, steady: Sequence[Step]) -> None:
+        # Waiting for an iteration's slot while `held` older ones are unreleased needs one more.
+        for name in self._local_rings(loop):
+            place_of = {s.action: (p, s.stage) for p, s in enumerate(steady) if s.ring == name}
+            (wait, first), (release, last) = place_of["Wait"], place_of["Release"]
+            held = last - first - (1 if release < wait else 0)
+            depth = next(ring.depth for ring in self.rings if ring.name == name)
+            if depth < held + 1:
+                raise InputError(
+                    f"schedule of loop {loop.index}: ring {name} has depth {depth}, but {held} of "
+                    f"its slots are still held when the next is waited for, so it would deadlock; "
+                    f"give it depth {held + 1} or release earlier"
+                )
 
     def _plain(self, loop: Loop, ops: Sequence[Op]) -> list[Step]:
         # One iteration after the other: the rings go at the end.

@@ -28,7 +28,8 @@ DEVICE void barrier_init(unsigned bar, unsigned arrivals) {
 }""",
     "barrier_expect": """\
 DEVICE void barrier_expect(unsigned bar, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               ::"r"(bar), "r"(bytes) : "memory");
 }""",
     "barrier_arrive": """\
 DEVICE void barrier_arrive(unsigned bar) {
@@ -55,7 +56,8 @@ DEVICE void fence_barrier_init() {
 DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }""",
     "cluster_sync": """\
 DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;\\n"
+               "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }""",
     "cluster_rank": """\
 DEVICE unsigned cluster_rank() {
@@ -94,7 +96,9 @@ DEVICE void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memor
     "wait_previous_grid": """\
 DEVICE void wait_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }""",
     "start_next_grid": """\
-DEVICE void start_next_grid() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }""",
+DEVICE void start_next_grid() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}""",
     "stmatrix": """\
 DEVICE void stmatrix(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
@@ -153,7 +157,9 @@ DEVICE float half_fp16(unsigned x, int high) {
   return y;
 }""",
     "read_bf16": """\
-DEVICE float read_bf16(const unsigned short* p) { return __uint_as_float(unsigned(__ldg(p)) << 16); }""",
+DEVICE float read_bf16(const unsigned short* p) {
+  return __uint_as_float(unsigned(__ldg(p)) << 16);
+}""",
     "read_fp16": """\
 DEVICE float read_fp16(const unsigned short* p) {
   float y;
@@ -162,11 +168,13 @@ DEVICE float read_fp16(const unsigned short* p) {
 }""",
     "write_bf16": """\
 DEVICE void write_bf16(unsigned short* p, float x) {
-  asm volatile("{ .reg .b16 h; cvt.rn.bf16.f32 h, %1; st.global.b16 [%0], h; }" ::"l"(p), "f"(x) : "memory");
+  asm volatile("{ .reg .b16 h; cvt.rn.bf16.f32 h, %1; st.global.b16 [%0], h; }"
+               ::"l"(p), "f"(x) : "memory");
 }""",
     "write_fp16": """\
 DEVICE void write_fp16(unsigned short* p, float x) {
-  asm volatile("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h; }" ::"l"(p), "f"(x) : "memory");
+  asm volatile("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h; }"
+               ::"l"(p), "f"(x) : "memory");
 }""",
     "exp2_fast": """\
 DEVICE float exp2_fast(float x) {
@@ -192,6 +200,14 @@ DEVICE float rcp_fast(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }""",
+    "erf_fast": """\
+// Abramowitz and Stegun 7.1.26: absolute error below 2e-7, no branch.
+DEVICE float erf_fast(float x) {
+  const float a = fabsf(x), t = rcp_fast(fmaf(0.3275911f, a, 1.0f));
+  float p = fmaf(1.061405429f, t, -1.453152027f);
+  p = fmaf(fmaf(fmaf(p, t, 1.421413741f), t, -0.284496736f), t, 0.254829592f) * t;
+  return copysignf(fmaf(-p, exp2_fast(a * a * -1.4426950408889634f), 1.0f), x);
+}""",
     "floor_div": """\
 DEVICE int floor_div(int a, int b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }""",
     "floor_mod": """\
@@ -199,12 +215,14 @@ DEVICE int floor_mod(int a, int b) { return a - floor_div(a, b) * b; }""",
 }
 
 
-# The same wait for debug builds: a hang becomes a fault after about a second.
+# The same wait for debug builds: after half a second (globaltimer counts ns) a hang is a fault.
 BOUNDED_WAIT = """\
 DEVICE void barrier_wait(unsigned bar, unsigned parity) {
-  asm volatile("{ .reg .pred done, late; .reg .u32 tries;\\nmov.u32 tries, 0;\\nAGAIN:\\n"
+  asm volatile("{ .reg .pred done, late; .reg .u64 begin, now;\\nmov.u64 begin, %%globaltimer;\\n"
+               "AGAIN:\\n"
                "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n@done bra DONE;\\n"
-               "add.u32 tries, tries, 1;\\nsetp.gt.u32 late, tries, 1000000;\\n@late trap;\\n"
+               "mov.u64 now, %%globaltimer;\\nsub.u64 now, now, begin;\\n"
+               "setp.gt.u64 late, now, 500000000;\\n@late trap;\\n"
                "bra AGAIN;\\nDONE: }" ::"r"(bar), "r"(parity) : "memory");
 }"""
 
@@ -221,7 +239,8 @@ def tma_load(rank: int, multicast: bool) -> tuple[str, str]:
     use = ', "h"(mask)' if multicast else ""
     text = f"""\
 DEVICE void {name}(unsigned to, const TensorMap* map, unsigned bar, {coords}{extra}) {{
-  asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier::complete_tx::bytes{cast} "
+  asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global"
+               ".mbarrier::complete_tx::bytes{cast} "
                "[%0], [%1, {{{holes}}}], [%2]{hole};"
                ::"r"(to), "l"(map), "r"(bar), {uses}{use} : "memory");
 }}"""

@@ -347,8 +347,7 @@ class Simulator:
         if split not in names or split == contracted(op) or self.placement.parts == 1:
             return value
         axis = names.index(split)
-        width = value.shape[axis] // self.placement.parts
-        return np.take(value, np.arange(part * width, (part + 1) * width), axis=axis)
+        return np.split(value, self.placement.parts, axis=axis)[part]
 
     def _do_join(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
         while len(agent.flying) > step.count:

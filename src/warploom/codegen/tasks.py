@@ -1,4 +1,4 @@
-"""The grid level: from a task's number to its position, in an order that is kind to the L2 cache."""
+"""The grid level: from a task's number to its position, in an order kind to the L2 cache."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ FLOAT_OPS = {
     "rsqrt": "rsqrtf({0})",
     "reciprocal": "rcp_fast({0})",
     "tanh": "tanh_fast({0})",
-    "erf": "erff({0})",
+    "erf": "erf_fast({0})",
     "sin": "sinf({0})",
     "cos": "cosf({0})",
     "abs": "fabsf({0})",
@@ -76,7 +76,7 @@ REDUCE = {
 
 
 def c_index(value: Index, names: dict[str, str] | None = None) -> str:
-    """An index expression in C++; `names` replaces symbols (a loop counter by its stage's value)."""
+    """An index expression in C++; `names` replaces symbols (a counter by its stage's value)."""
     if value.op == "const":
         return str(value.value)
     if value.op == "symbol":

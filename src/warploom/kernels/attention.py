@@ -177,8 +177,9 @@ def reference(
     k, v = (np.repeat(values[n].astype(np.float64), config.group, axis=1) for n in ("k", "v"))
     scores = np.einsum("bhrd,bhkd->bhrk", q, k) * config.factor
     rows, keys = scores.shape[-2:]
-    row_at, key_at = np.arange(rows)[:, None] + keys - rows, np.arange(keys)[None, :]
-    seen = np.ones((rows, keys), bool)
+    row_at, key_at = np.indices((rows, keys), dtype=np.int64)
+    row_at = row_at + (keys - rows)
+    seen: NDArray[Any] = np.ones((rows, keys), bool)
     if config.causal:
         seen &= key_at <= row_at
     if config.window is not None:

@@ -6,6 +6,8 @@ Arrays are row-major in the order of their dimension names: `a: [batch, m, k]` o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +38,13 @@ from warploom.tile import (
     zeros,
 )
 
-ACTIVATIONS = {
-    "none": lambda x: x,
+
+def _identity(x: Tile) -> Tile:
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tile], Tile]] = {
+    "none": _identity,
     "relu": relu,
     "leaky_relu": leaky_relu,
     "gelu": gelu,
@@ -137,16 +144,37 @@ def reference(config: GemmConfig, values: dict[str, NDArray[Any]]) -> NDArray[np
     return result + wide["residual"] if config.residual else result
 
 
-def _gelu(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    from math import erf
-
-    return x * 0.5 * (1.0 + np.vectorize(erf)(x * np.sqrt(0.5)))
+Wide = NDArray[np.float64]
 
 
-REFERENCE: dict[str, Any] = {
-    "none": lambda x: x,
-    "relu": lambda x: np.maximum(x, 0.0),
-    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
-    "gelu": _gelu,
-    "silu": lambda x: x / (1.0 + np.exp(-x)),
+def _erf(x: Wide) -> Wide:
+    return np.array([math.erf(value) for value in x.ravel()]).reshape(x.shape)
+
+
+def _silu(x: Wide) -> Wide:
+    return x / (1.0 + np.exp(-x))
+
+
+def _wide_relu(x: Wide) -> Wide:
+    return np.maximum(x, 0.0)
+
+
+def _wide_leaky(x: Wide) -> Wide:
+    return np.where(x > 0, x, 0.01 * x)
+
+
+def _wide_gelu(x: Wide) -> Wide:
+    return x * 0.5 * (1.0 + _erf(x * math.sqrt(0.5)))
+
+
+def _wide_identity(x: Wide) -> Wide:
+    return x
+
+
+REFERENCE: dict[str, Callable[[Wide], Wide]] = {
+    "none": _wide_identity,
+    "relu": _wide_relu,
+    "leaky_relu": _wide_leaky,
+    "gelu": _wide_gelu,
+    "silu": _silu,
 }

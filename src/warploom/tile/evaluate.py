@@ -1,7 +1,7 @@
 """The meaning of one op on numpy values, shared by both interpreters.
 
 Floating arithmetic is done in float32 and rounded once to the result's type, as the emitted code
-does; a matmul of 8- or 16-bit operands multiplies exactly and adds up exactly before one rounding to float32.
+does; a matmul of 8- or 16-bit operands adds up exactly before one rounding to float32.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Numpy = Callable[..., Any]
 
@@ -49,7 +50,7 @@ def _reciprocal(x: Any) -> Any:
     return 1.0 / x
 
 
-def _relu(x: Any) -> Any:
+def _relu(x: NDArray[Any]) -> NDArray[Any]:
     return np.where(x < 0, np.zeros_like(x), x)
 
 

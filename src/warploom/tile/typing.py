@@ -20,12 +20,11 @@ def join_axes(types: Sequence[TileType]) -> tuple[tuple[str, int], ...]:
         return ()
     known = dict(widest.axes)
     for other in types:
-        if len(other.axes) == len(widest.axes) and set(other.names) == set(widest.names):
-            if other.names != widest.names:
-                raise InputError(
-                    f"axes {list(other.names)} and {list(widest.names)} are in different order; "
-                    "transpose one operand with .T"
-                )
+        if set(other.names) == set(widest.names) and other.names != widest.names:
+            raise InputError(
+                f"axes {list(other.names)} and {list(widest.names)} are in different order; "
+                "transpose one operand with .T"
+            )
         for name, length in other.axes:
             if name not in known:
                 return _outer(types)

@@ -1,0 +1,224 @@
+"""The code of a role's steps: loops with their prologue and epilogue, waits, signals, ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.emit_mma import issue_lines
+from warploom.codegen.emit_ops import compute_lines, direct_store_lines
+from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast, store_lines
+from warploom.codegen.values import Values, c_index
+from warploom.tile import Loop, Op
+
+Names = dict[str, str]
+
+
+class StepCode:
+    """Writes steps; `lazy` are the accumulators whose zeroing the first matmul does itself."""
+
+    def __init__(self, block: BlockProgram, maps: Maps) -> None:
+        self.block, self.maps = block, maps
+        self.program = block.placement.program
+        self.plan = block.schedule.launch
+        self.cluster = self.plan.cluster[1]
+        self.parts = block.placement.parts
+        self.lazy = self._lazy_zeros()
+        self._actions: dict[str, Callable[[Values, Step, Names], list[str]]] = {
+            "Acquire": self._acquire,
+            "Fill": self._fill,
+            "Publish": self._publish,
+            "Wait": self._wait,
+            "Release": self._release,
+            "Issue": self._issue,
+            "Join": self._join,
+            "Run": self._run,
+            "TurnWait": self._turn_wait,
+            "TurnPass": self._turn_pass,
+        }
+
+    def shared_across(self, ring: Ring) -> bool:
+        """Whether some tile of a ring is multicast over the cluster."""
+        return self.cluster > 1 and any(
+            is_multicast(self.plan, load) for buffer in ring.buffers for load in buffer.loads
+        )
+
+    def _lazy_zeros(self) -> set[str]:
+        # Accumulators that are only zeroed before, and only accumulated into by, one loop.
+        found: set[str] = set()
+        for op in self.program.ops():
+            if op.kind != "mma" or len(op.srcs) != 3 or op.dst is None:
+                continue
+            name = op.dst.name
+            touching = [
+                other
+                for other in self.program.ops()
+                if other.id <= op.id and (other.dst == op.dst or op.dst in other.srcs)
+            ]
+            writers = [o for o in self.program.ops() if o.dst == op.dst]
+            inside = {o.id for loop in self.program.loops() for o in loop.body if isinstance(o, Op)}
+            in_loops = [
+                o
+                for o in self.program.ops()
+                if o.id in inside and (o.dst == op.dst or op.dst in o.srcs)
+            ]
+            if (
+                [o.kind for o in touching] == ["fill", "mma"]
+                and touching[0].value == 0
+                and len(in_loops) == 1
+                and op.id in inside
+                and touching[0].id not in inside
+                and writers
+            ):
+                found.add(name)
+        return found
+
+    def section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
+        """The code of one section of a role."""
+        if isinstance(section, Straight):
+            return [line for step in section.steps for line in self._step(values, step, {})]
+        loop = section.loop
+        index = loop.index
+        lines = [
+            f"const int {index}_start = {c_index(loop.start)}, {index}_stop = {c_index(loop.stop)};"
+        ]
+        block = ["{", *indent(lines)]
+        inner: list[str] = []
+        if section.depth == 0:
+            inner = self._steady(values, section, f"{index}_start")
+            for tail in section.epilogue:
+                inner += self._steps(values, tail, loop, f"{index}_stop", 0)
+        else:
+            inner.append(f"if ({index}_stop - {index}_start >= {section.depth}) {{")
+            body: list[str] = []
+            for number, steps in enumerate(section.prologue):
+                lines = self._steps(values, steps, loop, f"{index}_start", number)
+                body += [f"{{  // start iteration {number} ahead", *indent(lines), "}"]
+            body += self._steady(values, section, f"{index}_start + {section.depth}")
+            for number, steps in enumerate(section.epilogue):
+                lines = self._steps(values, steps, loop, f"{index}_stop", number)
+                body += ["{  // finish what is in flight", *indent(lines), "}"]
+            inner += indent(body)
+            if section.depth > 1:
+                inner.append("} else {")
+                inner += indent(
+                    [
+                        f"for (int {index} = {index}_start; {index} < {index}_stop; ++{index}) {{",
+                        *indent(self._steps(values, section.plain, loop, index, 0)),
+                        "}",
+                    ]
+                )
+            inner.append("}")
+        block += indent(inner)
+        for name in sorted(self.lazy):
+            if not role.loads and self._accumulates(loop, name):
+                block += indent(self._zero_when_empty(values, name))
+        return [*block, "}"]
+
+    def _accumulates(self, loop: Loop, name: str) -> bool:
+        return any(
+            isinstance(o, Op) and o.dst is not None and o.dst.name == name for o in loop.body
+        )
+
+    def _zero_when_empty(self, values: Values, name: str) -> list[str]:
+        fill = next(
+            o for o in self.program.ops() if o.dst and o.dst.name == name and o.kind == "fill"
+        )
+        return [f"if (!{name}_live) {{", *indent(compute_lines(values, fill, {})), "}"]
+
+    def _steady(self, values: Values, section: Pipeline, start: str) -> list[str]:
+        index = section.loop.index
+        return [
+            "#pragma unroll 1",
+            f"for (int {index} = {start}; {index} < {index}_stop; ++{index}) {{",
+            *indent(self._steps(values, section.steady, section.loop, index, 0)),
+            "}",
+        ]
+
+    def _steps(
+        self, values: Values, steps: tuple[Step, ...], loop: Loop, base: str, plus: int
+    ) -> list[str]:
+        lines: list[str] = []
+        for step in steps:
+            shift = plus - step.stage
+            value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
+            lines += self._step(values, step, {loop.index: value})
+        return lines
+
+    def _step(self, values: Values, step: Step, names: Names) -> list[str]:
+        note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
+        return [note, *self._actions[step.action](values, step, names)]
+
+    def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
+        ring = self.block.ring(step.ring)
+        name = ring.name
+        return [
+            f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);",
+            f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.slot_bytes});",
+        ]
+
+    def _fill(self, values: Values, step: Step, names: Names) -> list[str]:
+        assert step.op is not None
+        return fill_lines(self.maps, step.op, names)
+
+    def _publish(self, values: Values, step: Step, names: Names) -> list[str]:
+        return [f"advance<{self.block.ring(step.ring).depth}>({step.ring}_cursor);"]
+
+    def _wait(self, values: Values, step: Step, names: Names) -> list[str]:
+        ring, name = self.block.ring(step.ring), step.ring
+        return [
+            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
+            f"const unsigned {name}_at = {name}_base + {name}_cursor.slot * {ring.slot_bytes};",
+            f"advance<{ring.depth}>({name}_cursor);",
+        ]
+
+    def _release(self, values: Values, step: Step, names: Names) -> list[str]:
+        ring, name = self.block.ring(step.ring), step.ring
+        bar = f"{name}_empty + {name}_oldest * 8"
+        if self.shared_across(ring):
+            arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
+        else:
+            arrive = f"if (lane == 0) barrier_arrive({bar});"
+        return [arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
+
+    def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
+        assert step.op is not None and step.op.dst is not None
+        lazy = step.op.dst.name in self.lazy
+        return issue_lines(self.block, values, step.op, self.maps.helpers, lazy)
+
+    def _join(self, values: Values, step: Step, names: Names) -> list[str]:
+        return [f"wgmma_wait<{step.count}>();", *[f"pin({name});" for name in step.names]]
+
+    def _run(self, values: Values, step: Step, names: Names) -> list[str]:
+        op = step.op
+        assert op is not None
+        if op.dst is not None and op.dst.name in self.lazy and op.kind == "fill":
+            return [f"{op.dst.name}_live = 0;"]
+        if op.kind in ("store", "store_add"):
+            if self.maps.through_shared(op):
+                return store_lines(self.maps, values, op, names)
+            return direct_store_lines(values, op, names)
+        return compute_lines(values, op, names)
+
+    def _turn_wait(self, values: Values, step: Step, names: Names) -> list[str]:
+        return [
+            f"if (part == {p}) named_sync<{1 + self.parts + p}, 256>();" for p in range(self.parts)
+        ]
+
+    def _turn_pass(self, values: Values, step: Step, names: Names) -> list[str]:
+        return [
+            f"if (part == {p}) {self.turn_arrive((p + 1) % self.parts)}" for p in range(self.parts)
+        ]
+
+    def turn_arrive(self, part: int) -> str:
+        """Give a group its turn."""
+        return f"named_arrive<{1 + self.parts + part}, 256>();"
+
+
+def indent(lines: list[str]) -> list[str]:
+    """The lines one level deeper."""
+    return [f"  {line}" for line in lines]
+
+
+def _short(where: str) -> str:
+    return where.rsplit("/", 1)[-1]

@@ -1,0 +1,152 @@
+"""The emitted CUDA and its machine code: what must be in it, what must not, what is refused."""
+
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from warploom import toolchain
+from warploom.codegen.build import Built, build
+from warploom.codegen.emit import emit
+from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage, overlapped
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.errors import CheckFailed, InputError
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.tile import E4M3, FP32
+
+PLAN = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8)
+
+
+def gemm_schedule(config=None, depth=4, plan=PLAN):
+    program = gemm(config or GemmConfig())
+    return program, multistage(program, depth, plan)
+
+
+def attention_schedule(**config):
+    program = attention(AttentionConfig(**config))
+    return program, overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows"))
+
+
+def sass(built, tmp_path):
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(built.cubin)
+    return toolchain.find("nvdisasm").run("-c", str(path)).stdout
+
+
+def loops(text):
+    """The bodies of backward branches, innermost text only."""
+    lines = text.splitlines()
+    labels = {m.group(1): i for i, line in enumerate(lines) if (m := re.match(r"(\.L\w+):", line))}
+    for number, line in enumerate(lines):
+        found = re.search(r"BRA `\((\.L\w+)\)", line)
+        if found and labels.get(found.group(1), number) < number:
+            yield lines[labels[found.group(1)] : number]
+
+
+def test_gemm_machine_code_keeps_the_tensor_core_busy(tmp_path):
+    built = build(*gemm_schedule())
+    text = sass(built, tmp_path)
+    assert built.resources.spill_bytes == 0 and not re.search(r"\b(LDL|STL)\b", text)
+    main = min((b for b in loops(text) if sum("HGMMA" in x for x in b) == 4), key=len)
+    code = "\n".join(main)
+    assert len(main) < 64, "the main loop is the matmuls, one wait and one release"
+    assert "DEPBAR.LE gsb0, 0x1" in code, "a matmul stays in flight over the back edge"
+    assert "MEMBAR" not in code and "BAR.SYNC" not in code
+    assert "UTMALDG.2D.MULTICAST" in text and "UTMASTG" in text and "USETMAXREG" in text
+
+
+def test_attention_machine_code_is_the_softmax_and_nothing_else(tmp_path):
+    text = sass(build(*attention_schedule()), tmp_path)
+    bodies = [b for b in loops(text) if sum("HGMMA" in x for x in b) == 16]
+    main = min(bodies, key=len)
+    code = "\n".join(main)
+    assert len(re.findall(r"MUFU.EX2", code)) == 66  # 64 weights and 2 rescales a thread
+    assert len(main) < 540
+    assert not re.search(r"\b(LDL|STL|LDS|STS)\b", text)
+
+
+def test_generic_writes_are_fenced_before_the_copy_engine_reads_them():
+    text = emit(lower(*gemm_schedule())).text
+    body = text[text.index('extern "C"') :]
+    for store in re.finditer(r"tma_store_2d\(", body):
+        before = body[: store.start()]
+        assert before.rindex("fence_async();") > before.rindex("stmatrix(")
+        assert before.rindex("named_sync") > before.rindex("fence_async();")
+
+
+def test_the_source_is_readable_and_names_op_and_line():
+    text = emit(lower(*attention_schedule())).text
+    assert "program attention(q: bf16[batch, heads, rows, d]" in text
+    assert re.search(r"// Issue mma\.\d+  attention\.py:\d+", text)
+    assert re.search(r"// Release v \(iteration -1\)", text)
+
+
+VARIANTS = {
+    "tt": GemmConfig(a="km", b="nk"),
+    "fp8": GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)),
+    "silu-mul": GemmConfig(bias=True, activation="silu", residual=True),
+    "fp32": GemmConfig(out=FP32),
+    "wide": GemmConfig(tile=(256, 128, 64)),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gemm_variants_compile_without_spills(name):
+    plan = replace(PLAN, store_panels=1)
+    assert build(*gemm_schedule(VARIANTS[name], plan=plan)).resources.spill_bytes == 0
+
+
+def test_built_kernels_survive_the_disk_and_a_changed_cubin_is_refused(tmp_path):
+    built = build(*gemm_schedule())
+    built.write(tmp_path)
+    again = Built.read(tmp_path)
+    assert again.manifest() == built.manifest() and again.cubin == built.cubin
+    (tmp_path / "gemm.cubin").write_bytes(built.cubin[:-1] + b"?")
+    with pytest.raises(InputError, match="not the one manifest"):
+        Built.read(tmp_path)
+
+
+def test_the_second_build_comes_from_the_cache(monkeypatch):
+    build(*gemm_schedule())
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("the compiler ran again"))
+    build(*gemm_schedule())
+
+
+def test_schedules_survive_json():
+    _, schedule = gemm_schedule()
+    again = KernelSchedule.from_json(schedule.to_json())
+    assert again.to_json() == schedule.to_json()
+    with pytest.raises(InputError, match=r"expected 'warploom.kernel-schedule'"):
+        KernelSchedule.from_json({"schema": "x"})
+
+
+REFUSED = {
+    "needs 246848 B of shared memory": lambda: emit(
+        lower(*gemm_schedule(depth=4, plan=replace(PLAN, store_panels=3)))
+    ),
+    "split axis 'k'": lambda: lower(*gemm_schedule(plan=LaunchPlan(split="k"))),
+    "cluster of 3": lambda: LaunchPlan(cluster=("m_tile", 3)),
+    "the grid has": lambda: emit(
+        lower(*gemm_schedule(plan=LaunchPlan(split="m", cluster=("batch", 2))))
+    ),
+    "8-bit wgmma reads both operands K-major": lambda: gemm_schedule(GemmConfig(dtype=E4M3)),
+    "multiple of 128": lambda: gemm_schedule(GemmConfig(tile=(64, 256, 64))),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_honoured_is_refused_with_the_numbers(message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        REFUSED[message]()
+
+
+def test_spills_are_an_error_unless_allowed():
+    program = attention(AttentionConfig(head_dim=128, tile=(192, 128)))
+    schedule = overlapped(
+        program, {"k": 2, "v": 2}, LaunchPlan(split="rows", store_panels=1), compute=3
+    )
+    with pytest.raises(CheckFailed, match=r"spills|serialized|registers"):
+        build(program, schedule)

@@ -1,0 +1,175 @@
+"""What each operation of the language means: traced, interpreted, compared with numpy."""
+
+import numpy as np
+import pytest
+
+from warploom import tile as t
+from warploom.errors import InputError
+
+RNG = np.random.default_rng(7)
+X = RNG.normal(size=(6, 10)).astype(np.float32)
+Y = RNG.normal(size=(6, 10)).astype(np.float32)
+
+
+def run(function, out="m n", dtype=t.FP32, **extra):
+    """Trace `function(x, y)` on one 8x12 tile with tails and give the stored array."""
+    arrays = {"x": t.array(t.FP32, "m n"), "y": t.array(t.FP32, "m n"), "z": t.array(dtype, out)}
+
+    def body(x, y, z):
+        rows, cols = t.span(0, 8), t.span(0, 12)
+        result = function(t.load(x, rows, cols), t.load(y, rows, cols))
+        where = [{"m": rows, "n": cols}[dim] for dim in out.split()]
+        t.store(z, *where, tile=result)
+
+    program = t.trace(body, arrays)
+    shape = [{"m": 6, "n": 10}[dim] for dim in out.split()]
+    values = {"x": X, "y": Y, "z": np.full(shape, np.nan, np.float32), **extra}
+    return t.interpret(program, values)["z"]
+
+
+MAPS = {
+    "exp": (t.exp, np.exp), "exp2": (t.exp2, np.exp2), "abs": (abs, np.abs),
+    "tanh": (t.tanh, np.tanh), "relu": (t.relu, lambda x: np.maximum(x, 0)),
+    "neg": (lambda x: -x, np.negative), "sin": (t.sin, np.sin), "cos": (t.cos, np.cos),
+    "sigmoid": (t.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
+    "sqrt": (lambda x: t.sqrt(abs(x)), lambda x: np.sqrt(np.abs(x))),
+    "rsqrt": (lambda x: t.rsqrt(abs(x)), lambda x: 1 / np.sqrt(np.abs(x))),
+    "log": (lambda x: t.log(abs(x)), lambda x: np.log(np.abs(x))),
+    "log2": (lambda x: t.log2(abs(x)), lambda x: np.log2(np.abs(x))),
+    "leaky": (t.leaky_relu, lambda x: np.where(x > 0, x, 0.01 * x)),
+    "minus": (lambda x: 1.0 - x, lambda x: 1 - x), "over": (lambda x: 2.0 / x, lambda x: 2 / x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_maps(name):
+    ours, numpy = MAPS[name]
+    np.testing.assert_allclose(run(lambda x, y: ours(x)), numpy(X), rtol=2e-6)
+
+
+def test_binary_operators_and_where():
+    got = run(lambda x, y: t.where((x < y) & ~(x > 0.5), x * y - 1.0, t.maximum(x, y) / 2.0))
+    np.testing.assert_allclose(
+        got, np.where((X < Y) & ~(X > 0.5), X * Y - 1, np.maximum(X, Y) / 2), rtol=1e-6
+    )
+
+
+def test_reductions_and_broadcasts_by_axis_name():
+    def body(x, y):
+        x[:] = t.where(t.coordinate("n", 12) < t.size("n"), x, -np.inf)
+        x -= t.max_along(x, "n")
+        e = t.exp(x)
+        return e / t.sum_along(e, "n")
+
+    e = np.exp(X - X.max(1, keepdims=True))
+    np.testing.assert_allclose(run(body), e / e.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_column_reductions_scan_argmax_and_products():
+    inside = X[:6]
+    padded = np.zeros((8, 12), np.float32)
+    padded[:6, :10] = inside
+    np.testing.assert_allclose(run(lambda x, y: t.sum_along(x, "m"), "n"), X.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(run(lambda x, y: t.min_along(x, "n"), "m"), padded.min(1)[:6])
+    np.testing.assert_allclose(
+        run(lambda x, y: t.product_along(x + 2.0, "n"), "m"), np.prod(padded[:6] + 2, 1), rtol=1e-5
+    )
+    np.testing.assert_allclose(run(lambda x, y: t.cumsum(x, "n")), np.cumsum(X, 1), rtol=1e-5)
+    got = run(lambda x, y: t.argmax_along(x, "n"), "m", t.INT32)
+    assert got.tolist() == padded[:6].argmax(1).tolist()
+
+
+def test_gather_and_sub_tiles():
+    picked = run(lambda x, y: t.gather(x, 11 - t.coordinate("n", 12), "n"))
+    padded = np.zeros((8, 12), np.float32)
+    padded[:6, :10] = X
+    assert np.array_equal(picked, padded[:6, ::-1][:, :10])
+    got = run(lambda x, y: x * t.sum_along(x.sub("n", 2, 4), "n"))
+    np.testing.assert_allclose(got, X * X[:, 2:6].sum(1, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("a", ["m k", "k m"])
+@pytest.mark.parametrize("b", ["k n", "n k"])
+def test_the_four_matmuls_come_from_axis_names(a, b):
+    def body(a, b, c):
+        pick = {"m": t.span(0, 8), "n": t.span(0, 8), "k": t.span(0, 16)}
+        left = t.load(a, *[pick[d] for d in a.dims])
+        right = t.load(b, *[pick[d] for d in b.dims])
+        t.store(c, pick["m"], pick["n"], tile=left @ right)
+
+    arrays = {"a": t.array(t.BF16, a), "b": t.array(t.BF16, b), "c": t.array(t.FP32, "m n")}
+    x = RNG.integers(-4, 5, size=(5, 9)).astype(np.float32)
+    y = RNG.integers(-4, 5, size=(9, 7)).astype(np.float32)
+    values = {
+        "a": x if a == "m k" else x.T, "b": y if b == "k n" else y.T, "c": np.zeros((5, 7)),
+    }  # fmt: skip
+    got = t.interpret(t.trace(body, arrays), values)["c"]
+    assert np.array_equal(got, x @ y)
+
+
+def test_complex_pairs():
+    def body(x, y):
+        u, v = t.Complex(x, y), t.Complex(y, x)
+        w = u * v.conj() + u - v
+        return w.re + w.im
+
+    u, v = X + 1j * Y, Y + 1j * X
+    w = u * np.conj(v) + u - v
+    np.testing.assert_allclose(run(body), w.real + w.imag, rtol=1e-4, atol=1e-5)
+
+
+def test_rounding_happens_at_the_cast_and_only_there():
+    got = run(lambda x, y: (x.cast(t.BF16) * y.cast(t.BF16)).cast(t.FP32))
+    x, y = t.round_to(t.BF16, X), t.round_to(t.BF16, Y)
+    assert np.array_equal(got, t.round_to(t.BF16, x * y))
+
+
+def test_stores_add_and_drop_what_is_outside():
+    def body(x, z):
+        for i in t.loop(2):
+            t.store(z, t.span(i * 3, 4), tile=t.load(x, t.span(i * 3, 4)), add=True)
+
+    arrays = {"x": t.array(t.FP32, "m"), "z": t.array(t.FP32, "m")}
+    got = t.interpret(t.trace(body, arrays), {"x": np.arange(5.0), "z": np.ones(5)})["z"]
+    assert got.tolist() == [1, 2, 3, 7, 5]
+
+
+ERRORS = {
+    "axes": (lambda x, y: x @ y, "contracts the one axis both have"),
+    "types": (lambda x, y: x + y.cast(t.BF16), "element types differ"),
+    "bool": (lambda x, y: x if x > y else y, "cannot decide an if"),
+    "reduce": (lambda x, y: t.sum_along(x, "k"), "no axis 'k'"),
+    "slice": (lambda x, y: x.sub("n", 8, 8), "leaves"),
+    "order": (lambda x, y: x + x.T, "different order"),
+    "assign": (lambda x, y: x.assign(t.sum_along(x, "n")), "cannot be assigned"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_name_the_line_of_the_user(name):
+    function, message = ERRORS[name]
+    with pytest.raises(InputError, match=message) as caught:
+        run(function)
+    assert f"{__file__}:{function.__code__.co_firstlineno}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tile_of_a_loop_does_not_outlive_it():
+    def body(x, z):
+        for i in t.loop(2):
+            inner = t.load(x, t.span(i, 4))
+        t.store(z, t.span(0, 4), tile=inner)
+
+    arrays = {"x": t.array(t.FP32, "m"), "z": t.array(t.FP32, "m")}
+    with pytest.raises(InputError, match="made inside a loop that has ended"):
+        t.trace(body, arrays)
+
+
+def test_leaving_a_loop_is_refused():
+    def body(x):
+        for _ in t.loop(2):
+            t.zeros(m=4)
+            break
+
+    with pytest.raises(InputError, match="left by break"):
+        t.trace(body, {"x": t.array(t.FP32, "m")})

@@ -1,0 +1,121 @@
+"""Programs as a whole: golden prints, the verifier with planted faults, the sequential meaning."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom import tile as t
+from warploom.errors import InputError
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.tile.index import Index, const, symbol
+
+GOLDEN = Path(__file__).parent / "golden"
+PROGRAMS = {
+    "gemm": lambda: gemm(GemmConfig(bias=True, activation="gelu")),
+    "attention": lambda: attention(AttentionConfig(causal=True, lse=True)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_printed_programs_are_the_golden_ones(name):
+    text = str(PROGRAMS[name]())
+    path = GOLDEN / f"{name}.txt"
+    assert text == path.read_text(), f"printed program changed; if meant, write it to {path}"
+
+
+def test_a_program_prints_on_one_screen():
+    assert len(str(gemm()).splitlines()) <= 24
+
+
+def _edit(program, number, **changes):
+    def visit(body):
+        return tuple(
+            replace(item, body=visit(item.body))
+            if isinstance(item, t.Loop)
+            else replace(item, **changes)
+            if item.id == number
+            else item
+            for item in body
+        )
+
+    return replace(program, body=visit(program.body))
+
+
+def _op(program, kind):
+    return next(op for op in program.ops() if op.kind == kind)
+
+
+def test_the_verifier_accepts_every_kernel():
+    for make in PROGRAMS.values():
+        t.verify(make())
+
+
+def test_the_verifier_finds_planted_faults():
+    program = gemm()
+    mma, load, store = (_op(program, kind) for kind in ("mma", "load", "store"))
+    wrong = t.Var(mma.dst.name, mma.dst.type.with_dtype(t.BF16))
+    faults = {
+        "writes": _edit(program, mma.id, dst=wrong),
+        "before anything wrote it": _edit(
+            program, mma.id, srcs=(t.Var("ghost", mma.srcs[0].type), *mma.srcs[1:])
+        ),
+        "not an op": _edit(program, mma.id, kind="matmul"),
+        "has no destination": _edit(program, load.id, dst=None),
+        "no value there": _edit(
+            program, load.id, spans=(t.Span(symbol("nowhere"), 128, "m"), load.spans[1])
+        ),
+        "2 dimensions, 1 ranges": _edit(program, store.id, spans=store.spans[:1]),
+        "op ids": replace(program, body=program.body[1:]),
+    }
+    for message, broken in faults.items():
+        with pytest.raises(InputError, match=message):
+            t.verify(broken)
+
+
+@given(st.integers(0, 200), st.integers(1, 40), st.integers(0, 50))
+def test_index_expressions_evaluate_as_python_does_and_survive_json(m, d, c):
+    x = symbol("m")
+    made = t.minimum_index((x * 3 + c) // d, x % d) - t.maximum_index(t.cdiv(x, d), c)
+    want = min((m * 3 + c) // d, m % d) - max(-(-m // d), c)
+    assert made.evaluate({"m": m}) == want
+    assert Index.from_json(made.to_json()) == made
+
+
+def test_index_rules():
+    assert t.cdiv(const(7), 2) == const(4)
+    with pytest.raises(InputError, match="divides by zero"):
+        const(1) // 0
+    with pytest.raises(InputError, match="cannot decide an if"):
+        bool(symbol("m"))
+    with pytest.raises(InputError, match="expected"):
+        Index.from_json(["**", 1, 2])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 5), st.integers(0, 5))
+def test_loops_run_from_start_to_stop_and_carry_mutated_tiles(start, stop):
+    def body(x, z):
+        total = t.zeros(m=4)
+        for i in t.loop(start, stop):
+            total += t.load(x, t.span(i, 4))
+            total *= 2.0
+        t.store(z, t.span(0, 4, "m"), tile=total)
+
+    arrays = {"x": t.array(t.FP32, "m"), "z": t.array(t.FP32, "r")}
+    x, want = np.arange(9.0), np.zeros(4)
+    for i in range(start, stop):
+        want = (want + x[i : i + 4]) * 2
+    got = t.interpret(t.trace(body, arrays), {"x": x, "z": np.zeros(4)})["z"]
+    assert np.array_equal(got, want)
+
+
+def test_the_interpreter_refuses_arrays_that_do_not_agree():
+    with pytest.raises(InputError, match="dimension 'k' is 3 in one array and 4 in b"):
+        t.interpret(gemm(), {"a": np.ones((2, 3)), "b": np.ones((4, 2)), "c": np.ones((2, 2))})
+    with pytest.raises(InputError, match="needs an array"):
+        t.interpret(gemm(), {"a": np.ones((2, 3))})
