@@ -9,6 +9,7 @@ import typer
 from warploom import __version__
 from warploom.cli.derive import derive
 from warploom.cli.doctor import doctor
+from warploom.cli.schedule import schedule
 from warploom.errors import WarploomError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 
 app.command()(derive)
 app.command()(doctor)
+app.command()(schedule)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,44 @@
+"""Optimal schedules: joint software pipelining and warp specialisation, proved and checked.
+
+    graph, target, rules, schedule      the artifacts
+    costs, graphs/, catalogue           loop bodies that ship, and what their operations cost
+    bounds, encoding*, objectives, solve, explain, enumerate, templates, tiles      the solver
+    checker, simulate                   what believes none of it
+    gantt, picture, trace, service      what people see
+
+Solving needs OR-Tools (`warploom[solver]`); everything else does not.
+"""
+
+from warploom.schedule.bounds import Bounds, lower_bounds
+from warploom.schedule.checker import Report, check
+from warploom.schedule.graph import Edge, Graph, Node, UnitUse
+from warploom.schedule.rules import HANDBOOK_PRICES, OURS, PAPER, Prices, Rules
+from warploom.schedule.schedule import Group, Objective, Proof, Schedule
+from warploom.schedule.simulate import Run, simulate, verify
+from warploom.schedule.target import GroupSpec, Target, Unit
+
+__all__ = [
+    "HANDBOOK_PRICES",
+    "OURS",
+    "PAPER",
+    "Bounds",
+    "Edge",
+    "Graph",
+    "Group",
+    "GroupSpec",
+    "Node",
+    "Objective",
+    "Prices",
+    "Proof",
+    "Report",
+    "Rules",
+    "Run",
+    "Schedule",
+    "Target",
+    "Unit",
+    "UnitUse",
+    "check",
+    "lower_bounds",
+    "simulate",
+    "verify",
+]

@@ -77,7 +77,7 @@ def recurrence_bound(graph: Graph) -> tuple[int, tuple[str, ...]]:
             low, found = middle + 1, here
         else:
             high = middle
-    cycle = tuple([found[0].src, *(edge.dst for edge in found)])
+    cycle = (found[0].src, *(edge.dst for edge in found))
     return low, cycle
 
 
@@ -126,6 +126,8 @@ def serial_length(graph: Graph) -> int:
     Every operation after the one before it, with every hand-off paid: if a graph has no schedule
     at this interval, its structure is at fault (groups, memory, registers), not its speed.
     """
-    work = sum(max([node.span, *(use.start + use.cycles for use in node.uses)]) for node in graph.nodes)
+    work = sum(
+        max([node.span, *(use.start + use.cycles for use in node.uses)]) for node in graph.nodes
+    )
     waits = sum(edge.delay + edge.spill_cost for edge in graph.edges)
     return work + waits

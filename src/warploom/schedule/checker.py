@@ -52,9 +52,10 @@ class Report:
 
     def raise_if_failed(self) -> None:
         """Turn the first finding into a `CheckFailed`."""
-        if self.findings:
-            more = f" (and {len(self.findings) - 1} more)" if len(self.findings) > 1 else ""
-            raise CheckFailed(f"schedule is illegal: {self.findings[0]}{more}")
+        for first in self.findings:
+            rest = len(self.findings) - 1
+            more = f" (and {rest} more)" if rest else ""
+            raise CheckFailed(f"schedule is illegal: {first}{more}")
 
 
 def check(graph: Graph, target: Target, schedule: Schedule, prices: Prices | None = None) -> Report:
@@ -132,7 +133,12 @@ class _Counter:
                 rule = "hand-off" if gap >= edge.delay else "dependence"
                 self.say(rule, f"{edge} has {gap} cycles, needs {edge.delay} + {spill}")
             value = edge.kind == "data" and self.graph.by_id[edge.src].registers > 0
-            if self.rules.carried_in_group and value and edge.distance and spill | self.crosses(edge):
+            if (
+                self.rules.carried_in_group
+                and value
+                and edge.distance
+                and spill | self.crosses(edge)
+            ):
                 self.say("carried", f"{edge} carries a register value to another group")
 
     def units(self) -> dict[str, float]:
@@ -160,8 +166,7 @@ class _Counter:
             node.id
             for node in self.graph.nodes
             for use in node.uses
-            if use.unit == unit
-            and self.slots(self.time[node.id] + use.start, use.cycles)[slot]
+            if use.unit == unit and self.slots(self.time[node.id] + use.start, use.cycles)[slot]
         ]
 
     def streams(self) -> None:
@@ -172,7 +177,9 @@ class _Counter:
                 held += self.slots(self.time[node.id], node.issue)
             if held.max(initial=0) > 1:
                 slot = int(held.argmax())
-                who = [n.id for n in self._of(group.name) if self.slots(self.time[n.id], n.issue)[slot]]
+                who = [
+                    n.id for n in self._of(group.name) if self.slots(self.time[n.id], n.issue)[slot]
+                ]
                 self.say("issue", f"{group.name} issues {who} at once in slot {slot}")
 
     def _of(self, group: str) -> list[Node]:
@@ -239,7 +246,9 @@ class _Counter:
                 if size and node.id in self.schedule.ring_depth:
                     held += size * self.schedule.ring_depth[node.id]
                 elif size:
-                    held += size * self.slots(self.time[node.id], self.death(node.id) - self.time[node.id])
+                    held += size * self.slots(
+                        self.time[node.id], self.death(node.id) - self.time[node.id]
+                    )
                 if memory == "smem" and self.rules.spill_memory and self._hands_over(node):
                     held += 4 * node.registers
             peaks[memory] = int(held.max(initial=0))
@@ -281,7 +290,9 @@ class _Counter:
         wide = [group for group in self.schedule.groups if group.warps >= 4]
         service = any(spec.warps < 4 for spec in self.target.groups)
         launched = len(wide) + service
-        entry = min(self.target.registers_per_thread, self.target.register_pool // (128 * max(1, launched)))
+        entry = min(
+            self.target.registers_per_thread, self.target.register_pool // (128 * max(1, launched))
+        )
         given = sum(group.registers for group in wide) + 24 * service
         if given > entry // 8 * 8 * launched:
             self.say(
@@ -307,7 +318,8 @@ class _Counter:
         }
         held = {
             group.name: sum(
-                max(1, n.issue) if n.asynchronous else max(1, n.latency) for n in self._of(group.name)
+                max(1, n.issue) if n.asynchronous else max(1, n.latency)
+                for n in self._of(group.name)
             )
             for group in self.schedule.groups
         }

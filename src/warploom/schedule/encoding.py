@@ -20,7 +20,7 @@ from itertools import pairwise
 from warploom.schedule.bounds import lower_bounds
 from warploom.schedule.graph import Graph, Node
 from warploom.schedule.rules import Rules
-from warploom.schedule.solver import BoolVar, CpModel, IntervalVar, IntVar, Linear
+from warploom.schedule.solver import BoolVar, CpModel, IntervalVar, IntVar, Linear, only_if
 from warploom.schedule.subtiles import chains
 from warploom.schedule.target import Target
 
@@ -42,6 +42,7 @@ class Encoding:
     longest: int
     model: CpModel
     without: frozenset[str]
+    anchor: str = ""
     time: dict[str, IntVar] = field(default_factory=dict[str, IntVar])
     phase: dict[str, Linear] = field(default_factory=dict[str, Linear])
     again: dict[str, Linear] = field(default_factory=dict[str, Linear])
@@ -70,10 +71,8 @@ class Encoding:
         if key not in self.before:
             literal = self.model.new_bool_var(f"{first} before {second}")
             self.before[key] = literal
-            self.model.add(self.phase[first] <= self.phase[second]).only_enforce_if(literal)
-            self.model.add(self.phase[first] >= self.phase[second] + 1).only_enforce_if(
-                literal.negated()
-            )
+            only_if(self.model.add(self.phase[first] <= self.phase[second]), literal)
+            only_if(self.model.add(self.phase[first] >= self.phase[second] + 1), literal.negated())
         return self.before[key]
 
     @cached_property
@@ -97,24 +96,27 @@ def encode_times(
     stages: int,
     interval: int | tuple[int, int],
     without: frozenset[str] = frozenset(),
+    *,
+    symmetric: bool = True,
 ) -> Encoding:
     """Times, dependences, units and length: modulo scheduling without warp groups.
 
     `interval` is a number or a range to be minimised over; `stages` bounds the length,
-    length <= stages * II.
+    length <= stages * II. `symmetric` allows interchangeable sub-tiles to be ordered.
     """
     model = CpModel()
     low, high = interval if isinstance(interval, tuple) else (interval, interval)
     cycles = interval if isinstance(interval, int) else model.new_int_var(low, high, "interval")
     it = Encoding(graph, target, rules, stages, cycles, high, model, without)
     anchor, grain = _anchor(graph, target, low if low == high else None)
+    it.anchor = anchor
     for node in graph.nodes:
         _add_time(it, node, fixed=node.id == anchor, grain=grain.get(node.id, 1))
     for edge in graph.edges:
         model.add(it.time[edge.dst] + edge.distance * it.interval >= it.time[edge.src] + edge.delay)
     _add_length(it)
     _add_units(it)
-    for ordered in chains(graph):
+    for ordered in chains(graph) if symmetric else ():
         for first, second in pairwise(ordered):
             model.add(it.time[first] <= it.time[second])
     return it
@@ -158,8 +160,8 @@ def _add_time(it: Encoding, node: Node, *, fixed: bool, grain: int) -> None:
     choices = [model.new_bool_var(f"stage[{name}]={k}") for k in range(it.stages + 1)]
     model.add_exactly_one(choices)
     for k, chosen in enumerate(choices):
-        model.add(it.time[name] == k * it.interval + phase).only_enforce_if(chosen)
-        model.add(stage == k).only_enforce_if(chosen)
+        only_if(model.add(it.time[name] == k * it.interval + phase), chosen)
+        only_if(model.add(stage == k), chosen)
 
 
 def _add_length(it: Encoding) -> None:

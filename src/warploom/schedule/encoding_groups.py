@@ -6,12 +6,13 @@ channelled to those. Names in capitals are the paper's (handbook section 6.5).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 from warploom.schedule.encoding import Encoding
 from warploom.schedule.graph import Edge, Graph, Node
 from warploom.schedule.rules import Rules
-from warploom.schedule.solver import BoolVar, IntervalVar, Linear
+from warploom.schedule.solver import BoolVar, Linear, only_if
 from warploom.schedule.target import (
     REGISTER_FLOOR,
     REGISTER_STEP,
@@ -20,9 +21,13 @@ from warploom.schedule.target import (
 )
 
 
-def add_groups(it: Encoding) -> None:
-    """Everything that depends on which warp group runs what."""
-    _add_membership(it)
+def add_groups(it: Encoding, pins: Mapping[str, str]) -> None:
+    """Everything that depends on which warp group runs what; `pins` fixes some."""
+    _add_membership(it, interchangeable=not pins)
+    for w, group in enumerate(it.target.groups):
+        for node in it.graph.nodes:
+            if pins.get(node.id) == group.name:
+                it.model.add(it.member[node.id, w] == 1)
     if "handoffs" not in it.without:
         _add_handoffs(it)
     if "carried" not in it.without and it.rules.carried_in_group:
@@ -55,7 +60,7 @@ def window(rules: Rules, node: Node) -> int:
     return max(1, node.issue)
 
 
-def _add_membership(it: Encoding) -> None:
+def _add_membership(it: Encoding, *, interchangeable: bool) -> None:
     """WARP-UNIQ and VAR-LAT; equal groups are filled in the order of first use."""
     graph, target, model = it.graph, it.target, it.model
     for node in graph.nodes:
@@ -72,6 +77,8 @@ def _add_membership(it: Encoding) -> None:
         used = model.new_bool_var(f"used[{group.name}]")
         model.add_max_equality(used, [it.member[node.id, w] for node in graph.nodes])
         it.used.append(used)
+    if not interchangeable:
+        return
     kinds = {(group.warps, group.loads) for group in target.groups}
     for kind in kinds:
         alike = [w for w, g in enumerate(target.groups) if (g.warps, g.loads) == kind]
@@ -90,8 +97,8 @@ def same_group(it: Encoding, first: str, second: str) -> BoolVar:
     it.same[key] = literal
     for w in range(len(it.target.groups)):
         a, b = it.member[key[0], w], it.member[key[1], w]
-        it.model.add_implication(a, b).only_enforce_if(literal)
-        it.model.add_implication(b, a).only_enforce_if(literal)
+        only_if(it.model.add_implication(a, b), literal)
+        only_if(it.model.add_implication(b, a), literal)
         it.model.add_bool_or([a.negated(), b.negated(), literal])
     return literal
 
@@ -101,24 +108,26 @@ def _add_handoffs(it: Encoding) -> None:
     for edge in it.graph.edges:
         if not edge.spill_cost or edge.src == edge.dst:
             continue
-        it.model.add(
-            it.time[edge.dst] + edge.distance * it.interval
-            >= it.time[edge.src] + edge.delay + edge.spill_cost
-        ).only_enforce_if(same_group(it, edge.src, edge.dst).negated())
+        only_if(
+            it.model.add(
+                it.time[edge.dst] + edge.distance * it.interval
+                >= it.time[edge.src] + edge.delay + edge.spill_cost
+            ),
+            same_group(it, edge.src, edge.dst).negated(),
+        )
 
 
 def _add_issue(it: Encoding) -> None:
     """A group's instruction stream is one unit of its own: issue times do not overlap in it."""
     issuing = [node for node in it.graph.nodes if node.issue]
     for w, group in enumerate(it.target.groups):
-        copies: list[IntervalVar] = []
-        for node in issuing:
-            for start in (it.phase[node.id], it.again[node.id]):
-                copies.append(
-                    it.model.new_optional_fixed_size_interval_var(
-                        start, node.issue, it.member[node.id, w], f"{group.name}[{node.id}]"
-                    )
-                )
+        copies = [
+            it.model.new_optional_fixed_size_interval_var(
+                start, node.issue, it.member[node.id, w], f"{group.name}[{node.id}]"
+            )
+            for node in issuing
+            for start in (it.phase[node.id], it.again[node.id])
+        ]
         if copies:
             it.model.add_no_overlap(copies)
 
@@ -151,9 +160,9 @@ def _add_wait(it: Encoding, node: Node, waits: BoolVar | None) -> None:
         here = [same_group(it, node.id, other.id)] + ([waits] if waits is not None else [])
         earlier = it.phase_before(other.id, node.id)
         mine, theirs = it.phase[node.id], it.phase[other.id]
-        model.add(mine >= theirs + held).only_enforce_if(*here, earlier)
-        model.add(mine + 1 <= theirs).only_enforce_if(*here, earlier.negated())
-        model.add(mine + it.interval >= theirs + held).only_enforce_if(*here, earlier.negated())
+        only_if(model.add(mine >= theirs + held), *here, earlier)
+        only_if(model.add(mine + 1 <= theirs), *here, earlier.negated())
+        only_if(model.add(mine + it.interval >= theirs + held), *here, earlier.negated())
 
 
 def _may_share(it: Encoding, first: str, second: str) -> bool:
@@ -216,7 +225,7 @@ def _add_registers(it: Encoding) -> None:
         held = sum(alive)
         for w, group in enumerate(target.groups):
             if target.fits(it.graph, born.id, group):
-                model.add(held <= peak[w]).only_enforce_if(it.member[born.id, w])
+                only_if(model.add(held <= peak[w]), it.member[born.id, w])
     if target.register_pool:
         _add_register_pool(it, peak)
 
@@ -235,15 +244,13 @@ def _alive_at(it: Encoding, value: Node, born: Node) -> list[Linear]:
         alive = model.new_bool_var(f"{value.id}+{k} alive at {born.id}")
         age = it.phase[born.id] - it.phase[value.id] + k * it.interval
         if value.id == born.id:
-            model.add(age >= it.life[value.id]).only_enforce_if(alive.negated())
+            only_if(model.add(age >= it.life[value.id]), alive.negated())
         else:
             here = same_group(it, value.id, born.id)
             earlier = it.phase_before(value.id, born.id)
             dead = [here, alive.negated()]
-            model.add(age >= it.life[value.id]).only_enforce_if(*dead, earlier)
-            model.add(age + it.interval >= it.life[value.id]).only_enforce_if(
-                *dead, earlier.negated()
-            )
+            only_if(model.add(age >= it.life[value.id]), *dead, earlier)
+            only_if(model.add(age + it.interval >= it.life[value.id]), *dead, earlier.negated())
         words.append(value.words_per_warp * alive)
     return words
 
@@ -256,8 +263,11 @@ def _add_register_pool(it: Encoding, peaks: list[Linear]) -> None:
     counts: list[Linear] = []
     for w in wide:
         steps = model.new_int_var(0, target.registers_per_thread // REGISTER_STEP, f"setmaxnreg{w}")
-        model.add(WARP * (REGISTER_STEP * steps - target.reserved_registers) >= peaks[w]).only_enforce_if(it.used[w])
-        model.add(REGISTER_STEP * steps >= REGISTER_FLOOR).only_enforce_if(it.used[w])
+        only_if(
+            model.add(WARP * (REGISTER_STEP * steps - target.reserved_registers) >= peaks[w]),
+            it.used[w],
+        )
+        only_if(model.add(REGISTER_STEP * steps >= REGISTER_FLOOR), it.used[w])
         counts.append(REGISTER_STEP * steps)
     launched = model.new_int_var(0, len(wide), "warp groups")
     model.add(launched == sum(it.used[w] for w in wide))

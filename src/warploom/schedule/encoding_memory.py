@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from warploom.schedule.encoding import Encoding
 from warploom.schedule.encoding_groups import carries_registers, same_group
-from warploom.schedule.solver import IntervalVar, Linear
+from warploom.schedule.solver import IntervalVar, Linear, only_if
 
 HANDOFF_MEMORY = "smem"
 BYTES_PER_WORD = 4
@@ -71,9 +71,9 @@ def _add_ring(it: Encoding, name: str) -> None:
         return
     for k in range(1, most + 1):
         chosen = it.model.new_bool_var(f"depth[{name}]={k}")
-        it.model.add(depth == k).only_enforce_if(chosen)
-        it.model.add(depth != k).only_enforce_if(chosen.negated())
-        it.model.add(it.life[name] <= k * it.interval).only_enforce_if(chosen)
+        only_if(it.model.add(depth == k), chosen)
+        only_if(it.model.add(depth != k), chosen.negated())
+        only_if(it.model.add(it.life[name] <= k * it.interval), chosen)
 
 
 def _handoff_buffers(it: Encoding) -> list[Linear]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -226,12 +226,12 @@ def zero_distance_cycle(nodes: Iterable[Node], edges: Iterable[Edge]) -> list[st
         if edge.distance == 0:
             nexts[edge.src].append(edge.dst)
     done: set[str] = set()
-    for start in nexts:
+    for start, first in nexts.items():
         if start in done:
             continue
         path: list[str] = [start]
         on_path = {start}
-        branches = [iter(nexts[start])]
+        branches = [iter(first)]
         while branches:
             following = next(branches[-1], None)
             if following is None:
@@ -271,7 +271,9 @@ def _check_nodes(graph: Graph) -> None:
         if node.min_warps < 1:
             raise InputError(f"{where} has min_warps {node.min_warps}, expected >= 1")
         if node.latency_range and not 0 <= node.latency_range[0] <= node.latency_range[1]:
-            raise InputError(f"{where} has latency_range {node.latency_range}, expected low <= high")
+            raise InputError(
+                f"{where} has latency_range {node.latency_range}, expected low <= high"
+            )
 
 
 def _check_edges(graph: Graph) -> None:
@@ -319,14 +321,14 @@ def _node_to_json(node: Node) -> dict[str, Any]:
 
 
 def _node_from_json(item: Any, origin: str) -> Node:
-    where = f"{origin}: node {item.get('id', item) if isinstance(item, dict) else item!r}"
+    name = cast("dict[str, Any]", item).get("id", item) if isinstance(item, dict) else item
+    where = f"{origin}: node {name!r}"
     node = _build(Node, item, where)
-    uses = tuple(_build(UnitUse, use, f"{where}, use") for use in cast("tuple[Any]", node.uses))
-    span = tuple(node.latency_range) if node.latency_range else None
-    if span is not None and len(span) != 2:
-        raise InputError(f"{where}: latency_range {list(span)!r}, expected [low, high]")
-    table = {name: getattr(node, name) for name in Node.__dataclass_fields__}
-    return Node(**{**table, "uses": uses, "latency_range": span})
+    uses = tuple(_build(UnitUse, use, f"{where}, use") for use in cast("list[Any]", node.uses))
+    span: Any = node.latency_range
+    if span is not None and not (len(span) == 2 and all(type(end) is int for end in span)):
+        raise InputError(f"{where}: latency_range {span!r}, expected [low, high]")
+    return replace(node, uses=uses, latency_range=(span[0], span[1]) if span else None)
 
 
 Record = TypeVar("Record", Node, Edge, UnitUse)

@@ -40,7 +40,9 @@ def traffic(it: Encoding, prices: Prices) -> Linear:
         if blocking != prices.local_waits:
             price += waits  # a barrier that only exists because the edge crosses
         points.append(crossing * price)
-    points += [used * (prices.warp * g.warps) for used, g in zip(it.used, it.target.groups, strict=True)]
+    points += [
+        used * (prices.warp * g.warps) for used, g in zip(it.used, it.target.groups, strict=True)
+    ]
     return sum(points)
 
 

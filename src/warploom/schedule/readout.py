@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from warploom.schedule.encoding import Encoding, times_of
-from warploom.schedule.graph import Graph
+from warploom.schedule.graph import Graph, Node
 from warploom.schedule.rules import Rules
 from warploom.schedule.schedule import Group, Objective, Proof, Schedule
 from warploom.schedule.target import REGISTER_FLOOR, REGISTER_STEP, WARP, WARP_GROUP, Target
@@ -20,14 +20,12 @@ def read_schedule(
 ) -> Schedule:
     """The schedule that the values of `decisions(it)` describe."""
     names = [group.name for group in it.target.groups]
-    group = {
-        node: names[w]
-        for (node, w), literal in it.member.items()
-        if values[literal.index]
-    }
+    group = {node: names[w] for (node, w), literal in it.member.items() if values[literal.index]}
     times = times_of(it, {name: values[variable.index] for name, variable in it.time.items()})
     depths = {name: values[variable.index] for name, variable in it.depth.items()}
-    return assemble(it.graph, it.target, it.rules, interval, times, group, depths, objectives, proof)
+    return assemble(
+        it.graph, it.target, it.rules, interval, times, group, depths, objectives, proof
+    )
 
 
 def assemble(
@@ -50,11 +48,13 @@ def assemble(
     least = {name: max(1, -(-(deaths[name] - times[name]) // interval)) for name in graph.rings}
     depth = {name: min(least[name], (depths or least)[name]) for name in graph.rings}
     used = [spec for spec in target.groups if spec.name in group.values()]
-    groups = tuple(
-        Group(spec.name, spec.warps, _registers(graph, target, interval, times, group, deaths, spec.name)
-              if spec.warps >= WARP_GROUP else REGISTER_FLOOR)
-        for spec in used
-    )  # fmt: skip
+    groups: list[Group] = []
+    for spec in used:
+        count = REGISTER_FLOOR
+        if spec.warps >= WARP_GROUP:
+            own = [n for n in graph.nodes if group[n.id] == spec.name and n.registers]
+            count = _registers(own, target, interval, times, deaths)
+        groups.append(Group(spec.name, spec.warps, count))
     return Schedule(
         graph.name,
         target.name,
@@ -63,7 +63,7 @@ def assemble(
         dict(times),
         dict(group),
         depth,
-        groups,
+        tuple(groups),
         objectives,
         proof or Proof(0, "written", "written by a person"),
         rules,
@@ -91,19 +91,18 @@ def death(graph: Graph, rules: Rules, interval: int, times: Mapping[str, int], n
 
 
 def _registers(
-    graph: Graph,
+    held: list[Node],
     target: Target,
     interval: int,
     times: Mapping[str, int],
-    group: Mapping[str, str],
     deaths: Mapping[str, int],
-    name: str,
 ) -> int:
-    """Registers a thread of the group needs: its peak and the reserve, in steps of 8."""
-    held = [n for n in graph.nodes if group[n.id] == name and n.registers]
+    """Registers a thread of a group needs: its peak and the reserve, in steps of 8.
+
+    The peak is reached where some value is born.
+    """
     peak = 0
-    for probe in held:  # the peak is reached where some value is born
-        moment = times[probe.id]
+    for moment in (times[node.id] for node in held):
         live = sum(
             n.words_per_warp * _copies(times[n.id], deaths[n.id], moment, interval) for n in held
         )
@@ -112,6 +111,8 @@ def _registers(
     return max(REGISTER_FLOOR, -(-need // REGISTER_STEP) * REGISTER_STEP)
 
 
-def _copies(birth: int, death_: int, moment: int, interval: int) -> int:
-    """How many k put `moment` in [birth + k*II, death + k*II)."""
-    return -(-(death_ - moment) // interval) - -(-(birth + 0 - moment) // interval) if death_ > birth else 0
+def _copies(birth: int, dead: int, moment: int, interval: int) -> int:
+    """How many iterations k put `moment` in [birth + k * II, dead + k * II)."""
+    newest = (moment - birth) // interval
+    gone = (moment - dead) // interval
+    return max(0, newest - gone)

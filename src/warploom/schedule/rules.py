@@ -22,7 +22,8 @@ class Rules:
     lifetime    a value dies at the "issue" of its last reader (the paper), or at its "completion"
                 (what the hardware needs): a ring slot when the reader's release arrives, an operand
                 in registers when an asynchronous reader completes, one in memory when its
-                reader's reservations end (the tensor core reads in order) or, if synchronous, it does
+                reader's reservations end (the tensor core reads in order) or, if the reader is
+                synchronous, when it ends
     unroll      copies of the loop body in the emitted code: a register value may live at most
                 unroll x II, because registers cannot be indexed; 0 means unlimited (the paper)
     carried_in_group    a register value carried to the next iteration stays in one group

@@ -198,7 +198,9 @@ def _earliest(it: _Machine, group: _Group, instance: Instance) -> int | None:
         moment = max(moment, group.drained)
     for use in node.uses:
         unit = it.target.unit(use.unit)
-        if unit.rate:
+        if unit.rate:  # it may fall behind by an interval of work, then it holds its users up
+            backlog = it.unit_free[use.unit][0]
+            moment = max(moment, backlog - it.schedule.initiation_interval)
             continue
         queue = it.unit_queue[use.unit]
         if it.ordered and queue[it.unit_next[use.unit]] != instance:
@@ -253,6 +255,8 @@ def _issue(it: _Machine, group: _Group, moment: int) -> None:
     group.drained = max(group.drained, moment + busy)
     for use in node.uses:
         if it.target.unit(use.unit).rate:
+            backlog = max(it.unit_free[use.unit][0], moment)
+            it.unit_free[use.unit][0] = backlog + use.cycles * use.amount
             continue
         it.unit_next[use.unit] += 1
         slots = it.unit_free[use.unit]
@@ -282,7 +286,9 @@ def _overwrites(it: _Machine) -> tuple[str, ...]:
                 if edge.kind != "ring" or reader not in it.issued or (name, i) not in it.issued:
                     continue
                 if it.issued[name, i] < it.issued[reader] + _release(it, edge):
-                    found.append(f"slot {i % depth} of {name} refilled under {reader[0]}[{reader[1]}]")
+                    found.append(
+                        f"slot {i % depth} of {name} refilled under {reader[0]}[{reader[1]}]"
+                    )
     for memory, capacity in it.target.memories.items():
         found += _over_capacity(it, memory, capacity)
     return tuple(found)

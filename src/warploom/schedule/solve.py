@@ -28,7 +28,7 @@ from warploom.schedule.objectives import LENGTH, REGISTER_TIME, STAGES, Stage, r
 from warploom.schedule.readout import death, read_schedule
 from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.schedule import Objective, Proof, Schedule
-from warploom.schedule.solver import NAME, Answer, Effort, IntVar, run
+from warploom.schedule.solver import NAME, Answer, Effort, Variable, run
 from warploom.schedule.target import Target
 
 EXTRA_STAGES = 2
@@ -37,7 +37,11 @@ GRACE = 2.0
 
 @dataclass(frozen=True)
 class Problem:
-    """What to solve and how. `stages` 0: as many as the modulo schedule needs, and one more."""
+    """What to solve and how.
+
+    stages  most overlapped iterations; 0: as many as the modulo schedule needs, and one more
+    pins    operations whose group a person decided
+    """
 
     graph: Graph
     target: Target
@@ -46,6 +50,7 @@ class Problem:
     effort: Effort = field(default_factory=Effort)
     stages: int = 0
     objectives: tuple[Stage, ...] = STAGES
+    pins: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         self.target.validate(self.graph)
@@ -103,7 +108,7 @@ def solve(problem: Problem) -> Schedule:
 
 def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
     """Phase 1: the smallest interval and then the shortest length, without warp groups."""
-    alone = replace(problem, target=replace(problem.target, groups=()))
+    alone = replace(problem, target=replace(problem.target, groups=()), pins={})
     low, high = bounds.minimum, max(bounds.minimum, serial_length(problem.graph))
     found = _first(alone, low, clock.share(0.25))
     bound = low
@@ -165,16 +170,24 @@ def joint_encoding(
     without: frozenset[str] = frozenset(),
 ) -> Encoding:
     """The full model at an interval, or over a range of them."""
-    it = encode_times(problem.graph, problem.target, problem.rules, stages, interval, without)
+    it = encode_times(
+        problem.graph,
+        problem.target,
+        problem.rules,
+        stages,
+        interval,
+        without,
+        symmetric=not problem.pins,
+    )
     if problem.target.groups:
-        add_groups(it)
+        add_groups(it, problem.pins)
     else:
         add_lifetimes(it)
     add_memory(it, groups=bool(problem.target.groups))
     return it
 
 
-def decisions(it: Encoding) -> list[IntVar]:
+def decisions(it: Encoding) -> list[Variable]:
     """Variables that determine a schedule: enough for an answer and for the next stage's hint."""
     return [*it.time.values(), *it.member.values(), *it.depth.values(), *it.life.values()]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from warploom.errors import ToolMissing
 
@@ -23,8 +24,14 @@ BoolVar = cp_model.BoolVarT
 CpModel = cp_model.CpModel
 IntVar = cp_model.IntVar
 IntervalVar = cp_model.IntervalVar
-Linear = cp_model.LinearExprT
+Linear = Any  # a number, a variable or a sum of them: the stubs' operators do not compose
+Variable = IntVar | BoolVar
 NAME = f"OR-Tools CP-SAT {init.OrToolsVersion.version_string()}"
+
+
+def only_if(constraint: Any, *literals: BoolVar) -> None:
+    """Enforce a constraint only where all literals hold."""
+    constraint.only_enforce_if(*literals)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Answer:
 def run(
     model: CpModel,
     effort: Effort,
-    wanted: Iterable[IntVar],
+    wanted: Iterable[Variable],
     hint: Mapping[int, int] | None = None,
     log: bool = False,
 ) -> Answer:
@@ -72,9 +79,10 @@ def run(
     solver.parameters.log_search_progress = log
     variables = list(wanted)
     model.clear_hints()
-    for variable in variables:
+    known: list[Any] = list(variables)
+    for variable in known:
         if hint and variable.index in hint:
-            model.add_hint(variable, hint[variable.index])
+            model.add_hint(variable, int(hint[variable.index]))
     begin = time.perf_counter()
     status = solver.solve(model)
     seconds = time.perf_counter() - begin

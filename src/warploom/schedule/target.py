@@ -116,8 +116,7 @@ class Target:
             for memory in node.memory:
                 if memory not in self.memories:
                     raise InputError(
-                        f"{where} holds {memory!r}, target {self.name} has "
-                        f"{sorted(self.memories)}"
+                        f"{where} holds {memory!r}, target {self.name} has {sorted(self.memories)}"
                     )
             fits = any(self.fits(graph, node.id, group) for group in self.groups)
             if self.groups and not fits:

@@ -7,6 +7,7 @@ Sources: Dao, FlashAttention-2 (arXiv 2307.08691) for the algorithm; Shah et al.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from warploom.schedule.costs import CostTable
@@ -142,7 +143,12 @@ def _backward_registers(body: Body, queries: int, keys: int, head: int, subtiles
         narrow = body.lanes(f"C{x}", "convert_p", tile // 2, subtile=x)
         body.edge(power, narrow)
         values = body.mma(
-            f"dV{x}", "dv", (part, head, queries), from_registers=True, accumulates=f"dV{x}", subtile=x
+            f"dV{x}",
+            "dv",
+            (part, head, queries),
+            from_registers=True,
+            accumulates=f"dV{x}",
+            subtile=x,
         )
         body.edge(narrow, values)
         body.edge("G", values)
@@ -155,7 +161,12 @@ def _backward_registers(body: Body, queries: int, keys: int, head: int, subtiles
         staged = body.stage(f"W{x}", "ds_store", tile, body.element, x)
         body.edge(small, staged)
         weights = body.mma(
-            f"dK{x}", "dk", (part, head, queries), from_registers=True, accumulates=f"dK{x}", subtile=x
+            f"dK{x}",
+            "dk",
+            (part, head, queries),
+            from_registers=True,
+            accumulates=f"dK{x}",
+            subtile=x,
         )
         body.edge(small, weights)
         body.edge("Q", weights)
@@ -227,8 +238,6 @@ def _backward_half(body: Body, x: int, tile: int) -> None:
 
 def _renamed(body: Body, old: str, new: str) -> Any:
     """Move the node and edge that `read` just made to a name of this half."""
-    from dataclasses import replace
-
     node = body.nodes.pop(old)
     edge = body.edges.pop()
     body.edges.append(replace(edge, dst=new))

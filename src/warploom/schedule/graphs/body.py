@@ -181,7 +181,10 @@ class Body:
             Node(
                 f"L{name}",
                 f"{self.nodes[name].op}.load",
-                (UnitUse("TMEM", occupancy), UnitUse("ISSUE", self.costs.issue_slots(elements) // 4)),
+                (
+                    UnitUse("TMEM", occupancy),
+                    UnitUse("ISSUE", self.costs.issue_slots(elements) // 4),
+                ),
                 latency=occupancy + self.costs.cycles("tmem.load_latency"),
                 issue=max(1, self.costs.issue_slots(elements) // 4),
                 registers=elements,

@@ -59,14 +59,7 @@ def _chunk(
     masked = body.lanes("D", "mask", chunk * chunk, into=raw)
     body.edge(raw, masked)
     if decay:
-        body.load("T", chunk * 4, 1.0)
-        sums = body.row_reduce("A", "cumulative_sum", chunk, 32, None)
-        body.edge("T", sums)
-        factors = body.exponential("L", "decay", chunk * chunk)
-        body.edge(sums, factors)
-        body.edge(factors, masked)
-        gate = body.exponential("E", "state_decay", chunk)
-        body.edge(sums, gate)
+        _decays(body, chunk, masked)
     narrow = body.lanes("C", "convert", chunk * chunk // 2)
     body.edge(masked, narrow)
     operand = narrow
@@ -100,6 +93,18 @@ def _chunk(
     flops = 2 * chunk * (chunk * key + chunk * value + 2 * key * value)
     params: dict[str, Any] = {"chunk": chunk, "key": key, "value": value, "dtype": dtype}
     return body.graph(flops, params)
+
+
+def _decays(body: Body, chunk: int, masked: str) -> None:
+    """exp of the differences of cumulative sums, and the decay of the whole chunk."""
+    body.load("T", chunk * 4, 1.0)
+    sums = body.row_reduce("A", "cumulative_sum", chunk, 32, None)
+    body.edge("T", sums)
+    factors = body.exponential("L", "decay", chunk * chunk)
+    body.edge(sums, factors)
+    body.edge(factors, masked)
+    gate = body.exponential("E", "state_decay", chunk)
+    body.edge(sums, gate)
 
 
 def _state(body: Body, chunk: int, key: int, value: int, *, decay: bool) -> None:

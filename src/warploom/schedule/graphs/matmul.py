@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from warploom.schedule.costs import CostTable
@@ -71,7 +72,9 @@ def gemm_epilogue(
         value = body.read(main, part * columns, x)
         if value != main:
             body.edge(value, main, 1, kind="order")
-        active = body.lanes(f"E{x}", "epilogue", part * columns, per_element=2, into=value, subtile=x)
+        active = body.lanes(
+            f"E{x}", "epilogue", part * columns, per_element=2, into=value, subtile=x
+        )
         body.edge(value, active)
         narrow = body.lanes(f"N{x}", "convert", part * columns // 2, subtile=x)
         body.edge(active, narrow)
@@ -87,8 +90,6 @@ def gemm_epilogue(
 
 def _repeat(body: Body, name: str, steps: int, slots: int) -> None:
     """One node for `steps` equal loads: the units serve them all, the first one's latency shows."""
-    from dataclasses import replace
-
     node = body.nodes[name]
     uses = tuple(replace(use, cycles=use.cycles * steps) for use in node.uses)
     memory = {memory: slots * size for memory, size in node.memory.items()}
