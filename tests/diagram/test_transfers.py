@@ -40,17 +40,17 @@ def test_symbolic_cost_is_exact_when_tiles_divide(name: str, nest: str) -> None:
 
 def test_causal_and_window_formulas_match_when_slices_are_one() -> None:
     for name in ("causal", "window"):
-        made = kernel(name, "g_q s_x").resized({"q": 64, "x": 64, "d": 4, "e": 4})
+        made = kernel(name, "g_q s_x").resized({"q": 4096, "x": 4096, "d": 4, "e": 4})
         if name == "window":
             nodes = tuple(
-                replace(n, attrs=tuple((k, 16 if k == "window" else v) for k, v in n.attrs))
+                replace(n, attrs=tuple((k, 64 if k == "window" else v) for k, v in n.attrs))
                 if n.kind == "mask" else n
                 for n in made.body.nodes
             )
             made = replace(made, body=replace(made.body, nodes=nodes))
         tiled = made.tiled({"g_q": 4, "s_x": 1})
         symbolic = cost.numbers(tiled, cost.traffic(tiled))
-        assert symbolic == pytest.approx(cost.exact_traffic(tiled), rel=0.06)
+        assert symbolic == pytest.approx(cost.exact_traffic(tiled), rel=0.03)
         free = replace(tiled, bound_by=())
         assert cost.exact_traffic(tiled) < 0.6 * cost.exact_traffic(free)
 

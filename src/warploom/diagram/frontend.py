@@ -36,7 +36,9 @@ class Expr:
 
     @cached_property
     def digest(self) -> str:
-        """Structural hash of the whole expression."""
+        """Structural hash of the whole expression; the order of an array's axes is no structure."""
+        if self.op == "reorder":
+            return self.inputs[0].digest
         parts = [self.op, *self.axes, "|", *self.over, "|", repr(self.attrs)]
         parts += [value.digest for value in self.inputs]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -65,6 +67,8 @@ class Expr:
         """The same value with its axes in another order."""
         if sorted(axes) != sorted(self.axes):
             raise InputError(f"cannot order axes {self.axes} as {axes}: not the same axes")
+        if self.op in ("input", "reorder"):
+            return Expr("reorder", (self,), tuple(axes), label=self.label)
         return Expr(self.op, self.inputs, tuple(axes), self.over, self.attrs, self.label)
 
     def __add__(self, other: Expr | float) -> Expr:
@@ -242,6 +246,9 @@ def build(
 def _visit(value: Expr, order: dict[Expr, str], wanted: Mapping[Expr, str], taken: set[str]) -> None:
     """Name every box once, inputs first."""
     if value in order:
+        return
+    if value.op == "reorder":
+        _visit(value.inputs[0], order, wanted, taken)
         return
     for source in value.inputs:
         _visit(source, order, wanted, taken)

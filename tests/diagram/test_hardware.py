@@ -1,0 +1,161 @@
+"""T6: every number of the handbook's sections 4 to 6, computed from kernels and machine data."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagram.cases import loops
+from warploom.diagram import hierarchy as h
+from warploom.diagram.cascade import Refusal
+from warploom.diagram.gpu import gpu
+from warploom.diagram.hardware import (
+    Recipe, ceiling, clock_table, compute_seconds, configure, interval, stream_seconds, utilisation,
+    warps_by_registers,
+)
+from warploom.diagram.kernel import Kernel
+from warploom.diagram.legal import make_kernel
+from warploom.diagram.library import formula
+from warploom.errors import InputError
+
+H100 = gpu("h100")
+MIXED = Recipe("q", dtypes=(("Q", "fp8"), ("K", "fp8"), ("V", "fp16")))
+
+
+def attention(rows: int = 384, keys: int = 64) -> Kernel:
+    """The toy Hopper kernel of section 6.3."""
+    made = make_kernel(formula("attention"), loops("g_q s_x"))
+    assert not isinstance(made, Refusal)
+    return made.tiled({"g_q": rows, "s_x": keys})
+
+
+def test_section_5_balance() -> None:
+    r = h.balance(H100.dram_rate, H100.flops("fp16"), "fp16")
+    assert H100.flops("fp16") == pytest.approx(989.4e12, rel=1e-3)
+    assert H100.dram_rate / 2 == pytest.approx(1.675e12)
+    assert h.least_memory(r) * 2 / 1024 == pytest.approx(681.5, abs=0.1)
+    assert h.least_depth(r) == pytest.approx(295.3, abs=0.1)
+    shared = h.balance(12e12, H100.flops("fp16"), "fp16")
+    assert h.least_depth(shared) == pytest.approx(82.5, abs=0.1)
+    assert h.least_depth(shared, H100.values("fp16", "store")) == pytest.approx(151.4, abs=0.1)
+    with pytest.raises(InputError, match="long enough"):
+        h.least_depth(r, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "rows", "exp"), [("a100", 2048, 153, 4.06), ("h100", 4096, 295, 4.06), ("h200", 4096, 206, 4.06), ("b200", 8192, 281, 4.06)]
+)
+def test_section_5_gpu_table(name: str, flops: int, rows: int, exp: float) -> None:
+    machine = gpu(name)
+    assert machine.tensor["fp16"] == flops
+    assert h.break_even_rows(machine, "fp16") == pytest.approx(rows, rel=0.005)
+    uses = clock_table(attention(), Recipe("q"), machine)
+    clocks = interval(uses)
+    assert clocks["special"] == pytest.approx(exp, abs=0.005)
+    assert clocks["tensor"] == pytest.approx(2 * 2 * 64 * 128 / flops)
+    assert (clocks["special"] > clocks["tensor"]) == (name == "b200")
+
+
+def test_section_5_gains() -> None:
+    want = {"a100": (1.0, 1.0), "h100": (2.29, 1.94), "h200": (3.28, 2.78), "b200": (5.46, 4.63)}
+    numbers = {
+        name: [h.machine_number([h.Level("dram", gpu(name).block_bytes, 1 / gpu(name).dram_rate)], b) for b in (1, 0.5)]
+        for name in want
+    }
+    for name, gains in want.items():
+        for base, mine, gain in zip(numbers["a100"], numbers[name], gains, strict=True):
+            assert base / mine == pytest.approx(gain, rel=0.01)
+
+
+def test_section_5_two_level_example() -> None:
+    n = 8192.0
+    terms = [(2 * n**3, 0.5)]
+    dram = h.weighted(terms, [h.Level("dram", H100.sms * H100.store_bytes, 1 / H100.dram_rate)], "fp16")
+    assert dram + n * n * 2 / H100.dram_rate == pytest.approx(0.198e-3, rel=0.3)
+    shared = h.weighted(terms, [h.Level("smem", H100.store_bytes, 1 / 12e12)], "fp16")
+    assert shared + n * n * 2 / 12e12 == pytest.approx(0.517e-3, rel=0.02)
+    assert 2 * n**3 / H100.flops("fp16") == pytest.approx(1.111e-3, rel=0.001)
+
+
+def test_quantisation_theorem() -> None:
+    assert h.quantisation_gain(1, "fp32", "fp16") == 4
+    assert h.quantisation_gain(0.5, "fp32", "fp16") == pytest.approx(2.83, abs=0.01)
+    assert h.quantisation_gain(0, "fp32", "fp16") == 2
+
+
+def test_caching_and_forwarding_theorems() -> None:
+    assert h.cached_capacity(1000, 132, 100) == 132_000
+    with pytest.raises(InputError, match="live at once"):
+        h.cached_capacity(1000, 132, 133)
+    rates = [(2, 3.27), (4, 2.65)]
+    for beta, gains, best in ((1, (18.8, 17.3), 2), (0.5, (11.0, 11.5), 4)):
+        found = [100 * h.forwarding_gain(beta, n, 2.04, rate) for n, rate in rates]
+        assert found == pytest.approx(gains, abs=0.05)
+        assert h.best_cluster(beta, 2.04, rates) == best
+    terms = [(1e9, 1.0)]
+    plain = h.forwarded(terms, 1000, 1, 1 / 2.04, 1 / 3.27)
+    cluster = h.forwarded(terms, 1000, 2, 1 / 2.04, 1 / 3.27)
+    saved = (1 / 2.04 - 1 / 3.27) * 1e9 / 1000 * (1 - 1 / 2)
+    assert plain - cluster == pytest.approx(saved)
+
+
+def test_section_6_3_configuration() -> None:
+    found = configure(attention(), MIXED, H100)
+    assert found.shared_per_block == 48 * 1024
+    assert found.shared_per_group == 48 * 1024
+    assert found.registers_per_group / 1024 == 74.75
+    assert found.registers_per_group / 128 == 598
+    assert found.by_shared == pytest.approx(3.73, abs=0.01)
+    assert found.by_registers == pytest.approx(3.42, abs=0.01)
+    assert found.groups == 3
+    sizes = {v.name: v.bytes / 128 for v in found.variables if v.place == "registers"}
+    assert sizes == {"out~": 256, "contract": 128, "e": 128, "slice 32": 64, "slice 8": 16, "statistics": 6}
+
+
+def test_section_6_4_throughput() -> None:
+    uses = clock_table(attention(), MIXED, H100)
+    table = {u.operation: (u.count, u.rate, u.clocks) for u in uses}
+    assert table["contract"] == (16384, 8192, 2)
+    assert table["e"] == (65, 16, 4.0625)
+    assert table["out~"] == (16384, 4096, 4)
+    assert table["rescale out~"] == (256, 512, 0.5)
+    clocks = interval(uses)
+    assert clocks["tensor"] == 6 and clocks["tensor"] - clocks["special"] == pytest.approx(1.94, abs=0.005)
+    assert ceiling(uses, H100) == pytest.approx(1.319e15, rel=1e-3)
+    assert stream_seconds(attention(), Recipe("q", dtypes=MIXED.dtypes, buffers=1), H100) == pytest.approx(0.968e-6, rel=1e-3)
+    assert compute_seconds(uses, 384, H100) == pytest.approx(1.259e-6, rel=1e-3)
+    even = stream_seconds(attention(), MIXED, H100) / compute_seconds(uses, 1, H100)
+    assert even == pytest.approx(295.4, abs=0.1)
+
+
+def test_section_6_5_and_6_6() -> None:
+    assert utilisation(8, 4, 2 / 3, 4) == pytest.approx(0.75)
+    assert utilisation(4, 4, 2 / 3, 0) == pytest.approx(0.60)
+    a100 = gpu("a100")
+    assert warps_by_registers(598, a100) == 13
+    assert warps_by_registers(4 * 255, a100) == 8
+    assert warps_by_registers(585, a100) == 14 and warps_by_registers(630, a100) == 13
+    ampere = Recipe("q", row_tile=32, buffers=1, staging=False)
+    found = configure(attention(32), ampere, a100)
+    # Q fp16 8 KB for each warp, K and V fp16 of 64 keys once
+    assert found.shared_per_group * 13 + found.shared_per_block == 136 * 1024
+    assert found.groups == 13
+
+
+def test_bad_recipes_are_refused() -> None:
+    with pytest.raises(InputError, match="no axis"):
+        configure(attention(), Recipe("y"), H100)
+    with pytest.raises(InputError, match="halve"):
+        configure(attention(keys=2048), MIXED, H100)
+    with pytest.raises(InputError, match="known are"):
+        gpu("h900")
+    with pytest.raises(InputError, match="tensor core"):
+        gpu("a100").flops("fp8")
+    with pytest.raises(InputError, match="element type"):
+        H100.values("fp7")
+
+
+def test_energy_is_the_same_law_with_joules() -> None:
+    levels = h.energy_levels(H100)
+    assert h.weighted([(1e9, 1.0)], levels, "fp16") > 0
+    assert h.weighted([(1e9, 1.0)], levels, "fp32") == pytest.approx(4 * h.weighted([(1e9, 1.0)], levels, "fp16"))
+    assert len(h.time_levels(H100)) == len(levels)
