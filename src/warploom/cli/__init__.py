@@ -7,6 +7,7 @@ import sys
 import typer
 
 from warploom import __version__
+from warploom.cli.build import build, run
 from warploom.cli.derive import derive
 from warploom.cli.doctor import doctor
 from warploom.cli.schedule import schedule
@@ -22,6 +23,8 @@ app = typer.Typer(
 )
 
 
+app.command()(build)
+app.command()(run)
 app.command()(derive)
 app.command()(doctor)
 app.command()(schedule)

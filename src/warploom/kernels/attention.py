@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.codegen.named import overlapped
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -167,6 +169,13 @@ def _bounds(config: AttentionConfig, i: Index) -> list[tuple[Index, Index, bool]
     clear = minimum_index(maximum_index(clear, begin), end)
     whole = maximum_index(whole, clear)
     return [(begin, clear, True), (clear, whole, False), (whole, end, True)]
+
+
+def default_schedule(config: AttentionConfig) -> KernelSchedule:
+    """FlashAttention-3's: two groups in turns, P V one iteration behind Q K^T, rings of two."""
+    reverse = ("rows_tile",) if config.causal else ()
+    launch = LaunchPlan(split="rows", reverse=reverse)
+    return overlapped(attention(config), {"k": 2, "v": 2}, launch, config.tile[0] // 64)
 
 
 def reference(

@@ -1,0 +1,104 @@
+"""`warploom build` and `warploom run`: a tile program to a cubin, and its check on the CPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from warploom.codegen.build import build as build_kernel
+from warploom.codegen.plan import KernelSchedule
+from warploom.errors import CheckFailed, InputError
+from warploom.kernels.library import check_on_cpu, configure, entry
+
+ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}
+
+Name = Annotated[str, typer.Argument(help="a kernel of the library: gemm, attention")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value: a setting or a size; repeatable")
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def settings_of(texts: list[str] | None) -> dict[str, str]:
+    """`key=value` texts as a table; raises `InputError` for one without a key or a value."""
+    result: dict[str, str] = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise InputError(f"--set {text!r}: expected key=value")
+        result[key] = value
+    return result
+
+
+def read_schedule(path: Path) -> KernelSchedule:
+    """A kernel schedule from a JSON file; raises `InputError` naming file and place."""
+    try:
+        data: Any = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a JSON object, a kernel schedule")
+    return KernelSchedule.from_json(data, str(path))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def build(
+    name: Name,
+    out: Annotated[Path, typer.Option("-o", "--out", help="folder for the results")],
+    gpu: Annotated[str, typer.Option(help="h100 or h200")] = "h200",
+    settings: Settings = None,
+    schedule: Annotated[
+        Path | None, typer.Option(help="a schedule.json to use instead of the default one")
+    ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="accept a compiler fault by name: spills, serialized")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json."""
+    if gpu not in ARCHITECTURES:
+        raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(ARCHITECTURES)}")
+    started = time.perf_counter()
+    config, _ = configure(name, settings_of(settings))
+    chosen = entry(name).schedule(config) if schedule is None else read_schedule(schedule)
+    program = entry(name).program(config)
+    built = build_kernel(program, chosen, ARCHITECTURES[gpu], tuple(allow or ()))
+    built.write(out)
+    seconds = time.perf_counter() - started
+    if as_json:
+        typer.echo(json.dumps({**built.manifest(), "seconds": round(seconds, 3)}))
+        return
+    res = built.resources
+    typer.echo(
+        f"{name} for {gpu}, schedule {chosen.name}: {built.source.threads} threads, "
+        f"{res.registers} registers at entry, {built.source.shared_bytes} B of shared memory, "
+        f"{res.compiler}, {seconds:.2f} s -> {out}"
+    )
+
+
+def run(
+    name: Name,
+    on: Annotated[str, typer.Option(help="cpu: the interpreter")] = "cpu",
+    settings: Settings = None,
+    seed: Annotated[int, typer.Option(help="seed of the random inputs")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a kernel on random data and compare every output with float64."""
+    if on != "cpu":
+        raise InputError(f"--on {on!r}: expected cpu; on a GPU use bench/{name}.py")
+    config, sizes = configure(name, settings_of(settings))
+    errors = check_on_cpu(name, config, sizes, seed)
+    bound = entry(name).bound
+    if as_json:
+        typer.echo(json.dumps({"kernel": name, "errors": errors, "bound": bound}))
+    else:
+        for output, error in errors.items():
+            typer.echo(f"{name} {output}: relative error {error:.2e} (bound {bound:.0e})")
+    worst = max(errors, key=lambda output: errors[output])
+    if not errors[worst] <= bound:
+        raise CheckFailed(f"{name}: {worst} has relative error {errors[worst]:.2e} > {bound:.0e}")

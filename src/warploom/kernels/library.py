@@ -1,0 +1,146 @@
+"""The kernels by name: configuration, program, default schedule and the check of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.codegen.plan import KernelSchedule
+from warploom.errors import InputError
+from warploom.kernels import attention, gemm
+from warploom.tile import Program, dtype, interpret
+from warploom.tile.interpret import bind
+
+Values = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A kernel of the library.
+
+    `sizes` are the array dimensions `run` uses unless told otherwise; `bound` the relative error
+    a run may have against float64.
+    """
+
+    config: type
+    program: Callable[[Any], Program]
+    schedule: Callable[[Any], KernelSchedule]
+    outputs: Callable[[Any, Values], Mapping[str, NDArray[np.float64]]]
+    sizes: Mapping[str, int]
+    bound: float
+
+
+def _gemm_outputs(config: gemm.GemmConfig, values: Values) -> dict[str, NDArray[np.float64]]:
+    return {"c": gemm.reference(config, values)}
+
+
+def _attention_outputs(
+    config: attention.AttentionConfig, values: Values
+) -> dict[str, NDArray[np.float64]]:
+    out, lse = attention.reference(config, values)
+    return {"o": out, "lse": lse} if config.lse else {"o": out}
+
+
+KERNELS: dict[str, Entry] = {
+    "gemm": Entry(
+        gemm.GemmConfig,
+        gemm.gemm,
+        gemm.default_schedule,
+        _gemm_outputs,
+        {"m": 200, "n": 264, "k": 136, "batch": 2},
+        4e-3,
+    ),
+    "attention": Entry(
+        attention.AttentionConfig,
+        attention.attention,
+        attention.default_schedule,
+        _attention_outputs,
+        {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 200},
+        8e-3,
+    ),
+}
+
+
+def entry(name: str) -> Entry:
+    """The kernel of that name; raises `InputError` listing those there are."""
+    if name not in KERNELS:
+        raise InputError(f"kernel {name!r}: expected one of {', '.join(sorted(KERNELS))}")
+    return KERNELS[name]
+
+
+def configure(name: str, settings: Mapping[str, str]) -> tuple[Any, dict[str, int]]:
+    """(configuration, sizes) from `key=value` texts: configuration fields and array dimensions."""
+    kernel = entry(name)
+    known = {field.name: field for field in fields(kernel.config)}
+    chosen: dict[str, Any] = {}
+    sizes = dict(kernel.sizes)
+    for key, text in settings.items():
+        if key in known:
+            chosen[key] = _parse(name, key, text, str(known[key].type))
+        elif key in sizes:
+            sizes[key] = _parse(name, key, text, "int")
+        else:
+            raise InputError(
+                f"{name} has no setting {key!r}: expected one of {', '.join([*known, *sizes])}"
+            )
+    config = kernel.config(**chosen)
+    if name == "attention":
+        sizes["d"] = config.head_dim
+        sizes["kv_heads"] = max(1, sizes["heads"] // config.group)
+        sizes["heads"] = sizes["kv_heads"] * config.group
+    return config, sizes
+
+
+def _parse(name: str, key: str, text: str, kind: str) -> Any:
+    try:
+        if kind == "bool":
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        if kind == "DType":
+            return dtype(text)
+        if kind.startswith("tuple"):
+            values = tuple(int(part) for part in text.split(","))
+            if len(values) != kind.count("int"):
+                raise ValueError
+            return values
+        if kind.startswith("int"):
+            return None if text == "none" else int(text)
+        return float(text) if kind.startswith("float") else text
+    except (ValueError, KeyError):
+        raise InputError(f"{name}: {key}={text!r} is not a {kind}") from None
+
+
+def random_arrays(program: Program, sizes: Mapping[str, int], seed: int = 0) -> Values:
+    """Normal inputs for every array; arrays the program stores to are NaN."""
+    random = np.random.default_rng(seed)
+    written = {op.array.name for op in program.ops() if op.array and op.kind.startswith("store")}
+    result: Values = {}
+    for array in program.arrays:
+        shape = tuple(sizes[dim] for dim in array.dims)
+        poison = np.full(shape, np.nan)
+        result[array.name] = poison if array.name in written else random.normal(size=shape)
+    return result
+
+
+def check_on_cpu(
+    name: str, config: Any, sizes: Mapping[str, int], seed: int = 0
+) -> dict[str, float]:
+    """Run a kernel on the interpreter; the relative error of each output against float64.
+
+    An output with elements that were not written counts as infinitely wrong.
+    """
+    kernel = entry(name)
+    program = kernel.program(config)
+    arrays = random_arrays(program, sizes, seed)
+    got = interpret(program, arrays)
+    errors: dict[str, float] = {}
+    for output, want in kernel.outputs(config, bind(program, arrays)).items():
+        finite = np.isfinite(want)
+        same = np.array_equal(finite, np.isfinite(got[output]))
+        gap = np.linalg.norm(np.where(finite, got[output] - np.where(finite, want, 0), 0))
+        norm = np.linalg.norm(np.where(finite, want, 0)) or 1.0
+        errors[output] = float(gap / norm) if same else float("inf")
+    return errors

@@ -1,0 +1,73 @@
+"""The library and its two commands, as a user calls them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from warploom.cli import app
+from warploom.errors import CheckFailed, InputError
+from warploom.kernels.library import KERNELS, check_on_cpu, configure
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def cubin_cache(tmp_path_factory, monkeypatch):
+    """Keep the user's cache out of the tests."""
+    root = tmp_path_factory.getbasetemp().parent / "warploom-cubins"
+    monkeypatch.setenv("WARPLOOM_CACHE", str(root))
+
+
+def call(*words):
+    done = RUNNER.invoke(app, list(words), catch_exceptions=False)
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_builds_and_its_schedule_can_be_given_back(name, tmp_path):
+    code, text = call("build", name, "-o", str(tmp_path / "one"))
+    assert code == 0 and "168 registers at entry" in text
+    code, text = call(
+        "build", name, "-o", str(tmp_path / "two"), "--json",
+        "--schedule", str(tmp_path / "one" / "schedule.json"),
+    )  # fmt: skip
+    first = (tmp_path / "one" / "manifest.json").read_text()
+    assert json.loads(text)["sha256"] == json.loads(first)["sha256"]
+    assert {p.suffix for p in (tmp_path / "one").iterdir()} == {".cu", ".cubin", ".json"}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_runs_on_the_cpu(name):
+    code, text = call("run", name, "--json")
+    found = json.loads(text)
+    assert code == 0 and all(e < found["bound"] for e in found["errors"].values())
+
+
+def test_settings_reach_the_kernel():
+    config, sizes = configure(
+        "attention", {"causal": "true", "tile": "64,32", "head_dim": "64", "rows": "70"}
+    )
+    assert config.causal and config.tile == (64, 32) and sizes["d"] == 64 and sizes["rows"] == 70
+
+
+BAD = {
+    "gmm": ({}, "expected one of attention, gemm"),
+    "gemm": ({"tyle": "1"}, "no setting 'tyle'"),
+    "attention": ({"causal": "maybe"}, "is not a bool"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_settings_are_refused(name):
+    settings, message = BAD[name]
+    with pytest.raises(InputError, match=message):
+        configure(name, settings)
+
+
+def test_an_unwritten_output_counts_as_wrong(monkeypatch):
+    config, sizes = configure("gemm", {"m": "8", "n": "8", "k": "8"})
+    monkeypatch.setattr("warploom.kernels.library.interpret", lambda p, arrays: arrays)
+    assert check_on_cpu("gemm", config, sizes) == {"c": float("inf")}
+    with pytest.raises(CheckFailed, match="relative error inf"):
+        RUNNER.invoke(app, ["run", "gemm"], catch_exceptions=False)
