@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import io
 import math
 import shlex
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +40,7 @@ from warploom.runtime import (
     CheckSettings,
     LocalMeasurer,
     Measurer,
+    MeasureSettings,
     Timing,
     TimingSettings,
     Workload,
@@ -55,6 +58,8 @@ RESULTS = Path(__file__).parent / "results" / "sass_search.json"
 ORIGINAL = "triton"
 CHAINS = 6
 LEADERS = 5
+CONFIRMATIONS = 2
+ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Budget:
 
     seconds: float
     seed: int = 0
+    failures: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,11 @@ def searched(player: Player) -> Method:
             AliasMode.TRITON,
             seed=budget.seed,
             chains=CHAINS,
+            confirmations=CONFIRMATIONS,
             verifier=verifier,
         )
         failed = found.scored - found.outcomes["ok"]
+        keep_failures(found, kernel, player.name, budget.failures)
         best = confirmed(kernel.cubin, found, measurer)
         verdict = verifier.check_file(parse(best, "result"))
         if not verdict.legal:
@@ -123,6 +131,25 @@ def searched(player: Player) -> Method:
         return Outcome(best, found.scored, refused, failed, found.seconds, notes)
 
     return search
+
+
+def keep_failures(
+    found: SearchResult, kernel: CapturedKernel, player: str, folder: Path | None
+) -> None:
+    """Write candidates the verifier passed and the GPU failed, each with its right parent."""
+    if folder is None or not found.failures:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / f"{kernel.name}-{player}.tar.xz", "w:xz") as archive:
+        images = {"original.cubin": kernel.cubin}
+        for number, (outcome, candidate, parent) in enumerate(found.failures):
+            images[f"{number}-{outcome}.cubin"] = candidate.cubin
+            if parent is not None:
+                images[f"{number}-parent.cubin"] = parent.cubin
+        for name, image in images.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(image)
+            archive.addfile(entry, io.BytesIO(image))
 
 
 def confirmed(original: bytes, found: SearchResult, measurer: Measurer) -> bytes:
@@ -207,6 +234,7 @@ def read_settings(arguments: list[str]) -> Settings:
     parser.add_argument("--samples", type=int, default=0, help="random inputs after the patterns")
     parser.add_argument("--reloads", type=int, default=8, help="module reloads of the comparison")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--failures", type=Path, help="keep failed candidates in this folder")
     parser.add_argument("--store", type=Path, help="deploy winners into this folder")
     given = parser.parse_args(arguments)
     kernels, methods = (tuple(text.split(",")) for text in (given.kernels, given.methods))
@@ -217,7 +245,7 @@ def read_settings(arguments: list[str]) -> Settings:
     return Settings(
         kernels,
         methods,
-        Budget(given.budget, given.seed),
+        Budget(given.budget, given.seed, given.failures),
         given.samples,
         given.reloads,
         given.out,
@@ -237,7 +265,7 @@ def run_kernel(kernel: SuiteKernel, settings: Settings) -> list[Evidence]:
     major, minor = torch.cuda.get_device_capability()
     captured = compile_offline(kernel, best.config, 10 * major + minor)
     torch.cuda.empty_cache()
-    with LocalMeasurer() as measurer:
+    with LocalMeasurer(settings=MeasureSettings(rounds=ROUNDS)) as measurer:
         baseline = measurer.prepare(Workload(captured.cubin, captured.launch))
         outcomes = {
             name: METHODS[name](captured, measurer, settings.budget) for name in settings.methods

@@ -17,6 +17,7 @@ from warploom.search.game import Candidate, Game
 from warploom.search.players import Play, Player, Score
 
 KEEP: Final = 8
+KEEP_FAILURES: Final = 16
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class SearchResult:
     seconds: float = 0.0
     scored: int = 0
     curve: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])
+    failures: list[tuple[str, Candidate, Candidate | None]] = field(
+        default_factory=list[tuple[str, Candidate, "Candidate | None"]]
+    )
     interrupted: bool = False
 
     @property
@@ -56,11 +60,17 @@ class SearchResult:
         """The best score seen; 1.0 (the original) when nothing beat it."""
         return self.best[0][0] if self.best and self.best[0][0] > 1.0 else 1.0
 
-    def record(self, candidate: Candidate, score: Score) -> None:
-        """Count a score and keep the candidate when it is among the best."""
+    def record(self, candidate: Candidate, score: Score, parent: Candidate | None = None) -> None:
+        """Count a score and keep the candidate when it is among the best.
+
+        A failure is kept with the last state that was right: together they show the rule the
+        static verdict lacks.
+        """
         self.scored += 1
         self.outcomes[score.outcome] += 1
         if score.outcome != "ok":
+            if len(self.failures) < KEEP_FAILURES:
+                self.failures.append((score.outcome, candidate, parent))
             return
         if any(candidate.digest == kept.digest for _, kept in self.best):
             return
@@ -78,6 +88,9 @@ class _Chain:
     game: Game
     play: Play
     waiting: Candidate | None = None
+    right: Candidate | None = None
+    scores: list[float] = field(default_factory=list[float])
+    best: float = 1.0
 
 
 def run_search(
@@ -89,6 +102,7 @@ def run_search(
     mode: AliasMode = AliasMode.STRICT,
     seed: int = 0,
     chains: int = 1,
+    confirmations: int = 0,
     start: Cubin | None = None,
     verifier: Verifier | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -96,7 +110,8 @@ def run_search(
     """Play until the budget is spent; Ctrl-C ends the search and keeps the best so far.
 
     `start` begins from an earlier result instead of the original. With several chains, one is
-    edited and verified while the others are being measured.
+    edited and verified while the others are being measured. A score that would be a chain's new
+    best is measured `confirmations` times more and counts with its mean.
     """
     result = SearchResult(player.name, evaluator.name)
     shared = verifier or Verifier(original, kernel, mode)
@@ -119,7 +134,7 @@ def run_search(
             if spent or counted:
                 break
             finished = evaluator.poll(min(1.0, max(0.0, budget.seconds - result.seconds)))
-            _deliver(finished, running, evaluator, result)
+            _deliver(finished, running, evaluator, result, confirmations)
             if on_progress is not None and result.seconds - last_report >= 0.5:
                 last_report = result.seconds
                 on_progress(_progress(result))
@@ -139,13 +154,30 @@ def _deliver(
     running: dict[int, _Chain],
     evaluator: Evaluator,
     result: SearchResult,
+    confirmations: int,
 ) -> None:
-    for ticket, score in finished.items():
+    for ticket, measured in finished.items():
         chain = running.pop(ticket, None)
         if chain is None or chain.waiting is None:
             continue
-        result.record(chain.waiting, score)
+        right = measured.outcome == "ok"
+        if right and _wants_confirmation(chain, measured, confirmations):
+            running[evaluator.submit(chain.waiting)] = chain
+            continue
+        score = Score(sum(chain.scores) / len(chain.scores)) if right else measured
+        chain.scores = []
+        result.record(chain.waiting, score, chain.right)
+        if right:
+            chain.right = chain.waiting
+            chain.best = max(chain.best, score.speedup)
         _advance(chain, score, evaluator, running)
+
+
+def _wants_confirmation(chain: _Chain, score: Score, confirmations: int) -> bool:
+    """A score above the chain's best is measured again: the best of many noisy ones flatters."""
+    chain.scores.append(score.speedup)
+    mean = sum(chain.scores) / len(chain.scores)
+    return mean > chain.best and len(chain.scores) <= confirmations
 
 
 def _advance(
@@ -166,7 +198,7 @@ def _drain(running: dict[int, _Chain], evaluator: Evaluator, result: SearchResul
         for ticket, score in evaluator.poll(0.5).items():
             chain = running.pop(ticket, None)
             if chain is not None and chain.waiting is not None:
-                result.record(chain.waiting, score)
+                result.record(chain.waiting, score, chain.right)
 
 
 def _progress(result: SearchResult) -> Progress:

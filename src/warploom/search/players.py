@@ -21,6 +21,7 @@ from warploom.search.block_exact import solved_orders
 from warploom.search.game import Candidate, Family, Game, Refusal
 
 PATIENCE: Final = 200
+PLATEAU: Final = 5e-4
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def random_walk(game: Game, rng: random.Random) -> Play:
 
 
 def greedy(game: Game, rng: random.Random) -> Play:
-    """Keep a step when it is faster than the best so far, else take it back."""
+    """Keep a step unless it is slower than the best so far; steps along a plateau are kept."""
     best = 1.0
     while True:
         before = game.snapshot()
@@ -67,10 +68,9 @@ def greedy(game: Game, rng: random.Random) -> Play:
         if candidate is None:
             return
         score = yield candidate
-        if score.outcome == "ok" and score.speedup > best:
-            best = score.speedup
-        else:
+        if score.outcome != "ok" or score.speedup < best - PLATEAU:
             game.restore(before)
+        best = max(best, score.speedup)
 
 
 def anneal(game: Game, rng: random.Random, settings: Annealing | None = None) -> Play:
