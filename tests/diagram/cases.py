@@ -38,7 +38,7 @@ NESTS: tuple[tuple[str, str], ...] = (
     ("mlp", "g_m s_h s_d"),
     ("mlp", "g_m g_n s_h s_d"),
     ("swiglu", "g_m s_h s_d"),
-    ("cross_entropy", "g_m s_v s_d"),
+    ("cross_entropy", "g_m s_v"),
     ("linear_attention", "g_e s_t"),
     ("ssm", "g_c s_t"),
     ("variance", "g_m s_x"),

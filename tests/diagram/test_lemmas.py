@@ -23,8 +23,15 @@ from warploom.diagram.library import formula
 from warploom.diagram.streaming import make_streamable, monoid_of
 
 CASCADES = (
-    ("attention", "x"), ("softmax", "x"), ("variance", "x"), ("rmsnorm_matmul", "d"),
-    ("layernorm_matmul", "d"), ("spherical", "x"), ("logsumexp", "x"), ("mla", "x"), ("cross_entropy", "v"),
+    ("attention", "x"),
+    ("softmax", "x"),
+    ("variance", "x"),
+    ("rmsnorm_matmul", "d"),
+    ("layernorm_matmul", "d"),
+    ("spherical", "x"),
+    ("logsumexp", "x"),
+    ("mla", "x"),
+    ("cross_entropy", "v"),
 )
 
 
@@ -76,7 +83,8 @@ def test_unstable_algebra_is_rejected() -> None:
     ((welford, means),) = found(formula("variance"), "x")
     mu = sp.Symbol("v_mu", real=True)
     terms = (
-        Term(sp.Integer(1), (x**2,), (), "mul"), Term(-2 * mu, (x,), (), "mul"),
+        Term(sp.Integer(1), (x**2,), (), "mul"),
+        Term(-2 * mu, (x,), (), "mul"),
         Term(mu**2, (sp.Integer(1),), (), "mul"),
     )
     moments = replace(welford, terms=terms)
@@ -119,7 +127,9 @@ def test_new_cascades_nobody_registered() -> None:
     total = f.reduce("sum", f.apply("exp", x - top), "x")
     cases = {
         # the numerator of an entropy: needs two running sums
-        "weighted by the centred score": f.reduce("sum", f.apply("exp", x - top) * (x - top) * v, "x"),
+        "weighted by the centred score": f.reduce(
+            "sum", f.apply("exp", x - top) * (x - top) * v, "x"
+        ),
         "quantised sum": f.reduce("sum", x / f.reduce("max", f.apply("abs", x), "x") * v, "x"),
         "shifted maximum": f.reduce("max", x - f.reduce("sum", v, "x"), "x"),
         "trigonometric": f.reduce("sum", v / (total * total), "x"),
@@ -156,7 +166,9 @@ def test_registered_identities_hold_symbolically_and_exactly(entry: object) -> N
         assert sp.simplify(a - planted) != 0
 
 
-def compose(first: tuple[Fraction, Fraction], second: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
+def compose(
+    first: tuple[Fraction, Fraction], second: tuple[Fraction, Fraction]
+) -> tuple[Fraction, Fraction]:
     """h -> a2 (a1 h + b1) + b2."""
     return second[0] * first[0], second[0] * first[1] + second[1]
 
@@ -181,7 +193,10 @@ def exact_merges(x: list[Fraction], y: list[Fraction]) -> dict[str, tuple[object
         "maximum": (max(both), max(max(x), max(y))),
         "minimum": (min(both), min(min(x), min(y))),
         "mean (weighted)": (mean(both), mean(x) + (mean(y) - mean(x)) * Fraction(k, n + k)),
-        "Welford / Chan": (m2(both), m2(x) + m2(y) + (mean(y) - mean(x)) ** 2 * Fraction(n * k, n + k)),
+        "Welford / Chan": (
+            m2(both),
+            m2(x) + m2(y) + (mean(y) - mean(x)) ** 2 * Fraction(n * k, n + k),
+        ),
         "top-k": (top(both), top(top(x) + top(y))),
         "argmax": (arg(both), arg(x) if max(x) >= max(y) else n + arg(y)),
         "affine scan": (scan(both), compose(scan(x), scan(y))),
@@ -197,7 +212,10 @@ def test_seed_merges_are_exact_on_rationals() -> None:
         for name, (whole, parts) in merges.items():
             assert whole == parts, name
         assert {name for name, _, _ in MONOID_IDENTITIES} == {*merges, "log-sum-exp"}
-        a, b = np.logaddexp.reduce([float(v) for v in x]), np.logaddexp.reduce([float(v) for v in y])
+        a, b = (
+            np.logaddexp.reduce([float(v) for v in x]),
+            np.logaddexp.reduce([float(v) for v in y]),
+        )
         whole = np.logaddexp.reduce([float(v) for v in x + y])
         assert abs(max(a, b) + np.log1p(np.exp(-abs(a - b))) - whole) < 1e-12
 

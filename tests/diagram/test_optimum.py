@@ -45,10 +45,15 @@ def test_t1_matmul_law_is_2abc_over_root_m_plus_ac() -> None:
     assert float(piece.beta) == 0.5
     assert str(piece.constant) == "a c"
     for capacity in (2**14, 2**18, 2**22):
-        ratio = closed.law(MATMUL).value(capacity) / bounds.cosma(MATMUL.body, MATMUL.body.node["out"], capacity)
+        ratio = closed.law(MATMUL).value(capacity) / bounds.cosma(
+            MATMUL.body, MATMUL.body.node["out"], capacity
+        )
         assert ratio == pytest.approx(1, rel=1e-12)
     found = [continuous.solve(MATMUL, m, cost.PAPER).traffic for m in (2**14, 2**18, 2**22)]
-    ratios = [h / bounds.cosma(MATMUL.body, MATMUL.body.node["out"], m) for h, m in zip(found, (2**14, 2**18, 2**22), strict=True)]
+    ratios = [
+        h / bounds.cosma(MATMUL.body, MATMUL.body.node["out"], m)
+        for h, m in zip(found, (2**14, 2**18, 2**22), strict=True)
+    ]
     assert ratios[0] > ratios[1] > ratios[2] > 1
     assert ratios[2] < 1.001
 
@@ -70,8 +75,11 @@ def test_t2_attention_law_is_2qd_plus_4xqd2_over_m() -> None:
 @pytest.mark.parametrize(
     ("capacity", "group", "traffic", "law"),
     [
-        (4096, 15, 2.874e8, 2.695e8), (16384, 63, 6.922e7, 6.816e7), (65536, 255, 1.789e7, 1.783e7),
-        (2**20, 4095, 2.097e6, 2.097e6), (2**24, 4096, 2.097e6, 2.097e6),
+        (4096, 15, 2.874e8, 2.695e8),
+        (16384, 63, 6.922e7, 6.816e7),
+        (65536, 255, 1.789e7, 1.783e7),
+        (2**20, 4095, 2.097e6, 2.097e6),
+        (2**24, 4096, 2.097e6, 2.097e6),
     ],
 )
 def test_saturation_table(capacity: int, group: int, traffic: float, law: float) -> None:
@@ -92,7 +100,9 @@ def test_expected_results_of_the_handbook() -> None:
     moving = [continuous.solve(long, m, cost.PAPER).traffic - 2 * 65536 * 128 for m in capacities]
     assert -np.polyfit(np.log(capacities), np.log(moving), 1)[0] == pytest.approx(1.005, abs=0.001)
     tiles = continuous.solve(big, 65536, cost.PAPER).tiles
-    assert tiles["g_a"] == pytest.approx(255, rel=1e-3) and tiles["s_b"] == pytest.approx(1, rel=1e-3)
+    assert tiles["g_a"] == pytest.approx(255, rel=1e-3) and tiles["s_b"] == pytest.approx(
+        1, rel=1e-3
+    )
     assert continuous.solve(long, 65536, cost.PAPER).tiles["g_q"] == pytest.approx(255, rel=1e-3)
 
 
@@ -105,8 +115,16 @@ def test_finite_stream_slices() -> None:
     full, paper = cost.memory(ATTENTION, SCORE_TILE)[0], cost.memory(ATTENTION, cost.PAPER)[0]
     for s, no_tile, with_tile in ((16, 438, 412), (64, 390, 312)):
         sizes = {"d": 128.0, "e": 128.0, "s_x": s}
-        assert paper.value({**sizes, "g_q": no_tile}) <= 116224 < paper.value({**sizes, "g_q": no_tile + 1})
-        assert full.value({**sizes, "g_q": with_tile}) <= 116224 < full.value({**sizes, "g_q": with_tile + 1})
+        assert (
+            paper.value({**sizes, "g_q": no_tile})
+            <= 116224
+            < paper.value({**sizes, "g_q": no_tile + 1})
+        )
+        assert (
+            full.value({**sizes, "g_q": with_tile})
+            <= 116224
+            < full.value({**sizes, "g_q": with_tile + 1})
+        )
 
 
 def test_integer_examples() -> None:
@@ -115,7 +133,9 @@ def test_integer_examples() -> None:
     assert found.score == 3_576_168_448
     best = continuous.solve(MATMUL, 131072, cost.PAPER)
     assert best.traffic == pytest.approx(3.1125e9, rel=1e-4)
-    assert bounds.cosma(MATMUL.body, MATMUL.body.node["out"], 131072) == pytest.approx(3.1041e9, rel=1e-4)
+    assert bounds.cosma(MATMUL.body, MATMUL.body.node["out"], 131072) == pytest.approx(
+        3.1041e9, rel=1e-4
+    )
     found = choose(ATTENTION, 116224, {"q": 16, "x": 16}, accounting=SCORE_TILE)
     assert found.tiles == {"g_q": 384, "s_x": 16}
     assert found.score == 12_615_680
@@ -192,7 +212,12 @@ def test_t9_a_result_below_its_bound_is_a_bug() -> None:
 def test_no_execution_beats_a_bound_on_tiny_sizes() -> None:
     """Every tiling of tiny kernels: what is really moved is at least every bound that claims to hold."""
     rng = Random(1)
-    cases = (("matmul", "g_a g_c s_b"), ("attention", "g_q s_x"), ("mlp", "g_m s_h"), ("rmsnorm_matmul", "g_m g_n s_d"))
+    cases = (
+        ("matmul", "g_a g_c s_b"),
+        ("attention", "g_q s_x"),
+        ("mlp", "g_m s_h"),
+        ("rmsnorm_matmul", "g_m g_n s_d"),
+    )
     for name, nest in cases:
         for _ in range(60):
             sizes = {axis: rng.randint(4, 64) for axis in formula(name).size}
@@ -229,15 +254,21 @@ def test_certificates_hold_for_any_multipliers_and_catch_a_false_optimum() -> No
     sizes = {a: float(n) for a, n in MATMUL.body.size.items()}
     limit = [cost.memory(MATMUL)[0].substitute(sizes).scaled(1 / 131072)]
     program = continuous.logarithmic(
-        cost.traffic(MATMUL).substitute(sizes), limit, {l.symbol: sizes[l.axis] for l in MATMUL.loops}
+        cost.traffic(MATMUL).substitute(sizes),
+        limit,
+        {l.symbol: sizes[l.axis] for l in MATMUL.loops},
     )
     best = continuous.minimise(program)
     assert 0 <= best.gap < 1e-4
     for _ in range(200):
         point = rng.uniform(0, 9, 3)
-        assert continuous.certificate(program, point, [float(rng.uniform(0, 5))]) <= best.traffic * (1 + 1e-9)
+        assert continuous.certificate(
+            program, point, [float(rng.uniform(0, 5))]
+        ) <= best.traffic * (1 + 1e-9)
     worse = continuous.certificate(program, np.log([64.0, 64.0, 1.0]), [0.9])
-    value = float(sum(np.exp(program.blocks[0][1] + program.blocks[0][0] @ np.log([64.0, 64.0, 1.0]))))
+    value = float(
+        sum(np.exp(program.blocks[0][1] + program.blocks[0][0] @ np.log([64.0, 64.0, 1.0])))
+    )
     assert (value - worse) / value > 0.5
 
 
@@ -245,8 +276,11 @@ def brute_force(made: Kernel, capacity: float, multiples: dict[str, int]) -> flo
     """Every legal combination, scored by its own loop over plain numbers."""
     best = math.inf
     options = [
-        [t for t in range(1, made.body.size[l.axis] + 1)
-         if t % multiples.get(l.axis, 1) == 0 or t == made.body.size[l.axis]]
+        [
+            t
+            for t in range(1, made.body.size[l.axis] + 1)
+            if t % multiples.get(l.axis, 1) == 0 or t == made.body.size[l.axis]
+        ]
         for l in made.loops
     ]
     names = [l.symbol for l in made.loops]
@@ -263,7 +297,12 @@ def brute_force(made: Kernel, capacity: float, multiples: dict[str, int]) -> flo
 
 def test_integer_choices_match_exhaustive_search_on_240_random_problems() -> None:
     rng = Random(42)
-    cases = (("matmul", "g_a g_c s_b"), ("attention", "g_q s_x"), ("rmsnorm_matmul", "g_m g_n s_d"), ("mlp", "g_m s_h s_d"))
+    cases = (
+        ("matmul", "g_a g_c s_b"),
+        ("attention", "g_q s_x"),
+        ("rmsnorm_matmul", "g_m g_n s_d"),
+        ("mlp", "g_m s_h s_d"),
+    )
     worst, solved = 1.0, 0
     while solved < 240:
         name, nest = cases[solved % len(cases)]
@@ -288,7 +327,9 @@ def test_candidates_keep_every_trip_count() -> None:
             kept = candidates(size, multiple)
             legal = [t for t in range(1, size + 1) if t % multiple == 0 or t == size]
             for tile in legal:
-                assert any(k <= tile and math.ceil(size / k) == math.ceil(size / tile) for k in kept)
+                assert any(
+                    k <= tile and math.ceil(size / k) == math.ceil(size / tile) for k in kept
+                )
 
 
 def test_pareto_front_trades_memory_for_traffic() -> None:

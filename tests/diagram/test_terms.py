@@ -32,8 +32,10 @@ def test_a_dot_product_weaved_twice_is_a_matmul() -> None:
 def test_copy_permute_and_parallel_compose() -> None:
     square = Weave(Box("mul", ((), ()), ()), "a", (True, True))
     twice = copy(("a",)) >> square
-    term = (twice & Identity((("a",),))) >> permute((("a",), ("a",)), (1, 0)) >> Weave(
-        Box("sub", ((), ()), ()), "a", (True, True)
+    term = (
+        (twice & Identity((("a",),)))
+        >> permute((("a",), ("a",)), (1, 0))
+        >> Weave(Box("sub", ((), ()), ()), "a", (True, True))
     )
     diagram = compile_term(term, ("X", "Y"), {"a": 6})
     arrays = random_inputs(diagram)

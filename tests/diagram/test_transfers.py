@@ -27,13 +27,17 @@ def test_execution_agrees_and_moves_what_the_formula_says(name: str, nest: str) 
                 assert moved[array] == count
 
 
-@pytest.mark.parametrize(("name", "nest"), [n for n in NESTS if n[0] not in ("causal", "window", "convolution")])
+@pytest.mark.parametrize(
+    ("name", "nest"), [n for n in NESTS if n[0] not in ("causal", "window", "convolution")]
+)
 def test_symbolic_cost_is_exact_when_tiles_divide(name: str, nest: str) -> None:
     made = kernel(name, nest)
     sizes = {axis: 12 for axis in made.body.size if axis != "k"}
     made = made.resized(sizes)
     for step in (1, 2, 3, 4, 12):
-        tiled = made.tiled({l.symbol: 12 if l.kind == "split" and step > 4 else step for l in made.loops})
+        tiled = made.tiled(
+            {l.symbol: 12 if l.kind == "split" and step > 4 else step for l in made.loops}
+        )
         symbolic = cost.numbers(tiled, cost.traffic(tiled))
         assert symbolic == pytest.approx(cost.exact_traffic(tiled), rel=1e-9)
 
@@ -44,7 +48,8 @@ def test_causal_and_window_formulas_match_when_slices_are_one() -> None:
         if name == "window":
             nodes = tuple(
                 replace(n, attrs=tuple((k, 64 if k == "window" else v) for k, v in n.attrs))
-                if n.kind == "mask" else n
+                if n.kind == "mask"
+                else n
                 for n in made.body.nodes
             )
             made = replace(made, body=replace(made.body, nodes=nodes))

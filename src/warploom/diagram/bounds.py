@@ -219,7 +219,9 @@ def _second_width(
                 continue
             axes = set(diagram.axes_of(name))
             if columns <= axes and columns <= set(later.over) and not rows & axes:
-                mine = math.prod(float(diagram.size[a]) for a in axes - set(later.over) - set(node.axes))
+                mine = math.prod(
+                    float(diagram.size[a]) for a in axes - set(later.over) - set(node.axes)
+                )
                 width = max(width, mine if name in diagram.array else 0.0)
     return width
 
@@ -244,7 +246,9 @@ class Exponents:
 
 
 def hbl(
-    arrays: Sequence[Sequence[str]], sizes: Mapping[str, float], capacity: float,
+    arrays: Sequence[Sequence[str]],
+    sizes: Mapping[str, float],
+    capacity: float,
     pinned: Mapping[str, float] | None = None,
 ) -> Exponents:
     """max Σ λ such that each array's axes sum to <= 1 and 0 <= λ_axis <= log_M(size).

@@ -40,9 +40,7 @@ def identity_error(lemma: Lemma, samples: int = 4, seed: int = 7) -> float:
     return max(worst, motion_error(lemma.scalar, lemma.terms, samples, seed))
 
 
-def motion_error(
-    scalar: Scalar, terms: tuple[Term, ...], samples: int = 4, seed: int = 7
-) -> float:
+def motion_error(scalar: Scalar, terms: tuple[Term, ...], samples: int = 4, seed: int = 7) -> float:
     """Largest relative residual of f(r') = C(r, r') f(r) alone, 60 digits."""
     mp = mpmath()
     rng = np.random.default_rng(seed)
@@ -148,7 +146,9 @@ def fold(
             continue
         # The slice is evaluated at the joined base, as a kernel does.
         joined = _join_bases(lemma, sources, state, fresh)
-        state = _accumulate(lemma, state, _states_at(lemma, part, fixed, joined, high - low), joined, fixed)
+        state = _accumulate(
+            lemma, state, _states_at(lemma, part, fixed, joined, high - low), joined, fixed
+        )
     assert state is not None
     return finish(lemma, state, fixed)
 
@@ -168,7 +168,9 @@ def lift(lemma: Lemma, sources: Mapping[str, str], stream: Stream, fixed: Stream
     return _states_at(lemma, stream, fixed, bases, len(next(iter(stream.values()))))
 
 
-def merge(lemma: Lemma, sources: Mapping[str, str], left: State, right: State, fixed: Stream) -> State:
+def merge(
+    lemma: Lemma, sources: Mapping[str, str], left: State, right: State, fixed: Stream
+) -> State:
     """Two partial states into one: both are moved to the joined base, then combined."""
     joined = _join_bases(lemma, sources, left, right)
     moved = State(joined, _moved(lemma, right, joined, fixed), right.count)
@@ -238,7 +240,9 @@ def law_error(lemma: Lemma, sources: Mapping[str, str], trials: int = 8, seed: i
     return worst
 
 
-def _bases(lemma: Lemma, sources: Mapping[str, str], stream: Stream, fixed: Stream) -> dict[str, Any]:
+def _bases(
+    lemma: Lemma, sources: Mapping[str, str], stream: Stream, fixed: Stream
+) -> dict[str, Any]:
     """Every base over a slice. A base is modelled as its monoid over the first leaf.
 
     What a base reduces does not matter to the lemma, which must hold for any base values; the
@@ -254,7 +258,9 @@ def _bases(lemma: Lemma, sources: Mapping[str, str], stream: Stream, fixed: Stre
     return result
 
 
-def _join_bases(lemma: Lemma, sources: Mapping[str, str], left: State, right: State) -> dict[str, Any]:
+def _join_bases(
+    lemma: Lemma, sources: Mapping[str, str], left: State, right: State
+) -> dict[str, Any]:
     """The bases of two slices together."""
     return {
         name: MONOIDS[sources[value]].combine(

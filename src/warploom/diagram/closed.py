@@ -64,7 +64,9 @@ class Law:
             if low <= capacity <= high:
                 return piece
         least = self.pieces[0][1] if self.pieces else math.inf
-        raise InputError(f"no closed form at M = {capacity:.0f} values: it needs at least {least:.0f}")
+        raise InputError(
+            f"no closed form at M = {capacity:.0f} values: it needs at least {least:.0f}"
+        )
 
     def value(self, capacity: float) -> float:
         """H* at a capacity in values."""
@@ -133,12 +135,18 @@ def _pieces(kernel: Kernel, accounting: Accounting) -> Iterator[tuple[Piece, Any
     objective = traffic(kernel)
     if objective.variables() & streams:
         return
-    columns = [Posynomial(tuple(t for t in c.terms if not t.variables() & streams))
-               for c in memory(kernel, accounting)]
+    columns = [
+        Posynomial(tuple(t for t in c.terms if not t.variables() & streams))
+        for c in memory(kernel, accounting)
+    ]
     columns = [c for c in dict.fromkeys(columns) if c.terms]
     for column in columns or [Posynomial(())]:
         for choice in cartesian(("free", "all", "one"), repeat=len(groups)):
-            pinned = {g.symbol: (g.axis if c == "all" else "1") for g, c in zip(groups, choice, strict=True) if c != "free"}
+            pinned = {
+                g.symbol: (g.axis if c == "all" else "1")
+                for g, c in zip(groups, choice, strict=True)
+                if c != "free"
+            }
             free = tuple(g.symbol for g, c in zip(groups, choice, strict=True) if c == "free")
             piece = _piece(objective, column, pinned, free, sizes)
             if piece is not None:
@@ -171,7 +179,11 @@ def _piece(
     frozen = tuple(sizes.items())
     held = tuple(pinned.items())
     if not goal:
-        return Piece(held, Fraction(0), sympy().Integer(0), constant_part, (), frozen) if not free else None
+        return (
+            Piece(held, Fraction(0), sympy().Integer(0), constant_part, (), frozen)
+            if not free
+            else None
+        )
     if () in limit or len(goal) + len(limit) != len(free) + 1:
         return None
     keys = [*goal, *limit]
@@ -194,7 +206,9 @@ def _piece(
     return Piece(held, beta, alpha, constant_part, shares, frozen, numbers)
 
 
-def _alpha(goal: Mapping[Exponents, Posynomial], limit: Mapping[Exponents, Posynomial], weights: Any) -> Any:
+def _alpha(
+    goal: Mapping[Exponents, Posynomial], limit: Mapping[Exponents, Posynomial], weights: Any
+) -> Any:
     """Π (c/δ)^δ over all terms times λ^λ of the limit: the dual optimum of a geometric program."""
     sp = sympy()
     alpha = sp.Integer(1)

@@ -67,19 +67,40 @@ def row_of(found: Derivation) -> Row:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as aligned text."""
-    head = ("gpu", "dtype", "kernels", "tiles", "time us", "binds", "values", "% of bound", "bound", "mJ moved")
+    head = (
+        "gpu",
+        "dtype",
+        "kernels",
+        "tiles",
+        "time us",
+        "binds",
+        "values",
+        "% of bound",
+        "bound",
+        "mJ moved",
+    )
     body = [
         (r.gpu, r.dtype, r.skipped, "", "", "", "", "", "", "")
         if r.skipped
         else (
-            r.gpu, r.dtype, str(r.kernels), r.tiles, f"{r.microseconds:.1f}", r.binding,
-            f"{r.traffic:.4g}", f"{r.percent_of_bound:.1f}", r.bound, f"{r.millijoules:.3g}",
+            r.gpu,
+            r.dtype,
+            str(r.kernels),
+            r.tiles,
+            f"{r.microseconds:.1f}",
+            r.binding,
+            f"{r.traffic:.4g}",
+            f"{r.percent_of_bound:.1f}",
+            r.bound,
+            f"{r.millijoules:.3g}",
         )
         for r in rows
     ]
     full = [line for line, r in zip(body, rows, strict=True) if not r.skipped]
     widths = [max(len(line[i]) for line in (head, *full)) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(head, widths, strict=True)).rstrip()]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(head, widths, strict=True)).rstrip()
+    ]
     for line, r in zip(body, rows, strict=True):
         if r.skipped:
             lines.append(f"{line[0]:{widths[0]}}  {line[1]:{widths[1]}}  {r.skipped}")

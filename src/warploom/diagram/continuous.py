@@ -113,7 +113,9 @@ def minimise(program: Program) -> Optimum:
 def _pulled_inside(program: Program, point: Any) -> Any:
     """Shrink tiles by the solver's tolerance until every limit holds exactly."""
     for _ in range(60):
-        worst = max((float(np.exp(b + a @ point).sum()) for a, b in program.blocks[1:]), default=0.0)
+        worst = max(
+            (float(np.exp(b + a @ point).sum()) for a, b in program.blocks[1:]), default=0.0
+        )
         if worst <= 1.0:
             break
         point = np.maximum(point - math.log(worst) - 1e-12, 0.0)

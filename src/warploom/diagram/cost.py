@@ -106,7 +106,9 @@ def transfers(kernel: Kernel) -> dict[str, Posynomial]:
 def _crossings(kernel: Kernel, value: str, depth: int, stored: bool = False) -> Posynomial:
     """Tile size times trips, cancelled loop by loop so that no g/g is left."""
     axes = _driving_axes(kernel, value)
-    loops = [l for i, l in enumerate(kernel.loops) if i <= depth and not (stored and l.kind == "split")]
+    loops = [
+        l for i, l in enumerate(kernel.loops) if i <= depth and not (stored and l.kind == "split")
+    ]
     window = axes != set(kernel.body.axes_of(value))
     result = tile_of(kernel, value, depth) if window else constant(1.0)
     for axis in () if window else kernel.body.axes_of(value):
@@ -196,7 +198,9 @@ def columns(kernel: Kernel, accounting: Accounting = FULL) -> dict[str, Posynomi
                 dying.remove(size)
             live[node.name] = size
         found[node.name] = resident + total(live.values()) + total(dying)
-    return {name: column for name, column in found.items() if column.terms} or {"resident": resident}
+    return {name: column for name, column in found.items() if column.terms} or {
+        "resident": resident
+    }
 
 
 def _after(kernel: Kernel, node: Node, inner: int) -> bool:
@@ -253,14 +257,18 @@ def exact_transfers(kernel: Kernel) -> dict[str, int]:
             moved[f"{name} (store)"] = _exact(kernel, name, kernel.result_depth[name])
     for node in kernel.parts:
         parts = math.prod(len(_lengths(kernel, l)) for l in kernel.loops if l.kind == "split")
-        moved[f"{node.name} (partial)"] = 2 * parts * kernel.body.elements(node.name) * _repeats(kernel, node)
+        moved[f"{node.name} (partial)"] = (
+            2 * parts * kernel.body.elements(node.name) * _repeats(kernel, node)
+        )
     return moved
 
 
 def _repeats(kernel: Kernel, node: Node) -> int:
     """Group trips of axes a split state does not carry: each group writes its own copy."""
     return math.prod(
-        len(_lengths(kernel, l)) for l in kernel.loops if l.kind == "group" and l.axis not in node.axes
+        len(_lengths(kernel, l))
+        for l in kernel.loops
+        if l.kind == "group" and l.axis not in node.axes
     )
 
 
@@ -281,11 +289,15 @@ def _cut(whole: int, tile: int) -> list[int]:
 
 def _exact(kernel: Kernel, value: str, depth: int, stored: bool = False) -> int:
     """Σ over all iterations of loops 0..depth of the tile's size."""
-    loops = [l for i, l in enumerate(kernel.loops) if i <= depth and not (stored and l.kind == "split")]
+    loops = [
+        l for i, l in enumerate(kernel.loops) if i <= depth and not (stored and l.kind == "split")
+    ]
     streamed = {l.axis for l in loops if l.kind == "stream"}
     loops = [l for l in loops if not (l.kind == "split" and l.axis in streamed)]
     views = [u for u in kernel.body.consumers[value] if _is_view(kernel, u)]
-    mapping = dict(kernel.body.node[views[0]].attr("map")) if views and value in kernel.body.array else {}
+    mapping = (
+        dict(kernel.body.node[views[0]].attr("map")) if views and value in kernel.body.array else {}
+    )
     axes = kernel.body.axes_of(value)
     drives = {axis: mapping.get(axis, ((axis, 1),)) for axis in axes}
     used: set[str] = set()

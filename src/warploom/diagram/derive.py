@@ -17,7 +17,15 @@ from warploom.diagram import closed, continuous, timing
 from warploom.diagram.bounds import Bound, check
 from warploom.diagram.cascade import Refusal
 from warploom.diagram.cost import (
-    FULL, PAPER, Accounting, exact_traffic, exact_transfers, numbers, operations, resident, traffic,
+    FULL,
+    PAPER,
+    Accounting,
+    exact_traffic,
+    exact_transfers,
+    numbers,
+    operations,
+    resident,
+    traffic,
 )
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.execute import run_kernels
@@ -144,8 +152,12 @@ class Derivation:
         try:
             kernels = tuple(Kernel.from_json(item) for item in data["kernels"])
             found = cls(
-                Diagram.from_json(data["diagram"]), kernels, float(data["capacity"]),
-                Bound(**data["bound"]), data["gpu"], data["dtype"],
+                Diagram.from_json(data["diagram"]),
+                kernels,
+                float(data["capacity"]),
+                Bound(**data["bound"]),
+                data["gpu"],
+                data["dtype"],
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"derivation JSON is incomplete: {error!r}") from None
@@ -158,7 +170,9 @@ class Derivation:
 
     def __str__(self) -> str:
         """The report: what was fused, sizes, cost against bound, pseudocode."""
-        where = f" on {self.gpu} in {self.dtype}" if self.gpu else f" at M = {self.capacity:.0f} values"
+        where = (
+            f" on {self.gpu} in {self.dtype}" if self.gpu else f" at M = {self.capacity:.0f} values"
+        )
         lines = [f"{self.diagram.name}{where}", ""]
         if self.lemmas:
             lines.append("lemmas    " + ", ".join(self.lemmas))
@@ -197,7 +211,9 @@ def not_fits(kernel: Kernel, derivation: Derivation) -> bool:
 
 def shrunk_sizes(diagram: Diagram, limit: int) -> dict[str, int]:
     """Small, uneven axis lengths; axes tied by a view or fixed by an attribute stay consistent."""
-    sizes = {axis: min(size, limit - 2 * (i % 3) - 1) for i, (axis, size) in enumerate(diagram.sizes)}
+    sizes = {
+        axis: min(size, limit - 2 * (i % 3) - 1) for i, (axis, size) in enumerate(diagram.sizes)
+    }
     rows = {str(n.attr("row")): str(n.attr("column")) for n in diagram.nodes if n.kind == "mask"}
     for row, column in rows.items():
         sizes[row] = min(sizes[row], sizes[column])
@@ -254,9 +270,7 @@ def _for_gpu(diagram: Diagram, machine: Gpu, dtype: str) -> Derivation:
     )
     plan = search(diagram, setting)
     estimates = tuple(timing.estimate(kernel, machine, dtype) for kernel in plan.kernels)
-    found = Derivation(
-        diagram, plan.kernels, capacity, _PENDING, machine.name, dtype, estimates
-    )
+    found = Derivation(diagram, plan.kernels, capacity, _PENDING, machine.name, dtype, estimates)
     return _checked(found, plan)
 
 
@@ -277,13 +291,17 @@ def by_hand(
     for axis, kind in loops.items():
         for word in kind.split("+"):
             if word not in ("group", "split", "stream"):
-                raise InputError(f"axis {axis!r}: {word!r} is no partition; use group, split, stream")
+                raise InputError(
+                    f"axis {axis!r}: {word!r} is no partition; use group, split, stream"
+                )
             wanted.append(Loop(axis, word))  # pyright: ignore[reportArgumentType]
     order = {"group": 0, "split": 1, "stream": 2}
     kernel = make_kernel(diagram, sorted(wanted, key=lambda loop: order[loop.kind]))
     if isinstance(kernel, Refusal):
         raise InputError(str(kernel))
-    sized = kernel.tiled({l.symbol: tiles.get(l.symbol, tiles.get(l.axis, 1)) for l in kernel.loops})
+    sized = kernel.tiled(
+        {l.symbol: tiles.get(l.symbol, tiles.get(l.axis, 1)) for l in kernel.loops}
+    )
     needed = resident(sized)
     if needed > memory:
         raise InputError(

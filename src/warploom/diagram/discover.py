@@ -60,7 +60,10 @@ class Lemma:
         """(number of accumulators, operations in corrections and factors): less is better."""
         states = sum(len(term.basis) for term in self.terms)
         work = sum(
-            int(sympy().count_ops(entry)) for term in self.terms for row in term.matrix for entry in row
+            int(sympy().count_ops(entry))
+            for term in self.terms
+            for row in term.matrix
+            for entry in row
         )
         return states, work
 
@@ -174,7 +177,9 @@ def _additive(scalar: Scalar, parts: tuple[Any, ...]) -> tuple[Term, ...] | None
     return (Term(sp.Integer(1), (formula,), ((shift,),), "add"),)
 
 
-def _correct(scalar: Scalar, inner: Any) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]] | None:
+def _correct(
+    scalar: Scalar, inner: Any
+) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]] | None:
     """(basis, matrix) for what could not be deferred; an empty matrix when nothing is left to do."""
     if not _depends(inner, scalar):
         return (inner,), ()
@@ -204,7 +209,10 @@ def _basis(
         leaves = [sp.Symbol(name, real=True) for name in scalar.leaves]
         points = _points(len(basis), len(leaves))
         table = sp.Matrix(
-            [[item.subs(dict(zip(leaves, point, strict=True))) for point in points] for item in basis]
+            [
+                [item.subs(dict(zip(leaves, point, strict=True))) for point in points]
+                for item in basis
+            ]
         )
         if sp.simplify(table.det()) == 0:
             continue

@@ -222,9 +222,7 @@ class Run:
         """The old state of `name` moved from the old bases to the new ones."""
         old_bases = {b: self.scopes[-1][f"old {b}"] for b in correction.bases}
         new_bases = {b: self.state[b] for b in correction.bases}
-        old = {
-            t: self.scopes[-1].get(f"old {t}", before.get(t)) for t in correction.targets
-        }
+        old = {t: self.scopes[-1].get(f"old {t}", before.get(t)) for t in correction.targets}
         return self._move(correction, name, old, old_bases, new_bases, weight)
 
     def _move(
@@ -273,9 +271,7 @@ class Run:
 
     def _save_part(self) -> None:
         """Write this core's partial states to memory; the merge reads them back."""
-        key = tuple(
-            self.range[l.axis][0] for l in self.kernel.loops if l.kind == "group"
-        )
+        key = tuple(self.range[l.axis][0] for l in self.kernel.loops if l.kind == "group")
         kept = {node.name: self.state[node.name] for node in self.kernel.parts}
         for name, value in kept.items():
             self.traffic.stored[f"{name} (partial)"] = (

@@ -177,9 +177,7 @@ def view(value: Expr, source: str, **strides: int) -> Expr:
     return Expr("view", (value,), axes, (), (("map", mapping),))
 
 
-def causal(
-    value: Expr, row: str, column: str, window: int = 0, fill: float = MASKED
-) -> Expr:
+def causal(value: Expr, row: str, column: str, window: int = 0, fill: float = MASKED) -> Expr:
     """Keep column ≤ row (ends aligned), and with `window` only the last `window` columns."""
     if row not in value.axes or column not in value.axes:
         raise InputError(f"mask over {row!r}, {column!r}, but the value has axes {value.axes}")
@@ -203,7 +201,9 @@ def logsumexp(value: Expr, axis: str | None = None) -> Expr:
     return apply("log", reduce("sum", weight, along).named("z")) + top
 
 
-def rms_norm(value: Expr, gain: Expr | None = None, axis: str | None = None, eps: float = 1e-6) -> Expr:
+def rms_norm(
+    value: Expr, gain: Expr | None = None, axis: str | None = None, eps: float = 1e-6
+) -> Expr:
     """x / sqrt(mean x² + eps), times a gain."""
     along = axis or value.axes[-1]
     power = reduce("mean", apply("square", value), along).named("ms")
@@ -212,8 +212,11 @@ def rms_norm(value: Expr, gain: Expr | None = None, axis: str | None = None, eps
 
 
 def layer_norm(
-    value: Expr, gain: Expr | None = None, bias: Expr | None = None,
-    axis: str | None = None, eps: float = 1e-6,
+    value: Expr,
+    gain: Expr | None = None,
+    bias: Expr | None = None,
+    axis: str | None = None,
+    eps: float = 1e-6,
 ) -> Expr:
     """(x - mean) / sqrt(mean (x - mean)² + eps), times a gain, plus a bias."""
     along = axis or value.axes[-1]
@@ -243,7 +246,9 @@ def build(
     return _split_axes(name, order, {key: order[value] for key, value in results.items()}, given)
 
 
-def _visit(value: Expr, order: dict[Expr, str], wanted: Mapping[Expr, str], taken: set[str]) -> None:
+def _visit(
+    value: Expr, order: dict[Expr, str], wanted: Mapping[Expr, str], taken: set[str]
+) -> None:
     """Name every box once, inputs first."""
     if value in order:
         return
@@ -309,7 +314,10 @@ def _split_axes(
             attrs["map"] = _renamed_map(attrs["map"], source, label, rename)
         inputs = tuple(order[source] for source in value.inputs)
         nodes.append(Node(label, value.op, inputs, axes, over, tuple(attrs.items())))
-    sizes = {axis: given.get(axis, given.get(axis.rstrip("23456789"), DEFAULT_SIZE)) for axis in names.values()}
+    sizes = {
+        axis: given.get(axis, given.get(axis.rstrip("23456789"), DEFAULT_SIZE))
+        for axis in names.values()
+    }
     if unknown := sorted(set(given) - set(sizes)):
         raise InputError(f"{name}: size given for {unknown[0]!r}; its axes are {sorted(sizes)}")
     return Diagram(name, tuple(arrays), tuple(nodes), tuple(outputs.values()), tuple(sizes.items()))
@@ -318,6 +326,9 @@ def _split_axes(
 def _renamed_map(mapping: Any, source: str, label: str, rename: Any) -> tuple[Any, ...]:
     """A view's reindexing under the final axis names."""
     return tuple(
-        (rename(source, [axis])[0], tuple((rename(label, [out])[0], stride) for out, stride in terms))
+        (
+            rename(source, [axis])[0],
+            tuple((rename(label, [out])[0], stride) for out, stride in terms),
+        )
         for axis, terms in mapping
     )

@@ -9,7 +9,15 @@ from functools import cache
 from warploom.errors import InputError
 from warploom.machine import load
 
-BYTES: dict[str, float] = {"fp4": 0.5, "fp8": 1, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
+BYTES: dict[str, float] = {
+    "fp4": 0.5,
+    "fp8": 1,
+    "fp16": 2,
+    "bf16": 2,
+    "tf32": 4,
+    "fp32": 4,
+    "fp64": 8,
+}
 """Bytes of one value."""
 
 
@@ -40,7 +48,9 @@ class Gpu:
     def flops(self, dtype: str) -> float:
         """Tensor-core peak in FLOP/s; raises `InputError` for a type the GPU has no unit for."""
         if dtype not in self.tensor:
-            raise InputError(f"{self.name} has no {dtype} tensor core: it has {', '.join(self.tensor)}")
+            raise InputError(
+                f"{self.name} has no {dtype} tensor core: it has {', '.join(self.tensor)}"
+            )
         return self.tensor[dtype] * self.sms * self.clock
 
     def lanes(self, dtype: str) -> float:

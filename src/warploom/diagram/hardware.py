@@ -172,7 +172,9 @@ def clock_table(kernel: Kernel, recipe: Recipe, gpu: Gpu) -> tuple[PipeUse, ...]
     body = kernel.body
     uses: list[PipeUse] = []
     for node in body.nodes:
-        span = _span(kernel, tuple(dict.fromkeys((*node.axes, *node.over))), recipe) / recipe.row_tile
+        span = (
+            _span(kernel, tuple(dict.fromkeys((*node.axes, *node.over))), recipe) / recipe.row_tile
+        )
         if pipe_of(kernel, node) == "tensor":
             types = [_type_of(kernel, name, recipe) for name in node.inputs]
             widest = max(types, key=lambda t: BYTES[t])

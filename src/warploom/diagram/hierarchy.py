@@ -27,8 +27,16 @@ class Level:
 
 ENERGY: tuple[tuple[str, float, str], ...] = (
     ("dram", 31.4e-12, "HBM2 3.92 pJ/bit, O'Connor et al., MICRO 2017"),
-    ("l2", 12.5e-12, "1 MB SRAM 100 pJ per 64 bits at 45 nm, Horowitz, ISSCC 2014: an upper estimate"),
-    ("shared", 1.25e-12, "8 KB SRAM 10 pJ per 64 bits at 45 nm, Horowitz, ISSCC 2014: an upper estimate"),
+    (
+        "l2",
+        12.5e-12,
+        "1 MB SRAM 100 pJ per 64 bits at 45 nm, Horowitz, ISSCC 2014: an upper estimate",
+    ),
+    (
+        "shared",
+        1.25e-12,
+        "8 KB SRAM 10 pJ per 64 bits at 45 nm, Horowitz, ISSCC 2014: an upper estimate",
+    ),
 )
 """Joules per byte into each level: a published model, not a measurement of these GPUs."""
 

@@ -162,7 +162,9 @@ def _needed(kernel: Kernel, tiles: list[int], accounting: Accounting) -> float:
     return float(max(column.grid(values) for column in memory(kernel, accounting)))
 
 
-def _does_not_fit(kernel: Kernel, tiles: Mapping[str, int], needed: float, capacity: float) -> InputError:
+def _does_not_fit(
+    kernel: Kernel, tiles: Mapping[str, int], needed: float, capacity: float
+) -> InputError:
     """The refusal of a size that cannot fit."""
     axes = ", ".join(f"{name}={tile}" for name, tile in tiles.items()) or "no loops"
     return InputError(

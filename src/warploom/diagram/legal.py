@@ -79,7 +79,10 @@ def capacity(needed: float, limit: float, box: str) -> Refusal | None:
     if needed <= limit:
         return None
     return Refusal(
-        "G4 capacity", box, "", f"{needed:.0f} values are resident, the level holds {limit:.0f}",
+        "G4 capacity",
+        box,
+        "",
+        f"{needed:.0f} values are resident, the level holds {limit:.0f}",
         f"shrink the tiles by {needed / limit:.2f}x or stream another axis",
     )
 
@@ -92,20 +95,29 @@ def divides(body: Diagram, axis: str, size: int, multiple: int = 1) -> Refusal |
     down = max(multiple, size // multiple * multiple)
     nearest = min(max(1, down), whole)
     return Refusal(
-        "G5 divisor", body.name, axis,
-        f"tile {size} must be in 1..{whole} and a multiple of {multiple}", f"nearest is {nearest}",
+        "G5 divisor",
+        body.name,
+        axis,
+        f"tile {size} must be in 1..{whole} and a multiple of {multiple}",
+        f"nearest is {nearest}",
     )
 
 
 def level(node: Node, name: str) -> Refusal | None:
     """G6: the level can compute the box."""
     if name not in LEVEL_FUNCTIONS:
-        return Refusal("G6 level", node.name, "", f"no level {name!r}", f"levels: {list(LEVEL_FUNCTIONS)}")
+        return Refusal(
+            "G6 level", node.name, "", f"no level {name!r}", f"levels: {list(LEVEL_FUNCTIONS)}"
+        )
     if node.op in LEVEL_FUNCTIONS[name]:
         return None
     able = [key for key, ops in LEVEL_FUNCTIONS.items() if node.op in ops]
     return Refusal(
-        "G6 level", node.name, "", f"{name} cannot compute {node.op}", f"colour it {' or '.join(able)}"
+        "G6 level",
+        node.name,
+        "",
+        f"{name} cannot compute {node.op}",
+        f"colour it {' or '.join(able)}",
     )
 
 
@@ -166,7 +178,11 @@ def make_kernel(
         used += [lemma.name for lemma in answer.lemmas]
         current = answer.body
     kernel = Kernel(
-        name, current, tuple(loops), tuple(corrections), tuple(dict.fromkeys(used))  # pyright: ignore[reportArgumentType]
+        name,
+        current,
+        tuple(loops),
+        tuple(corrections),
+        tuple(dict.fromkeys(used)),  # pyright: ignore[reportArgumentType]
     )
     if refusal := placed(kernel):
         return refusal
@@ -177,8 +193,18 @@ def placed(kernel: Kernel) -> Refusal | None:
     """The nest computes the body in one pass: no value is asked for after its loop has closed."""
     kinds = [loop.kind for loop in kernel.loops]
     if "stream" in kinds and any(kind != "stream" for kind in kinds[kinds.index("stream") :]):
-        late = kernel.loops[len(kinds) - 1 - kinds[::-1].index("group")] if "group" in kinds else kernel.loops[-1]
-        return Refusal("G2 stream", kernel.name, late.axis, "a group loop is inside a stream", "put groups first")
+        late = (
+            kernel.loops[len(kinds) - 1 - kinds[::-1].index("group")]
+            if "group" in kinds
+            else kernel.loops[-1]
+        )
+        return Refusal(
+            "G2 stream",
+            kernel.name,
+            late.axis,
+            "a group loop is inside a stream",
+            "put groups first",
+        )
     for node in kernel.body.nodes:
         if refusal := _node_placed(kernel, node):
             return refusal
@@ -189,7 +215,9 @@ def placed(kernel: Kernel) -> Refusal | None:
         for j in kernel.taint[output]:
             if kernel.loops[j].axis in axes:
                 return Refusal(
-                    "G2 stream", output, kernel.loops[j].axis,
+                    "G2 stream",
+                    output,
+                    kernel.loops[j].axis,
                     "is emitted along the axis but needs a whole reduction of it",
                     f"cut the kernel before {output!r} or keep {kernel.loops[j].axis!r} whole",
                 )
@@ -206,12 +234,20 @@ def _merge_placed(kernel: Kernel) -> Refusal | None:
         name = stack.pop()
         node = kernel.body.node.get(name)
         if node is None and kernel.splits[0] in kernel.body.axes_of(name):
-            return Refusal("G1 split", name, kernel.splits[0], "is read again after the merge", "cut the kernel")
+            return Refusal(
+                "G1 split",
+                name,
+                kernel.splits[0],
+                "is read again after the merge",
+                "cut the kernel",
+            )
         if node is None or name in kept:
             continue
         if node in kernel.states or node in kernel.scans:
             return Refusal(
-                "G1 split", name, kernel.splits[0],
+                "G1 split",
+                name,
+                kernel.splits[0],
                 "is needed after the merge but is not summed over the split axis",
                 f"compute {name!r} in another kernel",
             )
@@ -226,14 +262,19 @@ def _node_placed(kernel: Kernel, node: Node) -> Refusal | None:
     inner = [axis for axis in node.axes if closed and streams.get(axis, -1) > min(closed)]
     if inner:
         return Refusal(
-            "G2 stream", node.name, inner[0],
+            "G2 stream",
+            node.name,
+            inner[0],
             f"its sum over {kernel.loops[min(closed)].axis!r} would keep a state for all of it",
             f"put {inner[0]!r} outside {kernel.loops[min(closed)].axis!r}",
         )
     if node.name in kernel.correction_of and len({kernel.loops[j].axis for j in closed}) > 1:
         return Refusal(
-            "G2 stream", node.name, kernel.loops[closed[-1]].axis,
-            "a corrected sum can run over one streamed axis only", "keep the other axis whole",
+            "G2 stream",
+            node.name,
+            kernel.loops[closed[-1]].axis,
+            "a corrected sum can run over one streamed axis only",
+            "keep the other axis whole",
         )
     touched = {streams[a] for a in (*node.axes, *node.over) if a in streams}
     for source in node.inputs:
@@ -241,25 +282,53 @@ def _node_placed(kernel: Kernel, node: Node) -> Refusal | None:
             late = [i for i in touched if i > j and j not in touched]
             if late:
                 return Refusal(
-                    "G2 stream", node.name, kernel.loops[late[0]].axis,
+                    "G2 stream",
+                    node.name,
+                    kernel.loops[late[0]].axis,
                     f"needs {source!r} complete over {kernel.loops[j].axis!r}: a second pass",
                     f"put {kernel.loops[late[0]].axis!r} outside or cut before {node.name!r}",
                 )
+    for j in sorted(kernel.taint[node.name]):
+        if kernel.loops[j].axis not in node.axes and kernel.result_depth[node.name] >= j:
+            early = [i for i in node.inputs if kernel.result_depth[i] >= j]
+            return Refusal(
+                "G2 stream",
+                node.name,
+                kernel.loops[j].axis,
+                f"waits for the whole of it, but {', '.join(early)} is recomputed in every step",
+                f"compute {', '.join(early)} in another kernel",
+            )
     if node.kind in ("scan", "scan_contract"):
         axis = kernel.scan_axis(node)
         inside = [a for a in node.axes if a != axis and streams.get(a, -1) > streams.get(axis, 99)]
         if inside:
             return Refusal(
-                "G2 stream", node.name, inside[0], f"the scan along {axis!r} would restart", f"put {inside[0]!r} outside"
+                "G2 stream",
+                node.name,
+                inside[0],
+                f"the scan along {axis!r} would restart",
+                f"put {inside[0]!r} outside",
             )
         if axis in streams and kernel.taint[node.name] & {streams[axis]}:
-            return Refusal("G2 stream", node.name, axis, "scans a value that needs the whole axis", "cut before it")
+            return Refusal(
+                "G2 stream",
+                node.name,
+                axis,
+                "scans a value that needs the whole axis",
+                "cut before it",
+            )
     if node.kind == "view":
         if node.inputs[0] in kernel.body.node:
             moved = {t[0] for s, terms in node.attr("map") for t in terms if [t[0]] != [s]}
             hit = [l.axis for l in kernel.loops if l.axis in moved]
             if hit:
-                return Refusal("G1 group", node.name, hit[0], "reindexes a computed value", "cut before the view")
+                return Refusal(
+                    "G1 group",
+                    node.name,
+                    hit[0],
+                    "reindexes a computed value",
+                    "cut before the view",
+                )
         return _mixes(kernel.body, node, "", "G2 stream") or _view_streams(kernel, node)
     return None
 
@@ -286,7 +355,12 @@ def _with_bounds(kernel: Kernel) -> Kernel:
                 continue
             rows = kernel.depth_of_axis.get(str(mask.attr("row")), 99)
             long_enough = kernel.body.size[axis] >= kernel.body.size[str(mask.attr("row"))]
-            if rows < index and long_enough and closing and all(annihilates(kernel.body, n, mask) for n in closing):
+            if (
+                rows < index
+                and long_enough
+                and closing
+                and all(annihilates(kernel.body, n, mask) for n in closing)
+            ):
                 bounds.append((axis, mask.name))
                 break
     return replace(kernel, bound_by=tuple(bounds))
@@ -303,7 +377,11 @@ def annihilates(body: Diagram, reduction: Node, mask: Node) -> bool:
     for _ in range(4):
         values: dict[str, float] = {mask.name: float(mask.attr("fill", MASKED))}
         element = float(np.prod([_probe(body, name, values, rng) for name in reduction.inputs]))
-        limit = {"sum": abs(element) < 1e-30, "max": element <= MASKED / 2, "min": element >= -MASKED / 2}
+        limit = {
+            "sum": abs(element) < 1e-30,
+            "max": element <= MASKED / 2,
+            "min": element >= -MASKED / 2,
+        }
         if not limit[monoid.name]:
             return False
     return True
@@ -333,7 +411,9 @@ def region_kernel(
     return make_kernel(subdiagram(diagram, tuple(names), name), loops, name)
 
 
-def tile_sizes(kernel: Kernel, tiles: Mapping[str, int], multiples: Mapping[str, int]) -> Refusal | None:
+def tile_sizes(
+    kernel: Kernel, tiles: Mapping[str, int], multiples: Mapping[str, int]
+) -> Refusal | None:
     """G5 for every loop."""
     for loop in kernel.loops:
         multiple = multiples.get(loop.axis, 1)

@@ -63,7 +63,9 @@ def lower(kernel: Kernel, dtype: str = "bf16") -> tl.Program:
             raise InputError(f"box {node.name!r} ({node.op}) has no tile form; keep it on the host")
     kind = tl.dtype(dtype)
     arrays = {
-        clean(a.name): tl.array(kind if a.name in _roots(flat) else tl.FP32, " ".join(map(clean, a.axes)))
+        clean(a.name): tl.array(
+            kind if a.name in _roots(flat) else tl.FP32, " ".join(map(clean, a.axes))
+        )
         for a in flat.body.inputs
     }
     for name in flat.body.outputs:
@@ -127,7 +129,8 @@ class Lowering:
         """The grid, then the nest."""
         groups = [l for l in self.kernel.loops if l.kind == "group"]
         extents = {
-            clean(l.axis): tl.cdiv(tl.size(clean(l.axis)), self.kernel.tile[l.symbol]) for l in groups
+            clean(l.axis): tl.cdiv(tl.size(clean(l.axis)), self.kernel.tile[l.symbol])
+            for l in groups
         }
         indices = tl.grid(**extents) if extents else ()
         for loop, index in zip(groups, indices, strict=True):
@@ -178,7 +181,11 @@ class Lowering:
             if min(closed) == index:
                 monoid = node.op if node.kind == "reduce" else "sum"
                 self.state[node.name] = tl.full(EMPTY[monoid], tl.FP32, **self._shape(node.axes))
-        means = [n for n in self.kernel.states if n.op == "mean" and min(self.kernel.closed_loops(n)) == index]
+        means = [
+            n
+            for n in self.kernel.states
+            if n.op == "mean" and min(self.kernel.closed_loops(n)) == index
+        ]
         if means:
             self.seen[index] = tl.full(0.0, tl.FP32)
         for node in self.kernel.scans:
@@ -387,7 +394,9 @@ class Lowering:
             if text == "0" or (text == "1" and target == node.name):
                 continue
             if target != node.name:
-                raise InputError(f"box {node.name!r}: a correction of rank > 1 has no tile form yet")
+                raise InputError(
+                    f"box {node.name!r}: a correction of rank > 1 has no tile form yet"
+                )
             entry = _expression(parse(text, names), values)
             total = entry + total if correction.join == "add" else total * entry
         if correction.shift[row] != "0":

@@ -47,7 +47,9 @@ def _gelu(x: Any) -> Any:
 
 def _sigmoid(x: Any) -> Any:
     """Logistic function without overflow on either side."""
-    return np.where(x >= 0, 1.0 / (1.0 + np.exp(-np.abs(x))), 1.0 - 1.0 / (1.0 + np.exp(-np.abs(x))))
+    return np.where(
+        x >= 0, 1.0 / (1.0 + np.exp(-np.abs(x))), 1.0 - 1.0 / (1.0 + np.exp(-np.abs(x)))
+    )
 
 
 def _sp(name: str) -> Callable[..., Any]:
@@ -139,8 +141,12 @@ class Monoid:
 
 MONOIDS: dict[str, Monoid] = {
     "sum": Monoid("sum", 0.0, lambda x, a: x.sum(a), lambda a, _m, b, _n: a + b, ("mul",)),
-    "max": Monoid("max", -np.inf, lambda x, a: x.max(a), lambda a, _m, b, _n: np.maximum(a, b), ("add",)),
-    "min": Monoid("min", np.inf, lambda x, a: x.min(a), lambda a, _m, b, _n: np.minimum(a, b), ("add",)),
+    "max": Monoid(
+        "max", -np.inf, lambda x, a: x.max(a), lambda a, _m, b, _n: np.maximum(a, b), ("add",)
+    ),
+    "min": Monoid(
+        "min", np.inf, lambda x, a: x.min(a), lambda a, _m, b, _n: np.minimum(a, b), ("add",)
+    ),
     "mean": Monoid(
         "mean",
         0.0,

@@ -13,7 +13,12 @@ from warploom.diagram.graph import Node
 from warploom.diagram.kernel import Kernel, Loop
 from warploom.diagram.ops import MONOIDS, op
 
-UNIT: dict[str, str] = {"tensor": "tensor core", "special": "special function", "fp": "fp lanes", "none": ""}
+UNIT: dict[str, str] = {
+    "tensor": "tensor core",
+    "special": "special function",
+    "fp": "fp lanes",
+    "none": "",
+}
 COALESCED = 128
 """Bytes one coalesced access moves (handbook 6.1, step 4)."""
 
@@ -74,7 +79,9 @@ def _loop(kernel: Kernel, loop: Loop, pad: str, hardware: bool) -> str:
     step = kernel.tile.get(loop.symbol)
     size = f"{loop.symbol}={step}" if step else loop.symbol
     bound = dict(kernel.bound_by).get(loop.axis)
-    limit = f"0..{loop.axis}" if bound is None else f"the slices {bound} lets through of 0..{loop.axis}"
+    limit = (
+        f"0..{loop.axis}" if bound is None else f"the slices {bound} lets through of 0..{loop.axis}"
+    )
     if loop.kind == "stream":
         note = "   # stream: double buffered" if hardware else ""
         return f"{pad}for {loop.axis}0 in {limit} step {size}:{note}"
@@ -82,9 +89,7 @@ def _loop(kernel: Kernel, loop: Loop, pad: str, hardware: bool) -> str:
     return f"{pad}{word} {loop.axis}0 in {limit} step {size}:"
 
 
-def _load(
-    kernel: Kernel, name: str, pad: str, depth: int, hardware: bool, element: float
-) -> str:
+def _load(kernel: Kernel, name: str, pad: str, depth: int, hardware: bool, element: float) -> str:
     """One load with its tile shape."""
     axes = kernel.body.axes_of(name)
     text = f"{pad}load {name}[{_shape(kernel, axes)}]"
@@ -92,7 +97,9 @@ def _load(
         return text
     place = "shared memory" if depth >= kernel.outer else "registers or shared memory"
     row = _extent(kernel, axes[-1]) if axes else 1
-    whole = "coalesced" if row * element >= COALESCED else f"{row * element:.0f} B rows, not coalesced"
+    whole = (
+        "coalesced" if row * element >= COALESCED else f"{row * element:.0f} B rows, not coalesced"
+    )
     return f"{text}   # {place}, {whole}"
 
 
@@ -172,7 +179,9 @@ def _merge(kernel: Kernel, hardware: bool) -> Iterator[str]:
     yield f"{pad}load {', '.join(sources)}"
     for node in kernel.parts:
         correction = kernel.correction_of.get(node.name)
-        moved = " after moving each to the joined " + ", ".join(correction.bases) if correction else ""
+        moved = (
+            " after moving each to the joined " + ", ".join(correction.bases) if correction else ""
+        )
         yield f"{pad}{node.name} = {_word(node)} of its parts{moved}"
     for node in kernel.body.nodes:
         if node.name in kernel.after_merge and node.kind != "const":

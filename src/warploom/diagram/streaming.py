@@ -123,7 +123,9 @@ def make_streamable(
             return scalar
         sources = {item.name: monoid_of(item) for item in reductions(body, axis)}
         if unknown := [kind for kind in sources.values() if kind == "topk"]:
-            return Refusal("G2 stream", node.name, axis, f"depends on {unknown[0]}", "split the kernel")
+            return Refusal(
+                "G2 stream", node.name, axis, f"depends on {unknown[0]}", "split the kernel"
+            )
         lemma = registered(scalar, sources) if lemmas else None
         if lemma is None and search:
             lemma = discover(scalar, sources)
@@ -163,7 +165,11 @@ def _apply(
             if keeps and row == 0:
                 targets.append(node.name)
                 continue
-            label = f"{node.name}~" if len(lemma.terms) == 1 and row == 0 else f"{node.name}~{index}{row or ''}"
+            label = (
+                f"{node.name}~"
+                if len(lemma.terms) == 1 and row == 0
+                else f"{node.name}~{index}{row or ''}"
+            )
             factors = sp.Mul.make_args(term.basis[row])
             targets.append(emitter.product(factors, node, label))
         corrections += _corrections(scalar, term, targets, kept, constants, lemma.name)
@@ -212,7 +218,9 @@ def _corrections(
         return []
     sp = sympy()
     matrix = tuple(tuple(str(term.matrix[i][j]) for j in kept) for i in kept)
-    shifts = [sum((term.matrix[i][j] * c for j, c in constants.items()), sp.Integer(0)) for i in kept]
+    shifts = [
+        sum((term.matrix[i][j] * c for j, c in constants.items()), sp.Integer(0)) for i in kept
+    ]
     read = {str(s) for row in term.matrix for entry in row for s in entry.free_symbols}
     bases = {n: v for n, v in scalar.bases.items() if {f"old_{n}", f"new_{n}"} & read}
     symbols = tuple({**bases, **{n: v for n, v in scalar.parameters.items() if n in read}}.items())

@@ -121,7 +121,8 @@ def _clusters(diagram: Diagram) -> tuple[tuple[str, ...], ...]:
         if node.kind == "const":
             continue
         hosts = [
-            s for s in node.inputs
+            s
+            for s in node.inputs
             if s in owner and diagram.consumers[s] == (node.name,) and s not in diagram.outputs
         ]
         wide = [s for s in hosts if set(node.axes) <= set(diagram.axes_of(s))]
@@ -142,7 +143,10 @@ def _reads(diagram: Diagram) -> tuple[frozenset[int], ...]:
     owner = {name: i for i, names in enumerate(clusters) for name in names}
     return tuple(
         frozenset(
-            owner[s] for name in names for s in diagram.node[name].inputs if s in owner and owner[s] != i
+            owner[s]
+            for name in names
+            for s in diagram.node[name].inputs
+            if s in owner and owner[s] != i
         )
         for i, names in enumerate(clusters)
     )
@@ -202,7 +206,10 @@ def _members(
 
 
 def _floor(
-    diagram: Diagram, clusters: tuple[tuple[str, ...], ...], region: frozenset[int], setting: Setting
+    diagram: Diagram,
+    clusters: tuple[tuple[str, ...], ...],
+    region: frozenset[int],
+    setting: Setting,
 ) -> float:
     """A lower bound on a region's score."""
     body, crossing = _boundary(diagram, _members(diagram, clusters, region))

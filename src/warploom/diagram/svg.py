@@ -208,9 +208,7 @@ def _joins(
                 yield f"<circle cx='{x0 + 15:.0f}' cy='{source.wire(w):.1f}' r='2.6' fill='{colour}'/>"
 
 
-def _entry(
-    body: Diagram, kernel: Kernel | None, placed: Placed, x: float
-) -> Iterator[str]:
+def _entry(body: Diagram, kernel: Kernel | None, placed: Placed, x: float) -> Iterator[str]:
     """An external array coming in: dark stub, name, axis labels, partition labels at the edge."""
     start = x - 62
     crossing = x - 24
@@ -306,7 +304,9 @@ def _ends(
             y = placed.wire(w)
             colour = COLOUR["chip"] if kernel is not None else COLOUR["global"]
             yield _line(x, y, edge, y, colour, "" if axes else "stroke-dasharray='2 3'")
-            yield _line(edge, y, x + 62, y, COLOUR["global"], "" if axes else "stroke-dasharray='2 3'")
+            yield _line(
+                edge, y, x + 62, y, COLOUR["global"], "" if axes else "stroke-dasharray='2 3'"
+            )
             if axes:
                 yield _tag(x + 66, y + 4, axes[w], "start", "#555")
         if kernel is not None:
@@ -336,7 +336,9 @@ def _rows(
     for j, column in enumerate(cols):
         entering = [str(crossings[v]) for v, at in first.items() if at == j]
         for line, text in enumerate(entering[:2]):
-            yield _centre(_x(j) - 34, y + 14 - 13 * (len(entering) - 1) * (line == 0), text, "#263238")
+            yield _centre(
+                _x(j) - 34, y + 14 - 13 * (len(entering) - 1) * (line == 0), text, "#263238"
+            )
         tile = str(tile_of(kernel, column.node.name))
         yield _centre(_x(j) + BOX / 2 + 20, y + 34, tile, "#8a4b00")
     stores = [str(crossings[f"{o} (store)"]) for o in body.outputs if f"{o} (store)" in crossings]

@@ -89,7 +89,9 @@ class Weave(Term):
             raise InputError(f"weave over {self.axis!r}: no input carries it; mark at least one")
         taken = {a for axes in (*self.term.dom, *self.term.cod) for a in axes}
         if self.axis in taken | set(core(self).over):
-            raise InputError(f"weave over {self.axis!r}: the axis is already there; choose another name")
+            raise InputError(
+                f"weave over {self.axis!r}: the axis is already there; choose another name"
+            )
 
     @property
     def dom(self) -> Type:
@@ -229,7 +231,9 @@ def compile_term(
     used = {a for array in arrays for a in array.axes} | {
         a for node in nodes for a in (*node.axes, *node.over)
     }
-    return Diagram(name, arrays, tuple(nodes), outputs, tuple((a, sizes.get(a, 64)) for a in sorted(used)))
+    return Diagram(
+        name, arrays, tuple(nodes), outputs, tuple((a, sizes.get(a, 64)) for a in sorted(used))
+    )
 
 
 def _compile(term: Term, values: tuple[str, ...], nodes: list[Node]) -> tuple[str, ...]:
