@@ -2,15 +2,16 @@
 
 A back edge goes to a block that dominates its source; the loop is every block that reaches the
 source without passing the header (Aho, Lam, Sethi, Ullman, section 9.6). Out-of-line code that
-jumps back to where it came from is therefore no loop. A CALL counts as falling through: a shared
-subroutine belongs to no loop of its callers.
+jumps back to where it came from is therefore no loop, and a shared subroutine belongs to no loop of
+its callers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.sass.kernel import Block, Kernel
+from warploom.sass.kernel import Kernel
+from warploom.sass.paths import block_edges
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Loop:
 
 def natural_loops(kernel: Kernel) -> tuple[Loop, ...]:
     """Every natural loop, by header; the endless branch that pads a kernel is left out."""
-    following = [_following(kernel, block) for block in kernel.blocks]
+    following = block_edges(kernel)
     dominators = _dominators(following)
     latches: dict[int, set[int]] = {}
     for block in kernel.blocks:
@@ -49,13 +50,6 @@ def natural_loops(kernel: Kernel) -> tuple[Loop, ...]:
 def depths(kernel: Kernel, loops: tuple[Loop, ...]) -> list[int]:
     """How many loops contain each block."""
     return [sum(block.index in loop.blocks for loop in loops) for block in kernel.blocks]
-
-
-def _following(kernel: Kernel, block: Block) -> tuple[int, ...]:
-    last = kernel.instructions[block.end - 1]
-    if last.base == "CALL":
-        return (block.index + 1,) if block.index + 1 < len(kernel.blocks) else ()
-    return () if last.base == "RET" and not last.line.guard else block.successors
 
 
 def _reversed(following: list[tuple[int, ...]]) -> list[list[int]]:

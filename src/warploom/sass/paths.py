@@ -97,6 +97,27 @@ def _closed(name: str, place: Place) -> Place | None:
     return None
 
 
+def block_edges(kernel: Kernel) -> list[tuple[int, ...]]:
+    """The blocks control may reach next from each block, inside one subroutine: a CALL falls
+    through, a RET ends. Empty for blocks that control never reaches."""
+    edges: list[set[int]] = [set() for _ in kernel.blocks]
+    reached = {Place(0)}
+    pending = [Place(0)]
+    while pending:
+        place = pending.pop()
+        last = kernel.instructions[kernel.blocks[place.block].end - 1]
+        for successor in following(kernel, place):
+            same_routine = len(successor.stack) == len(place.stack)
+            if same_routine and last.base not in ("CALL", "RET"):
+                edges[place.block].add(successor.block)
+            if successor not in reached:
+                reached.add(successor)
+                pending.append(successor)
+        if last.base in ("CALL", "RET") and (last.base == "CALL" or last.line.guard):
+            edges[place.block].update({place.block + 1} & set(range(len(kernel.blocks))))
+    return [tuple(sorted(targets)) for targets in edges]
+
+
 def fixed_point(
     kernel: Kernel,
     empty: State,

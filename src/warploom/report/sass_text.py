@@ -1,0 +1,122 @@
+"""Annotated machine code as text: colour on a terminal, plain when piped."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from warploom.report.sass_words import (
+    CONTROL_HEADING,
+    block_list,
+    control_columns,
+    defs_and_uses,
+    reasons,
+)
+from warploom.sass.explain import Explanation
+from warploom.sass.kernel import Block, Instruction, Kernel
+from warploom.sass.loops import Loop, depths, natural_loops
+from warploom.sass.opcodes import Pipe
+from warploom.sass.paths import block_edges
+
+TEXT_WIDTH = 58
+PIPE_STYLES = {
+    Pipe.MMA: "bold magenta",
+    Pipe.ASYNC: "bold magenta",
+    Pipe.LSU: "cyan",
+    Pipe.CONSTANT: "cyan",
+    Pipe.XU: "yellow",
+    Pipe.CONTROL: "bold red",
+    Pipe.UNIFORM: "green",
+}
+
+
+def show(
+    kernel: Kernel,
+    explanation: Explanation,
+    block: int | None = None,
+    defuse: bool = False,
+    source: bool = False,
+) -> Iterator[Text]:
+    """The lines of a kernel's listing (or of one block of it)."""
+    loops = natural_loops(kernel)
+    depth = depths(kernel, loops)
+    following = block_edges(kernel)
+    yield Text(
+        f"{kernel.name}  sm_{kernel.sm}, {len(kernel.instructions)} instructions, "
+        f"{kernel.code.registers} registers, {len(kernel.blocks)} blocks, {len(loops)} loops",
+        "bold",
+    )
+    yield Text(f"offset   {CONTROL_HEADING}  instruction", "dim")
+    for entry in kernel.blocks:
+        if block is not None and entry.index != block:
+            continue
+        yield Text()
+        yield _heading(kernel, entry, loops, depth[entry.index], following)
+        yield from _lines(kernel, entry, explanation, depth[entry.index], defuse, source)
+
+
+def _heading(
+    kernel: Kernel,
+    block: Block,
+    loops: tuple[Loop, ...],
+    depth: int,
+    following: list[tuple[int, ...]],
+) -> Text:
+    items = kernel.instructions[block.start : block.end]
+    cycles = sum(item.control.stall for item in items)
+    inside = [loop.header for loop in loops if block.index in loop.blocks]
+    preceding = [other for other, targets in enumerate(following) if block.index in targets]
+    names = ", ".join(kernel.labels.get(items[0].offset, ()))
+    text = Text("│" * depth)
+    text.append(f"block {block.index}", "bold blue")
+    text.append(f"  {items[0].offset:#06x}-{items[-1].offset:#06x}  {block.size} instructions, ")
+    text.append(f"{cycles} issue cycles  from {block_list(preceding)}  ")
+    text.append(f"to {block_list(following[block.index])}")
+    if inside:
+        role = "header of" if block.index in inside else "in"
+        text.append(f"  {role} loop {inside[-1]}, depth {depth}", "bold green")
+    if names:
+        text.append(f"  {names}", "dim")
+    return text
+
+
+def _lines(
+    kernel: Kernel,
+    block: Block,
+    explanation: Explanation,
+    depth: int,
+    defuse: bool,
+    source: bool,
+) -> Iterator[Text]:
+    last: tuple[str, int] | None = None
+    for item in kernel.instructions[block.start : block.end]:
+        if source and item.line.source is not None and item.line.source != last:
+            last = item.line.source
+            yield Text("│" * depth).append(_source_line(*last), "italic blue")
+        yield _line(kernel, item, explanation, depth)
+        if defuse:
+            writes, reads = defs_and_uses(item)
+            yield Text("│" * depth + " " * 26).append(
+                f"def {writes or '-'}  use {reads or '-'}", "dim"
+            )
+
+
+def _source_line(path: str, number: int) -> str:
+    """`file:line`, with the line itself where the file is at hand."""
+    code = linecache.getline(path, number).strip()
+    return f"  {path}:{number}  {code}".rstrip()
+
+
+def _line(kernel: Kernel, item: Instruction, explanation: Explanation, depth: int) -> Text:
+    text = Text("│" * depth)
+    text.append(f" {item.offset:#06x}  ", "dim")
+    text.append(control_columns(item.control), "yellow" if item.control.wait else "")
+    shown = item.line.text
+    text.append(f"  {shown:<{TEXT_WIDTH}}", PIPE_STYLES.get(item.effects.info.pipe, ""))
+    found = reasons(kernel, explanation, item.index)
+    if found:
+        text.append("  ; " + " | ".join(found), "dim")
+    text.rstrip()
+    return text
