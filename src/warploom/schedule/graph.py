@@ -362,6 +362,10 @@ def _build(kind: type[Record], item: Any, where: str) -> Record:
     refuse_unknown(table, fields, where)
     for name, value in table.items():
         allowed = _JSON_TYPES[str(fields[name].type)]
+        if name == "memory" and isinstance(value, dict):
+            sizes = cast("dict[str, Any]", value).values()
+            if not all(type(size) is int for size in sizes):
+                raise InputError(f"{where}: memory is {value!r}, expected whole numbers")
         if not isinstance(value, allowed) or (bool not in allowed and isinstance(value, bool)):
             raise InputError(f"{where}: {name} is {value!r}, expected {fields[name].type}")
     try:

@@ -266,8 +266,9 @@ def _impossible(problem: Problem, serial: int, status: str) -> str:
     )
     return (
         f"graph {problem.graph.name}: no schedule on target {problem.target.name} even at the "
-        f"serial interval {serial}, where nothing overlaps ({verdict}): the groups, registers or "
-        "memory on offer cannot hold it"
+        f"serial interval {serial}, where nothing overlaps ({verdict}): its groups, registers or "
+        f"memory cannot hold it (a register value may live {problem.rules.unroll or 'any number of'}"
+        " x II)"
     )
 
 

@@ -1,0 +1,129 @@
+"""Planted faults: the checker and the simulator each catch what they are there for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import problem, solved
+from fixtures import graph_b, target_b, witness
+
+from warploom.errors import CheckFailed
+from warploom.schedule import Edge, Graph, Group, Node, Objective, Prices, Schedule, UnitUse, check
+from warploom.schedule.readout import assemble
+from warploom.schedule.rules import OURS, PAPER
+from warploom.schedule.simulate import simulate, verify
+
+
+def broken(schedule: Schedule, graph: Graph | None = None) -> set[str]:
+    report = check(graph or graph_b(), target_b(), schedule, Prices())
+    return {finding.rule for finding in report.findings}
+
+
+def moved(schedule: Schedule, **times: int) -> Schedule:
+    return replace(schedule, time={**schedule.time, **times})
+
+
+GOOD = witness("Wa")
+FAULTS = {
+    "dependence": moved(GOOD, M0=GOOD.time["M0"] - 2),
+    "unit": moved(GOOD, O0=GOOD.time["O0"] + 1),
+    "times": moved(GOOD, K=-1),
+    "length": replace(GOOD, length=GOOD.length - 1),
+    "hand-off": replace(GOOD, group={**GOOD.group, "C0": "compute1"}),
+    "variable latency": replace(GOOD, group={**GOOD.group, "K": "compute0"}),
+    "blocking wait": replace(GOOD, rules=replace(PAPER, window="literal")),
+    "ring": replace(GOOD, ring_depth={"K": 1, "V": 1}),
+    "memory": replace(GOOD, ring_depth={"K": 1, "V": 7}),
+    "carried": replace(
+        GOOD, group={**GOOD.group, "X0": "compute1"}, rules=replace(PAPER, carried_in_group=True)
+    ),
+    "unroll": replace(GOOD, rules=replace(PAPER, unroll=1), time={**GOOD.time, "C0": -400}),
+    "nodes": replace(GOOD, time={**GOOD.time, "Q": 0}, group={**GOOD.group, "Q": "load"}),
+    "groups": replace(
+        GOOD,
+        groups=(*GOOD.groups, Group("extra", 4, 24)),
+    ),
+    "objective": replace(GOOD, objectives=(Objective("traffic", 1, 1, "points"),)),
+}
+
+
+@pytest.mark.parametrize("rule", FAULTS)
+def test_the_checker_catches_each_fault(rule: str) -> None:
+    assert not broken(GOOD)
+    assert rule in broken(FAULTS[rule])
+
+
+def test_the_checker_counts_registers_and_setmaxnreg() -> None:
+    all_in_one = {
+        node: "compute0" if group != "load" else group for node, group in GOOD.group.items()
+    }
+    assert "registers" in broken(replace(GOOD, group=all_in_one))
+    target = replace(target_b(), register_pool=65536)
+    fat = replace(GOOD, groups=tuple(replace(g, registers=248) for g in GOOD.groups))
+    rules = {f.rule for f in check(graph_b(), target, replace(fat)).findings}
+    assert not rules - {"setmaxnreg"}
+    thin = replace(GOOD, groups=tuple(replace(g, registers=24) for g in GOOD.groups))
+    assert check(graph_b(), target, thin).broken("setmaxnreg")
+
+
+def test_the_checker_sees_two_issues_at_once() -> None:
+    nodes = (Node("a", "a", issue=4), Node("b", "b", issue=4))
+    graph = Graph("two", nodes, ())
+    groups = {"a": "compute0", "b": "compute0"}
+    good = assemble(graph, target_b(), OURS, 20, {"a": 0, "b": 4}, groups)
+    assert not broken(good, graph)
+    assert broken(moved(good, b=3), graph) == {"issue", "length"}
+
+
+def test_a_failed_check_names_the_rule_and_the_numbers() -> None:
+    with pytest.raises(CheckFailed, match=r"ring: V is filled again after 2048 cycles"):
+        check(graph_b(), target_b(), FAULTS["ring"]).raise_if_failed()
+
+
+def test_the_simulator_holds_the_interval_and_survives_random_latencies() -> None:
+    for name, gpu in (("attention", "h100"), ("attention", "b200"), ("gemm", "h100")):
+        it, schedule = problem(name, gpu), solved(name, gpu)
+        rates = verify(it.graph, it.target, schedule)
+        assert rates.ordered == pytest.approx(schedule.initiation_interval, abs=0.5)
+
+
+def test_the_simulator_sees_a_deadlock() -> None:
+    # Both groups wait for the other's second operation: legal data, impossible order.
+    nodes = tuple(Node(n, n, latency=1) for n in "abcd")
+    graph = Graph("knot", nodes, (Edge("b", "c", 1), Edge("d", "a", 1)))
+    groups = {"a": "compute0", "b": "compute0", "c": "compute1", "d": "compute1"}
+    knot = assemble(graph, target_b(), OURS, 10, {"a": 0, "b": 1, "c": 0, "d": 1}, groups)
+    run = simulate(graph, target_b(), knot)
+    assert set(run.deadlock) == {"a[0]", "c[0]"}
+    with pytest.raises(CheckFailed, match="deadlock"):
+        run.raise_if_failed()
+
+
+def test_the_simulator_sees_a_ring_too_shallow_for_the_promised_rate() -> None:
+    it, schedule = problem("attention", "h100"), solved("attention", "h100")
+    shallow = replace(schedule, ring_depth=dict.fromkeys(schedule.ring_depth, 1))
+    with pytest.raises(CheckFailed, match="cycles an iteration"):
+        verify(it.graph, it.target, shallow)
+
+
+def test_the_simulator_sees_an_overwritten_buffer() -> None:
+    """Two values share one buffer and nothing but the clock kept them apart."""
+    load = Node("L", "load", (UnitUse("TMA", 1),), 10, 1, 0, {}, 1, True, True, (1, 500))
+    keep = Node("A", "keep", latency=1, memory={"smem": 200000})
+    other = Node("B", "other", latency=1, memory={"smem": 200000})
+    read = Node("R", "read", latency=1)
+    last = Node("T", "last", latency=1)
+    edges = (Edge("A", "R", 1), Edge("L", "R", 10), Edge("B", "T", 1))
+    graph = Graph("clocked", (load, keep, other, read, last), edges)
+    groups = {"L": "load", "A": "compute0", "R": "compute0", "B": "compute1", "T": "compute1"}
+    times = {"L": 0, "A": 0, "R": 10, "B": 20, "T": 21}
+    schedule = assemble(graph, target_b(), OURS, 40, times, groups)
+    assert check(graph, target_b(), schedule).passed
+    assert any("smem holds 400000" in h for h in simulate(graph, target_b(), schedule).hazards)
+
+
+def test_a_slow_steady_state_is_refused() -> None:
+    hasty = replace(GOOD, initiation_interval=1024)
+    with pytest.raises(CheckFailed, match="promises 1024"):
+        verify(graph_b(), target_b(), hasty)

@@ -1,0 +1,141 @@
+"""Bad input: one line, exit code 2, the culprit named. And the files that come out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import problem, solved
+from fixtures import graph_a, graph_b
+
+from warploom.errors import InputError
+from warploom.schedule import Graph, Schedule, Target
+from warploom.schedule.gantt import show
+from warploom.schedule.picture import svg
+from warploom.schedule.steady import steady_rows
+from warploom.schedule.trace import chrome_trace
+
+
+def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "warploom", "schedule", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
+
+
+def spoiled(**change: Any) -> dict[str, Any]:
+    data = graph_a().to_json()
+    for key, value in change.items():
+        where, _, field = key.partition("_")
+        data[where][0][field] = value
+    return data
+
+
+BAD = {
+    "cycle S -> P -> O -> S has distance 0": {
+        **graph_a().to_json(),
+        "edges": [{"src": a, "dst": b, "delay": 1} for a, b in ("SP", "PO", "OS")],
+    },
+    "negative delay": spoiled(edges_delay=-1),
+    "names node 'Q'": spoiled(edges_dst="Q"),
+    "has kind 'maybe'": spoiled(edges_kind="maybe"),
+    "latency is 'long', expected int": spoiled(nodes_latency="long"),
+    "unknown field 'speed'": spoiled(nodes_speed=1),
+    "appears twice": {**graph_a().to_json(), "nodes": graph_a().to_json()["nodes"] * 2},
+    "schema 'x'": {"schema": "x"},
+    "'nodes' is missing": {"schema": "warploom.graph", "version": 1},
+    "no nodes": {"schema": "warploom.graph", "version": 1, "nodes": [], "edges": []},
+    "expected a JSON object": [],
+    "latency_range [3], expected [low, high]": spoiled(nodes_latency_range=[3]),
+    "memory is {'smem': 'big'}": spoiled(nodes_memory={"smem": "big"}),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_a_bad_graph_names_the_culprit(message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Graph.from_json(BAD[message], "g.json")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+COMMANDS = {
+    "unknown unit 'EXP'": ("a.json",),
+    "cannot read missing.json": ("missing.json",),
+    "not JSON at line 1": ("broken.json",),
+    "no graph 'atention', did you mean 'attention'": ("atention",),
+    "--time-limit": ("attention", "--time-limit", "0"),
+    "one iteration needs": ("attention", "--set", "keys=512"),
+    "has no parameter 'rouws'": ("attention", "--set", "rouws=1"),
+    "unknown cost 'speed'": ("attention", "--costs", "speed=1"),
+    "expected one of ('low', 'nominal', 'high')": ("attention", "--at", "worst"),
+    "fits no group": ("attention", "--registers", "255", "--gpu", "h100", "--groups", "-1"),
+    "template fa4 puts S0 in mma": ("attention", "--template", "fa4"),
+    "is a directory": ("gemm", "--svg", "."),
+}
+
+
+@pytest.mark.parametrize("message", COMMANDS)
+def test_the_command_says_so_in_one_line(message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(graph_a().to_json()))
+    (tmp_path / "broken.json").write_text("{")
+    done = run(*COMMANDS[message], cwd=tmp_path)
+    if message == "fits no group":
+        message = "--groups -1"
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_unit_bound_proof_of_a_capacity_error_names_the_culprit() -> None:
+    done = run("attention", "--set", "keys=512")
+    assert "K 131072" in done.stderr and "V 131072" in done.stderr
+
+
+def test_the_command_writes_what_it_is_asked_for(tmp_path: Path) -> None:
+    done = run("gemm", "--json", "o.json", "--trace", "t.json", "--svg", "p.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "II 1024 cycles" in done.stdout and "no rule broken" in done.stdout
+    data = json.loads((tmp_path / "o.json").read_text())
+    schedule = Schedule.from_json(data["schedule"])
+    assert Graph.from_json(data["graph"]).name == schedule.graph
+    assert Target.from_json(data["target"]).name == "h100"
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert (tmp_path / "p.svg").read_text().startswith("<svg")
+    quiet = run("gemm", "--json", "-", cwd=tmp_path)
+    assert json.loads(quiet.stdout)["schedule"]["initiation_interval"] == 1024
+
+
+def test_json_round_trips() -> None:
+    graph = graph_b()
+    assert Graph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
+    schedule, where = solved("attention", "b200"), problem("attention", "b200").target
+    assert Schedule.from_json(json.loads(json.dumps(schedule.to_json()))) == schedule
+    assert Target.from_json(json.loads(json.dumps(where.to_json()))) == where
+    with pytest.raises(InputError, match="unknown field 'colour'"):
+        Schedule.from_json({**schedule.to_json(), "colour": 1})
+
+
+def test_pictures_show_every_operation() -> None:
+    it, schedule = problem("attention", "b200"), solved("attention", "b200")
+    rows = steady_rows(it.graph, it.target, schedule)
+    drawn = {bar.node for row in rows if row.kind == "group" for bar in row.bars}
+    assert drawn == set(it.graph.by_id)
+    for row in rows:
+        if row.kind == "unit":
+            ordered = sorted(row.bars, key=lambda bar: bar.start)
+            for first, second in zip(ordered, ordered[1:], strict=False):
+                assert first.end <= second.start  # a unit serves one operation at a time
+        assert all(0 <= b.start < b.end <= schedule.initiation_interval for b in row.bars)
+    text = svg(it.graph, it.target, schedule)
+    assert text.count("<title>") >= len(it.graph.nodes)
+    events = chrome_trace(it.graph, it.target, schedule, 3)["traceEvents"]
+    assert sum(e["ph"] == "X" and e["pid"] == 1 for e in events) == 3 * len(it.graph.nodes)
+
+
+def test_the_terminal_picture_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    it, schedule = problem("attention", "h100"), solved("attention", "h100")
+    show(it.graph, it.target, schedule)
+    out = capsys.readouterr().out
+    assert "II 2048 cycles" in out and "TC" in out and "100%" in out and "compute0" in out

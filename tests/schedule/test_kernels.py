@@ -1,0 +1,210 @@
+"""Shapes the field knows, found and not pinned; ablations; templates; tiles; several optima."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import problem, solved
+
+from warploom.errors import CheckFailed, InputError
+from warploom.schedule import check, lower_bounds, verify
+from warploom.schedule.catalogue import GRAPHS, build, parse_params
+from warploom.schedule.costs import costs, target
+from warploom.schedule.enumerate import top_schedules
+from warploom.schedule.explain import explain
+from warploom.schedule.objectives import TRAFFIC
+from warploom.schedule.schedule import Schedule
+from warploom.schedule.solve import Problem, solve
+from warploom.schedule.solver import Effort
+from warploom.schedule.templates import pinned, template
+from warploom.schedule.tiles import grid_of, search_tiles
+
+
+def members(schedule: Schedule, group: str) -> set[str]:
+    return {node for node, where in schedule.group.items() if where == group}
+
+
+def test_ping_pong_is_found_on_hopper() -> None:
+    it, schedule = problem("attention", "h100"), solved("attention", "h100")
+    assert schedule.proof.status == "analytic" and schedule.objectives[0].proved
+    for x in "01":  # one group a sub-tile
+        assert len({g for n, g in schedule.group.items() if n.endswith(x)}) == 1
+    interval = schedule.initiation_interval
+    begin = {x: schedule.time[f"P{x}"] % interval for x in "01"}
+    width = it.graph.by_id["P0"].uses[0].cycles
+    gap = (begin["1"] - begin["0"]) % interval
+    assert width <= gap <= interval - width  # the exponentials take turns
+    products = sorted((schedule.time[n] % interval, n) for n in ("S0", "O0", "S1", "O1"))
+    assert sum(it.graph.by_id[n].uses[0].cycles for _, n in products) == interval
+
+
+def test_the_five_groups_of_fa4_are_found_on_blackwell() -> None:
+    schedule = solved("attention", "b200")
+    assert schedule.proved
+    by_group = {frozenset(members(schedule, group.name)) for group in schedule.groups}
+    softmax = [
+        frozenset(f"{n}{x}" for n in ("LS", "M", "A", "U", "P", "R", "C", "W")) for x in "01"
+    ]
+    expected = {
+        frozenset("KV"),
+        frozenset({"S0", "S1", "O0", "O1"}),
+        frozenset({"X0", "X1"}),
+        *softmax,
+    }
+    assert by_group == expected
+
+
+@pytest.mark.parametrize("gpu", ["h100", "b200"])
+def test_backward_is_solved(gpu: str) -> None:
+    it, schedule = problem("attention_backward", gpu, 12.0), solved("attention_backward", gpu, 12.0)
+    assert schedule.proof.status == "analytic"
+    assert check(it.graph, it.target, schedule, it.prices).passed
+    verify(it.graph, it.target, schedule)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h200", "b200"])
+@pytest.mark.parametrize("name", list(GRAPHS))
+def test_every_graph_solves_on_every_family(name: str, gpu: str) -> None:
+    table = costs(gpu)
+    where = target(table)
+    graph = build(name, table)
+    schedule = solve(Problem(graph, where, effort=Effort(8), objectives=()))
+    assert schedule.initiation_interval >= lower_bounds(graph, where).minimum
+    assert check(graph, where, schedule).passed
+    verify(graph, where, schedule, seeds=1)
+
+
+def test_fewer_groups_than_fa4_cannot_hold_the_interval() -> None:
+    it = problem("attention", "b200")
+    one = replace(it, target=it.target.with_groups(1, single=1))
+    found = explain(one, 3349, stages=3)
+    assert found.status == "INFEASIBLE" and found.causes
+    two = explain(replace(it, target=it.target.with_groups(2, single=0)), 3349, stages=3)
+    assert two.status in ("SAT", "OPTIMAL")  # honest: two softmax groups can do all of it
+
+
+def test_without_sub_tiles_the_interval_per_row_is_worse() -> None:
+    table = costs("b200")
+    whole = build("attention", table, {"rows": 128, "subtiles": 1})
+    schedule = solve(Problem(whole, target(table), effort=Effort(8), objectives=()))
+    both = solved("attention", "b200")
+    assert 2 * schedule.initiation_interval > 1.5 * both.initiation_interval
+
+
+def test_templates_are_checked_simulated_and_compared() -> None:
+    results: dict[str, int] = {}
+    for gpu, name in (("h100", "fa3_pingpong"), ("h100", "fa3_intra"), ("b200", "fa4"),
+                      ("b200", "lcsf"), ("a100", "multistage")):  # fmt: skip
+        free = problem("attention", gpu)
+        it = pinned(template(name), replace(free, objectives=(), effort=Effort(8)))
+        schedule = solve(it)
+        assert check(free.graph, it.target, schedule).passed  # the graph without the pins too
+        verify(it.graph, it.target, schedule, seeds=1)
+        results[f"{name}@{gpu}"] = schedule.initiation_interval
+    assert results["fa4@b200"] == solved("attention", "b200").initiation_interval
+    assert results["lcsf@b200"] > results["fa4@b200"]
+    assert results["fa3_pingpong@h100"] == solved("attention", "h100").initiation_interval
+
+
+def test_a_template_that_cannot_be_honoured_raises() -> None:
+    with pytest.raises(InputError, match="template fa4 puts S0 in mma"):
+        pinned(template("fa4"), problem("attention", "h100"))
+    with pytest.raises(InputError, match="no schedule template 'fa5'"):
+        template("fa5")
+
+
+def test_top_k_are_distinct_and_equally_good() -> None:
+    it = replace(problem("gemm_epilogue", "h100"), effort=Effort(8))
+    found = top_schedules(it, solved("gemm_epilogue", "h100"), 3)
+    assert len(found) >= 2
+    orders = set()
+    for schedule in found:
+        assert [o.value for o in schedule.objectives] == [o.value for o in found[0].objectives]
+        interval = schedule.initiation_interval
+        orders.add(
+            tuple(
+                (g.name, tuple(sorted((schedule.time[n] % interval, schedule.stage(n), n)
+                               for n in members(schedule, g.name))))
+                for g in schedule.groups
+            )
+        )  # fmt: skip
+    assert len(orders) == len(found)
+
+
+def test_tiles_are_searched_and_the_best_has_fewest_cycles_a_flop() -> None:
+    table = costs("h200")
+    shapes = grid_of({"columns": [64, 128, 256], "rows": [128], "subtiles": [2]})
+    shapes.append({"rows": 512, "columns": 256, "subtiles": 2})
+    results = search_tiles("gemm", table, target(table), shapes, Effort(5))
+    assert results[0].params["columns"] == 256
+    assert results[-1].schedule is None and "words in each warp" in results[-1].reason
+    costs_of = [r.cycles_per_kflop for r in results]
+    assert costs_of == sorted(costs_of)
+
+
+def test_robust_costs_bound_the_interval_from_both_sides() -> None:
+    found = {}
+    for end in ("low", "nominal", "high"):
+        table = costs("h100", end)
+        graph = build("attention", table)
+        found[end] = solve(Problem(graph, target(table), effort=Effort(8), objectives=()))
+    assert (
+        found["low"].initiation_interval
+        <= found["nominal"].initiation_interval
+        <= found["high"].initiation_interval
+    )
+    # The robust schedule is legal for the nominal costs as it stands.
+    table = costs("h100")
+    graph, where = build("attention", table), target(table)
+    robust = found["high"]
+    length = max(robust.time[n.id] + n.span for n in graph.nodes)
+    report = check(graph, where, replace(robust, length=length, objectives=()))
+    assert report.passed, report.findings
+
+
+def test_costs_can_be_overridden_and_name_their_keys() -> None:
+    table = costs("h100").override("bench 7", load_latency=(400, 520, 700), mma_issue=9)
+    assert table.value("load.latency") == 520 and table.at("high").value("load.latency") == 700
+    assert table.costs["load.latency"].source == "bench 7"
+    with pytest.raises(InputError, match="unknown cost 'load_speed'"):
+        table.override("x", load_speed=3)
+    with pytest.raises(InputError, match="has no cost 'tmem.load_latency'"):
+        table.value("tmem.load_latency")
+    for cost in table.costs.values():
+        assert cost.source and cost.unit and cost.kind
+
+
+def test_a_time_out_returns_the_best_found_marked_unproved() -> None:
+    it = replace(problem("attention_backward", "b200"), effort=Effort(1.2))
+    try:
+        schedule = solve(it)
+    except CheckFailed as error:
+        pytest.fail(f"nothing came back: {error}")
+    assert check(it.graph, it.target, schedule).passed
+    assert not schedule.proved or len(schedule.objectives) < 5
+    text = str(schedule)
+    assert "unproved" in text or len(schedule.objectives) < 5
+
+
+def test_equal_seeds_give_equal_schedules() -> None:
+    it = replace(problem("gemm_epilogue", "h100"), objectives=(TRAFFIC,))
+    assert solve(it).time == solve(it).time
+
+
+def test_bad_parameters_name_themselves() -> None:
+    table = costs("h100")
+    cases = {
+        "no parameter 'row'": {"row": 1},
+        "rows='x', expected a whole number": {"rows": "x"},
+        "expected bf16, fp16 or fp8": {"dtype": "fp4"},
+        "does not split into 2 sub-tiles": {"rows": 100},
+        "emulate=2, expected a fraction": {"emulate": 2},
+    }
+    for message, params in cases.items():
+        with pytest.raises(InputError, match=message):
+            build("attention", table, params)
+    with pytest.raises(InputError, match="did you mean 'attention'"):
+        build("atention", table)
+    with pytest.raises(InputError, match="expected name=value"):
+        parse_params(["rows"])
