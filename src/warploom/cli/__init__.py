@@ -10,6 +10,7 @@ from warploom import __version__
 from warploom.cli.build import build, run
 from warploom.cli.derive import derive
 from warploom.cli.doctor import doctor
+from warploom.cli.sass import sass
 from warploom.cli.schedule import schedule
 from warploom.errors import WarploomError
 
@@ -28,6 +29,7 @@ app.command()(run)
 app.command()(derive)
 app.command()(doctor)
 app.command()(schedule)
+app.add_typer(sass)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,258 @@
+"""`warploom sass`: read, count, compare, check and verify machine code. No GPU needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from warploom.errors import InputError
+from warploom.files import write_text_atomically
+from warploom.report.sass_html import diff_html, show_html
+from warploom.report.sass_tables import diff_lines, lint_lines, stats_lines
+from warploom.report.sass_text import show as show_lines
+from warploom.report.sass_words import defs_and_uses, reasons
+from warploom.sass.aliasing import AliasMode
+from warploom.sass.cubin import Cubin, load
+from warploom.sass.diff import diff as diff_cubins
+from warploom.sass.explain import Explanation, explain
+from warploom.sass.kernel import Kernel, decode, decode_all
+from warploom.sass.lint import ERROR, lint
+from warploom.sass.loops import natural_loops
+from warploom.sass.paths import block_edges
+from warploom.sass.stats import stats as kernel_stats
+from warploom.sass.verify import verify as verify_cubins
+
+sass = typer.Typer(
+    name="sass",
+    help="Read, count, compare, check and verify GPU machine code (cubin files).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="a cubin file")]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="cubin files")]
+KernelName = Annotated[
+    str | None,
+    typer.Option("--kernel", metavar="NAME", help="which one, if a file has several"),
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="plain text on a terminal too")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="write one self-contained HTML page")
+]
+
+
+@sass.command()
+def show(
+    file: File,
+    kernel: KernelName = None,
+    defuse: Annotated[
+        bool, typer.Option("--defuse", help="registers written and read, under each instruction")
+    ] = False,
+    source: Annotated[bool, typer.Option("--source", help="source lines, where recorded")] = False,
+    html: Html = None,
+    block: Annotated[
+        int | None, typer.Option("--block", metavar="N", help="one basic block only")
+    ] = None,
+    json_output: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Print the instructions with control bits, blocks, loops and why each one stalls or waits."""
+    cubin = load(file)
+    decoded = decode(cubin, kernel, with_source=source or json_output or html is not None)
+    if block is not None and not 0 <= block < len(decoded.blocks):
+        last = len(decoded.blocks) - 1
+        raise InputError(f"{file}: {decoded.name} has no block {block}; blocks are 0 to {last}")
+    if source and all(item.line.source is None for item in decoded.instructions):
+        raise InputError(f"{file} records no source lines; compile it with -lineinfo")
+    explanation = explain(decoded)
+    if html is not None:
+        write_text_atomically(html, show_html(cubin, decoded, explanation, block))
+        print(f"wrote {html}", file=sys.stderr)
+    if json_output:
+        _print_json(_show_json(cubin, decoded, explanation, block))
+    elif html is None:
+        _print(show_lines(decoded, explanation, block, defuse, source), no_color)
+
+
+@sass.command()
+def stats(
+    files: Files, kernel: KernelName = None, json_output: Json = False, no_color: NoColor = False
+) -> None:
+    """Print each kernel's instruction mix, loops, issue cycles, spills and other counts."""
+    found = [
+        (path, kernel_stats(cubin, decoded))
+        for path, cubin, decoded in _every_kernel(files, kernel)
+    ]
+    if json_output:
+        _print_json([{"file": str(path), **one.to_json()} for path, one in found])
+    else:
+        _print((line for _, one in found for line in stats_lines(one)), no_color)
+
+
+@sass.command()
+def diff(
+    before: File,
+    after: File,
+    kernel: KernelName = None,
+    html: Html = None,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="exit 1 when the code differs (default: always 0)")
+    ] = False,
+    json_output: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Compare two cubins: instructions moved, control edits, and everything else, aligned."""
+    first, second = load(before), load(after)
+    found = diff_cubins(first, second, kernel)
+    if html is not None:
+        write_text_atomically(html, diff_html(first, second, found))
+        print(f"wrote {html}", file=sys.stderr)
+    if json_output:
+        _print_json([one.to_json() for one in found])
+    elif html is None:
+        _print((line for one in found for line in diff_lines(one)), no_color)
+    if exit_code and not all(one.same for one in found):
+        raise typer.Exit(1)
+
+
+@sass.command()
+def verify(
+    original: File,
+    candidate: File,
+    kernel: KernelName = None,
+    alias: Annotated[
+        AliasMode, typer.Option("--alias", help="what is assumed about pointers, see docs/sass.md")
+    ] = AliasMode.STRICT,
+    json_output: Json = False,
+) -> None:
+    """Check that CANDIDATE is a legal reordering of ORIGINAL; exit 1 and list why when not."""
+    verdict = verify_cubins(load(original), load(candidate), kernel, alias)
+    if json_output:
+        _print_json(
+            {
+                "legal": verdict.legal,
+                "alias": verdict.mode.value,
+                "moved": verdict.moved,
+                "control_edits": verdict.control_edits,
+                "findings": [asdict(finding) for finding in verdict.findings],
+            }
+        )
+    else:
+        print(verdict)
+        for finding in verdict.findings[1:]:
+            print(f"  {finding}")
+    if not verdict.legal:
+        raise typer.Exit(1)
+
+
+@sass.command(name="lint")
+def lint_command(
+    files: Files, kernel: KernelName = None, json_output: Json = False, no_color: NoColor = False
+) -> None:
+    """Check cubins on their own: waits, asynchronous registers, control fields; exit 1 if bad."""
+    found = [
+        (path, decoded.name, lint(decoded)) for path, _, decoded in _every_kernel(files, kernel)
+    ]
+    if json_output:
+        _print_json(
+            [
+                {"file": str(path), "kernel": name, "findings": [asdict(one) for one in findings]}
+                for path, name, findings in found
+            ]
+        )
+    else:
+        _print(
+            (
+                line
+                for path, name, findings in found
+                for line in lint_lines(f"{path.name} {name}", findings)
+            ),
+            no_color,
+        )
+    if any(finding.severity == ERROR for _, _, findings in found for finding in findings):
+        raise typer.Exit(1)
+
+
+def _every_kernel(files: list[Path], kernel: str | None) -> list[tuple[Path, Cubin, Kernel]]:
+    found: list[tuple[Path, Cubin, Kernel]] = []
+    for path in files:
+        cubin = load(path)
+        kernels = decode_all(cubin) if kernel is None else {kernel: decode(cubin, kernel)}
+        found.extend((path, cubin, decoded) for decoded in kernels.values())
+    return found
+
+
+def _show_json(
+    cubin: Cubin, kernel: Kernel, explanation: Explanation, block: int | None
+) -> dict[str, Any]:
+    """Version 1 of the listing as data; offsets in bytes, instruction numbers in reasons."""
+    following = block_edges(kernel)
+    chosen = [entry for entry in kernel.blocks if block is None or entry.index == block]
+    return {
+        "version": 1,
+        "file": cubin.origin,
+        "arch": cubin.arch,
+        "compiler": cubin.compiler,
+        "kernel": kernel.name,
+        "registers": kernel.code.registers,
+        "loops": [asdict(loop) for loop in natural_loops(kernel)],
+        "blocks": [
+            {
+                "block": entry.index,
+                "successors": following[entry.index],
+                "instructions": [
+                    _instruction_json(kernel, explanation, index)
+                    for index in range(entry.start, entry.end)
+                ],
+            }
+            for entry in chosen
+        ],
+    }
+
+
+def _instruction_json(kernel: Kernel, explanation: Explanation, index: int) -> dict[str, Any]:
+    item = kernel.instructions[index]
+    writes, reads = defs_and_uses(item)
+    stall = explanation.stalls.get(index)
+    return {
+        "index": index,
+        "offset": item.offset,
+        "guard": item.line.guard,
+        "opcode": item.line.opcode,
+        "operands": item.line.operands,
+        "control": asdict(item.control),
+        "writes": writes,
+        "reads": reads,
+        "pinned": item.pinned,
+        "source": item.line.source,
+        "stall_reason": asdict(stall) if stall is not None else None,
+        "wait_reasons": [asdict(wait) for wait in explanation.waits.get(index, ())],
+        "reasons": reasons(kernel, explanation, index),
+    }
+
+
+def _print(lines: Iterable[Text], no_color: bool) -> None:
+    """Colour on a terminal; plain when piped, with NO_COLOR set or when asked."""
+    plain = no_color or bool(os.environ.get("NO_COLOR")) or not sys.stdout.isatty()
+    if plain:
+        for line in lines:
+            print(line.plain)
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(line)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=1))
