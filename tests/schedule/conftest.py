@@ -16,11 +16,11 @@ from warploom.schedule.solver import Effort
 
 
 @cache
-def problem(name: str, gpu: str, seconds: float = 8.0) -> Problem:
+def problem(name: str, gpu: str, seconds: float = 30.0) -> Problem:
     table = costs(gpu)
     return Problem(build(name, table), target(table), effort=Effort(seconds))
 
 
 @cache
-def solved(name: str, gpu: str, seconds: float = 8.0) -> Schedule:
+def solved(name: str, gpu: str, seconds: float = 30.0) -> Schedule:
     return solve(problem(name, gpu, seconds))

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from fixtures import graph_a, graph_b, target_a, target_b, witness
 
+import warploom.schedule.solve as solve_module
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import Edge, Graph, Node, UnitUse, check, lower_bounds, verify
 from warploom.schedule.explain import explain
@@ -164,14 +165,12 @@ def test_a8_ablations_are_reported_with_their_status() -> None:
 
 
 def test_a9_no_answer_leaves_without_the_checker(monkeypatch: pytest.MonkeyPatch) -> None:
-    from warploom.schedule import solve as module
-
     def spoiled(*args: object, **kwargs: object):
         schedule = original(*args, **kwargs)
         return replace(schedule, time={**schedule.time, "S0": schedule.time["S1"]})
 
-    original = module.read_schedule
-    monkeypatch.setattr(module, "read_schedule", spoiled)
+    original = solve_module.read_schedule
+    monkeypatch.setattr(solve_module, "read_schedule", spoiled)
     with pytest.raises(CheckFailed, match="schedule is illegal"):
         solve(problem_b(2, stages=2))
 

@@ -124,6 +124,6 @@ def test_the_simulator_sees_an_overwritten_buffer() -> None:
 
 
 def test_a_slow_steady_state_is_refused() -> None:
-    hasty = replace(GOOD, initiation_interval=1024)
-    with pytest.raises(CheckFailed, match="promises 1024"):
+    hasty = replace(GOOD, initiation_interval=2000)
+    with pytest.raises(CheckFailed, match="promises 2000"):
         verify(graph_b(), target_b(), hasty)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ COMMANDS = {
     "not JSON at line 1": ("broken.json",),
     "no graph 'atention', did you mean 'attention'": ("atention",),
     "--time-limit": ("attention", "--time-limit", "0"),
-    "one iteration needs": ("attention", "--set", "keys=512"),
+    "one iteration needs": ("gemm", "--set", "depth=512"),
     "has no parameter 'rouws'": ("attention", "--set", "rouws=1"),
     "unknown cost 'speed'": ("attention", "--costs", "speed=1"),
     "expected one of ('low', 'nominal', 'high')": ("attention", "--at", "worst"),
@@ -88,9 +89,9 @@ def test_the_command_says_so_in_one_line(message: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_unit_bound_proof_of_a_capacity_error_names_the_culprit() -> None:
-    done = run("attention", "--set", "keys=512")
-    assert "K 131072" in done.stderr and "V 131072" in done.stderr
+def test_a_capacity_error_names_the_culprit() -> None:
+    done = run("gemm", "--set", "depth=512")
+    assert "A 131072" in done.stderr and "B 262144" in done.stderr
 
 
 def test_the_command_writes_what_it_is_asked_for(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_pictures_show_every_operation() -> None:
     for row in rows:
         if row.kind == "unit":
             ordered = sorted(row.bars, key=lambda bar: bar.start)
-            for first, second in zip(ordered, ordered[1:], strict=False):
+            for first, second in pairwise(ordered):
                 assert first.end <= second.start  # a unit serves one operation at a time
         assert all(0 <= b.start < b.end <= schedule.initiation_interval for b in row.bars)
     text = svg(it.graph, it.target, schedule)

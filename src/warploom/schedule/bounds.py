@@ -120,6 +120,22 @@ def longest_path(graph: Graph, interval: int) -> int:
     return max(start[node.id] + node.span for node in graph.nodes)
 
 
+def topological_order(graph: Graph) -> list[str]:
+    """Nodes such that every edge of distance 0 leads forward."""
+    left = {n.id: sum(e.distance == 0 for e in graph.incoming[n.id]) for n in graph.nodes}
+    ready = [name for name, count in left.items() if count == 0]
+    order: list[str] = []
+    while ready:
+        name = ready.pop(0)
+        order.append(name)
+        for edge in graph.outgoing[name]:
+            if edge.distance == 0:
+                left[edge.dst] -= 1
+                if left[edge.dst] == 0:
+                    ready.append(edge.dst)
+    return order
+
+
 def serial_length(graph: Graph) -> int:
     """The interval at which nothing overlaps: where a search for a feasible one may stop.
 

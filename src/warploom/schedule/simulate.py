@@ -64,7 +64,8 @@ class _Group:
 
     program: list[Instance]
     next: int = 0
-    free: int = 0  # the stream can issue again
+    last: int = 0  # when it last issued: the next one is not earlier
+    free: int = 0  # an operation that takes issue slots can follow
     drained: int = 0  # everything it executes itself is done: a barrier wait can start
 
 
@@ -179,7 +180,7 @@ def _earliest(it: _Machine, group: _Group, instance: Instance) -> int | None:
     """When the head of a group could issue; None while something it needs has not issued."""
     name, i = instance
     node = it.graph.by_id[name]
-    moment = group.free
+    moment = max(group.last, group.free) if node.issue else group.last
     waits = False
     for edge in it.graph.incoming[name]:
         source = (edge.src, i - edge.distance)
@@ -249,7 +250,8 @@ def _issue(it: _Machine, group: _Group, moment: int) -> None:
     node = it.graph.by_id[instance[0]]
     it.issued[instance] = moment
     group.next += 1
-    group.free = moment + node.issue
+    group.last = moment
+    group.free = max(group.free, moment + node.issue)
     short = node.asynchronous and it.schedule.rules.window == "issue"
     busy = max(1, node.issue if short else node.latency)
     group.drained = max(group.drained, moment + busy)

@@ -18,21 +18,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from warploom.errors import CheckFailed
-from warploom.schedule.bounds import Bounds, longest_path, lower_bounds, serial_length
+from warploom.schedule.bounds import (
+    Bounds,
+    longest_path,
+    lower_bounds,
+    serial_length,
+    topological_order,
+)
 from warploom.schedule.checker import check
 from warploom.schedule.encoding import Encoding, encode_times
 from warploom.schedule.encoding_groups import add_groups, add_lifetimes
 from warploom.schedule.encoding_memory import add_memory
 from warploom.schedule.graph import Graph
-from warploom.schedule.objectives import LENGTH, REGISTER_TIME, STAGES, Stage, register_weight
+from warploom.schedule.objectives import (
+    BUSIEST,
+    LENGTH,
+    REGISTER_TIME,
+    STAGES,
+    Stage,
+    hold_cycles,
+    register_weight,
+)
 from warploom.schedule.readout import death, read_schedule
 from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.schedule import Objective, Proof, Schedule
-from warploom.schedule.solver import NAME, Answer, Effort, Variable, run
+from warploom.schedule.solver import NAME, Answer, Effort, IntVar, Variable, run
 from warploom.schedule.target import Target
 
 EXTRA_STAGES = 2
-GRACE = 2.0
+GRACE = 10.0
+MOST_POINTS = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -241,10 +256,7 @@ def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
     while found is None:
         interval = min(serial, failed + step)
         last = interval == serial
-        effort = clock.share(0.1)
-        if last:
-            effort = replace(effort, seconds=max(GRACE, effort.seconds))
-        here = _first(problem, interval, effort)
+        here = _serial(problem, serial) if last else _first(problem, interval, clock.share(0.1))
         if here.answer.found:
             found = here
         elif last:
@@ -260,6 +272,29 @@ def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
     return found
 
 
+def _serial(problem: Problem, interval: int) -> Found:
+    """One iteration at a time, from a hint that runs the operations one after the other.
+
+    It may take a few seconds beyond the time limit, so that a time-out has something to return.
+    """
+    it = joint_encoding(problem, interval, 1)
+    hint: dict[int, int] = {}
+    moment = 0
+    for name in topological_order(problem.graph):
+        moment = max(
+            [moment]
+            + [
+                hint[it.time[e.src].index] + e.delay + e.spill_cost
+                for e in problem.graph.incoming[name]
+                if e.distance == 0
+            ]
+        )
+        hint[it.time[name].index] = moment
+        moment += problem.graph.by_id[name].span
+    effort = replace(problem.effort, seconds=max(GRACE, 0.1 * problem.effort.seconds))
+    return Found(interval, 1, run(it.model, effort, decisions(it), hint))
+
+
 def _impossible(problem: Problem, serial: int, status: str) -> str:
     verdict = (
         "none exists" if status == "INFEASIBLE" else f"none found in {problem.effort.seconds:g} s"
@@ -267,31 +302,42 @@ def _impossible(problem: Problem, serial: int, status: str) -> str:
     return (
         f"graph {problem.graph.name}: no schedule on target {problem.target.name} even at the "
         f"serial interval {serial}, where nothing overlaps ({verdict}): its groups, registers or "
-        f"memory cannot hold it (a register value may live {problem.rules.unroll or 'any number of'}"
-        " x II)"
+        "memory cannot hold it (rules.unroll is "
+        f"{problem.rules.unroll}: how many intervals a register value may live)"
     )
 
 
 def _optimise(
     problem: Problem, it: Encoding, hint: Mapping[int, int], clock: Clock
 ) -> tuple[tuple[Objective, ...], Mapping[int, int]]:
-    """Minimise one objective after the other; each best value is a constraint on the next."""
+    """Minimise one objective after the other; each best value is a constraint on the next.
+
+    Values are read from the last answer: a stage cut short may be bettered by a later one.
+    """
     objectives: list[Objective] = []
+    totals: list[IntVar] = []
     values = hint
     for position, stage in enumerate(problem.objectives):
-        expression = stage.expression(it, problem.prices)
-        it.model.minimize(expression)
+        total = it.model.new_int_var(0, MOST_POINTS, stage.name)
+        it.model.add(total == stage.expression(it, problem.prices))
+        it.model.minimize(total)
         left = len(problem.objectives) - position
-        answer = run(it.model, clock.share(max(0.4, 1 / left)), decisions(it), values)
+        answer = run(
+            it.model, clock.share(max(0.4, 1 / left)), [*decisions(it), *totals, total], values
+        )
+        it.model.clear_objective()
         if not answer.found:
             break  # time is up: the stages so far stand, this one keeps the schedule it had
         values = answer.values
-        objectives.append(
-            Objective(stage.name, answer.value, answer.bound, stage.unit, round(answer.seconds, 3))
-        )
-        it.model.clear_objective()
-        it.model.add(expression <= answer.value)
-    return tuple(objectives), values
+        totals.append(total)
+        it.model.add(total <= answer.value)
+        spent = round(answer.seconds, 3)
+        objectives.append(Objective(stage.name, answer.value, answer.bound, stage.unit, spent))
+    final = tuple(
+        replace(item, value=values[total.index])
+        for item, total in zip(objectives, totals, strict=True)
+    )
+    return final, values
 
 
 def _prove(problem: Problem, bounds: Bounds, start: Start, seconds: float) -> Proof:
@@ -313,15 +359,19 @@ def _prove(problem: Problem, bounds: Bounds, start: Start, seconds: float) -> Pr
 
 
 def recount(problem: Problem, schedule: Schedule) -> Schedule:
-    """Objective values as the schedule has them: a stage cut short may have left slack."""
-    graph, rules = problem.graph, schedule.rules
+    """Objective values as the schedule has them, where a model's sums may have left slack."""
+    graph, interval = problem.graph, schedule.initiation_interval
     lives = {
-        n.id: death(graph, rules, schedule.initiation_interval, schedule.time, n.id)
-        - schedule.time[n.id]
+        n.id: death(graph, schedule.rules, interval, schedule.time, n.id) - schedule.time[n.id]
         for n in graph.nodes
+    }
+    held = {
+        g.name: sum(hold_cycles(n) for n in graph.nodes if schedule.group[n.id] == g.name)
+        for g in schedule.groups
     }
     actual = {
         REGISTER_TIME.name: sum(register_weight(n) * lives[n.id] for n in graph.nodes),
+        BUSIEST.name: max(held.values(), default=0),
         LENGTH.name: schedule.length,
     }
     objectives = tuple(
