@@ -8,11 +8,11 @@ from warploom.diagram.cascade import Refusal
 from warploom.diagram.chunk import exchange
 from warploom.diagram.derive import shrunk_sizes
 from warploom.diagram.graph import Diagram
-from warploom.diagram.kernel import Kernel, Loop
+from warploom.diagram.kernel import Kernel, Loop, LoopKind
 from warploom.diagram.legal import make_kernel
 from warploom.diagram.library import formula
 
-KINDS = {"g": "group", "s": "stream", "w": "split"}
+KINDS: dict[str, LoopKind] = {"g": "group", "s": "stream", "w": "split"}
 
 # formula: nests, as loop symbols from the outside in
 NESTS: tuple[tuple[str, str], ...] = (
@@ -53,7 +53,7 @@ NESTS: tuple[tuple[str, str], ...] = (
 
 def loops(text: str) -> list[Loop]:
     """`"g_q s_x"` as loops."""
-    return [Loop(s[2:], KINDS[s[0]]) for s in text.split()]  # type: ignore[arg-type]
+    return [Loop(s[2:], KINDS[s[0]]) for s in text.split()]
 
 
 def small(name: str, limit: int = 14) -> Diagram:
@@ -81,4 +81,6 @@ def tilings(made: Kernel) -> Iterator[Kernel]:
     """The kernel with several tile choices, some that divide and some that do not."""
     for group, stream, split in ((4, 3, 5), (3, 2, 6), (1, 1, 4), (6, 4, 100)):
         sizes = {"group": group, "stream": stream, "split": split}
-        yield made.tiled({l.symbol: min(sizes[l.kind], made.body.size[l.axis]) for l in made.loops})
+        yield made.tiled(
+            {each.symbol: min(sizes[each.kind], made.body.size[each.axis]) for each in made.loops}
+        )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.diagram.cases import loops
+
 from warploom.diagram import hierarchy as h
 from warploom.diagram.cascade import Refusal
 from warploom.diagram.gpu import gpu

@@ -8,8 +8,8 @@ from random import Random
 
 import numpy as np
 import pytest
-
 from tests.diagram.cases import small
+
 from warploom.diagram import certify, legal
 from warploom.diagram import frontend as f
 from warploom.diagram.cascade import Refusal, dependent, reductions, scalar_form
@@ -18,7 +18,7 @@ from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.external import sympy
 from warploom.diagram.frontend import build, tensor
 from warploom.diagram.graph import Diagram
-from warploom.diagram.lemmas import MONOID_IDENTITIES, REGISTERED
+from warploom.diagram.lemmas import MONOID_IDENTITIES, REGISTERED, Registered
 from warploom.diagram.library import formula
 from warploom.diagram.streaming import make_streamable, monoid_of
 
@@ -154,10 +154,10 @@ def test_what_has_no_finite_state_is_refused() -> None:
 
 
 @pytest.mark.parametrize("entry", REGISTERED, ids=lambda e: e.name)
-def test_registered_identities_hold_symbolically_and_exactly(entry: object) -> None:
+def test_registered_identities_hold_symbolically_and_exactly(entry: Registered) -> None:
     sp = sympy()
     rng = Random(3)
-    for left, right in entry.identities:  # type: ignore[attr-defined]
+    for left, right in entry.identities:
         a, b = sp.sympify(left), sp.sympify(right)
         assert sp.simplify(a - b) == 0
         point = {s: sp.Rational(rng.randint(1, 90), 37) for s in a.free_symbols | b.free_symbols}
@@ -175,9 +175,19 @@ def compose(
 
 def exact_merges(x: list[Fraction], y: list[Fraction]) -> dict[str, tuple[object, object]]:
     """(whole, from parts) of every seed on exact rationals; top-k with k = 3, scan on pairs."""
-    mean = lambda v: sum(v) / len(v)  # noqa: E731
-    m2 = lambda v: sum((e - mean(v)) ** 2 for e in v)  # noqa: E731
     n, k = len(x), len(y)
+
+    def mean(v: list[Fraction]) -> Fraction:
+        return sum(v, Fraction(0)) / len(v)
+
+    def m2(v: list[Fraction]) -> Fraction:
+        return sum(((e - mean(v)) ** 2 for e in v), Fraction(0))
+
+    def top(v: list[Fraction]) -> list[Fraction]:
+        return sorted(v, reverse=True)[:3]
+
+    def arg(v: list[Fraction]) -> int:
+        return max(range(len(v)), key=lambda i: (v[i], -i))
 
     def scan(v: list[Fraction]) -> tuple[Fraction, Fraction]:
         state = (Fraction(1), Fraction(0))
@@ -186,12 +196,10 @@ def exact_merges(x: list[Fraction], y: list[Fraction]) -> dict[str, tuple[object
         return state
 
     both = x + y
-    top = lambda v: sorted(v, reverse=True)[:3]  # noqa: E731
-    arg = lambda v: max(range(len(v)), key=lambda i: (v[i], -i))  # noqa: E731
     return {
         "dot product": (sum(both), sum(x) + sum(y)),
-        "maximum": (max(both), max(max(x), max(y))),
-        "minimum": (min(both), min(min(x), min(y))),
+        "maximum": (max(both), max(top(x)[0], top(y)[0])),
+        "minimum": (min(both), min(sorted(x)[0], sorted(y)[0])),
         "mean (weighted)": (mean(both), mean(x) + (mean(y) - mean(x)) * Fraction(k, n + k)),
         "Welford / Chan": (
             m2(both),

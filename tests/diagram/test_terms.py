@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-
 from tests.diagram.cases import small
+
 from warploom.diagram import frontend as f
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.frontend import build, tensor
@@ -122,9 +123,9 @@ BAD_TERMS = (
 
 
 @pytest.mark.parametrize(("make", "says"), BAD_TERMS)
-def test_bad_terms_are_refused_with_the_reason(make: object, says: str) -> None:
+def test_bad_terms_are_refused_with_the_reason(make: Callable[[], object], says: str) -> None:
     with pytest.raises(InputError) as refused:
-        make()  # type: ignore[operator]
+        make()
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 

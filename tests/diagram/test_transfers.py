@@ -1,12 +1,12 @@
-"""T7: the cost formula equals what an execution moves, and execution equals the formula's meaning."""
+"""T7: the cost formula equals what an execution moves, and both equal the meaning."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-
 from tests.diagram.cases import NESTS, kernel, small, tilings
+
 from warploom.diagram import cost
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.execute import run_kernels
@@ -36,7 +36,7 @@ def test_symbolic_cost_is_exact_when_tiles_divide(name: str, nest: str) -> None:
     made = made.resized(sizes)
     for step in (1, 2, 3, 4, 12):
         tiled = made.tiled(
-            {l.symbol: 12 if l.kind == "split" and step > 4 else step for l in made.loops}
+            {each.symbol: 12 if each.kind == "split" and step > 4 else step for each in made.loops}
         )
         symbolic = cost.numbers(tiled, cost.traffic(tiled))
         assert symbolic == pytest.approx(cost.exact_traffic(tiled), rel=1e-9)
@@ -84,7 +84,7 @@ def test_padded_count_is_the_first_form_of_the_handbook() -> None:
     assert cost.padded_traffic(tiled) == 3 * (2 * 4 * 4 + 2 * 8 * 4)
 
 
-# --- planted faults: the referee must notice -------------------------------------------------------
+# --- planted faults: the referee must notice ------------------------------------------------------
 
 
 def test_a_wrong_correction_is_caught() -> None:

@@ -48,7 +48,9 @@ def derive(
         if svg is not None:
             raise InputError("--svg draws one derivation: give one GPU and one type")
         rows = compare_gpus(diagram, gpus, dtypes)
-        typer.echo(json.dumps([row.to_json() for row in rows], indent=1) if as_json else table(rows))
+        typer.echo(
+            json.dumps([row.to_json() for row in rows], indent=1) if as_json else table(rows)
+        )
         return
     if memory:
         found = run_derive(diagram, memory=memory, split=split)
@@ -78,13 +80,15 @@ def parse_sizes(pairs: list[str]) -> dict[str, int]:
     for pair in pairs:
         axis, equals, text = pair.partition("=")
         if not equals or not axis or not text.strip().isdigit() or int(text) < 1:
-            raise InputError(f"--set {pair!r}: expected AXIS=SIZE with a size of at least 1, as q=4096")
+            raise InputError(
+                f"--set {pair!r}: expected AXIS=SIZE with a size of at least 1, as q=4096"
+            )
         sizes[axis.strip()] = int(text)
     return sizes
 
 
 def load_diagram(name: str) -> Diagram:
-    """A named formula, or an object of a Python file: a Diagram, an Expr or a function giving one."""
+    """A named formula, or a Diagram, an Expr or a function giving one from a Python file."""
     if ".py" not in name:
         return formula(name)
     path_text, colon, attribute = name.rpartition(":")
@@ -104,5 +108,7 @@ def load_diagram(name: str) -> Diagram:
     if isinstance(found, Expr):
         return build(attribute, found)
     if not isinstance(found, Diagram):
-        raise InputError(f"{path}: {attribute} is {type(found).__name__}, expected a Diagram or Expr")
+        raise InputError(
+            f"{path}: {attribute} is {type(found).__name__}, expected a Diagram or Expr"
+        )
     return found

@@ -7,14 +7,14 @@ unless said), hence for our derivations, whose independent groups can be run one
 * matmul: 2mnk/√M - 2M for a contraction whose operands are elementwise images of external arrays
   (Smith, Lowery, Langou, van de Geijn 2019, 1702.02017). COSMA's 2mnk/√M + mn (1908.09606) is
   given beside it as the attainable form.
-* sandwich: S_ij = f(Σ_l A_il B_jl) followed by Σ_j g(S_ij) V_jm with f not linear, i.e. attention and
-  two-matmul networks. Proof: cut the run into phases of T transfers. A pair (i, j) whose S_ij is
-  evaluated from nothing in a phase needs a row of A (width d) and of B, and each of its products
-  with V needs V's element; with a rows of A, b of B, n elements of V in reach, a·d + b·d + n <= M + T
-  and at most a·n products arise, so at most (M+T)²/(4(d+e))·e after n <= b·e. Pairs that bring S_ij
-  (or a partial sum of it) along number at most M + T, each giving at most e products. So a phase
-  completes at most F(T) = e·[(M+T)²/(4d(d+e)) + M + T] of the q·x·e products, and
-  H >= T·floor(q·x·e / F(T)) for every T; we take the best T. (V absent: e -> 0 counts S itself.)
+* sandwich: S_ij = f(Σ_l A_il B_jl) followed by Σ_j g(S_ij) V_jm with f not linear, i.e. attention
+  and two-matmul networks. Proof: cut the run into phases of T transfers. A pair (i, j) whose S_ij
+  is evaluated from nothing in a phase needs a row of A (width d) and of B, and each of its products
+  with V needs V's element. With a rows of A, b of B and n <= b·e elements of V in reach,
+  a·d + b·d + n <= M + T and at most a·n products arise: at most e·(M+T)²/(4d(d+e)). Pairs that
+  bring S_ij (or a partial sum of it) along number at most M + T, each giving at most e products.
+  So a phase completes at most F(T) = e·[(M+T)²/(4d(d+e)) + M + T] of the q·x·e products, and
+  H >= T·floor(q·x·e / F(T)) for every T; we take the best T. (No V: S itself counts, e = 0.)
   This sharpens Saha & Ye's Θ(N²d²/M), 2402.07443, with a constant: 2N²d²/M as d²/M -> 0.
 * HBL: exponents only (no constant), by the linear program of Dinh & Demmel 2003.00119.
 """
@@ -41,7 +41,7 @@ class BoundBroken(WarploomError):
 
 @dataclass(frozen=True)
 class Bound:
-    """A proven lower bound in values: its name, the box it is about, the formula with its source."""
+    """A proven lower bound in values: name, the box it is about, formula and source."""
 
     name: str
     box: str
@@ -74,7 +74,7 @@ def check(diagram: Diagram, moved: float, capacity: float) -> Bound:
 
 
 def compulsory(diagram: Diagram) -> Bound:
-    """Inputs once, outputs once. Views may skip input elements, so their sources count touched ones."""
+    """Inputs once, outputs once; of a view's source only the elements it touches."""
     moved = 0.0
     for array in diagram.inputs:
         count = float(diagram.elements(array.name))
@@ -127,7 +127,7 @@ def cosma(diagram: Diagram, node: Node, capacity: float) -> float:
 
 
 def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
-    """The phase argument of the module docstring for S = contract(A, B) that is consumed on chip."""
+    """The phase argument of the module docstring for S = contract(A, B) that is no output."""
     frames = _frames(diagram, node)
     if frames is None or _is_external(diagram, node):
         return None
@@ -136,17 +136,13 @@ def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | Non
     if _has_mask_below(diagram, node):
         return None
     width = math.prod(float(diagram.size[a]) for a in node.over)
-    rows, columns, batch = frames
-    shared = _sharing(diagram, node)
-    if shared is None:
-        return None
+    rows, columns, _ = frames
     second = _second_width(diagram, node, rows, columns)
     pairs = math.prod(float(diagram.size[a]) for a in node.axes)
-    del batch
     best = 0.0
     for phase in capacity * np.geomspace(0.05, 50, 200):
         reach = capacity + phase
-        full = reach * reach / (4 * width * (width + second)) * shared
+        full = reach * reach / (4 * width * (width + second))
         best = max(best, float(phase) * math.floor(pairs / (full + reach)))
     statement = "T floor(q x / ((M+T)²/(4d(d+e)) + M + T)) (phases; sharpens 2402.07443)"
     return Bound("sandwich", node.name, best, statement) if best > 0 else None
@@ -164,12 +160,6 @@ def _frames(
     if not full or not a - b or not b - a:
         return None
     return a - b, b - a, a & b
-
-
-def _sharing(diagram: Diagram, node: Node) -> float | None:
-    """Axes that one operand lacks only multiply its rows; a batch axis leaves the argument as is."""
-    del diagram, node
-    return 1.0
 
 
 def _batches(diagram: Diagram, node: Node) -> float:

@@ -30,7 +30,8 @@ class Refusal:
 
     def __str__(self) -> str:
         """One line."""
-        return f"{self.rule} refused at box {self.box!r}, axis {self.axis!r}: {self.reason}; {self.nearest}"
+        where = f"{self.rule} refused at box {self.box!r}, axis {self.axis!r}"
+        return f"{where}: {self.reason}; {self.nearest}"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def fold(
     length = len(next(iter(stream.values())))
     edges = [0, *cuts, length]
     state: State | None = None
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         part = {name: values[low:high] for name, values in stream.items()}
         fresh = lift(lemma, sources, part, fixed)
         if state is None:

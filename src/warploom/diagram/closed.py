@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from itertools import product as cartesian
 from typing import Any
 
@@ -27,7 +28,7 @@ from warploom.errors import InputError
 
 @dataclass(frozen=True)
 class Piece:
-    """One active set: `pinned` tiles, exponent `beta`, coefficient `alpha` and constant, symbolic."""
+    """One active set: `pinned` tiles, exponent `beta`, symbolic `alpha` and `constant`."""
 
     pinned: tuple[tuple[str, str], ...]
     beta: Fraction
@@ -266,7 +267,7 @@ def _tiles(
         rows.append([float(powers.get(name, 0)) for name in free])
         right.append(math.log(capacity * shares[key] / spent / coefficient.value(dict(sizes))))
     goal = [(k, w) for k, w in piece.weights if k not in limit]
-    for (first, a), (second, b) in zip(goal, goal[1:], strict=False):
+    for (first, a), (second, b) in pairwise(goal):
         rows.append([float(dict(first).get(n, 0) - dict(second).get(n, 0)) for n in free])
         right.append(math.log(a / b) - _log_ratio(piece, first, second))
     solution = np.linalg.lstsq(np.array(rows), np.array(right), rcond=None)[0]

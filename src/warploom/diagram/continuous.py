@@ -65,7 +65,9 @@ def solve(kernel: Kernel, capacity: float, accounting: Accounting = FULL) -> Opt
             )
     objective = traffic(kernel).substitute(sizes)
     limits = [column.substitute(sizes).scaled(1.0 / capacity) for column in columns]
-    program = logarithmic(objective, limits, {l.symbol: sizes[l.axis] for l in kernel.loops})
+    program = logarithmic(
+        objective, limits, {each.symbol: sizes[each.axis] for each in kernel.loops}
+    )
     return minimise(program)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from warploom.diagram.evaluate import scan_state_axes
+from warploom.diagram.external import sympy
 from warploom.diagram.graph import Node
 from warploom.diagram.kernel import Kernel, Loop
 from warploom.diagram.ops import op
@@ -107,7 +108,9 @@ def _crossings(kernel: Kernel, value: str, depth: int, stored: bool = False) -> 
     """Tile size times trips, cancelled loop by loop so that no g/g is left."""
     axes = _driving_axes(kernel, value)
     loops = [
-        l for i, l in enumerate(kernel.loops) if i <= depth and not (stored and l.kind == "split")
+        each
+        for i, each in enumerate(kernel.loops)
+        if i <= depth and not (stored and each.kind == "split")
     ]
     window = axes != set(kernel.body.axes_of(value))
     result = tile_of(kernel, value, depth) if window else constant(1.0)
@@ -141,10 +144,10 @@ def _shortened(kernel: Kernel, whole: Posynomial, loops: list[Loop]) -> Posynomi
     (q/g)(x - q/2) + q/2, that is x·(q/g)·(1 - q/2x) + q/2. A window of w: (q/g)·w + q.
     """
     for axis, box in kernel.bound_by:
-        inside = [l for l in loops if l.axis == axis]
+        inside = [each for each in loops if each.axis == axis]
         mask = kernel.body.node[box]
         row = str(mask.attr("row"))
-        rows = [l for l in loops if l.axis == row]
+        rows = [each for each in loops if each.axis == row]
         if not inside or not rows:
             continue
         q, x = kernel.body.size[row], kernel.body.size[axis]
@@ -245,7 +248,7 @@ def _within(small: Posynomial, large: Posynomial) -> bool:
 
 @cache
 def exact_transfers(kernel: Kernel) -> dict[str, int]:
-    """Values moved by the whole dispatch with the kernel's tiles, ragged tails and masks included."""
+    """Values moved by the dispatch with the kernel's tiles, ragged tails and masks included."""
     moved: dict[str, int] = {}
     for array in kernel.body.inputs:
         late = array.name in kernel.after_merge
@@ -256,7 +259,9 @@ def exact_transfers(kernel: Kernel) -> dict[str, int]:
         else:
             moved[f"{name} (store)"] = _exact(kernel, name, kernel.result_depth[name])
     for node in kernel.parts:
-        parts = math.prod(len(_lengths(kernel, l)) for l in kernel.loops if l.kind == "split")
+        parts = math.prod(
+            len(_lengths(kernel, each)) for each in kernel.loops if each.kind == "split"
+        )
         moved[f"{node.name} (partial)"] = (
             2 * parts * kernel.body.elements(node.name) * _repeats(kernel, node)
         )
@@ -266,14 +271,14 @@ def exact_transfers(kernel: Kernel) -> dict[str, int]:
 def _repeats(kernel: Kernel, node: Node) -> int:
     """Group trips of axes a split state does not carry: each group writes its own copy."""
     return math.prod(
-        len(_lengths(kernel, l))
-        for l in kernel.loops
-        if l.kind == "group" and l.axis not in node.axes
+        len(_lengths(kernel, each))
+        for each in kernel.loops
+        if each.kind == "group" and each.axis not in node.axes
     )
 
 
 def _lengths(kernel: Kernel, loop: Loop) -> list[int]:
-    """The tile lengths of a loop over its whole axis (a stream inside a split restarts in each part)."""
+    """Tile lengths of a loop over its whole axis; a stream inside a split restarts in each part."""
     whole = kernel.body.size[loop.axis]
     spans = [whole]
     if loop.kind == "stream" and loop.axis in kernel.splits:
@@ -290,10 +295,12 @@ def _cut(whole: int, tile: int) -> list[int]:
 def _exact(kernel: Kernel, value: str, depth: int, stored: bool = False) -> int:
     """Σ over all iterations of loops 0..depth of the tile's size."""
     loops = [
-        l for i, l in enumerate(kernel.loops) if i <= depth and not (stored and l.kind == "split")
+        each
+        for i, each in enumerate(kernel.loops)
+        if i <= depth and not (stored and each.kind == "split")
     ]
-    streamed = {l.axis for l in loops if l.kind == "stream"}
-    loops = [l for l in loops if not (l.kind == "split" and l.axis in streamed)]
+    streamed = {each.axis for each in loops if each.kind == "stream"}
+    loops = [each for each in loops if not (each.kind == "split" and each.axis in streamed)]
     views = [u for u in kernel.body.consumers[value] if _is_view(kernel, u)]
     mapping = (
         dict(kernel.body.node[views[0]].attr("map")) if views and value in kernel.body.array else {}
@@ -315,7 +322,7 @@ def _spanned(kernel: Kernel, terms: tuple[tuple[str, int], ...], loops: list[Loo
     """Σ over the tiles of the driving axes of Σ stride·(length - 1) + 1."""
     combinations: list[int] = [1]
     for name, stride in terms:
-        looped = [l for l in loops if l.axis == name]
+        looped = [each for each in loops if each.axis == name]
         lengths = _lengths(kernel, looped[0]) if looped else [kernel.body.size[name]]
         combinations = [done + stride * (n - 1) for done in combinations for n in lengths]
     return sum(combinations)
@@ -326,13 +333,13 @@ def _exact_masked(kernel: Kernel, value: str, loops: list[Loop], count: int) -> 
     for axis, box in kernel.bound_by:
         mask = kernel.body.node[box]
         row = str(mask.attr("row"))
-        row_loop = next((l for l in loops if l.axis == row), None)
-        if row_loop is None or not any(l.axis == axis for l in loops):
+        row_loop = next((each for each in loops if each.axis == row), None)
+        if row_loop is None or not any(each.axis == axis for each in loops):
             continue
         axes = kernel.body.axes_of(value)
         visits = visited(kernel, axis, box)
         plain, seen = 0, 0
-        column_loop = next(l for l in loops if l.axis == axis)
+        column_loop = next(each for each in loops if each.axis == axis)
         all_lengths = _lengths(kernel, column_loop)
         for rows, lengths in visits:
             weight = rows if row in axes else 1
@@ -366,7 +373,7 @@ def exact_traffic(kernel: Kernel) -> int:
 
 
 def padded_traffic(kernel: Kernel) -> int:
-    """All values moved when ragged last tiles are padded to full ones (handbook 2.3, first form)."""
+    """All values moved when ragged tiles are padded to full ones (handbook 2.3, first form)."""
     whole: dict[str, int] = {}
     for loop in kernel.loops:
         if loop.kind == "group" or loop.axis not in whole:
@@ -403,7 +410,7 @@ def operations(kernel: Kernel) -> dict[str, Posynomial]:
         node = kernel.body.node[name]
         index = max(kernel.closed_loops(node))
         loops = kernel.loops[: index + 1]
-        steps = product(_trips(l) for l in loops if l.axis not in node.axes)
+        steps = product(_trips(each) for each in loops if each.axis not in node.axes)
         size = product(variable(axis) for axis in node.axes)
         row = correction.matrix[correction.targets.index(name)]
         active = sum(entry != "0" for entry in row)
@@ -419,7 +426,7 @@ def operations(kernel: Kernel) -> dict[str, Posynomial]:
 
 def steps_of(node: Node, loops: tuple[Loop, ...]) -> Posynomial:
     """Trips of the loops whose axis a box lacks."""
-    return product(_trips(l) for l in loops if l.axis not in node.axes)
+    return product(_trips(each) for each in loops if each.axis not in node.axes)
 
 
 def _first_with(kernel: Kernel, matrix: tuple[tuple[str, ...], ...]) -> str:
@@ -441,8 +448,6 @@ def _special_in(matrix: tuple[tuple[str, ...], ...], symbols: tuple[tuple[str, s
 
 def _functions() -> tuple[type, ...]:
     """The sympy classes that run on the special-function unit."""
-    from warploom.diagram.external import sympy  # noqa: PLC0415
-
     return (sympy().exp, sympy().log)
 
 
@@ -471,7 +476,7 @@ def _box_work(kernel: Kernel, node: Node) -> Posynomial:
     if node.kind == "scan_contract":
         return _scan_contract_work(kernel, node)
     loops = list(kernel.loops[: depth + 1])
-    repeats = product(_trips(l) for l in loops if l.axis not in axes)
+    repeats = product(_trips(each) for each in loops if each.axis not in axes)
     return _shortened(kernel, (base * repeats).scaled(factor), loops if set(axes) else [])
 
 

@@ -31,10 +31,11 @@ from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.execute import run_kernels
 from warploom.diagram.gpu import Gpu, gpu
 from warploom.diagram.graph import Diagram
-from warploom.diagram.kernel import Kernel, Loop
+from warploom.diagram.kernel import Kernel, Loop, LoopKind
 from warploom.diagram.legal import make_kernel
 from warploom.diagram.pseudo import pseudocode
 from warploom.diagram.structure import Plan, Setting, search
+from warploom.diagram.svg import draw
 from warploom.errors import InputError
 
 SCHEMA = "warploom.derivation/1"
@@ -99,11 +100,11 @@ class Derivation:
         for kernel in self.kernels:
             small = kernel.resized(wanted)
             tiles = {
-                l.symbol: min(
-                    small.body.size[l.axis],
-                    max(1, min(kernel.tile[l.symbol], 5 if l.kind != "stream" else 3)),
+                each.symbol: min(
+                    small.body.size[each.axis],
+                    max(1, min(kernel.tile[each.symbol], 5 if each.kind != "stream" else 3)),
                 )
-                for l in kernel.loops
+                for each in kernel.loops
             }
             kernels.append(small.tiled(tiles))
         return replace(self, diagram=self.diagram.resized(wanted), kernels=tuple(kernels))
@@ -198,8 +199,6 @@ class Derivation:
 
     def _repr_html_(self) -> str:
         """The drawing, for notebooks."""
-        from warploom.diagram.svg import draw  # noqa: PLC0415
-
         return draw(self)
 
 
@@ -254,6 +253,8 @@ def derive(
     return _for_gpu(diagram, machine, dtype)
 
 
+PARTITIONS: dict[str, LoopKind] = {"group": "group", "split": "split", "stream": "stream"}
+"""The words for a partition."""
 _PENDING = Bound("", "", 0.0, "")
 
 
@@ -290,17 +291,17 @@ def by_hand(
     wanted: list[Loop] = []
     for axis, kind in loops.items():
         for word in kind.split("+"):
-            if word not in ("group", "split", "stream"):
+            if word not in PARTITIONS:
                 raise InputError(
                     f"axis {axis!r}: {word!r} is no partition; use group, split, stream"
                 )
-            wanted.append(Loop(axis, word))  # pyright: ignore[reportArgumentType]
+            wanted.append(Loop(axis, PARTITIONS[word]))
     order = {"group": 0, "split": 1, "stream": 2}
     kernel = make_kernel(diagram, sorted(wanted, key=lambda loop: order[loop.kind]))
     if isinstance(kernel, Refusal):
         raise InputError(str(kernel))
     sized = kernel.tiled(
-        {l.symbol: tiles.get(l.symbol, tiles.get(l.axis, 1)) for l in kernel.loops}
+        {each.symbol: tiles.get(each.symbol, tiles.get(each.axis, 1)) for each in kernel.loops}
     )
     needed = resident(sized)
     if needed > memory:

@@ -5,7 +5,7 @@ For a dependent reduction ⊕ over F(r, leaves) two algebraic facts suffice, and
 * *deferral*: F = h(r) ⊗ G(leaves) with ⊗ distributing over ⊕. Stream G, apply h once at the end
   (the division by the softmax normaliser, the 1/rms of a normalised matmul).
 * *correction*: a basis f_1..f_k (f_1 = F) with f(r', leaves) = C(r, r') f(r, leaves). The running
-  state moves from base r to r' by the k x k matrix C, so `state' = C(r, r') state ⊕ Σ f(r', slice)`.
+  state moves from base r to r' by the k x k matrix C: `state' = C(r, r') state ⊕ Σ f(r', slice)`.
   k = 1 is online softmax (C = exp(m - m')); k = 3 is Welford's variance (C shifts the mean).
 
 C is found from its definition: with sample points the functional equation is linear, so
@@ -117,7 +117,7 @@ def _depends(expression: Any, scalar: Scalar) -> bool:
 
 
 def _candidates(scalar: Scalar) -> Iterator[tuple[Term, ...]]:
-    """Every way tried: as written, one sum distributed, everything expanded; defer, then correct."""
+    """Every way tried: as written, one sum distributed, all expanded; defer, then correct."""
     seen: set[tuple[Any, ...]] = set()
     for parts in _expansions(scalar.formula):
         for explicit in (False, True):
@@ -166,10 +166,10 @@ def _terms(scalar: Scalar, parts: tuple[Any, ...], explicit: bool) -> tuple[Term
 
 def _additive(scalar: Scalar, parts: tuple[Any, ...]) -> tuple[Term, ...] | None:
     """Max and min: a correction may only be added."""
-    if len(parts) > 1:
+    if len(parts) != 1:
         return None
     sp = sympy()
-    (formula,) = parts
+    formula = scalar.formula
     old, new = _moved(scalar, formula, "old"), _moved(scalar, formula, "new")
     shift = sp.simplify(new - old)
     if _reads_leaves(shift, scalar):
@@ -180,7 +180,7 @@ def _additive(scalar: Scalar, parts: tuple[Any, ...]) -> tuple[Term, ...] | None
 def _correct(
     scalar: Scalar, inner: Any
 ) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]] | None:
-    """(basis, matrix) for what could not be deferred; an empty matrix when nothing is left to do."""
+    """(basis, matrix) for what could not be deferred; an empty matrix when nothing is left."""
     if not _depends(inner, scalar):
         return (inner,), ()
     sp = sympy()

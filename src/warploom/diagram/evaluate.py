@@ -174,10 +174,16 @@ def _mask(
 ) -> Value:
     """Fill what the mask excludes."""
     row, column = str(node.attr("row")), str(node.attr("column"))
-    rows = start.get(row, 0) + np.arange(value.shape[axes.index(row)])
-    columns = start.get(column, 0) + np.arange(value.shape[axes.index(column)])
+    low, left = start.get(row, 0), start.get(column, 0)
+    rows = _positions(low, value.shape[axes.index(row)])
+    columns = _positions(left, value.shape[axes.index(column)])
     allowed = keep(node, align(rows, (row,), axes), align(columns, (column,), axes), size)
     return align(np.where(allowed, value, node.attr("fill", MASKED)), axes, node.axes)
+
+
+def _positions(first: int, count: int) -> Value:
+    """first, first + 1, ... as an array."""
+    return np.arange(first, first + count, dtype=np.int64)
 
 
 def scan(
@@ -217,7 +223,7 @@ def scan_contract(
     names = dict.fromkeys((*q_axes, *k_past))
     score_axes = tuple(a for a in names if a not in inner)
     scores = _einsum([(q, q_axes), (k, k_past)], score_axes)
-    steps = np.arange(scores.shape[score_axes.index(time)])
+    steps = _positions(0, scores.shape[score_axes.index(time)])
     causal = align(steps, (time,), score_axes) >= align(steps, (past,), score_axes)
     out = _einsum([(np.where(causal, scores, 0.0), score_axes), (v, v_past)], node.axes)
     state_axes = scan_state_axes(k_axes, v_axes, time)

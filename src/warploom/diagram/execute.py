@@ -271,19 +271,22 @@ class Run:
 
     def _save_part(self) -> None:
         """Write this core's partial states to memory; the merge reads them back."""
-        key = tuple(self.range[l.axis][0] for l in self.kernel.loops if l.kind == "group")
+        key = tuple(self.range[each.axis][0] for each in self.kernel.loops if each.kind == "group")
         kept = {node.name: self.state[node.name] for node in self.kernel.parts}
         for name, value in kept.items():
             self.traffic.stored[f"{name} (partial)"] = (
                 self.traffic.stored.get(f"{name} (partial)", 0) + value.size
             )
-        where = {l.axis: self.range[l.axis] for l in self.kernel.loops if l.kind == "group"}
+        where = {
+            each.axis: self.range[each.axis] for each in self.kernel.loops if each.kind == "group"
+        }
         self.parts.setdefault(key, []).append((kept, dict(self.count)))
         self.scopes[0][f"where {key}"] = where
 
     def _merge_parts(self) -> None:
         """For each group: read all partial states, merge them pairwise, finish and store."""
-        for key, parts in self.parts.items():
+        for key, saved in self.parts.items():
+            parts = saved
             self.range.update(self.scopes[0][f"where {key}"])
             for part, _ in parts:
                 for name, value in part.items():

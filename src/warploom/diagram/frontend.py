@@ -96,8 +96,10 @@ class Expr:
 
     def __matmul__(self, other: Expr) -> Expr:
         """Contract my last axis with the other's second-last (or only) axis; batch axes by name."""
-        inner = other.axes[-2] if len(other.axes) > 1 else other.axes[-1]
-        mine = self.axes[-1]
+        if not self.axes or not other.axes:
+            raise InputError(f"@ needs axes on both sides, got {self.axes} and {other.axes}")
+        inner = [*other.axes][-2:][0]
+        mine = [*self.axes][-1]
         if mine != inner:
             raise InputError(
                 f"@ would contract axis {mine!r} of {self.axes} with {inner!r} of {other.axes}: "
@@ -281,7 +283,7 @@ def _split_axes(
 
     for value, label in order.items():
         for source in value.inputs:
-            linked = dict(value.attrs).get("map") or ()
+            linked: Any = dict(value.attrs).get("map") or ()
             renamed = {str(s) for s, terms in linked if [t[0] for t in terms] != [s]}
             for axis in source.axes:
                 if axis not in renamed:
@@ -306,9 +308,8 @@ def _split_axes(
         if value.op == "input":
             arrays.append(Array(label, axes, str(attrs["dtype"])))
             continue
-        for key in ("row", "column", "time", "axis"):
-            if key in attrs and (label, str(attrs[key])) in parent:
-                attrs[key] = names[root((label, str(attrs[key])))]
+        for key in {"row", "column", "time", "axis"} & set(attrs):
+            attrs[key] = names.get(root((label, str(attrs[key]))), str(attrs[key]))
         if "map" in attrs:
             source = order[value.inputs[0]]
             attrs["map"] = _renamed_map(attrs["map"], source, label, rename)

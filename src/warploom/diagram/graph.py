@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from warploom.diagram.ops import op
 from warploom.errors import InputError
@@ -229,4 +229,7 @@ def _plain(attrs: Iterable[tuple[str, Attr]]) -> list[list[Any]]:
 
 def _tuples(value: Any) -> Any:
     """JSON lists back to nested tuples."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value  # pyright: ignore
+    if not isinstance(value, list):
+        return value
+    items = cast("list[Any]", value)
+    return tuple(_tuples(item) for item in items)

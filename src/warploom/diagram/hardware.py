@@ -6,12 +6,11 @@ sub-loop slices; the paper's Hopper and Ampere numbers are only in the tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warploom.diagram.cost import pipe_of
-from warploom.diagram.graph import Node
 from warploom.diagram.gpu import BYTES, Gpu
+from warploom.diagram.graph import Node
 from warploom.diagram.kernel import Kernel
 from warploom.errors import InputError
 

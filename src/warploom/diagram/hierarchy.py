@@ -134,7 +134,8 @@ def least_depth(r: float, capacity: float = float("inf")) -> float:
     spare = r - (capacity**-0.5 if capacity != float("inf") else 0.0)
     if spare <= 0:
         raise InputError(
-            f"no contraction is long enough at M = {capacity:.0f} values: needs {least_memory(r):.0f}"
+            f"no contraction is long enough at M = {capacity:.0f} values: "
+            f"at least {least_memory(r):.0f} are needed"
         )
     return 1 / (2 * spare)
 

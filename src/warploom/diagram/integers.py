@@ -43,7 +43,8 @@ def candidates(size: int, multiple: int = 1) -> list[int]:
     tile = -(-size // multiple) * multiple - multiple
     while tile >= multiple:
         trips = -(-size // tile)
-        tile = -(-(-(-size // trips)) // multiple) * multiple
+        least = math.ceil(size / trips)
+        tile = -(-least // multiple) * multiple
         tiles.add(tile)
         tile -= multiple
     return sorted(tiles)
@@ -66,7 +67,9 @@ def choose(
     Raises `InputError` when no legal combination fits, naming the smallest one and its size.
     """
     wanted = multiples or {}
-    options = [candidates(kernel.body.size[l.axis], wanted.get(l.axis, 1)) for l in kernel.loops]
+    options = [
+        candidates(kernel.body.size[each.axis], wanted.get(each.axis, 1)) for each in kernel.loops
+    ]
     if not options:
         values = _values(kernel, [])
         needed = float(max(c.grid(values) for c in memory(kernel, accounting)))
@@ -79,7 +82,7 @@ def choose(
         smallest = [option[0] for option in options]
         needed = _needed(kernel, smallest, accounting)
         if needed > capacity:
-            named = {l.symbol: t for l, t in zip(kernel.loops, smallest, strict=True)}
+            named = {each.symbol: t for each, t in zip(kernel.loops, smallest, strict=True)}
             raise _does_not_fit(kernel, named, needed, capacity)
         best = (tuple(smallest), float(score(kernel, _values(kernel, smallest))))
     improved = True
@@ -94,7 +97,7 @@ def choose(
             looked += count
             if found is not None and found[1] < best[1] * (1 - 1e-9):
                 best, improved = found, True
-    tiles = {l.symbol: int(t) for l, t in zip(kernel.loops, best[0], strict=True)}
+    tiles = {each.symbol: int(t) for each, t in zip(kernel.loops, best[0], strict=True)}
     return Choice(tiles, best[1], looked)
 
 

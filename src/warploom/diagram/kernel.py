@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from warploom.diagram.cascade import closes
-from warploom.diagram.graph import Diagram, Node
+from warploom.diagram.graph import Array, Diagram, Node
 from warploom.diagram.streaming import Correction
 from warploom.errors import InputError
 
@@ -94,7 +94,7 @@ class Kernel:
     @cached_property
     def stream_index(self) -> dict[str, int]:
         """Streamed axis to loop index."""
-        return {l.axis: i for i, l in enumerate(self.loops) if l.kind == "stream"}
+        return {each.axis: i for i, each in enumerate(self.loops) if each.kind == "stream"}
 
     def closed_loops(self, node: Node) -> tuple[int, ...]:
         """The stream or split loops a reduction box closes, outermost first."""
@@ -224,8 +224,9 @@ class Kernel:
     def __str__(self) -> str:
         """`kernel k0: group q=256, stream x=64: contract, S, m, ...`."""
         loops = ", ".join(
-            f"{l.kind} {l.axis}{'=' + str(self.tile[l.symbol]) if l.symbol in self.tile else ''}"
-            for l in self.loops
+            f"{each.kind} {each.axis}"
+            + (f"={self.tile[each.symbol]}" if each.symbol in self.tile else "")
+            for each in self.loops
         )
         return f"{self.name}: {loops or 'no loops'}: {', '.join(n.name for n in self.body.nodes)}"
 
@@ -233,8 +234,6 @@ class Kernel:
 def subdiagram(diagram: Diagram, names: tuple[str, ...], name: str) -> Diagram:
     """The region made of the named boxes: what it reads becomes its inputs, what others read or the
     diagram returns becomes its outputs."""
-    from warploom.diagram.graph import Array  # noqa: PLC0415
-
     chosen = set(names)
     constants = {n.name for n in diagram.nodes if n.kind == "const"}
     nodes = tuple(n for n in diagram.nodes if n.name in chosen)

@@ -7,6 +7,7 @@ an `InputError` for a person.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from warploom.diagram.cascade import Refusal, ancestors
 from warploom.diagram.graph import Diagram, Node
 from warploom.diagram.kernel import Kernel, Loop, removes, subdiagram
 from warploom.diagram.ops import MASKED, MONOIDS, OPS, op
-from warploom.diagram.streaming import make_streamable
+from warploom.diagram.streaming import Correction, make_streamable
 from warploom.errors import InputError
 
 LEVEL_FUNCTIONS: dict[str, frozenset[str]] = {
@@ -158,7 +159,7 @@ def make_kernel(
     lemmas: bool = True,
 ) -> Kernel | Refusal:
     """The kernel of a region and a loop nest, with whatever lemmas its streams need; or why not."""
-    corrections: list[object] = []
+    corrections: list[Correction] = []
     used: list[str] = []
     current = body
     for loop in loops:
@@ -182,7 +183,7 @@ def make_kernel(
         current,
         tuple(loops),
         tuple(corrections),
-        tuple(dict.fromkeys(used)),  # pyright: ignore[reportArgumentType]
+        tuple(dict.fromkeys(used)),
     )
     if refusal := placed(kernel):
         return refusal
@@ -298,6 +299,12 @@ def _node_placed(kernel: Kernel, node: Node) -> Refusal | None:
                 f"waits for the whole of it, but {', '.join(early)} is recomputed in every step",
                 f"compute {', '.join(early)} in another kernel",
             )
+    return _scan_placed(kernel, node) or _view_placed(kernel, node)
+
+
+def _scan_placed(kernel: Kernel, node: Node) -> Refusal | None:
+    """A scan runs once along its axis, on values that are known slice by slice."""
+    streams = kernel.stream_index
     if node.kind in ("scan", "scan_contract"):
         axis = kernel.scan_axis(node)
         inside = [a for a in node.axes if a != axis and streams.get(a, -1) > streams.get(axis, 99)]
@@ -317,10 +324,15 @@ def _node_placed(kernel: Kernel, node: Node) -> Refusal | None:
                 "scans a value that needs the whole axis",
                 "cut before it",
             )
+    return None
+
+
+def _view_placed(kernel: Kernel, node: Node) -> Refusal | None:
+    """A window reads an external array; its source axes are no loop axes."""
     if node.kind == "view":
         if node.inputs[0] in kernel.body.node:
             moved = {t[0] for s, terms in node.attr("map") for t in terms if [t[0]] != [s]}
-            hit = [l.axis for l in kernel.loops if l.axis in moved]
+            hit = [each.axis for each in kernel.loops if each.axis in moved]
             if hit:
                 return Refusal(
                     "G1 group",
@@ -343,8 +355,6 @@ def _view_streams(kernel: Kernel, node: Node) -> Refusal | None:
 
 def _with_bounds(kernel: Kernel) -> Kernel:
     """Let masks bound stream loops where every reduction of the axis ignores masked elements."""
-    from dataclasses import replace  # noqa: PLC0415
-
     bounds: list[tuple[str, str]] = []
     for axis, index in kernel.stream_index.items():
         if axis in kernel.splits:

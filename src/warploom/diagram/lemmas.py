@@ -102,7 +102,7 @@ MONOID_IDENTITIES: tuple[tuple[str, str, str], ...] = (
 
 
 def registered(scalar: Scalar, sources: Mapping[str, str]) -> Lemma | None:
-    """The first registered lemma whose correction this formula obeys, verified; None if none does."""
+    """The first registered lemma whose correction this formula obeys, verified; else None."""
     if MONOIDS[scalar.node.op if scalar.node.kind == "reduce" else "sum"].distributes != ("mul",):
         return None
     sp = sympy()

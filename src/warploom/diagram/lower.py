@@ -10,6 +10,7 @@ diagram's float64 meaning.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,15 +25,26 @@ from warploom.diagram.ops import MASKED
 from warploom.diagram.streaming import Correction, parse
 from warploom.errors import InputError
 
+
+def _divide(x: tl.Tile, y: tl.Tile) -> tl.Tile:
+    """x over y."""
+    return x / y
+
+
+def _square(x: tl.Tile) -> tl.Tile:
+    """x squared."""
+    return x * x
+
+
 SIMPLE: dict[str, Any] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": _divide,
     "maximum": tl.maximum,
-    "neg": lambda a: -a,
+    "neg": operator.neg,
     "abs": abs,
-    "square": lambda a: a * a,
+    "square": _square,
     "exp": tl.exp,
     "log": tl.log,
     "sqrt": tl.sqrt,
@@ -86,7 +98,7 @@ def _roots(kernel: Kernel) -> frozenset[str]:
 def unsplit(kernel: Kernel) -> Kernel:
     """The same kernel with its split axes streamed by one core."""
     loops = tuple(loop for loop in kernel.loops if loop.kind != "split")
-    tiles = tuple((s, t) for s, t in kernel.tiles if s in {l.symbol for l in loops})
+    tiles = tuple((s, t) for s, t in kernel.tiles if s in {each.symbol for each in loops})
     return replace(kernel, loops=loops, tiles=tiles)
 
 
@@ -96,13 +108,13 @@ def batched_to_one(kernel: Kernel) -> Kernel:
     for node in kernel.body.nodes:
         if node.kind in ("contract", "scan_contract") and len(node.inputs) >= 2:
             frames = [set(kernel.body.axes_of(name)) for name in node.inputs]
-            batch |= set.intersection(*frames) - set(node.over) - {str(node.attr("time"))}
+            batch |= frames[0].intersection(*frames[1:]) - set(node.over) - {str(node.attr("time"))}
             for frame in frames:
                 rows = [a for a in kernel.body.axes_of(node.name) if a in frame and a not in batch]
                 batch |= set(rows[:-1]) if len(rows) > 1 else set[str]()
     tiles = {
-        l.symbol: 1 if l.axis in batch and l.kind == "group" else kernel.tile[l.symbol]
-        for l in kernel.loops
+        each.symbol: 1 if each.axis in batch and each.kind == "group" else kernel.tile[each.symbol]
+        for each in kernel.loops
     }
     return kernel.tiled(tiles)
 
@@ -127,10 +139,10 @@ class Lowering:
 
     def run(self) -> None:
         """The grid, then the nest."""
-        groups = [l for l in self.kernel.loops if l.kind == "group"]
+        groups = [each for each in self.kernel.loops if each.kind == "group"]
         extents = {
-            clean(l.axis): tl.cdiv(tl.size(clean(l.axis)), self.kernel.tile[l.symbol])
-            for l in groups
+            clean(each.axis): tl.cdiv(tl.size(clean(each.axis)), self.kernel.tile[each.symbol])
+            for each in groups
         }
         indices = tl.grid(**extents) if extents else ()
         for loop, index in zip(groups, indices, strict=True):
@@ -342,7 +354,7 @@ class Lowering:
         return a @ b if first[0] in a.type.names else b @ a
 
     def _operand(self, name: str, node: Node) -> tl.Tile:
-        """A product's operand in the element type; computed ones are covered, loaded ones are zero."""
+        """A product's operand in the element type, zero outside the array."""
         if name in self.kernel.body.array:
             return self._load(name)
         return self._covered(self._value(name), node.over, 0.0).cast(self.dtype)

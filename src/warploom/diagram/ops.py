@@ -10,12 +10,15 @@ product (handbook section 1); `pipe` is the functional unit that executes it (se
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy as np
 
+from warploom.diagram.external import sympy
 from warploom.errors import InputError
 
 Kind = Literal["map", "const", "reduce", "contract", "scan", "scan_contract", "view", "mask"]
@@ -47,17 +50,50 @@ def _gelu(x: Any) -> Any:
 
 def _sigmoid(x: Any) -> Any:
     """Logistic function without overflow on either side."""
-    return np.where(
-        x >= 0, 1.0 / (1.0 + np.exp(-np.abs(x))), 1.0 - 1.0 / (1.0 + np.exp(-np.abs(x)))
-    )
+    small: Any = np.exp(-np.abs(x))
+    chosen: Any = np.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
+    return chosen
+
+
+def _silu(x: Any) -> Any:
+    """x times its logistic function."""
+    return x * _sigmoid(x)
+
+
+def _relu(x: Any) -> Any:
+    """The positive part."""
+    return np.maximum(x, 0.0)
+
+
+def _rsqrt(x: Any) -> Any:
+    """1 / sqrt(x) on arrays."""
+    return 1 / np.sqrt(x)
+
+
+def _rsqrt_formula(x: Any) -> Any:
+    """x to the power minus one half, exactly."""
+    return x ** (-_half())
+
+
+def _square(x: Any) -> Any:
+    """x squared."""
+    return x**2
+
+
+def _divided(x: Any, y: Any) -> Any:
+    """x over y."""
+    return x / y
+
+
+def _recip(x: Any) -> Any:
+    """1 / x."""
+    return 1 / x
 
 
 def _sp(name: str) -> Callable[..., Any]:
     """A sympy function looked up when first applied."""
 
     def call(*args: Any) -> Any:
-        from warploom.diagram.external import sympy  # noqa: PLC0415
-
         return getattr(sympy(), name)(*args)
 
     return call
@@ -65,26 +101,30 @@ def _sp(name: str) -> Callable[..., Any]:
 
 def _opaque(name: str) -> Callable[..., Any]:
     """An uninterpreted sympy function: identities may not look inside it."""
-    return lambda *args: _sp("Function")(name)(*args)
+
+    def call(*args: Any) -> Any:
+        return _sp("Function")(name)(*args)
+
+    return call
 
 
 MAPS: tuple[Op, ...] = (
-    Op("add", "map", 2, "fp", 1, np.add, lambda a, b: a + b, "+"),
-    Op("sub", "map", 2, "fp", 1, np.subtract, lambda a, b: a - b, "−"),
-    Op("mul", "map", 2, "fp", 1, np.multiply, lambda a, b: a * b, "×"),
-    Op("div", "map", 2, "fp", 1, np.divide, lambda a, b: a / b, "÷"),
+    Op("add", "map", 2, "fp", 1, np.add, operator.add, "+"),
+    Op("sub", "map", 2, "fp", 1, np.subtract, operator.sub, "−"),
+    Op("mul", "map", 2, "fp", 1, np.multiply, operator.mul, "×"),
+    Op("div", "map", 2, "fp", 1, np.divide, _divided, "÷"),
     Op("maximum", "map", 2, "fp", 1, np.maximum, _opaque("maximum"), "max"),
-    Op("neg", "map", 1, "fp", 1, np.negative, lambda a: -a, "−"),
+    Op("neg", "map", 1, "fp", 1, np.negative, operator.neg, "−"),
     Op("exp", "map", 1, "special", 1, np.exp, _sp("exp"), "exp"),
     Op("log", "map", 1, "special", 1, np.log, _sp("log"), "log"),
     Op("sqrt", "map", 1, "special", 1, np.sqrt, _sp("sqrt"), "√"),
-    Op("rsqrt", "map", 1, "special", 1, lambda a: 1 / np.sqrt(a), lambda a: a ** (-_half()), "1/√"),
-    Op("square", "map", 1, "fp", 1, np.square, lambda a: a**2, "x²"),
-    Op("recip", "map", 1, "special", 1, np.reciprocal, lambda a: 1 / a, "1/x"),
+    Op("rsqrt", "map", 1, "special", 1, _rsqrt, _rsqrt_formula, "1/√"),
+    Op("square", "map", 1, "fp", 1, np.square, _square, "x²"),
+    Op("recip", "map", 1, "special", 1, np.reciprocal, _recip, "1/x"),
     Op("abs", "map", 1, "fp", 1, np.abs, _opaque("abs"), "|x|"),
-    Op("relu", "map", 1, "fp", 1, lambda a: np.maximum(a, 0.0), _opaque("relu"), "relu"),
+    Op("relu", "map", 1, "fp", 1, _relu, _opaque("relu"), "relu"),
     Op("sigmoid", "map", 1, "special", 2, _sigmoid, _opaque("sigmoid"), "σ"),
-    Op("silu", "map", 1, "special", 3, lambda a: a * _sigmoid(a), _opaque("silu"), "silu"),
+    Op("silu", "map", 1, "special", 3, _silu, _opaque("silu"), "silu"),
     Op("gelu", "map", 1, "special", 6, _gelu, _opaque("gelu"), "gelu"),
     Op("tanh", "map", 1, "special", 1, np.tanh, _opaque("tanh"), "tanh"),
     Op("sin", "map", 1, "special", 1, np.sin, _sp("sin"), "sin"),
@@ -112,8 +152,6 @@ OPS: dict[str, Op] = {op.name: op for op in (*MAPS, *OTHERS)}
 def op(name: str) -> Op:
     """Look an operator up; raises `InputError` listing the nearest names."""
     if name not in OPS:
-        from difflib import get_close_matches  # noqa: PLC0415
-
         near = get_close_matches(name, OPS, n=3) or sorted(OPS)[:5]
         raise InputError(f"no operator {name!r}: nearest are {', '.join(near)}")
     return OPS[name]

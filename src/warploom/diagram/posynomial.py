@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from warploom.diagram.external import sympy
 from warploom.errors import InputError
 
 Exponents = tuple[tuple[str, Fraction], ...]
@@ -135,8 +136,6 @@ class Posynomial:
 
     def symbolic(self) -> Any:
         """The same expression in sympy, every symbol positive."""
-        from warploom.diagram.external import sympy  # noqa: PLC0415
-
         sp = sympy()
         total = sp.Integer(0)
         for term in self.terms:

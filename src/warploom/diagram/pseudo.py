@@ -124,7 +124,8 @@ def _update(kernel: Kernel, node: Node, pad: str, hardware: bool) -> Iterator[st
     if correction is not None:
         line = correction.readable()[correction.targets.index(node.name)]
         old = line.split(" <- ")[1]
-        yield f"{pad}{node.name} = {_join(node, old, f'{_word(node)}_{slice_axes}({sources})')}{unit}"
+        fresh = f"{_word(node)}_{slice_axes}({sources})"
+        yield f"{pad}{node.name} = {_join(node, old, fresh)}{unit}"
         return
     fresh = f"{_word(node)}_{slice_axes}({sources})"
     yield f"{pad}{node.name} = {_join(node, node.name, fresh)}{unit}"
@@ -168,7 +169,7 @@ def _is_const(kernel: Kernel, name: str) -> bool:
 
 def _merge(kernel: Kernel, hardware: bool) -> Iterator[str]:
     """The second dispatch of a split axis: merge partial states, finish, store."""
-    groups = [l for l in kernel.loops if l.kind == "group"]
+    groups = [each for each in kernel.loops if each.kind == "group"]
     yield "merge:" + ("   # one more dispatch" if hardware else "")
     pad = "  "
     for loop in groups:

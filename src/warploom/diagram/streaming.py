@@ -19,8 +19,6 @@ from warploom.diagram.emit import Emitter
 from warploom.diagram.external import sympy
 from warploom.diagram.graph import Diagram, Node
 from warploom.diagram.lemmas import registered
-from warploom.errors import InputError
-
 
 COUNT = "count"
 """In a correction: how many elements the old state has already summed."""

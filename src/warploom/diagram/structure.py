@@ -89,14 +89,14 @@ def search(diagram: Diagram, setting: Setting) -> Plan:
                 heapq.heappush(queue, (low, next(counter), done, kernels, nxt, spent))
     if best is None:
         raise InputError(
-            f"{diagram.name}: no fusion fits in {setting.capacity:.0f} values of memory; the widest "
+            f"{diagram.name}: no fusion fits in {setting.capacity:.0f} values; the widest "
             f"box alone does not fit: raise the capacity or cut its axes smaller"
         )
     return Plan(_named(best.kernels), best.score, tried["regions"], tried["nests"])
 
 
 def _named(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-    """Kernels called k0, k1, ... in order, without groups of a whole axis (they partition nothing)."""
+    """Kernels called k0, k1, ..., without groups of a whole axis (they partition nothing)."""
     named: list[Kernel] = []
     for index, kernel in enumerate(kernels):
         whole = {

@@ -170,7 +170,8 @@ def _region(kernel: Kernel, cols: tuple[Column, ...], top: float, tall: float) -
         parts.append(
             f"<path d='M{x0:.0f} {y + 7:.0f} V{y:.0f} H{x1:.0f} V{y + 7:.0f}' fill='none' "
             f"stroke='#8a4b00' stroke-width='1.3'/>"
-            f"<text x='{x0 + 6 + 110 * level:.0f}' y='{y - 5:.0f}' font-size='12' fill='#8a4b00' {FONT}>"
+            f"<text x='{x0 + 6 + 110 * level:.0f}' y='{y - 5:.0f}' font-size='12' "
+            f"fill='#8a4b00' {FONT}>"
             f"stream {escape(axis)} by {_label(symbol)}</text>"
         )
     return "".join(parts)
@@ -192,11 +193,11 @@ def _joins(
         copies = sum(v == value for v, _ in cols[j].left)
         source = before.get(value)
         if source is None and not used and copies > 1:
-            # A copy of an array that enters at this very column: it branches off the entering wires.
+            # A copy of an array that enters at this very column branches off the entering wires.
             twin = next(p for p, c in zip(left[j], cols[j].left, strict=True) if c == (value, True))
             for w in range(placed.wires):
                 yield _curve(x1 - 18, twin.wire(w), x1, placed.wire(w), colour)
-                yield f"<circle cx='{x1 - 18:.0f}' cy='{twin.wire(w):.1f}' r='2.6' fill='{colour}'/>"
+                yield _branch(x1 - 18, twin.wire(w), colour)
             continue
         if source is None:
             yield from _entry(body, kernel, placed, x1)
@@ -205,7 +206,7 @@ def _joins(
         for w in range(placed.wires):
             yield _curve(x0, source.wire(w), x1, placed.wire(w), colour)
             if copies > 1:
-                yield f"<circle cx='{x0 + 15:.0f}' cy='{source.wire(w):.1f}' r='2.6' fill='{colour}'/>"
+                yield _branch(x0 + 15, source.wire(w), colour)
 
 
 def _entry(body: Diagram, kernel: Kernel | None, placed: Placed, x: float) -> Iterator[str]:
@@ -371,6 +372,11 @@ def _line(x0: float, y0: float, x1: float, y1: float, colour: str, extra: str = 
     """A straight wire."""
     width = "" if "stroke-width" in extra else "stroke-width='1.6'"
     return f"<path d='M{x0:.1f} {y0:.1f} L{x1:.1f} {y1:.1f}' stroke='{colour}' {width} {extra}/>"
+
+
+def _branch(x: float, y: float, colour: str) -> str:
+    """Where a wire is copied."""
+    return f"<circle cx='{x:.0f}' cy='{y:.1f}' r='2.6' fill='{colour}'/>"
 
 
 def _dot(x: float, y: float) -> str:

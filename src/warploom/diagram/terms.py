@@ -46,7 +46,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Box(Term):
-    """One function on its own axes: `Box("contract", (("d",), ("d",)), (), ("d",))` is a dot product."""
+    """One function on its own axes; dot product: `Box("contract", (("d",),) * 2, (), ("d",))`."""
 
     op: str
     inputs: Type
@@ -73,7 +73,7 @@ class Box(Term):
 
 @dataclass(frozen=True)
 class Weave(Term):
-    """Map a one-output term over a new axis: `mask` says which inputs carry it, others broadcast."""
+    """Map a one-output term over a new axis: `mask` says which inputs carry it."""
 
     term: Box | Weave
     axis: str
@@ -83,7 +83,8 @@ class Weave(Term):
         """The mask fits, at least one input carries the axis, and the axis is new."""
         if len(self.mask) != len(self.term.dom):
             raise InputError(
-                f"weave over {self.axis!r}: mask of {len(self.mask)} for {len(self.term.dom)} inputs"
+                f"weave over {self.axis!r}: a mask of {len(self.mask)} for "
+                f"{len(self.term.dom)} inputs"
             )
         if not any(self.mask):
             raise InputError(f"weave over {self.axis!r}: no input carries it; mark at least one")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,7 @@ from warploom.diagram.kernel import Kernel
 from warploom.errors import InputError
 
 LAUNCH = 2.0e-6
-"""Seconds a dependent kernel launch costs on the stream: model, the order seen on all three GPUs."""
+"""Seconds a dependent kernel launch costs on the stream: a model, not a measurement."""
 ROW_CHUNK = 16
 """Tensor-core fragments are 16 x 16 values (docs/tile.md): the least useful tile side."""
 
@@ -114,7 +114,7 @@ def accounting() -> Accounting:
 
 
 def multiples(kernel_axes: Mapping[str, int], dtype: str) -> dict[str, int]:
-    """Tile divisors: the tensor-core fragment side, twice that for one-byte types (handbook 6.1)."""
+    """Tile divisors: the tensor-core fragment side, twice that for one-byte types."""
     side = ROW_CHUNK * (2 if element_bytes(dtype) <= 1 else 1)
     return {axis: side for axis, size in kernel_axes.items() if size >= side}
 
@@ -132,9 +132,9 @@ def estimate(kernel: Kernel, gpu: Gpu, dtype: str) -> Estimate:
         "fp": work["fp"] / (gpu.lanes(dtype) * gpu.sms * gpu.clock),
     }
     groups = math.prod(
-        -(-kernel.body.size[l.axis] // kernel.tile[l.symbol])
-        for l in kernel.loops
-        if l.kind != "stream"
+        -(-kernel.body.size[each.axis] // kernel.tile[each.symbol])
+        for each in kernel.loops
+        if each.kind != "stream"
     )
     waves = math.ceil(groups / gpu.sms) * gpu.sms / groups
     inside = max(parts["l2"], parts["tensor"], parts["special"], parts["fp"]) * waves
@@ -145,6 +145,4 @@ def estimate(kernel: Kernel, gpu: Gpu, dtype: str) -> Estimate:
 
 def _untiled(kernel: Kernel) -> Kernel:
     """The kernel without tiles, so that equal nests share one cached answer."""
-    from dataclasses import replace  # noqa: PLC0415
-
     return replace(kernel, tiles=())
