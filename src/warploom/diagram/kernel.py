@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from warploom.diagram.cascade import closes
+from warploom.diagram.cascade import ancestors, closes
 from warploom.diagram.graph import Array, Diagram, Node
 from warploom.diagram.streaming import Correction
 from warploom.errors import InputError
@@ -166,18 +166,25 @@ class Kernel:
         )
 
     @cached_property
-    def after_merge(self) -> frozenset[str]:
-        """Boxes computed from merged parts, and arrays read by nothing but those."""
+    def finishing(self) -> frozenset[str]:
+        """What the merge of a split needs besides the merged parts: boxes and arrays."""
         merged = {node.name for node in self.parts}
-        late: set[str] = set()
-        for node in self.body.nodes:
-            if node.name not in merged and any(i in merged | late for i in node.inputs):
-                late.add(node.name)
-        for array in self.body.inputs:
-            users = set(self.body.consumers[array.name])
-            if users and users <= late:
-                late.add(array.name)
-        return frozenset(late)
+        needed: set[str] = set()
+        stack = [name for name in self.body.outputs if name not in merged] if merged else []
+        while stack:
+            name = stack.pop()
+            if name in needed or name in merged:
+                continue
+            needed.add(name)
+            stack += self.body.node[name].inputs if name in self.body.node else ()
+        return frozenset(needed)
+
+    @cached_property
+    def after_merge(self) -> frozenset[str]:
+        """What only the merge needs, so that the cores of a split neither load nor compute it."""
+        above = ancestors(self.body)
+        before = {name for node in self.parts for name in above[node.name]}
+        return self.finishing - before
 
     @cached_property
     def scans(self) -> tuple[Node, ...]:

@@ -20,7 +20,8 @@ import numpy as np
 from warploom import tile as tl
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.graph import Diagram, Node
-from warploom.diagram.kernel import Kernel
+from warploom.diagram.kernel import Kernel, Loop
+from warploom.diagram.legal import group
 from warploom.diagram.ops import MASKED
 from warploom.diagram.streaming import Correction, parse
 from warploom.errors import InputError
@@ -69,7 +70,7 @@ def lower(kernel: Kernel, dtype: str = "bf16") -> tl.Program:
             f"kernel {kernel.name} splits axis {kernel.splits[0]!r} across cores; lower "
             "`unsplit(kernel)` or derive with split=False"
         )
-    flat = batched_to_one(kernel)
+    flat, batch = batched_to_one(kernel)
     for node in flat.body.nodes:
         if node.kind in ("view", "scan") or node.op == "topk":
             raise InputError(f"box {node.name!r} ({node.op}) has no tile form; keep it on the host")
@@ -85,7 +86,7 @@ def lower(kernel: Kernel, dtype: str = "bf16") -> tl.Program:
         arrays[clean(name)] = tl.array(tl.FP32, " ".join(clean(a) for a in axes))
 
     def program(**given: tl.Array) -> None:
-        Lowering(flat, given, kind).run()
+        Lowering(flat, given, kind, batch).run()
 
     return tl.trace(program, arrays, name=clean(f"{flat.body.name}_{kernel.name}"))
 
@@ -102,21 +103,31 @@ def unsplit(kernel: Kernel) -> Kernel:
     return replace(kernel, loops=loops, tiles=tiles)
 
 
-def batched_to_one(kernel: Kernel) -> Kernel:
-    """Group tiles of axes that both operands of a product carry cut to one: a batch of products."""
-    batch: set[str] = set()
+def batched_to_one(kernel: Kernel) -> tuple[Kernel, frozenset[str]]:
+    """(the kernel with every batch axis grouped one at a time, those axes).
+
+    A batch axis is carried by both operands of a product, or is a further row axis of one: the
+    tile language multiplies two-axis tiles.
+    """
+    batch: dict[str, None] = {}
     for node in kernel.body.nodes:
-        if node.kind in ("contract", "scan_contract") and len(node.inputs) >= 2:
-            frames = [set(kernel.body.axes_of(name)) for name in node.inputs]
-            batch |= frames[0].intersection(*frames[1:]) - set(node.over) - {str(node.attr("time"))}
-            for frame in frames:
-                rows = [a for a in kernel.body.axes_of(node.name) if a in frame and a not in batch]
-                batch |= set(rows[:-1]) if len(rows) > 1 else set[str]()
+        if node.kind not in ("contract", "scan_contract") or len(node.inputs) < 2:
+            continue
+        frames = [set(kernel.body.axes_of(name)) for name in node.inputs]
+        both = frames[0].intersection(*frames[1:]) - set(node.over) - {str(node.attr("time"))}
+        batch |= dict.fromkeys(axis for axis in kernel.body.axes_of(node.name) if axis in both)
+        for frame in frames:
+            rows = [a for a in kernel.body.axes_of(node.name) if a in frame and a not in batch]
+            batch |= dict.fromkeys(rows[:-1])
+    axes = [axis for axis in batch if group(kernel.body, axis) is None]
+    looped = {loop.axis: loop for loop in kernel.loops}
+    fresh = tuple(Loop(axis, "group") for axis in axes if axis not in looped)
+    kept = frozenset(a for a in axes if a not in looped or looped[a].kind == "group")
+    widened = replace(kernel, loops=(*fresh, *kernel.loops))
     tiles = {
-        each.symbol: 1 if each.axis in batch and each.kind == "group" else kernel.tile[each.symbol]
-        for each in kernel.loops
+        loop.symbol: 1 if loop.axis in kept else kernel.tile[loop.symbol] for loop in widened.loops
     }
-    return kernel.tiled(tiles)
+    return widened.tiled(tiles), kept
 
 
 def clean(name: str) -> str:
@@ -132,6 +143,7 @@ class Lowering:
     kernel: Kernel
     arrays: Mapping[str, tl.Array]
     dtype: tl.DType
+    batch: frozenset[str]
     start: dict[str, Any] = field(default_factory=dict[str, Any])
     tiles: dict[str, tl.Tile] = field(default_factory=dict[str, tl.Tile])
     state: dict[str, tl.Tile] = field(default_factory=dict[str, tl.Tile])
@@ -233,7 +245,7 @@ class Lowering:
 
     def _point(self, axis: str) -> bool:
         """Whether an axis is cut to single positions, so that tiles do not carry it."""
-        return axis in self.kernel.depth_of_axis and self._length(axis) == 1
+        return axis in self.batch
 
     def _shape(self, axes: tuple[str, ...]) -> dict[str, int]:
         """Tile axes and lengths."""

@@ -185,7 +185,7 @@ def _merge(kernel: Kernel, hardware: bool) -> Iterator[str]:
         )
         yield f"{pad}{node.name} = {_word(node)} of its parts{moved}"
     for node in kernel.body.nodes:
-        if node.name in kernel.after_merge and node.kind != "const":
+        if node.name in kernel.finishing and node.kind != "const":
             yield _compute(kernel, node, pad, hardware)
     for name in kernel.body.outputs:
         yield f"{pad}save {name}[{_shape(kernel, kernel.body.axes_of(name))}]"

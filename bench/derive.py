@@ -1,0 +1,234 @@
+"""Evidence for the diagram floor: `python bench/derive.py` writes bench/results/derive.json.
+
+Rows: seconds from the formula to FlashAttention in a fresh process; percent of a proven bound of
+each derivation; values moved by execution against the formula; integer tiles against exhaustive
+search. With `--counters FILE.json` (kernel -> profiler bytes, from `ncu`) the predicted DRAM bytes
+of a GPU derivation are compared as well (acceptance test T8).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import platform
+import random
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from warploom.diagram import cost, timing
+from warploom.diagram.cascade import Refusal
+from warploom.diagram.chunk import exchange
+from warploom.diagram.derive import derive
+from warploom.diagram.gpu import element_bytes, gpu
+from warploom.diagram.integers import choose
+from warploom.diagram.kernel import Kernel, Loop
+from warploom.diagram.legal import make_kernel
+from warploom.diagram.library import formula
+from warploom.errors import InputError
+from warploom.evidence import Evidence, write_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY = 116224
+COMMAND = "python bench/derive.py"
+DERIVED = (
+    "attention",
+    "spherical",
+    "rmsnorm_matmul",
+    "layernorm_matmul",
+    "cross_entropy",
+    "linear_attention",
+    "gqa",
+    "gqa_decode",
+    "mla",
+    "causal",
+    "variance",
+    "matmul",
+)
+PROBLEMS = 240
+
+
+def row(
+    kernel: str,
+    shape: str,
+    unit: str,
+    better: str,
+    ours: float,
+    name: str,
+    base: float,
+    notes: str,
+    samples: int = 1,
+    **checks: object,
+) -> Evidence:
+    """One evidence row with this machine's provenance."""
+    ratio = ours / base if better == "higher" else base / ours
+    device = f"{platform.machine()} CPU, Python {platform.python_version()}"
+    return Evidence(
+        "derive",
+        kernel,
+        shape,
+        "fp64",
+        device,
+        "",
+        "",
+        datetime.now(UTC).date().isoformat(),
+        COMMAND,
+        unit,
+        better,
+        ours,
+        {name: base},
+        ratio,
+        samples=samples,
+        checks=checks,
+        notes=notes,
+    )
+
+
+def cold_start() -> Evidence:
+    """Process start to derivation, best of five."""
+    code = (
+        "from warploom.diagram.derive import derive\nfrom warploom.diagram.library import formula\n"
+        f"d = derive(formula('attention'), memory={MEMORY})\nassert len(d.kernels) == 1"
+    )
+    times: list[float] = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        times.append(time.perf_counter() - start)
+    return row(
+        "attention",
+        "q=x=4096 d=128",
+        "s",
+        "lower",
+        min(times),
+        "limit",
+        2.0,
+        "formula to FlashAttention, imports included, no hint",
+        5,
+    )
+
+
+def percent_of_bound(name: str) -> Evidence:
+    """How far a derivation is from a proven bound, with its numeric check."""
+    start = time.perf_counter()
+    found = derive(exchange(formula(name)), memory=MEMORY)
+    seconds = time.perf_counter() - start
+    error, moved = found.verify()
+    sizes = " ".join(f"{axis}={size}" for axis, size in found.diagram.sizes)
+    return row(
+        name,
+        sizes,
+        "values",
+        "lower",
+        found.traffic,
+        f"proven {found.bound.name} bound",
+        found.bound.value,
+        f"M={MEMORY} values; lemmas: {', '.join(found.lemmas) or 'none'}",
+        error=error,
+        seconds=round(seconds, 3),
+        percent_of_bound=round(found.percent_of_bound, 2),
+        executed_equals_formula="pass" if moved == found.shrunk().traffic else "fail",
+    )
+
+
+def integers() -> Evidence:
+    """Worst ratio to exhaustive search over random problems."""
+    rng = random.Random(42)
+    cases = (("matmul", "g_a g_c s_b"), ("attention", "g_q s_x"), ("mlp", "g_m s_h s_d"))
+    worst, solved = 1.0, 0
+    while solved < PROBLEMS:
+        name, nest = cases[solved % len(cases)]
+        sizes = {axis: rng.randint(2, 22) for axis in formula(name).size}
+        loops = [Loop(s[2:], "group" if s[0] == "g" else "stream") for s in nest.split()]
+        made = make_kernel(formula(name).resized(sizes), loops)
+        assert not isinstance(made, Refusal)
+        multiples = {axis: rng.choice((1, 1, 2, 3, 4)) for axis in sizes}
+        capacity = rng.randint(60, 900)
+        best = exhaustive(made, capacity, multiples)
+        if math.isinf(best):
+            continue
+        solved += 1
+        worst = max(worst, choose(made, capacity, multiples).score / best)
+    return row(
+        "integer tiles",
+        f"{PROBLEMS} random problems",
+        "worst ratio",
+        "lower",
+        worst,
+        "allowed",
+        1.05,
+        "score of the chosen tiles over exhaustive search",
+        PROBLEMS,
+    )
+
+
+def exhaustive(made: Kernel, capacity: float, multiples: dict[str, int]) -> float:
+    """The best score by trying every legal combination."""
+    best = math.inf
+    options = [
+        [
+            t
+            for t in range(1, made.body.size[loop.axis] + 1)
+            if t % multiples.get(loop.axis, 1) == 0 or t == made.body.size[loop.axis]
+        ]
+        for loop in made.loops
+    ]
+    columns, moved = cost.memory(made), cost.traffic(made)
+    for tiles in itertools.product(*options):
+        values = {axis: float(size) for axis, size in made.body.size.items()}
+        for loop, tile in zip(made.loops, tiles, strict=True):
+            values[loop.axis] = math.ceil(made.body.size[loop.axis] / tile) * tile
+            values[loop.symbol] = float(tile)
+        if all(column.value(values) <= capacity for column in columns):
+            best = min(best, moved.value(values))
+    return best
+
+
+def counters(path: Path, name: str, dtype: str) -> list[Evidence]:
+    """Predicted DRAM bytes against profiler counters: {formula: dram bytes}."""
+    try:
+        measured = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise InputError(f"{path}: not a counter file ({error})") from None
+    machine = gpu(name)
+    rows: list[Evidence] = []
+    for kernel, found_bytes in measured.items():
+        found = derive(formula(kernel), gpu_name=name, dtype=dtype)
+        seconds = sum(timing.dram_seconds(k, machine, dtype) for k in found.kernels)
+        predicted = seconds * machine.dram_rate
+        rows.append(
+            row(
+                kernel,
+                dtype,
+                "B",
+                "lower",
+                predicted,
+                "dram__bytes.sum",
+                float(found_bytes),
+                f"predicted DRAM traffic on {name}, {element_bytes(dtype):.0f} B values",
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    """Write all rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counters", type=Path, help="profiler bytes by formula, JSON")
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--dtype", default="fp16")
+    options = parser.parse_args()
+    rows = [cold_start(), *(percent_of_bound(name) for name in DERIVED), integers()]
+    if options.counters:
+        rows += counters(options.counters, options.gpu, options.dtype)
+    write_rows(ROOT / "bench" / "results" / "derive.json", rows)
+    for entry in rows:
+        print(f"{entry.kernel:18} {entry.ours:.4g} {entry.unit} against {dict(entry.baselines)}")
+
+
+if __name__ == "__main__":
+    main()
