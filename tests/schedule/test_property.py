@@ -117,6 +117,24 @@ def test_brute_force_confirms_interval_traffic_and_length(
                 assert answer.value == min(pair[column] for pair in legal)
 
 
+@given(small_graphs(most=6, longest=5), st.integers(1, 2), st.integers(1, 3))
+@QUICK
+def test_minimising_the_interval_agrees_with_trying_each(
+    graph: Graph, groups: int, stages: int
+) -> None:
+    problem = Problem(graph, small_target(groups), OURS, effort=Effort(10))
+    tried = [
+        interval
+        for interval in range(1, 25)
+        if run(joint_encoding(problem, interval, stages).model, problem.effort, []).found
+    ]
+    it = joint_encoding(problem, (1, 24), stages)
+    it.model.minimize(it.interval)
+    answer = run(it.model, problem.effort, [])
+    assert answer.status == ("OPTIMAL" if tried else "INFEASIBLE")
+    assert not tried or answer.value == tried[0]
+
+
 @given(small_graphs(most=7, longest=9), st.integers(1, 3))
 @QUICK
 def test_every_answer_checks_and_runs(graph: Graph, groups: int) -> None:

@@ -43,11 +43,10 @@ def _scale(interval: int, columns: int) -> Text:
 
 def _line(row: Row, interval: int, columns: int) -> Text:
     cells: list[tuple[str, str]] = [("·", "dim")] * columns
-    newest = max((bar.back for bar in row.bars), default=0)
     for bar in sorted(row.bars, key=lambda bar: bar.start - bar.end):
         first = bar.start * columns // interval
         last = max(first + 1, -(-bar.end * columns // interval))
-        label = (bar.node + "'" * (newest - bar.back))[: last - first].center(last - first)
+        label = (bar.node + "'" * bar.back)[: last - first].center(last - first)
         for offset, character in enumerate(label[: columns - first]):
             cells[first + offset] = (character, _style(bar))
     text = Text(f"{row.name:<{LABEL - 1}} ")

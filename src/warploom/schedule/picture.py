@@ -79,18 +79,17 @@ def _row(row: Row, top: int, interval: int) -> list[str]:
         f'<text x="{LABEL - 8}" y="{middle}" text-anchor="end">{escape(row.name)}</text>',
         f'<rect class="r" x="{LABEL}" y="{top}" width="{width:.1f}" height="{ROW}"/>',
     ]
-    newest = max((bar.back for bar in row.bars), default=0)
-    parts += [_bar(bar, newest, top, interval) for bar in row.bars]
+    parts += [_bar(bar, top, interval) for bar in row.bars]
     end = _x(interval, interval) + 8
     parts.append(f'<text class="s" x="{end:.1f}" y="{middle}">{row.busy:.0%}</text>')
     return parts
 
 
-def _bar(bar: Bar, newest: int, top: int, interval: int) -> str:
+def _bar(bar: Bar, top: int, interval: int) -> str:
     left, right = _x(bar.start, interval), _x(bar.end, interval)
     width = max(1.5, right - left - 0.5)
     colour = SHARED if bar.subtile is None else COLOURS[bar.subtile % len(COLOURS)]
-    older = newest - bar.back
+    older = bar.back
     opacity = max(0.45, 1 - 0.3 * older)
     age = f", {older} iteration{'s' * (older > 1)} older" if older else ""
     wait = ", after a barrier wait" if bar.wait else ""

@@ -199,9 +199,7 @@ def _earliest(it: _Machine, group: _Group, instance: Instance) -> int | None:
         moment = max(moment, group.drained)
     for use in node.uses:
         unit = it.target.unit(use.unit)
-        if unit.rate:  # it may fall behind by an interval of work, then it holds its users up
-            backlog = it.unit_free[use.unit][0]
-            moment = max(moment, backlog - it.schedule.initiation_interval)
+        if unit.rate:  # served a little at a time: only its total counts, in `_rate`
             continue
         queue = it.unit_queue[use.unit]
         if it.ordered and queue[it.unit_next[use.unit]] != instance:
@@ -257,8 +255,6 @@ def _issue(it: _Machine, group: _Group, moment: int) -> None:
     group.drained = max(group.drained, moment + busy)
     for use in node.uses:
         if it.target.unit(use.unit).rate:
-            backlog = max(it.unit_free[use.unit][0], moment)
-            it.unit_free[use.unit][0] = backlog + use.cycles * use.amount
             continue
         it.unit_next[use.unit] += 1
         slots = it.unit_free[use.unit]
@@ -268,14 +264,24 @@ def _issue(it: _Machine, group: _Group, moment: int) -> None:
 
 
 def _rate(it: _Machine, done: list[int]) -> float:
-    """Cycles an iteration, measured on the last operation over the second half of the run."""
+    """Cycles an iteration, measured on the last operation over the second half of the run.
+
+    Never less than the work of one iteration on a rate unit: a fluid server sustains just that.
+    """
     if len(done) < 4:
         return float("inf")
     middle, last = done[len(done) // 2], done[-2]
     if last <= middle:
         middle, last = done[0], done[-1]
     name = max(it.graph.nodes, key=lambda n: it.schedule.time[n.id] + n.span).id
-    return (it.issued[name, last] - it.issued[name, middle]) / (last - middle)
+    measured = (it.issued[name, last] - it.issued[name, middle]) / (last - middle)
+    fluid = {unit.name: unit.capacity for unit in it.target.units if unit.rate}
+    work = dict.fromkeys(fluid, 0)
+    for node in it.graph.nodes:
+        for use in node.uses:
+            if use.unit in fluid:
+                work[use.unit] += use.cycles * use.amount
+    return max([measured, *(work[unit] / fluid[unit] for unit in fluid)])
 
 
 def _overwrites(it: _Machine) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warploom.schedule.graph import Graph
 from warploom.schedule.schedule import Schedule
@@ -11,8 +11,11 @@ from warploom.schedule.target import Target
 
 @dataclass(frozen=True)
 class Bar:
-    """An operation in a row: from `start` to `end` cycles in [0, II), of the iteration `back`
-    iterations older than the newest. `wait` tells that it begins with a barrier wait."""
+    """An operation in a row, from `start` to `end` cycles in [0, II).
+
+    It belongs to the iteration `back` older than the newest one in the picture: an operation in a
+    later stage runs for an iteration that started earlier. `wait`: it begins at a barrier.
+    """
 
     node: str
     op: str
@@ -60,7 +63,11 @@ def steady_rows(graph: Graph, target: Target, schedule: Schedule) -> list[Row]:
                     bars += _wrap(graph, schedule, node.id, start, use.cycles)
         if bars:
             rows.append(_row(unit.name, "unit", bars, schedule.initiation_interval))
-    return rows
+    newest = min((bar.back for row in rows for bar in row.bars), default=0)
+    return [
+        replace(row, bars=tuple(replace(bar, back=bar.back - newest) for bar in row.bars))
+        for row in rows
+    ]
 
 
 def _origin(graph: Graph, target: Target, schedule: Schedule) -> int:
