@@ -84,7 +84,7 @@ def stats(cubin: Cubin, kernel: Kernel) -> KernelStats:
         pipes=_pipes(items),
         kinds=_kinds(items),
         loops=tuple(_loop(kernel, loop) for loop in natural_loops(kernel)),
-        serialised_groups=_serialised(kernel),
+        serialised_groups=serialised_groups(kernel),
         matrix_instructions=sum(inflight.is_asynchronous(item) for item in items),
         movable=sum(not item.pinned for item in items) / max(1, len(items)),
         distance_alone=sum(finding.rule == "DISTANCE_ALONE" for finding in findings),
@@ -162,7 +162,7 @@ def _round_trip(kernel: Kernel, loop: Loop) -> tuple[int, int]:
     return min(least[latch] for latch in ends), max(most[latch] for latch in ends)
 
 
-def _serialised(kernel: Kernel) -> int:
+def serialised_groups(kernel: Kernel) -> int:
     """Matrix instructions that wait for the one before them to end although both stand in one
     block: what ptxas does when it gives up on asynchronous groups."""
     count = 0
