@@ -43,10 +43,13 @@ def _scale(interval: int, columns: int) -> Text:
 
 def _line(row: Row, interval: int, columns: int) -> Text:
     cells: list[tuple[str, str]] = [("·", "dim")] * columns
-    for bar in sorted(row.bars, key=lambda bar: bar.start - bar.end):
+    for bar in row.bars:
         first = bar.start * columns // interval
         last = max(first + 1, -(-bar.end * columns // interval))
-        label = (bar.node + "'" * bar.back)[: last - first].center(last - first)
+        aged = bar.node + "'" * bar.back
+        label = (aged if len(aged) <= last - first else bar.node[: last - first]).center(
+            last - first
+        )
         for offset, character in enumerate(label[: columns - first]):
             cells[first + offset] = (character, _style(bar))
     text = Text(f"{row.name:<{LABEL - 1}} ")

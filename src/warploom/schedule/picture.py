@@ -79,13 +79,18 @@ def _row(row: Row, top: int, interval: int) -> list[str]:
         f'<text x="{LABEL - 8}" y="{middle}" text-anchor="end">{escape(row.name)}</text>',
         f'<rect class="r" x="{LABEL}" y="{top}" width="{width:.1f}" height="{ROW}"/>',
     ]
-    parts += [_bar(bar, top, interval) for bar in row.bars]
+    nexts = [bar.start for bar in row.bars[1:]] + [interval]
+    parts += [
+        _bar(bar, top, interval, min(bar.end, max(following, bar.start)))
+        for bar, following in zip(row.bars, nexts, strict=True)
+    ]
     end = _x(interval, interval) + 8
     parts.append(f'<text class="s" x="{end:.1f}" y="{middle}">{row.busy:.0%}</text>')
     return parts
 
 
-def _bar(bar: Bar, top: int, interval: int) -> str:
+def _bar(bar: Bar, top: int, interval: int, clear: int) -> str:
+    """One bar; its label sits in [start, clear), the part that no later bar covers."""
     left, right = _x(bar.start, interval), _x(bar.end, interval)
     width = max(1.5, right - left - 0.5)
     colour = SHARED if bar.subtile is None else COLOURS[bar.subtile % len(COLOURS)]
@@ -96,9 +101,10 @@ def _bar(bar: Bar, top: int, interval: int) -> str:
     title = f"{bar.node} ({bar.op}): cycles {bar.start} to {bar.end}{age}{wait}"
     text = bar.node + "'" * older
     label = ""
-    if width > CHARACTER * len(text) + 2:
+    room = _x(clear, interval) - left
+    if room > CHARACTER * len(text) + 2:
         label = (
-            f'<text class="n" x="{left + width / 2:.1f}" y="{top + ROW / 2 + 4}" '
+            f'<text class="n" x="{left + room / 2:.1f}" y="{top + ROW / 2 + 4}" '
             f'text-anchor="middle">{escape(text)}</text>'
         )
     return (
