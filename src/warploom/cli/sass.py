@@ -67,7 +67,7 @@ def show(
     json_output: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Print the instructions with control bits, blocks, loops and why each one stalls or waits."""
+    """Print instructions, control bits, and why each stalls."""
     cubin = load(file)
     decoded = decode(cubin, kernel, with_source=source or json_output or html is not None)
     if block is not None and not 0 <= block < len(decoded.blocks):
@@ -89,7 +89,7 @@ def show(
 def stats(
     files: Files, kernel: KernelName = None, json_output: Json = False, no_color: NoColor = False
 ) -> None:
-    """Print each kernel's instruction mix, loops, issue cycles, spills and other counts."""
+    """Count instructions, loops, issue cycles and spills."""
     found = [
         (path, kernel_stats(cubin, decoded))
         for path, cubin, decoded in _every_kernel(files, kernel)
@@ -112,7 +112,7 @@ def diff(
     json_output: Json = False,
     no_color: NoColor = False,
 ) -> None:
-    """Compare two cubins: instructions moved, control edits, and everything else, aligned."""
+    """Compare two cubins: moves, control edits, the rest."""
     first, second = load(before), load(after)
     found = diff_cubins(first, second, kernel)
     if html is not None:
@@ -136,7 +136,7 @@ def verify(
     ] = AliasMode.STRICT,
     json_output: Json = False,
 ) -> None:
-    """Check that CANDIDATE is a legal reordering of ORIGINAL; exit 1 and list why when not."""
+    """Is CANDIDATE a legal reordering of ORIGINAL?  Exit 1: no."""
     verdict = verify_cubins(load(original), load(candidate), kernel, alias)
     if json_output:
         _print_json(
@@ -160,7 +160,7 @@ def verify(
 def lint_command(
     files: Files, kernel: KernelName = None, json_output: Json = False, no_color: NoColor = False
 ) -> None:
-    """Check cubins on their own: waits, asynchronous registers, control fields; exit 1 if bad."""
+    """Check waits and registers of one cubin.  Exit 1: errors."""
     found = [
         (path, decoded.name, lint(decoded)) for path, _, decoded in _every_kernel(files, kernel)
     ]
