@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -142,12 +142,22 @@ def test_flash_attention_in_under_two_seconds_from_a_cold_start() -> None:
         "from warploom.diagram.derive import derive\nfrom warploom.diagram.library import formula\n"
         f"d = derive(formula('attention'), memory={MEMORY})\nassert len(d.kernels) == 1\n"
     )
-    times: list[float] = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 2.0, times
+    # Processor time: the wall clock of a shared machine says nothing about the search.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
+
+
+def test_energy_objective_moves_no_more_than_the_time_objective() -> None:
+    for name in ("attention", "matmul"):
+        fast = derive(formula(name), gpu_name="h100")
+        frugal = derive(formula(name), gpu_name="h100", objective="energy")
+        assert frugal.traffic <= fast.traffic
+        assert sum(e.joules for e in frugal.estimates) <= sum(e.joules for e in fast.estimates)
+        assert frugal.seconds >= fast.seconds * (1 - 1e-9)
+    with pytest.raises(InputError, match="time or energy"):
+        derive(formula("matmul"), gpu_name="h100", objective="beauty")
 
 
 def test_universal_comparison() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.diagram.cases import loops
 
-from warploom.diagram import bounds, closed, continuous, cost
+from warploom.diagram import bounds, closed, continuous, cost, counts
 from warploom.diagram.bounds import BoundBroken, check, hbl, lower_bounds
 from warploom.diagram.cascade import Refusal
 from warploom.diagram.external import sympy
@@ -139,7 +139,7 @@ def test_integer_examples() -> None:
     found = choose(ATTENTION, 116224, {"q": 16, "x": 16}, accounting=SCORE_TILE)
     assert found.tiles == {"g_q": 384, "s_x": 16}
     assert found.score == 12_615_680
-    assert cost.exact_traffic(ATTENTION.tiled(found.tiles)) == 12_582_912
+    assert counts.exact_traffic(ATTENTION.tiled(found.tiles)) == 12_582_912
     best = continuous.solve(ATTENTION, 116224, SCORE_TILE)
     assert best.traffic == pytest.approx(1.0567e7, rel=1e-4)
     assert found.score / best.traffic == pytest.approx(1.194, abs=1e-3)
@@ -188,7 +188,7 @@ def test_t4_large_memory_moves_each_array_once() -> None:
     assert closed.law(ATTENTION).value(3 * n * d) == 4 * n * d
     plan = search(formula("attention"), Setting(3 * n * d, {}))
     assert plan.score == 4 * n * d
-    assert sum(cost.exact_traffic(k) for k in plan.kernels) == 4 * n * d
+    assert sum(counts.exact_traffic(k) for k in plan.kernels) == 4 * n * d
 
 
 def test_t5_decode_shares_keys_and_has_no_power_law() -> None:
@@ -232,7 +232,7 @@ def test_no_execution_beats_a_bound_on_tiny_sizes() -> None:
                 {each.symbol: rng.randint(1, sizes[each.axis]) for each in made.loops}
             )
             for capacity in (cost.resident(tiled), 2 * cost.resident(tiled)):
-                check(formula(name).resized(sizes), cost.exact_traffic(tiled), capacity)
+                check(formula(name).resized(sizes), counts.exact_traffic(tiled), capacity)
 
 
 def test_sandwich_bound_is_two_n2d2_over_m() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.diagram.cases import NESTS, kernel, small, tilings
 
-from warploom.diagram import cost
+from warploom.diagram import cost, counts
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.execute import run_kernels
 from warploom.diagram.kernel import Loop
@@ -20,8 +20,8 @@ def test_execution_agrees_and_moves_what_the_formula_says(name: str, nest: str) 
     for tiled in tilings(kernel(name, nest)):
         got, traffic = run_kernels([tiled], arrays)
         assert compare(got, want) < 1e-12
-        assert traffic[0].total == cost.exact_traffic(tiled), (tiled.tiles, traffic[0])
-        moved = cost.exact_transfers(tiled)
+        assert traffic[0].total == counts.exact_traffic(tiled), (tiled.tiles, traffic[0])
+        moved = counts.exact_transfers(tiled)
         for array, count in traffic[0].loaded.items():
             if "partial" not in array:
                 assert moved[array] == count
@@ -39,7 +39,7 @@ def test_symbolic_cost_is_exact_when_tiles_divide(name: str, nest: str) -> None:
             {each.symbol: 12 if each.kind == "split" and step > 4 else step for each in made.loops}
         )
         symbolic = cost.numbers(tiled, cost.traffic(tiled))
-        assert symbolic == pytest.approx(cost.exact_traffic(tiled), rel=1e-9)
+        assert symbolic == pytest.approx(counts.exact_traffic(tiled), rel=1e-9)
 
 
 def test_causal_and_window_formulas_match_when_slices_are_one() -> None:
@@ -55,9 +55,9 @@ def test_causal_and_window_formulas_match_when_slices_are_one() -> None:
             made = replace(made, body=replace(made.body, nodes=nodes))
         tiled = made.tiled({"g_q": 4, "s_x": 1})
         symbolic = cost.numbers(tiled, cost.traffic(tiled))
-        assert symbolic == pytest.approx(cost.exact_traffic(tiled), rel=0.03)
+        assert symbolic == pytest.approx(counts.exact_traffic(tiled), rel=0.03)
         free = replace(tiled, bound_by=())
-        assert cost.exact_traffic(tiled) < 0.6 * cost.exact_traffic(free)
+        assert counts.exact_traffic(tiled) < 0.6 * counts.exact_traffic(free)
 
 
 def test_mask_bounds_change_nothing_but_the_work() -> None:
@@ -74,14 +74,14 @@ def test_halo_of_a_convolution_is_counted() -> None:
     tiled = kernel("convolution", "g_o s_c").resized({"i": 14, "o": 12, "w": 3, "c": 4, "n": 2})
     tiled = tiled.tiled({"g_o": 4, "s_c": 4})
     # three groups of four outputs read 4 + 3 - 1 inputs of four channels each
-    assert cost.exact_transfers(tiled)["X"] == 3 * 6 * 4
+    assert counts.exact_transfers(tiled)["X"] == 3 * 6 * 4
 
 
 def test_padded_count_is_the_first_form_of_the_handbook() -> None:
     tiled = kernel("attention", "g_q s_x").resized({"q": 10, "x": 8, "d": 4, "e": 4})
     tiled = tiled.tiled({"g_q": 4, "s_x": 2})
-    assert cost.exact_traffic(tiled) == 2 * 10 * 4 + 3 * 2 * 8 * 4
-    assert cost.padded_traffic(tiled) == 3 * (2 * 4 * 4 + 2 * 8 * 4)
+    assert counts.exact_traffic(tiled) == 2 * 10 * 4 + 3 * 2 * 8 * 4
+    assert counts.padded_traffic(tiled) == 3 * (2 * 4 * 4 + 2 * 8 * 4)
 
 
 # --- planted faults: the referee must notice ------------------------------------------------------
@@ -109,6 +109,6 @@ def test_a_dropped_correction_breaks_the_merge() -> None:
 def test_a_different_nest_moves_different_amounts() -> None:
     inner = next(tilings(kernel("attention", "g_q s_x")))
     outer = next(tilings(kernel("attention", "g_q s_x s_d")))
-    assert cost.exact_traffic(inner) != cost.exact_traffic(outer)
-    moved = cost.exact_transfers(replace(inner, loops=(inner.loops[1], Loop("q", "group"))))
-    assert moved != cost.exact_transfers(inner)
+    assert counts.exact_traffic(inner) != counts.exact_traffic(outer)
+    moved = counts.exact_transfers(replace(inner, loops=(inner.loops[1], Loop("q", "group"))))
+    assert moved != counts.exact_transfers(inner)

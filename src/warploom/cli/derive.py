@@ -32,6 +32,7 @@ def derive(
     sizes: Annotated[list[str] | None, typer.Option("--set", help="axis=size, repeatable")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable output")] = False,
     svg: Annotated[Path | None, typer.Option(help="write the drawing here")] = None,
+    objective: Annotated[str, typer.Option(help="time or energy, on a GPU")] = "time",
     split: Annotated[bool, typer.Option(help="with --memory: allow split axes")] = False,
 ) -> None:
     """Derive what to fuse, tile and stream, its cost, its distance from a proven bound."""
@@ -55,7 +56,7 @@ def derive(
     if memory:
         found = run_derive(diagram, memory=memory, split=split)
     else:
-        found = run_derive(diagram, gpu_name=gpus[0], dtype=dtypes[0])
+        found = run_derive(diagram, gpu_name=gpus[0], dtype=dtypes[0], objective=objective)
     report(found, as_json, svg)
 
 

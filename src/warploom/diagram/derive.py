@@ -16,17 +16,8 @@ from typing import Any
 from warploom.diagram import closed, continuous, timing
 from warploom.diagram.bounds import Bound, check
 from warploom.diagram.cascade import Refusal
-from warploom.diagram.cost import (
-    FULL,
-    PAPER,
-    Accounting,
-    exact_traffic,
-    exact_transfers,
-    numbers,
-    operations,
-    resident,
-    traffic,
-)
+from warploom.diagram.cost import FULL, PAPER, Accounting, numbers, resident, traffic
+from warploom.diagram.counts import exact_traffic, exact_transfers
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.execute import run_kernels
 from warploom.diagram.gpu import Gpu, gpu
@@ -36,6 +27,7 @@ from warploom.diagram.legal import make_kernel
 from warploom.diagram.pseudo import pseudocode
 from warploom.diagram.structure import Plan, Setting, search
 from warploom.diagram.svg import draw
+from warploom.diagram.work import operations
 from warploom.errors import InputError
 
 SCHEMA = "warploom.derivation/1"
@@ -234,8 +226,11 @@ def derive(
     gpu_name: str | None = None,
     dtype: str = "fp16",
     split: bool = False,
+    objective: str = "time",
 ) -> Derivation:
     """Derive an algorithm, either for `memory` values of fast memory or for a GPU.
+
+    `objective` is what a GPU derivation minimises, "time" or "energy".
 
     Raises `InputError` when nothing fits or a name is unknown, `BoundBroken` when the result claims
     less traffic than is proven necessary.
@@ -250,7 +245,9 @@ def derive(
     assert gpu_name is not None
     machine = gpu(gpu_name)
     machine.flops(dtype)
-    return _for_gpu(diagram, machine, dtype)
+    if objective not in OBJECTIVES:
+        raise InputError(f"no objective {objective!r}: choose {' or '.join(OBJECTIVES)}")
+    return _for_gpu(diagram, machine, dtype, objective)
 
 
 PARTITIONS: dict[str, LoopKind] = {"group": "group", "split": "split", "stream": "stream"}
@@ -258,15 +255,23 @@ PARTITIONS: dict[str, LoopKind] = {"group": "group", "split": "split", "stream":
 _PENDING = Bound("", "", 0.0, "")
 
 
-def _for_gpu(diagram: Diagram, machine: Gpu, dtype: str) -> Derivation:
-    """The least modelled time on a machine."""
+OBJECTIVES: dict[str, tuple[Any, Any]] = {
+    "time": (timing.time_score, timing.floor_seconds),
+    "energy": (timing.energy_score, timing.energy_floor),
+}
+"""What a GPU derivation minimises: (score, lower bound of the score)."""
+
+
+def _for_gpu(diagram: Diagram, machine: Gpu, dtype: str, objective: str) -> Derivation:
+    """The least modelled time or energy on a machine."""
+    score, floor = OBJECTIVES[objective]
     capacity = timing.capacity(machine, dtype)
     setting = Setting(
         capacity,
         timing.multiples(diagram.size, dtype),
-        timing.time_score(machine, dtype),
+        score(machine, dtype),
         timing.accounting(),
-        timing.floor_seconds(machine, dtype),
+        floor(machine, dtype),
         split=True,
     )
     plan = search(diagram, setting)

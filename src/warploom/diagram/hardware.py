@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.diagram.cost import pipe_of
 from warploom.diagram.gpu import BYTES, Gpu
 from warploom.diagram.graph import Node
 from warploom.diagram.kernel import Kernel
+from warploom.diagram.work import pipe_of
 from warploom.errors import InputError
 
 WARP_GROUP = 128

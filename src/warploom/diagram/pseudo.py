@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.diagram.cost import pipe_of
 from warploom.diagram.graph import Node
 from warploom.diagram.kernel import Kernel, Loop
 from warploom.diagram.ops import MONOIDS, op
+from warploom.diagram.work import pipe_of
 
 UNIT: dict[str, str] = {
     "tensor": "tensor core",

@@ -12,7 +12,7 @@ Everything is laid out from the term; nothing is placed by hand.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,7 @@ def draw(derivation: Derivation) -> str:
 
 def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float, float]:
     """One diagram: (svg, width, height)."""
+    body = body if kernel is None else replace(body, nodes=_loop_first(kernel))
     cols = columns_of(body)
     counts = [sum(max(1, len(body.axes_of(v))) for v, _ in c.left) for c in cols]
     arrays = [len(c.left) for c in cols]
@@ -135,6 +136,19 @@ def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float,
     parts += _ends(body, kernel, cols[-1], right[-1], _x(len(cols) - 1) + BOX) if cols else []
     parts += _rows(body, kernel, cols, floor)
     return "".join(parts), width, floor + (74 if kernel is not None else 30)
+
+
+def _loop_first(kernel: Kernel) -> tuple[Node, ...]:
+    """The boxes with those of the innermost loop first, when that order is still topological."""
+    innermost = len(kernel.loops)
+
+    def late(node: Node) -> int:
+        return innermost - kernel.work_depth(node) if kernel.taint[node.name] else 0
+
+    order = tuple(sorted(kernel.body.nodes, key=late))
+    place = {node.name: index for index, node in enumerate(order)}
+    legal = all(place.get(s, -1) < place[node.name] for node in order for s in node.inputs)
+    return order if legal else kernel.body.nodes
 
 
 def _x(column: int) -> float:

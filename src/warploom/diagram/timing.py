@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from warploom.diagram.cost import FULL, Accounting, exact_transfers, numbers, operations, traffic
+from warploom.diagram.cost import FULL, Accounting, numbers, traffic
+from warploom.diagram.counts import exact_transfers
 from warploom.diagram.gpu import Gpu, element_bytes
 from warploom.diagram.graph import Diagram
 from warploom.diagram.hierarchy import ENERGY
 from warploom.diagram.integers import Score, choose
 from warploom.diagram.kernel import Kernel
+from warploom.diagram.work import operations
 from warploom.errors import InputError
 
 LAUNCH = 2.0e-6
@@ -69,6 +71,30 @@ def time_score(gpu: Gpu, dtype: str) -> Score:
         )
 
     return score
+
+
+def energy_score(gpu: Gpu, dtype: str) -> Score:
+    """Joules to move data (the law of equation 2 with J per value) as a score."""
+    size = element_bytes(dtype)
+    joules = {name: value for name, value, _ in ENERGY}
+
+    def score(kernel: Kernel, values: Mapping[str, Any]) -> Any:
+        outside = dram_seconds(kernel, gpu, dtype) * gpu.dram_rate * joules["dram"]
+        return outside + traffic(kernel).grid(values) * size * joules["l2"]
+
+    return score
+
+
+def energy_floor(gpu: Gpu, dtype: str) -> Any:
+    """A lower bound of `energy_score`: the border once into and out of the SMs."""
+    joules = {name: value for name, value, _ in ENERGY}
+    del gpu
+
+    def floor(body: Diagram, crossing: int) -> float:
+        del body
+        return crossing * element_bytes(dtype) * (joules["dram"] + joules["l2"])
+
+    return floor
 
 
 @cache
