@@ -139,7 +139,7 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
                 found = _first(alone, least.value, clock.share(0.3))
     it = joint_encoding(alone, found.interval, found.stages)
     it.model.minimize(LENGTH.expression(it, problem.prices))
-    answer = run(it.model, clock.share(0.3), decisions(it), found.answer.values)
+    answer = run(it.model, clock.share(0.15), decisions(it), found.answer.values)
     if not answer.found:
         answer = replace(found.answer, value=found.stages * found.interval)
     return Modulo(found.interval, bound, answer.value, answer.bound, answer.seconds)
