@@ -1,1 +1,31 @@
-"""The diagram floor."""
+"""From a formula to an IO-aware derivation: fusion, nests, tiles, cost, bound, drawing, program.
+
+    from warploom.diagram import build, derive, softmax, tensor
+
+    q, k, v = tensor("Q", "q d"), tensor("K", "x d"), tensor("V", "x e")
+    print(derive(build("attention", softmax(q @ k.T) @ v), memory=116224))
+
+See docs/diagram.md for the map of the modules.
+"""
+
+from warploom.diagram.compare import compare_gpus
+from warploom.diagram.derive import Derivation, by_hand, derive
+from warploom.diagram.frontend import Expr, build, einsum, softmax, tensor
+from warploom.diagram.graph import Diagram
+from warploom.diagram.library import formula
+from warploom.diagram.svg import draw
+
+__all__ = [
+    "Derivation",
+    "Diagram",
+    "Expr",
+    "build",
+    "by_hand",
+    "compare_gpus",
+    "derive",
+    "draw",
+    "einsum",
+    "formula",
+    "softmax",
+    "tensor",
+]

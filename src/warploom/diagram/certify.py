@@ -128,7 +128,7 @@ Stream = Mapping[str, Any]
 
 def direct(lemma: Lemma, sources: Mapping[str, str], stream: Stream, fixed: Stream) -> Any:
     """The reduction by definition: bases over the whole stream first, then F summed."""
-    values = {**stream, **fixed, **_bases(lemma, sources, stream, fixed)}
+    values = {**stream, **fixed, **_bases(lemma, sources, stream)}
     return _monoid(lemma).reduce(numeric(lemma.scalar.formula, values), 0)
 
 
@@ -165,7 +165,7 @@ class State:
 
 def lift(lemma: Lemma, sources: Mapping[str, str], stream: Stream, fixed: Stream) -> State:
     """The state of one slice on its own."""
-    bases = _bases(lemma, sources, stream, fixed)
+    bases = _bases(lemma, sources, stream)
     return _states_at(lemma, stream, fixed, bases, len(next(iter(stream.values()))))
 
 
@@ -241,15 +241,12 @@ def law_error(lemma: Lemma, sources: Mapping[str, str], trials: int = 8, seed: i
     return worst
 
 
-def _bases(
-    lemma: Lemma, sources: Mapping[str, str], stream: Stream, fixed: Stream
-) -> dict[str, Any]:
+def _bases(lemma: Lemma, sources: Mapping[str, str], stream: Stream) -> dict[str, Any]:
     """Every base over a slice. A base is modelled as its monoid over the first leaf.
 
     What a base reduces does not matter to the lemma, which must hold for any base values; the
     first leaf (positive for sums) makes the numeric tests meet the values met in practice.
     """
-    del fixed
     leaf = next(iter(stream.values()))
     result: dict[str, Any] = {}
     for name, value in lemma.scalar.bases.items():

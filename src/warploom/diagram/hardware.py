@@ -175,7 +175,7 @@ def clock_table(kernel: Kernel, recipe: Recipe, gpu: Gpu) -> tuple[PipeUse, ...]
             _span(kernel, tuple(dict.fromkeys((*node.axes, *node.over))), recipe) / recipe.row_tile
         )
         if pipe_of(kernel, node) == "tensor":
-            types = [_type_of(kernel, name, recipe) for name in node.inputs]
+            types = [_type_of(name, recipe) for name in node.inputs]
             widest = max(types, key=lambda t: BYTES[t])
             uses.append(PipeUse(node.name, f"tensor {widest}", 2 * span, gpu.tensor[widest]))
         elif node.op in ("exp", "log") and kernel.work_depth(node) == len(kernel.loops) - 1:
@@ -190,9 +190,8 @@ def clock_table(kernel: Kernel, recipe: Recipe, gpu: Gpu) -> tuple[PipeUse, ...]
     return tuple(uses)
 
 
-def _type_of(kernel: Kernel, name: str, recipe: Recipe) -> str:
+def _type_of(name: str, recipe: Recipe) -> str:
     """The element type of a contraction's operand: an array's own, or the accumulator's."""
-    del kernel
     return dict(recipe.dtypes).get(name, recipe.accumulator)
 
 

@@ -121,7 +121,8 @@ def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float,
     counts = [sum(max(1, len(body.axes_of(v))) for v, _ in c.left) for c in cols]
     arrays = [len(c.left) for c in cols]
     tall = max((n * WIRE + a * GAP for n, a in zip(counts, arrays, strict=True)), default=0)
-    top = 62.0
+    streams = len(kernel.stream_index) if kernel is not None else 0
+    top = 62.0 + 18 * max(0, streams - 1)
     middle = top + tall / 2
     left = [_stack(body, [v for v, _ in c.left], middle) for c in cols]
     right = [_stack(body, list(c.right), middle) for c in cols]
@@ -133,7 +134,7 @@ def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float,
     for j, column in enumerate(cols):
         parts += _joins(body, kernel, cols, left, right, j)
         parts += _box(body, kernel, column, left[j], right[j], _x(j))
-    parts += _ends(body, kernel, cols[-1], right[-1], _x(len(cols) - 1) + BOX) if cols else []
+    parts += _ends(body, kernel, right[-1], _x(len(cols) - 1) + BOX) if cols else []
     parts += _rows(body, kernel, cols, floor)
     return "".join(parts), width, floor + (74 if kernel is not None else 30)
 
@@ -179,12 +180,16 @@ def _region(kernel: Kernel, cols: tuple[Column, ...], top: float, tall: float) -
         inside = [j for j, c in enumerate(cols) if kernel.work_depth(c.node) >= index]
         if not inside:
             continue
-        x0, x1, y = _x(inside[0]) - 16, _x(inside[-1]) + BOX + 16, top - 4 + 5 * level
+        x0, x1, y = (
+            _x(inside[0]) - 16,
+            _x(inside[-1]) + BOX + 16,
+            top - 4 - 18 * (len(kernel.stream_index) - 1 - level),
+        )
         symbol = kernel.loops[index].symbol
         parts.append(
             f"<path d='M{x0:.0f} {y + 7:.0f} V{y:.0f} H{x1:.0f} V{y + 7:.0f}' fill='none' "
             f"stroke='#8a4b00' stroke-width='1.3'/>"
-            f"<text x='{x0 + 6 + 110 * level:.0f}' y='{y - 5:.0f}' font-size='12' "
+            f"<text x='{x0 + 6:.0f}' y='{y - 5:.0f}' font-size='12' "
             f"fill='#8a4b00' {FONT}>"
             f"stream {escape(axis)} by {_label(symbol)}</text>"
         )
@@ -203,7 +208,7 @@ def _joins(
     before = {p.value: p for p in right[j - 1]} if j else {}
     x1 = _x(j)
     for placed, (value, used) in zip(left[j], cols[j].left, strict=True):
-        colour = _colour(body, kernel, value)
+        colour = _colour(kernel)
         copies = sum(v == value for v, _ in cols[j].left)
         source = before.get(value)
         if source is None and not used and copies > 1:
@@ -266,7 +271,7 @@ def _box(
     for placed in passing:
         target = next(p for p in right if p.value == placed.value)
         for w in range(placed.wires):
-            colour = _colour(body, kernel, placed.value)
+            colour = _colour(kernel)
             yield _curve(x, placed.wire(w), x + BOX, target.wire(w), colour)
     ys = [p.wire(w) for p in (*inputs, output) for w in range(p.wires)]
     low, high = min(ys) - 9, max(ys) + 9
@@ -305,11 +310,8 @@ def _box(
         yield _tag(x + BOX + 5, output.wire(w) - 3, label, "start", colour, 11)
 
 
-def _ends(
-    body: Diagram, kernel: Kernel | None, column: Column, right: list[Placed], x: float
-) -> Iterator[str]:
+def _ends(body: Diagram, kernel: Kernel | None, right: list[Placed], x: float) -> Iterator[str]:
     """Outputs leaving: the save at the region's edge, then global memory."""
-    del column
     for placed in right:
         if placed.value not in body.outputs:
             continue
@@ -364,9 +366,8 @@ def _rows(
     yield _note(24, y + 58, f"resident inputs and sums: {resident} ≤ M{chosen}")
 
 
-def _colour(body: Diagram, kernel: Kernel | None, value: str) -> str:
+def _colour(kernel: Kernel | None) -> str:
     """Dark in global memory, orange on chip."""
-    del body, value
     return COLOUR["global"] if kernel is None else COLOUR["chip"]
 
 
