@@ -13,14 +13,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from warploom.sass.aliasing import AliasMode, is_sync, memory_accesses, must_keep_order
+from warploom.sass.aliasing import AliasMode, memory_accesses, must_keep_order
 from warploom.sass.boundaries import across_blocks
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import dependences
 from warploom.sass.effects import resource_name
 from warploom.sass.kernel import Block, Instruction, Kernel
-from warploom.sass.latency import LatencyTable, table_for
-from warploom.sass.mining import exclusive, issue_times, key_of
+from warploom.sass.latency import LatencyTable, sync_key, table_for
+from warploom.sass.mining import exclusive, issue_times, key_of, sync_pairs
 from warploom.sass.opcodes import Pipe
 from warploom.sass.provenance import address_pointers
 from warploom.sass.scoreboard import (
@@ -51,6 +51,7 @@ class Rule(IntEnum):
     WAIT = 7
     INHERITED_WAIT = 8
     WAIT_BEFORE_EXIT = 9
+    SYNC_DISTANCE = 10
 
 
 @dataclass
@@ -113,7 +114,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
         times = issue_times(items)
         _registers(builder, kernel, block, times, latencies)
         _memory(builder, kernel, items, mode, pointers)
-        _synchronisation(builder, items)
+        _synchronisation(builder, items, times, latencies)
         _scoreboards(builder, kernel, block, entry[block.index], times, notes)
         _setter_order(builder, kernel, items)
         _reuse(builder, items)
@@ -164,25 +165,18 @@ def _memory(
                 builder.order.append((first.index, second.index, Rule.MEMORY_ORDER, 0))
 
 
-def _synchronisation(builder: Builder, items: tuple[Instruction, ...]) -> None:
-    """Syncs form a chain; memory operations stay between the syncs they stood between."""
-    last_sync: int | None = None
-    since: list[int] = []
-    for item in items:
-        if is_sync(item):
-            before = [*([last_sync] if last_sync is not None else []), *since]
-            builder.order.extend((other, item.index, Rule.SYNC_ORDER, 0) for other in before)
-            last_sync, since = item.index, []
-        elif item.effects.info.name in _MEMORY_LIKE:
-            if last_sync is not None:
-                builder.order.append((last_sync, item.index, Rule.SYNC_ORDER, 0))
-            since.append(item.index)
+def _synchronisation(
+    builder: Builder, items: tuple[Instruction, ...], times: list[int], table: LatencyTable
+) -> None:
+    """Syncs form a chain; memory operations stay between the syncs they stood between.
 
-
-# Lane exchanges keep their place between barriers too: which lanes take part may depend on it.
-_MEMORY_LIKE: Final = frozenset(
-    "LDG LDS LDSM LD LDL STG STS STSM ST STL LDGSTS SHFL VOTE VOTEU MATCH REDUX CREDUX".split()
-)
+    The compiler also keeps a distance: a shared load in the cycle after a BAR reads too early.
+    """
+    when = {item.index: time for item, time in zip(items, times, strict=True)}
+    for earlier, later in sync_pairs(items):
+        builder.order.append((earlier.index, later.index, Rule.SYNC_ORDER, 0))
+        need = table.gap(sync_key(earlier, later), when[later.index] - when[earlier.index])
+        builder.gaps.append((earlier.index, later.index, need, Rule.SYNC_DISTANCE, 0))
 
 
 def _setter_order(builder: Builder, kernel: Kernel, items: tuple[Instruction, ...]) -> None:

@@ -19,11 +19,18 @@ from warploom.sass.dependence import dependences
 from warploom.sass.effects import resource_name
 from warploom.sass.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.latency import LatencyTable, table_for
-from warploom.sass.mining import exclusive, issue_times, key_of
+from warploom.sass.mining import exclusive, issue_times, key_of, pipe_neighbours
 from warploom.sass.outstanding import State, Unsettled
 from warploom.sass.scoreboard import waited_scoreboards
 
-SPACING: Final = int(Rule.SPACING)
+AS_COMPILED: Final = "kept as compiled"
+
+# Rules of `constraints` about two instructions' distance, beside register latencies: in words, and
+# where the number comes from.
+OTHER_GAPS: Final = {
+    "SPACING": ("no wait protects the pair", AS_COMPILED),
+    "SYNC_DISTANCE": ("kept apart by synchronisation", "mined"),
+}
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,14 @@ def explain(kernel: Kernel) -> Explanation:
     """Reasons for every stall above one cycle and every wait of a kernel."""
     table = table_for(kernel.sm)
     stalls: dict[int, StallReason] = {}
-    crossing = _crossing(kernel, table)
+    constrained = _constrained(kernel, table)
+    neighbours = _pipe_pairs(kernel, table)
     for block in kernel.blocks:
-        pairs = [*_pairs(kernel, block, table), *crossing.get(block.index, ())]
+        pairs = [
+            *_pairs(kernel, block, table),
+            *neighbours[block.index],
+            *constrained[block.index],
+        ]
         stalls.update(_stalls(kernel, block, pairs, table))
     return Explanation(stalls, _waits(kernel))
 
@@ -97,8 +109,6 @@ def _pairs(kernel: Kernel, block: Block, table: LatencyTable) -> Iterator[_Pair]
     for dependence in dependences(items):
         earlier = kernel.instructions[dependence.earlier]
         later = kernel.instructions[dependence.later]
-        if GROUP_SLOT in (dependence.earlier_slot, dependence.later_slot):
-            continue
         key = key_of(dependence, earlier, later)
         if key is None or exclusive(earlier, later):
             continue
@@ -106,69 +116,85 @@ def _pairs(kernel: Kernel, block: Block, table: LatencyTable) -> Iterator[_Pair]
         needed = table.gap(key, actual)
         mined = table.gaps.get(key)
         if mined is None:
-            source = f"never mined ({key}), kept as compiled"
+            source = f"never mined ({key}), {AS_COMPILED}"
         elif mined > actual:
             source = f"closer than the mined {mined} ({key}), kept as compiled"
         else:
             source = f"mined ({key})"
-        reason = StallReason(
-            stall=0,
-            spare=actual - needed,
-            rule=dependence.hazard.value,
-            producer=earlier.index,
-            consumer=later.index,
-            register=resource_name(dependence.resource),
-            needed=needed,
-            actual=actual,
-            source=source,
-        )
-        yield _Pair(earlier.index, later.index, actual - needed, reason)
+        register = resource_name(dependence.resource)
+        rule = dependence.hazard.value
+        yield _pair(earlier.index, later.index, rule, register, needed, actual, source)
 
 
-def _crossing(kernel: Kernel, table: LatencyTable) -> dict[int, list[_Pair]]:
-    """Pairs of different blocks and distances that stand in for a wait, by block."""
+def _pipe_pairs(kernel: Kernel, table: LatencyTable) -> dict[int, list[_Pair]]:
+    """Neighbours in one pipe, which the compiler spaces by the pipe's occupancy, by block. A pair
+    may span blocks that stand one after the other."""
+    times = issue_times(kernel.instructions)
+    found: dict[int, list[_Pair]] = {block.index: [] for block in kernel.blocks}
+    for earlier, later in pipe_neighbours(kernel.instructions):
+        actual = times[later.index] - times[earlier.index]
+        needed = min(actual, table.spacing(earlier, later))
+        rule = f"next in pipe {earlier.effects.info.pipe.value}"
+        pair = _pair(earlier.index, later.index, rule, "", needed, actual, "mined")
+        for number in range(kernel.block_of[earlier.index], kernel.block_of[later.index] + 1):
+            found[number].append(pair)
+    return found
+
+
+def _pair(
+    earlier: int, later: int, rule: str, register: str, needed: int, actual: int, source: str
+) -> _Pair:
+    reason = StallReason(
+        stall=0,
+        spare=actual - needed,
+        rule=rule,
+        producer=earlier,
+        consumer=later,
+        register=register,
+        needed=needed,
+        actual=actual,
+        source=source,
+    )
+    return _Pair(earlier, later, actual - needed, reason)
+
+
+def _constrained(kernel: Kernel, table: LatencyTable) -> dict[int, list[_Pair]]:
+    """What a reordering must keep beyond register latencies, by block: pairs no wait protects,
+    results used in a later block, distances to a block's edge, blocks that must last."""
     constraints = derive(kernel, AliasMode.STRICT, table)
-    found: dict[int, list[_Pair]] = {}
+    found: dict[int, list[_Pair]] = {block.index: [] for block in kernel.blocks}
     times: list[int] = []
     lengths: list[int] = []
     for block in kernel.blocks:
         items = kernel.instructions[block.start : block.end]
         times.extend(issue_times(items))
         lengths.append(sum(item.control.stall for item in items))
-    for producer, consumer, cycles in _rows(constraints.cross):
+    for producer, consumer, needed in _rows(constraints.cross):
         home, away = kernel.block_of[producer], kernel.block_of[consumer]
         actual = lengths[home] - times[producer] + times[consumer]
-        reason = StallReason(
-            stall=0,
-            spare=actual - cycles,
-            rule="result used in a later block",
-            producer=producer,
-            consumer=consumer,
-            register="",
-            needed=cycles,
-            actual=actual,
-            source="both blocks' shares of the distance",
-        )
-        end = kernel.blocks[home].end
-        found.setdefault(home, []).append(_Pair(producer, end, actual - cycles, reason))
-        start = kernel.blocks[away].start
-        found.setdefault(away, []).append(_Pair(start, consumer, actual - cycles, reason))
-    for earlier, later, cycles, rule, resource in _rows(constraints.gaps):
-        if rule == SPACING:
+        source = "both blocks' shares of the distance"
+        pair = _pair(producer, consumer, "used in a later block", "", needed, actual, source)
+        found[home].append(replace(pair, end=kernel.blocks[home].end))
+        found[away].append(replace(pair, start=kernel.blocks[away].start))
+    for earlier, later, needed, rule, resource in _rows(constraints.gaps):
+        if rule != Rule.LATENCY:
+            words, source = OTHER_GAPS.get(Rule(rule).name, (Rule(rule).name.lower(), "mined"))
+            register = resource_name(resource) if rule == Rule.SPACING else ""
             actual = times[later] - times[earlier]
-            reason = StallReason(
-                stall=0,
-                spare=actual - cycles,
-                rule="no wait protects the pair",
-                producer=earlier,
-                consumer=later,
-                register=resource_name(resource),
-                needed=cycles,
-                actual=actual,
-                source="kept as compiled",
-            )
-            pair = _Pair(earlier, later, actual - cycles, reason)
-            found.setdefault(kernel.block_of[earlier], []).append(pair)
+            pair = _pair(earlier, later, words, register, needed, actual, source)
+            found[kernel.block_of[earlier]].append(pair)
+    for index, number, needed, at_end in _rows(constraints.edge_gaps):
+        block = kernel.blocks[number]
+        actual = lengths[number] - times[index] if at_end else times[index]
+        first, last = (index, block.end) if at_end else (block.start, index)
+        rule = "no wait protects a result of another block"
+        pair = _pair(first, min(last, block.end - 1), rule, "", needed, actual, AS_COMPILED)
+        found[number].append(replace(pair, end=last))
+    for number, needed in _rows(constraints.durations):
+        block = kernel.blocks[number]
+        rule = "a result passes through the block"
+        pair = _pair(block.start, block.end - 1, rule, "", needed, lengths[number], AS_COMPILED)
+        found[number].append(replace(pair, end=block.end))
     return found
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Final
 
 from warploom.sass import nvinfo
+from warploom.sass.branches import indirect_targets, relative_target
 from warploom.sass.control import CONTROL_MASK, Control
 from warploom.sass.cubin import WORD_BYTES, Cubin, KernelCode
 from warploom.sass.disassembly import Line, Listing, disassemble
@@ -138,7 +139,7 @@ def build_kernel(cubin: Cubin, code: KernelCode, listing: Listing) -> Kernel:
             )
         )
     instructions = _with_group_registers(instructions)
-    blocks = split_blocks(instructions, listing.labels)
+    blocks = split_blocks(instructions, listing.labels, info, cubin.sm)
     return Kernel(
         code.name, cubin.sm, code, tuple(instructions), blocks, dict(listing.labels), info
     )
@@ -198,43 +199,58 @@ def _pin(line: Line, effects: Effects, code: KernelCode, named: Mapping[int, str
     return ""
 
 
+@dataclass(frozen=True)
+class _Flow:
+    """What is needed to find a block's successors."""
+
+    block_at: Mapping[int, int]
+    targets: Mapping[int, int]
+    anywhere: tuple[int, ...]
+    after_call: tuple[int, ...]
+    convergence: Mapping[str, set[int]]
+    count: int
+
+
 def split_blocks(
-    instructions: Sequence[Instruction], labels: Mapping[int, tuple[str, ...]]
+    instructions: Sequence[Instruction],
+    labels: Mapping[int, tuple[str, ...]],
+    info: bytes,
+    sm: int,
 ) -> tuple[Block, ...]:
-    """Basic blocks and their edges. Indirect control flow goes to every labelled block."""
-    starts = {0, *(offset // WORD_BYTES for offset in labels)}
-    starts |= {item.index + 1 for item in instructions if item.base in TERMINATORS}
+    """Basic blocks and their edges. Indirect control flow may go to every block start we know."""
+    size = len(instructions) * WORD_BYTES
+    targets = {
+        item.index: target // WORD_BYTES
+        for item in instructions
+        if (target := relative_target(item.line.opcode, item.offset, (item.low, item.high), sm))
+        is not None
+        and 0 <= target < size
+    }
+    entered = {offset // WORD_BYTES for offset in (*labels, *indirect_targets(info, size))}
+    entered |= set(targets.values())
+    starts = {0, *entered, *(item.index + 1 for item in instructions if item.base in TERMINATORS)}
     ordered = sorted(start for start in starts if start < len(instructions))
     ends = [*ordered[1:], len(instructions)]
-    number = {start: position for position, start in enumerate(ordered)}
-    targets = {
-        name: number[offset // WORD_BYTES]
-        for offset, names in labels.items()
-        for name in names
-        if offset // WORD_BYTES in number
-    }
-    labelled = tuple(sorted(set(targets.values())))
-    after_call = tuple(
-        number[item.index + 1]
-        for item in instructions
-        if item.base == "CALL" and item.index + 1 in number
-    )
+    block_at = {start: position for position, start in enumerate(ordered)}
     convergence: dict[str, set[int]] = {}
     for item in instructions:
-        if item.base == "BSSY":
-            barrier, label = item.effects.operands[0].text, item.effects.operands[-1].text
-            convergence.setdefault(barrier, set()).add(targets.get(label[2:-1], 0))
+        if item.base == "BSSY" and item.index in targets:
+            barrier = item.effects.operands[0].text
+            convergence.setdefault(barrier, set()).add(block_at[targets[item.index]])
+    flow = _Flow(
+        block_at=block_at,
+        targets=targets,
+        anywhere=tuple(sorted(block_at[start] for start in entered if start in block_at)),
+        after_call=tuple(
+            block_at[item.index + 1]
+            for item in instructions
+            if item.base == "CALL" and item.index + 1 in block_at
+        ),
+        convergence=convergence,
+        count=len(ordered),
+    )
     successors = [
-        _successors(
-            instructions[end - 1],
-            position,
-            len(ordered),
-            targets,
-            labelled,
-            after_call,
-            convergence,
-        )
-        for position, end in enumerate(ends)
+        _successors(instructions[end - 1], position, flow) for position, end in enumerate(ends)
     ]
     predecessors: list[list[int]] = [[] for _ in ordered]
     for position, following in enumerate(successors):
@@ -246,38 +262,32 @@ def split_blocks(
     )
 
 
-def _successors(
-    last: Instruction,
-    position: int,
-    count: int,
-    targets: Mapping[str, int],
-    labelled: tuple[int, ...],
-    after_call: tuple[int, ...],
-    convergence: Mapping[str, set[int]],
-) -> tuple[int, ...]:
+def _successors(last: Instruction, position: int, flow: _Flow) -> tuple[int, ...]:
     base = last.base
-    fallthrough = (position + 1,) if position + 1 < count else ()
+    fallthrough = (position + 1,) if position + 1 < flow.count else ()
     if base not in TERMINATORS:
         return fallthrough
     guarded = bool(last.line.guard) and not last.line.guard.startswith("PT")
     if base == "BRA" and any(
-        operand.kind is Kind.PREDICATE or operand.kind is Kind.UNIFORM_PREDICATE
+        operand.kind in (Kind.PREDICATE, Kind.UNIFORM_PREDICATE)
         for operand in last.effects.operands
     ):
         guarded = True
+    if base == "BRA" and ".DIV" in last.line.opcode:
+        guarded = True  # taken only when the warp has diverged
     also = fallthrough if guarded else ()
     if base in ("EXIT", "KILL"):
         return also
-    label = next((item for item in last.effects.operands if item.kind is Kind.LABEL), None)
-    target = targets.get(label.text[2:-1]) if label is not None else None
+    target = flow.targets.get(last.index)
+    known = () if target is None else (flow.block_at[target],)
     if base in ("WARPSYNC", "BREAK"):
-        return tuple(sorted({*fallthrough, *([target] if target is not None else [])}))
-    if base in ("BRA", "JMP", "CALL") and target is not None:
-        return tuple(sorted({target, *also}))
+        return tuple(sorted({*fallthrough, *known}))
+    if base in ("BRA", "CALL") and known:
+        return tuple(sorted({*known, *also}))
     if base == "BSYNC":
         # Threads go on where a BSSY of this convergence barrier said; staying is possible too.
         barrier = last.effects.operands[0].text if last.effects.operands else ""
-        return tuple(sorted({*convergence.get(barrier, labelled), *fallthrough}))
+        return tuple(sorted({*flow.convergence.get(barrier, flow.anywhere), *fallthrough}))
     if base == "RET":
-        return tuple(sorted({*after_call, *also}))
-    return tuple(sorted({*labelled, *fallthrough, *after_call}))
+        return tuple(sorted({*flow.after_call, *also}))
+    return tuple(sorted({*flow.anywhere, *fallthrough, *flow.after_call}))

@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Final
 
 from warploom.sass.kernel import Instruction
-from warploom.sass.opcodes import Pipe
+from warploom.sass.opcodes import Order, Pipe
 
 ENOUGH: Final = 5
 
@@ -69,18 +69,63 @@ def war_key(reader: Instruction, writer: Instruction) -> str:
     return f"{family(reader)} < {family(writer)}"
 
 
+def sync_key(earlier: Instruction, later: Instruction) -> str:
+    """Table key of a synchronising instruction and what it orders, in either direction."""
+    return f"{_sync_name(earlier)} ~ {_sync_name(later)}"
+
+
+def _sync_name(item: Instruction) -> str:
+    """Memory operations count as one kind: what a barrier does to one it does to all."""
+    return "lsu" if item.effects.info.order is Order.MEMORY else item.base
+
+
+def spacing_key(earlier: Instruction, later: Instruction) -> str:
+    """Table key of two instructions that follow each other in one pipe."""
+    return f"{family(earlier)} | {family(later)}"
+
+
+# Pipes whose instructions the compiler always spaces by at least their occupancy. On an H200 two
+# carry-producing UIADD3 in consecutive cycles gave wrong results: this is not only throughput.
+SPACED: Final = frozenset(
+    (
+        Pipe.FMA,
+        Pipe.IMAD,
+        Pipe.ALU,
+        Pipe.HALF,
+        Pipe.MMA,
+        Pipe.FP64,
+        Pipe.UNIFORM,
+        Pipe.XU,
+        Pipe.LSU,
+        Pipe.CONSTANT,
+    )
+)
+
+
 @dataclass(frozen=True)
 class LatencyTable:
-    """Mined distances in cycles for one architecture, with where they come from."""
+    """Mined distances in cycles for one architecture, with where they come from.
+
+    `gaps` between dependent instructions, `stalls` the least own stall of each opcode, `spacings`
+    between neighbours of one pipe, with `pipes` for pairs never seen.
+    """
 
     sm: int
     provenance: str
     gaps: Mapping[str, int]
     stalls: Mapping[str, int]
+    spacings: Mapping[str, int]
+    pipes: Mapping[str, int]
 
     def gap(self, key: str, original: int) -> int:
         """Cycles needed for `key`: the mined minimum, never more than the original distance."""
         return min(original, self.gaps.get(key, LONGEST), LONGEST)
+
+    def spacing(self, earlier: Instruction, later: Instruction) -> int:
+        """Cycles between two instructions that follow each other in one pipe."""
+        pipe = earlier.effects.info.pipe
+        found = self.spacings.get(spacing_key(earlier, later))
+        return self.pipes.get(pipe.value, 1) if found is None else found
 
     def own_stall(self, item: Instruction) -> int:
         """The least stall ever seen on this opcode; its own when the opcode was never mined."""
@@ -104,12 +149,14 @@ TABLES: Final[Mapping[int, str]] = {80: "latency_sm80.json", 90: "latency_sm90a.
 @cache
 def table_for(sm: int) -> LatencyTable:
     """The table shipped for an architecture; an empty one (everything pinned) for the others."""
-    name = TABLES.get(sm)
-    if name is None:
-        return LatencyTable(sm, "none: every distance stays as compiled", {}, {})
-    text = (resources.files("warploom.sass") / "data" / name).read_text()
+    file = TABLES.get(sm)
+    if file is None:
+        return LatencyTable(sm, "none: every distance stays as compiled", {}, {}, {}, {})
+    text = (resources.files("warploom.sass") / "data" / file).read_text()
     data = json.loads(text)
-    return LatencyTable(sm, data["provenance"], data["gaps"], data["stalls"])
+    return LatencyTable(
+        sm, data["provenance"], data["gaps"], data["stalls"], data["spacings"], data["pipes"]
+    )
 
 
 def merge_counts(

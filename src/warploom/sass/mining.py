@@ -15,13 +15,28 @@ from typing import Any
 
 from warploom.errors import InputError
 from warploom.files import write_text_atomically
+from warploom.sass.aliasing import is_sync
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.cubin import load
 from warploom.sass.dependence import Dependence, Hazard, dependences
 from warploom.sass.kernel import Instruction, Kernel, decode_all
-from warploom.sass.latency import merge_counts, raw_key, smallest_supported, war_key, waw_key
+from warploom.sass.latency import (
+    SPACED,
+    family,
+    merge_counts,
+    raw_key,
+    smallest_supported,
+    spacing_key,
+    sync_key,
+    war_key,
+    waw_key,
+)
 from warploom.sass.opcodes import Pipe
 
+# Lane exchanges keep their place between barriers too: which lanes take part may depend on it.
+BETWEEN_SYNCS = frozenset(
+    "LDG LDS LDSM LD LDL STG STS STSM ST STL LDGSTS SHFL VOTE VOTEU MATCH REDUX CREDUX".split()
+)
 TIMED_READERS = frozenset((Pipe.MMA, Pipe.FP64))
 
 
@@ -64,6 +79,51 @@ def observed(kernel: Kernel) -> Iterator[tuple[str, int]]:
                 )
 
 
+def observed_spacings(kernel: Kernel) -> Iterator[tuple[str, int]]:
+    """(key, distance) of neighbours in one pipe, and of syncs and what they order."""
+    for block in kernel.blocks:
+        items = kernel.instructions[block.start : block.end]
+        times = dict(zip(items, issue_times(items), strict=True))
+        for earlier, later in pipe_neighbours(items):
+            yield spacing_key(earlier, later), times[later] - times[earlier]
+
+
+def observed_syncs(kernel: Kernel) -> Iterator[tuple[str, int]]:
+    """(key, distance) of synchronising instructions and what they order."""
+    for block in kernel.blocks:
+        items = kernel.instructions[block.start : block.end]
+        times = dict(zip(items, issue_times(items), strict=True))
+        for earlier, later in sync_pairs(items):
+            yield sync_key(earlier, later), times[later] - times[earlier]
+
+
+def pipe_neighbours(items: Sequence[Instruction]) -> Iterator[tuple[Instruction, Instruction]]:
+    """Pairs that follow each other in one spaced pipe."""
+    last: dict[Pipe, Instruction] = {}
+    for item in items:
+        pipe = item.effects.info.pipe
+        if pipe in SPACED:
+            if pipe in last:
+                yield last[pipe], item
+            last[pipe] = item
+
+
+def sync_pairs(items: Sequence[Instruction]) -> Iterator[tuple[Instruction, Instruction]]:
+    """(sync, later) and (earlier, sync) pairs whose order a sync fixes, nearest syncs only."""
+    last_sync: Instruction | None = None
+    since: list[Instruction] = []
+    for item in items:
+        if is_sync(item):
+            if last_sync is not None:
+                yield last_sync, item
+            yield from ((other, item) for other in since)
+            last_sync, since = item, []
+        elif item.effects.info.name in BETWEEN_SYNCS:
+            if last_sync is not None:
+                yield last_sync, item
+            since.append(item)
+
+
 def issue_times(items: Sequence[Instruction]) -> list[int]:
     """Issue cycle of each instruction from the start of its block, stalls only."""
     times: list[int] = []
@@ -84,6 +144,18 @@ def mine(kernels: Sequence[Kernel], provenance: str) -> dict[str, Any]:
             stalls,
             ((item.effects.info.name, item.control.stall) for item in kernel.instructions),
         )
+    spacings: dict[str, dict[int, int]] = {}
+    pipes: dict[str, int] = {}
+    for kernel in kernels:
+        merge_counts(gaps, observed_syncs(kernel))
+        merge_counts(spacings, observed_spacings(kernel))
+    apart = {key: smallest_supported(counts) for key, counts in sorted(spacings.items())}
+    for kernel in kernels:
+        for item in kernel.instructions:
+            pipe = item.effects.info.pipe
+            least = apart.get(f"{family(item)} | {family(item)}")
+            if pipe in SPACED and least is not None:
+                pipes[pipe.value] = max(pipes.get(pipe.value, 1), least)
     found = {key: smallest_supported(counts) for key, counts in sorted(gaps.items())}
     own = {key: smallest_supported(counts) for key, counts in sorted(stalls.items())}
     return {
@@ -91,6 +163,8 @@ def mine(kernels: Sequence[Kernel], provenance: str) -> dict[str, Any]:
         "pairs": sum(sum(counts.values()) for counts in gaps.values()),
         "gaps": {key: gap for key, gap in found.items() if gap is not None},
         "stalls": {key: max(1, gap) for key, gap in own.items() if gap is not None},
+        "spacings": {key: gap for key, gap in apart.items() if gap is not None},
+        "pipes": dict(sorted(pipes.items())),
     }
 
 

@@ -13,12 +13,13 @@ from itertools import pairwise
 from typing import Final
 
 from warploom.errors import InputError
+from warploom.sass.aliasing import is_sync
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD, Control
 from warploom.sass.dependence import Dependence, Hazard
 from warploom.sass.effects import UNIFORM_BASE, Access
 from warploom.sass.kernel import Block, Instruction, Kernel
-from warploom.sass.latency import LONGEST, LatencyTable, family
-from warploom.sass.mining import fixed_latency, key_of
+from warploom.sass.latency import LONGEST, SPACED, LatencyTable, family, sync_key
+from warploom.sass.mining import BETWEEN_SYNCS, fixed_latency, key_of, pipe_neighbours
 from warploom.sass.opcodes import Pipe
 from warploom.sass.scoreboard import (
     UNATTACHED,
@@ -61,6 +62,11 @@ class BlockDeriver:
         self.entry = entry
         self.releases = {index: tuple(releases(item)) for index, item in self.items.items()}
         self.own = {index: self.table.own_stall(item) for index, item in self.items.items()}
+        self.syncs = {index: is_sync(item) for index, item in self.items.items()}
+        ordered = tuple(self.items[index] for index in self.original)
+        self.neighbours = {
+            later.index: earlier.index for earlier, later in pipe_neighbours(ordered)
+        }
         self.tails = self._tails()
         self._gap_cache: dict[tuple[int, int, Access, str, Hazard], int] = {}
         # Waits we cannot explain stay with their instruction; pairs the compiler covered by
@@ -168,10 +174,16 @@ class BlockDeriver:
         issue: dict[int, int] = {}
         places: dict[int, int] = {}
         stalls: list[int] = []
+        last_in_pipe: dict[Pipe, Instruction] = {}
+        last_sync: Instruction | None = None
+        since: list[Instruction] = []
         now = 0
         for place, index in enumerate(state.order):
             item = self.items[index]
-            earliest, binding = self._earliest(item, writer, readers, issue)
+            earliest, binding = max(
+                self._earliest(item, writer, readers, issue),
+                self._after_neighbours(item, last_in_pipe, last_sync, since, issue),
+            )
             if earliest > now:
                 _spread(stalls, earliest - now, places[binding])
                 now = earliest
@@ -182,6 +194,11 @@ class BlockDeriver:
             for access in item.effects.writes:
                 writer[access.resource] = (index, access.slot)
                 readers[access.resource] = []
+            last_in_pipe[item.effects.info.pipe] = item
+            if self.syncs[index]:
+                last_sync, since = item, []
+            elif item.effects.info.name in BETWEEN_SYNCS:
+                since.append(item)
             stalls.append(self._floor(state, place, waits))
             now += stalls[-1]
         short = max((tail - (now - issue[index]) for index, tail in self.tails.items()), default=0)
@@ -209,6 +226,32 @@ class BlockDeriver:
             for reader in readers.get(access.resource, ()):
                 need = self._need(reader, item.index, access, Hazard.WAR)
                 bounds.append((issue[reader[0]] + need, reader[0]))
+        return max(bounds)
+
+    def _after_neighbours(
+        self,
+        item: Instruction,
+        last_in_pipe: Mapping[Pipe, Instruction],
+        last_sync: Instruction | None,
+        since: list[Instruction],
+        issue: Mapping[int, int],
+    ) -> tuple[int, int]:
+        """(first cycle for `item` after its pipe's last instruction and the last sync, which)."""
+        bounds = [(0, item.index)]
+        pipe = item.effects.info.pipe
+        if pipe in SPACED and pipe in last_in_pipe:
+            before = last_in_pipe[pipe]
+            need = self.table.spacing(before, item)
+            if self.neighbours.get(item.index) == before.index:
+                need = min(need, self.times[item.index] - self.times[before.index])
+            bounds.append((issue[before.index] + need, before.index))
+        sync = self.syncs[item.index]
+        partners = [last_sync] if sync or item.effects.info.name in BETWEEN_SYNCS else []
+        for before in [*partners, *(since if sync else [])]:
+            if before is not None:
+                original = self.times[item.index] - self.times[before.index]
+                need = self.table.gap(sync_key(before, item), original)
+                bounds.append((issue[before.index] + need, before.index))
         return max(bounds)
 
     def _floor(self, state: BlockState, place: int, waits: Mapping[int, int]) -> int:

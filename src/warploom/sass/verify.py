@@ -37,8 +37,9 @@ from warploom.sass.control import (
 from warploom.sass.cubin import WORD_BYTES, Cubin, parse
 from warploom.sass.disassembly import disassemble
 from warploom.sass.effects import resource_name
-from warploom.sass.kernel import Kernel, build_kernel
-from warploom.sass.latency import LatencyTable, table_for
+from warploom.sass.kernel import Instruction, Kernel, build_kernel
+from warploom.sass.latency import SPACED, LatencyTable, family, table_for
+from warploom.sass.mining import pipe_neighbours
 from warploom.sass.scoreboard import waited_scoreboards
 
 Bools = npt.NDArray[np.bool_]
@@ -158,6 +159,7 @@ class Verifier:
         self._sources = np.array(
             [source_registers(item) for item in kernel.instructions], np.int64
         ).reshape(count, _SLOTS)
+        self._prepare_spacing()
         # Reuse pairs the compiler itself left unconsumed are not held against a candidate.
         identity = np.arange(count)
         reuse = self.constraints.reuse
@@ -224,6 +226,7 @@ class Verifier:
             self._check_control,
             self._check_order,
             self._check_gaps,
+            self._check_spacing,
             self._check_cross,
             self._check_waits,
         ):
@@ -423,6 +426,53 @@ class Verifier:
                 for row in edge[away < edge[:, 2]]
             )
         return found
+
+    def _check_spacing(self, position: Ints, order: Ints, fields: _Fields) -> list[Finding]:
+        """Neighbours in one pipe are as far apart as the compiler always puts them."""
+        pipes = self._pipe[order]
+        arranged = np.argsort(pipes, kind="stable")
+        first, second = arranged[:-1], arranged[1:]
+        same = (pipes[first] == pipes[second]) & (pipes[first] >= 0)
+        first, second = first[same], second[same]
+        times, _ = self._times(fields)
+        distance = times[second] - times[first]
+        earlier, later = order[first], order[second]
+        need = self._spacing[self._family[earlier], self._family[later]]
+        found: list[Finding] = []
+        for row in np.flatnonzero(distance < need).tolist():
+            pair = (int(earlier[row]), int(later[row]))
+            if int(distance[row]) >= self._close_pairs.get(pair, 1 << 30):
+                continue  # as compiled
+            found.append(
+                self._finding(
+                    "PIPE_SPACING",
+                    pair[1],
+                    f"{int(distance[row])} cycles after {self._name(pair[0])} in the same pipe, "
+                    f"the compiler keeps {int(need[row])}",
+                )
+            )
+        return found
+
+    def _prepare_spacing(self) -> None:
+        items = self.kernel.instructions
+        pipes = {pipe: number for number, pipe in enumerate(sorted(SPACED, key=lambda p: p.value))}
+        self._pipe = np.array([pipes.get(item.effects.info.pipe, -1) for item in items], np.int64)
+        families: dict[str, int] = {}
+        example: list[Instruction] = []
+        for item in items:
+            if family(item) not in families:
+                families[family(item)] = len(example)
+                example.append(item)
+        self._family = np.array([families[family(item)] for item in items], np.int64)
+        self._spacing = np.array(
+            [[self.table.spacing(one, other) for other in example] for one in example], np.int64
+        )
+        times, _ = self._times(self._before)
+        self._close_pairs: dict[tuple[int, int], int] = {}
+        for one, other in pipe_neighbours(items):
+            distance = int(times[other.index] - times[one.index])
+            if distance < self.table.spacing(one, other):
+                self._close_pairs[one.index, other.index] = distance
 
     def _check_cross(self, position: Ints, order: Ints, fields: _Fields) -> list[Finding]:
         rows = self.constraints.cross
