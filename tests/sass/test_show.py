@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from warploom.report.sass_html import show_html
@@ -18,6 +19,7 @@ from warploom.sass.loops import natural_loops
 from warploom.sass.mining import issue_times
 from warploom.sass.paths import block_edges
 from warploom.sass.stats import serialised_groups, stats
+from warploom.sass.verify import Verifier, instruction_words
 
 ATTENTION = "triton_attention_128x64_w8_s3_sm90"
 NAMES = (
@@ -53,6 +55,27 @@ def test_a_stall_reason_covers_its_stall_and_adds_up(name: str, kernels_of: Kern
             distance = times[reason.consumer - home.start] - times[reason.producer - home.start]
             assert distance == reason.actual
             assert reason.needed <= distance
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_spare_cycles_are_exactly_what_the_verifier_allows(
+    name: str, cubin_of: Callable[[str], Cubin], kernels_of: Kernels
+) -> None:
+    """A stall shortened by its spare cycles is legal; by one more it breaks a rule."""
+    cubin, kernel = cubin_of(name), kernels_of(name)[0]
+    verifier = Verifier(cubin)
+    words = instruction_words(cubin, kernel.name)
+
+    def legal(index: int, stall: int) -> bool:
+        candidate = words.copy()
+        item = kernel.instructions[index]
+        candidate[index, 1] = np.uint64(item.control.with_stall(stall).encode(item.high))
+        return verifier.check_words(candidate).legal
+
+    for index, reason in explain(kernel).stalls.items():
+        least = reason.stall - reason.spare
+        assert legal(index, least), str(kernel.instructions[index])
+        assert least <= 1 or not legal(index, least - 1), str(kernel.instructions[index])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,7 @@ from warploom.report.sass_words import (
     block_list,
     control_columns,
     control_sentence,
+    count,
     defs_and_uses,
     reasons,
 )
@@ -93,7 +94,7 @@ def show_html(
         blocks.append(
             _Block(
                 number=entry.index,
-                title=f"{len(items)} instructions, {cycles} issue cycles",
+                title=f"{count(len(items), 'instruction')}, {cycles} issue cycles",
                 after=f"from {block_list(preceding)} to {block_list(following[entry.index])}",
                 depth=depth[entry.index],
                 loop=f"loop {inside[-1]}, depth {depth[entry.index]}" if inside else "",

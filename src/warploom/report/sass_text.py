@@ -11,6 +11,7 @@ from warploom.report.sass_words import (
     CONTROL_HEADING,
     block_list,
     control_columns,
+    count,
     defs_and_uses,
     reasons,
 )
@@ -44,8 +45,9 @@ def show(
     depth = depths(kernel, loops)
     following = block_edges(kernel)
     yield Text(
-        f"{kernel.name}  sm_{kernel.sm}, {len(kernel.instructions)} instructions, "
-        f"{kernel.code.registers} registers, {len(kernel.blocks)} blocks, {len(loops)} loops",
+        f"{kernel.name}  sm_{kernel.sm}, {count(len(kernel.instructions), 'instruction')}, "
+        f"{count(kernel.code.registers, 'register')}, {count(len(kernel.blocks), 'block')}, "
+        f"{count(len(loops), 'loop')}",
         "bold",
     )
     yield Text(f"offset   {CONTROL_HEADING}  instruction", "dim")
@@ -71,7 +73,9 @@ def _heading(
     names = ", ".join(kernel.labels.get(items[0].offset, ()))
     text = Text("│" * depth)
     text.append(f"block {block.index}", "bold blue")
-    text.append(f"  {items[0].offset:#06x}-{items[-1].offset:#06x}  {block.size} instructions, ")
+    text.append(
+        f"  {items[0].offset:#06x}-{items[-1].offset:#06x}  {count(block.size, 'instruction')}, "
+    )
     text.append(f"{cycles} issue cycles  from {block_list(preceding)}  ")
     text.append(f"to {block_list(following[block.index])}")
     if inside:

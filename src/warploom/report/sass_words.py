@@ -127,3 +127,8 @@ def block_list(numbers: Sequence[int]) -> str:
     ends = [*starts[1:], len(ordered)]
     runs = [ordered[start:end] for start, end in zip(starts, ends, strict=True)]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 loop`, `2 loops`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
