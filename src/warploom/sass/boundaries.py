@@ -10,16 +10,11 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Final
 
 from warploom.sass.dependence import Dependence, Hazard
-from warploom.sass.effects import UNIFORM_BASE
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LONGEST, LatencyTable
 from warploom.sass.mining import issue_times, key_of
-from warploom.sass.opcodes import Pipe
-
-TIMED_READERS: Final = frozenset((Pipe.MMA, Pipe.FP64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +48,7 @@ def _summarise(kernel: Kernel, block: Block, table: LatencyTable) -> _Summary:
             if access.resource not in summary.killed:
                 touch = _Touch(item, access.slot, False, when)
                 summary.touches.setdefault(access.resource, []).append(touch)
-            timed = item.effects.info.pipe in TIMED_READERS and access.slot != "guard"
-            if timed and access.resource < UNIFORM_BASE:
+            if duration - when < LONGEST:
                 row = (item, access.slot, Hazard.WAR, duration - when)
                 summary.live.setdefault(access.resource, []).append(row)
         for access in item.effects.writes:

@@ -15,6 +15,7 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
+from warploom.sass.effects import resource_name
 from warploom.sass.kernel import Instruction
 from warploom.sass.opcodes import Order, Pipe
 
@@ -64,9 +65,10 @@ def waw_key(producer: Instruction, consumer: Instruction) -> str:
     return f"{family(producer)} = {family(consumer)}"
 
 
-def war_key(reader: Instruction, writer: Instruction) -> str:
-    """Table key of a write after read."""
-    return f"{family(reader)} < {family(writer)}"
+def war_key(reader: Instruction, writer: Instruction, resource: int) -> str:
+    """Table key of a write after read; register files differ in when a source is read."""
+    file = resource_name(resource).rstrip("0123456789")
+    return f"{family(reader)}.{file} < {family(writer)}"
 
 
 def sync_key(earlier: Instruction, later: Instruction) -> str:

@@ -19,6 +19,7 @@ from warploom.sass.aliasing import is_sync
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.cubin import load
 from warploom.sass.dependence import Dependence, Hazard, dependences
+from warploom.sass.effects import UNIFORM_BASE
 from warploom.sass.kernel import Instruction, Kernel, decode_all
 from warploom.sass.latency import (
     SPACED,
@@ -37,7 +38,6 @@ from warploom.sass.opcodes import Pipe
 BETWEEN_SYNCS = frozenset(
     "LDG LDS LDSM LD LDL STG STS STSM ST STL LDGSTS SHFL VOTE VOTEU MATCH REDUX CREDUX".split()
 )
-TIMED_READERS = frozenset((Pipe.MMA, Pipe.FP64))
 
 
 def exclusive(first: Instruction, second: Instruction) -> bool:
@@ -54,8 +54,10 @@ def fixed_latency(item: Instruction) -> bool:
 def key_of(dependence: Dependence, earlier: Instruction, later: Instruction) -> str | None:
     """The table key of a dependence covered by distance; None when distance does not cover it."""
     if dependence.hazard is Hazard.WAR:
-        timed = earlier.effects.info.pipe in TIMED_READERS and dependence.earlier_slot != "guard"
-        return war_key(earlier, later) if timed else None
+        # General registers read by a variable-latency unit are released by a scoreboard.
+        if dependence.resource < UNIFORM_BASE and not fixed_latency(earlier):
+            return None
+        return war_key(earlier, later, dependence.resource)
     if not fixed_latency(earlier):
         return None
     if dependence.hazard is Hazard.WAW or dependence.later_slot == "old":
