@@ -231,7 +231,7 @@ def read_settings(arguments: list[str]) -> Settings:
     parser.add_argument("--methods", default=",".join(METHODS), help="names, comma-separated")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds a method and kernel")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--samples", type=int, default=0, help="random inputs after the patterns")
+    parser.add_argument("--samples", type=int, default=0, help="random inputs for each winner")
     parser.add_argument("--reloads", type=int, default=8, help="module reloads of the comparison")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--failures", type=Path, help="keep failed candidates in this folder")
@@ -275,8 +275,9 @@ def run_kernel(kernel: SuiteKernel, settings: Settings) -> list[Evidence]:
             mode: measurer.compare(images, TimingSettings(mode=mode, reloads=settings.reloads))
             for mode in ("warm", "cold")
         }
+        winner = winner_of(captured, outcomes, timings["warm"])
         checks = {
-            name: verdicts(measurer, captured, outcome, settings)
+            name: verdicts(measurer, captured, outcome, settings.samples if name == winner else 0)
             for name, outcome in outcomes.items()
         }
     case = Case(kernel, timed, captured, baseline, timings)
@@ -284,13 +285,25 @@ def run_kernel(kernel: SuiteKernel, settings: Settings) -> list[Evidence]:
     return [evidence(case, name, outcomes[name], checks[name], settings) for name in outcomes]
 
 
+def winner_of(
+    captured: CapturedKernel, outcomes: Mapping[str, Outcome], timing: Timing
+) -> str | None:
+    """The method whose changed result is fastest and clears the control; None without one."""
+    winners = [
+        name
+        for name, outcome in outcomes.items()
+        if outcome.cubin != captured.cubin and timing.ratios[name].clears(timing.control)
+    ]
+    return max(winners, key=lambda name: timing.ratios[name].median, default=None)
+
+
 def verdicts(
-    measurer: Measurer, captured: CapturedKernel, outcome: Outcome, settings: Settings
+    measurer: Measurer, captured: CapturedKernel, outcome: Outcome, samples: int
 ) -> dict[str, Any]:
     """The tested verdict of one result, as evidence checks."""
     if outcome.cubin == captured.cubin:
         return {"bitwise": "pass", "unchanged": True}
-    report = measurer.check(outcome.cubin, CheckSettings(samples=settings.samples))
+    report = measurer.check(outcome.cubin, CheckSettings(samples=samples))
     return {
         "bitwise": "pass" if report.passed else f"fail: {report.detail}",
         "self_test": "pass" if "found" in report.self_test.values() else "fail",
@@ -359,16 +372,9 @@ def deploy(
 ) -> None:
     """Store the fastest result that is right and clears the control, when a store was named."""
     timing, captured = case.timings["warm"], case.captured
-    winners = [
-        name
-        for name, outcome in outcomes.items()
-        if outcome.cubin != captured.cubin
-        and checks[name]["bitwise"] == "pass"
-        and timing.ratios[name].clears(timing.control)
-    ]
-    if settings.store is None or not winners:
+    winner = winner_of(captured, outcomes, timing)
+    if settings.store is None or winner is None or checks[winner]["bitwise"] != "pass":
         return
-    winner = max(winners, key=lambda name: timing.ratios[name].median)
     FolderStore(settings.store).put(
         captured.cubin,
         outcomes[winner].cubin,
