@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from warploom.sass.constraints import ARITHMETIC
 from warploom.sass.kernel import Instruction
+from warploom.sass.opcodes import Pipe
 from warploom.sass.operands import Kind
 
 SLOTS: Final = 3
 SLOT_NAMES: Final = "abc"
+KEEPING: Final = frozenset((Pipe.FMA, Pipe.IMAD, Pipe.ALU, Pipe.HALF, Pipe.FP64, Pipe.MMA))
 
 # Additions read their second source through c, single-source moves read theirs through b.
 _EXCEPTIONS: Final = {"FADD": (0, 2), "HADD2": (0, 2), "DADD": (0, 2), "IABS": (1,), "MOV": (1,)}
@@ -24,7 +25,7 @@ _PREDICATES: Final = (Kind.PREDICATE, Kind.UNIFORM_PREDICATE, Kind.PREDICATE_FIL
 
 def slot_registers(item: Instruction) -> dict[int, int]:
     """{slot: register read through it}; empty for instructions that keep no operands."""
-    if item.effects.info.pipe not in ARITHMETIC:
+    if item.effects.info.pipe not in KEEPING:
         return {}
     operands = list(item.effects.operands)
     while operands and operands[0].kind in _PREDICATES:
