@@ -11,11 +11,29 @@ from warploom.codegen.build import Built, build
 from warploom.codegen.emit import emit
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage, overlapped
+from warploom.codegen.names import c_name
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import GemmConfig, gemm
-from warploom.tile import E4M3, FP32
+from warploom.tile import (
+    BF16,
+    E4M3,
+    FP32,
+    array,
+    cdiv,
+    coordinate,
+    grid,
+    load,
+    loop,
+    max_along,
+    size,
+    span,
+    store,
+    trace,
+    where,
+    zeros,
+)
 
 PLAN = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8)
 
@@ -71,8 +89,8 @@ def test_attention_machine_code_is_the_softmax_and_nothing_else(tmp_path):
 def test_generic_writes_are_fenced_before_the_copy_engine_reads_them():
     text = emit(lower(*gemm_schedule())).text
     body = text[text.index('extern "C"') :]
-    for store in re.finditer(r"tma_store_2d\(", body):
-        before = body[: store.start()]
+    for found in re.finditer(r"tma_store_2d\(", body):
+        before = body[: found.start()]
         assert before.rindex("fence_async();") > before.rindex("stmatrix(")
         assert before.rindex("named_sync") > before.rindex("fence_async();")
 
@@ -150,3 +168,54 @@ def test_spills_are_an_error_unless_allowed():
     )
     with pytest.raises(CheckFailed, match=r"spills|serialized|registers"):
         build(program, schedule)
+
+
+def hostile(t, rank, m_base, rows):
+    """A program whose names are those of the emitter: `t[i, lane]`, `rank[lane, task]`."""
+    p, q = grid(i=cdiv(size("i"), 128), task=cdiv(size("task"), 64))
+    acc = zeros(i=128, task=64)
+    for j in loop(cdiv(size("lane"), 64)):
+        left = load(t, span(p * 128, 128), span(j * 64, 64))
+        shown = coordinate("task", 64, j * 64) < size("lane")
+        acc[:] = where(shown, acc, acc) + left @ load(rank, span(j * 64, 64), span(q * 64, 64))
+    max_ = max_along(acc, "task")
+    store(m_base, span(p * 128, 128), tile=max_)
+    store(rows, span(p * 128, 128), span(q * 64, 64), tile=(acc + max_).cast(BF16))
+
+
+HOSTILE = {
+    "t": array(BF16, "i lane"),
+    "rank": array(BF16, "lane task"),
+    "m_base": array(FP32, "i"),
+    "rows": array(BF16, "i task"),
+}
+
+
+def test_names_of_the_program_never_meet_names_of_the_emitter():
+    program = trace(hostile, HOSTILE)
+    schedule = multistage(program, 3, LaunchPlan(split="i", cluster=("i_tile", 2)), in_flight=0)
+    built = build(program, schedule)
+    assert [p["name"] for p in built.source.parameters if p["kind"] == "dim"] == list(program.dims)
+    body = built.source.text[built.source.text.index('extern "C"') :]
+    # A counter of registers must not hide the loop's or a dimension's.
+    assert re.search(r"int i_,\s", body) and re.search(r"int task_", body)
+    assert not re.search(r"for \(int \w+_ = 0; \w+_ < \d+;", body)
+
+
+def test_identifiers_stay_distinct():
+    names = ["i", "i_", "i__", "acc", "acc_live", "acc_live_", "max", "k_base", "c_map1", "m_tile"]
+    assert len({c_name(n) for n in names}) == len(names)
+    assert c_name("acc") == "acc" and c_name("m_tile") == "m_tile" and c_name("i") == "i_"
+
+
+@pytest.mark.parametrize("case", [gemm_schedule, lambda: attention_schedule(lse=True)])
+def test_every_name_that_an_emitted_body_declares_is_the_programs_or_reserved(case):
+    program, schedule = case()
+    text = emit(lower(program, schedule)).text
+    body = text[text.index(") {\n", text.index('extern "C"')) :]
+    declared = set(re.findall(r"\b(?:int|unsigned|float|Cursor) (\w+)(?=[ ;=\[])", body))
+    theirs = {op.dst.name for op in program.ops() if op.dst} | {g for g, _ in program.grid}
+    theirs |= {loop.index for loop in program.loops()} | set(program.dims)
+    own = declared - {c_name(name) for name in theirs}
+    assert "task" in own and "lane" in own
+    assert all(c_name(name) != name for name in own), {n for n in own if c_name(n) == n}

@@ -12,6 +12,7 @@ from typing import Any
 from warploom.codegen.block import BlockProgram, Role
 from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
+from warploom.codegen.names import c_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.tasks import task_lines
 from warploom.codegen.values import Values
@@ -273,9 +274,9 @@ def _declaration(parameter: dict[str, Any]) -> str:
         return f"const __grid_constant__ TensorMap {parameter['name']}"
     if kind == "pointer":
         const = "" if parameter["written"] else "const "
-        return f"{const}{_POINTEE[parameter['dtype']]}* __restrict__ {parameter['array']}"
+        return f"{const}{_POINTEE[parameter['dtype']]}* __restrict__ {parameter['array']}_data"
     if kind == "stride":
         return f"long long {parameter['array']}_stride{parameter['dim']}"
     if kind == "dim":
-        return f"int {parameter['name']}"
-    return f"{'int' if parameter['dtype'] == 'int32' else 'float'} {parameter['name']}"
+        return f"int {c_name(parameter['name'])}"
+    return f"{'int' if parameter['dtype'] == 'int32' else 'float'} {c_name(parameter['name'])}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.layout import INSTRUCTION_K_BYTES, Operand
+from warploom.codegen.names import c_name
 from warploom.codegen.place import ROWS_PER_GROUP, contracted
 from warploom.codegen.prelude import wgmma
 from warploom.codegen.values import Values
@@ -31,23 +32,24 @@ def issue_lines(
     transposed = (left is not None and not left.k_major, not right.k_major)
     name, text = wgmma(n, a_var.type.dtype.name, from_registers, transposed)
     helpers[name] = text
-    lines = [f"pin({op.dst.name});"]
+    into = c_name(op.dst.name)
+    lines = [f"pin({into});"]
     if from_registers:
-        lines.append(f"pin({a_var.name});")
+        lines.append(f"pin({c_name(a_var.name)});")
     lines.append("wgmma_fence();")
     fresh = len(op.srcs) == 2
     blocks = values.blocks(op.dst.type)
     for step in range(right.steps):
         for t in range(blocks):
             if left is None:
-                a = f"&{a_var.name}[{t}][{4 * step}]"
+                a = f"&{c_name(a_var.name)}[{t}][{4 * step}]"
             else:
                 a = _descriptor(block, op, a_var.name, left, step, t)
             b = _slot_descriptor(block, b_var.name, right, right.offset(step))
             accumulate = "1"
             if step == 0:
                 accumulate = "0" if fresh else (f"{op.dst.name}_live" if lazy else "1")
-            lines.append(f"{name}({op.dst.name}[{t}], {a}, {b}, {accumulate});")
+            lines.append(f"{name}({into}[{t}], {a}, {b}, {accumulate});")
     lines.append("wgmma_commit();")
     if lazy:
         lines.append(f"{op.dst.name}_live = 1;")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.names import c_name
 from warploom.codegen.values import FLOAT_OPS, PACKED, REDUCE, At, Values
 from warploom.errors import InputError
 from warploom.tile import Op, Var
@@ -41,17 +42,17 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
 
 
 def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[str]:
-    form = values.form(dst.type)
+    form, name = values.form(dst.type), c_name(dst.name)
     extents = values.extents(dst.type)
     if form == "scalar":
-        return [f"{dst.name} = {expression(At('scalar'))};"]
+        return [f"{name} = {expression(At('scalar'))};"]
     if form == "col":
-        return [*_for("i", extents[0]), f"    {dst.name}[i] = {expression(At('col'))};"]
+        return [*_for("i", extents[0]), f"    {name}[i] = {expression(At('col'))};"]
     if form == "tile" and dst.type.dtype.name in PACKED:
         low, high = expression(At("tile", i="2 * i")), expression(At("tile", i="2 * i + 1"))
-        body = f"{dst.name}[t][i] = pack_{dst.type.dtype}({low}, {high});"
+        body = f"{name}[t][i] = pack_{dst.type.dtype}({low}, {high});"
     else:
-        body = f"{dst.name}[t][i] = {expression(At(form))};"
+        body = f"{name}[t][i] = {expression(At(form))};"
     return [*_for("t", extents[0]), *_for("i", extents[1]), f"    {body}"]
 
 
@@ -71,7 +72,7 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     combine, identity = REDUCE[op.kind]
     blocks = values.extents(op.dst.type)[0]
     count = source.type.shape[1] // 2
-    name = op.dst.name
+    name = c_name(op.dst.name)
     element = values.element(source, At("tile"), names)
     half = f"{name}[t][i >> 1 & 1]"
     lane = f"{name}[t][i]"
@@ -101,7 +102,7 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     offset, inside = values.address(op, source.type, at, names)
     element = values.element(source, at, names)
     dtype = op.array.dtype.name
-    pointer = f"{op.array.name} + {offset}"
+    pointer = f"{op.array.name}_data + {offset}"
     write = (
         f"write_{dtype}({pointer}, {element});" if dtype in PACKED else f"*({pointer}) = {element};"
     )

@@ -8,6 +8,7 @@ from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Str
 from warploom.codegen.emit_mma import issue_lines
 from warploom.codegen.emit_ops import compute_lines, direct_store_lines
 from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast, store_lines
+from warploom.codegen.names import c_name
 from warploom.codegen.values import Values, c_index
 from warploom.tile import Loop, Op
 
@@ -78,7 +79,7 @@ class StepCode:
         if isinstance(section, Straight):
             return [line for step in section.steps for line in self._step(values, step, {})]
         loop = section.loop
-        index = loop.index
+        index, counter = loop.index, c_name(loop.index)
         lines = [
             f"const int {index}_start = {c_index(loop.start)}, {index}_stop = {c_index(loop.stop)};"
         ]
@@ -103,8 +104,9 @@ class StepCode:
                 inner.append("} else {")
                 inner += indent(
                     [
-                        f"for (int {index} = {index}_start; {index} < {index}_stop; ++{index}) {{",
-                        *indent(self._steps(values, section.plain, loop, index, 0)),
+                        f"for (int {counter} = {index}_start; {counter} < {index}_stop; "
+                        f"++{counter}) {{",
+                        *indent(self._steps(values, section.plain, loop, counter, 0)),
                         "}",
                     ]
                 )
@@ -127,11 +129,11 @@ class StepCode:
         return [f"if (!{name}_live) {{", *indent(compute_lines(values, fill, {})), "}"]
 
     def _steady(self, values: Values, section: Pipeline, start: str) -> list[str]:
-        index = section.loop.index
+        index, counter = section.loop.index, c_name(section.loop.index)
         return [
             "#pragma unroll 1",
-            f"for (int {index} = {start}; {index} < {index}_stop; ++{index}) {{",
-            *indent(self._steps(values, section.steady, section.loop, index, 0)),
+            f"for (int {counter} = {start}; {counter} < {index}_stop; ++{counter}) {{",
+            *indent(self._steps(values, section.steady, section.loop, counter, 0)),
             "}",
         ]
 
@@ -168,7 +170,8 @@ class StepCode:
         ring, name = self.block.ring(step.ring), step.ring
         return [
             f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
-            f"const unsigned {name}_at = {name}_base + {name}_cursor.slot * {ring.slot_bytes};",
+            f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
+            f"{ring.slot_bytes};",
             f"advance<{ring.depth}>({name}_cursor);",
         ]
 
@@ -187,7 +190,7 @@ class StepCode:
         return issue_lines(self.block, values, step.op, self.maps.helpers, lazy)
 
     def _join(self, values: Values, step: Step, names: Names) -> list[str]:
-        return [f"wgmma_wait<{step.count}>();", *[f"pin({name});" for name in step.names]]
+        return [f"wgmma_wait<{step.count}>();", *[f"pin({c_name(name)});" for name in step.names]]
 
     def _run(self, values: Values, step: Step, names: Names) -> list[str]:
         op = step.op

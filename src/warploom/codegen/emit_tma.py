@@ -6,6 +6,7 @@ from typing import Any
 
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.layout import CORE_ROWS, SWIZZLES, SharedTile, shared_tile
+from warploom.codegen.names import c_name
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.prelude import tma_load, tma_store
 from warploom.codegen.tasks import cluster_axis
@@ -160,7 +161,7 @@ def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> li
         at = f"panels + part * {maps.panel_bytes()} + {panel % slots * tile.panel_bytes}"
         where = _coordinates(op, names, first, str(panel * cols))
         lines += [
-            f"if ({start} + {panel * cols} < {op.array.dims[-1]}) {{",
+            f"if ({start} + {panel * cols} < {c_name(op.array.dims[-1])}) {{",
             f"  if (threadIdx.x % 128 == 0) store_wait_read<{pending}>();",
             f"  {_group_sync(values)}",
             f"  const unsigned panel = {at};",

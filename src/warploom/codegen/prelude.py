@@ -130,7 +130,12 @@ template <int kRows, int kCols> DEVICE void pin(unsigned (&x)[kRows][kCols]) {
 #pragma unroll
     for (int i = 0; i < kCols; ++i) asm volatile("" : "+r"(x[t][i])::"memory");
 }""",
+    "in_block": """\
+// The address without the block's number: in a cluster, shared addresses of block r have r in bits
+// 24 and up, which would run into the stride field of a descriptor.
+DEVICE unsigned in_block(unsigned address) { return address & 0x3ffffu; }""",
     "descriptor": """\
+// `address` as `in_block` gives it.
 DEVICE unsigned long long descriptor(unsigned low, unsigned high, unsigned address) {
   return (static_cast<unsigned long long>(high) << 32) | (low + (address >> 4));
 }""",

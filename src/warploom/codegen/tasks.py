@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from warploom.codegen.names import c_name
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.values import c_index
 from warploom.errors import InputError
@@ -47,12 +48,12 @@ def task_lines(program: Program, plan: LaunchPlan) -> tuple[list[str], str]:
     ]
     body = _position(names, plan)
     for number, name in enumerate(names):
-        value = f"{name}_at"
+        value = f"{name}_place"
         if name in plan.reverse:
             value = f"({name}_count - 1 - {value})"
         if number == clustered:
             value = f"{value} * {blocks} + static_cast<int>(rank)"
-        body.append(f"const int {name} = {value};")
+        body.append(f"const int {c_name(name)} = {value};")
     return head + [f"  {line}" for line in body], "}"
 
 
@@ -60,7 +61,7 @@ def _position(names: list[str], plan: LaunchPlan) -> list[str]:
     if not plan.supergroup:
         lines = ["int rest = task;"]
         for name in reversed(names):
-            lines += [f"const int {name}_at = rest % {name}_count;", f"rest /= {name}_count;"]
+            lines += [f"const int {name}_place = rest % {name}_count;", f"rest /= {name}_count;"]
         return lines
     if len(names) < 2:
         raise InputError(f"launch plan: supergroup {plan.supergroup} needs two grid axes")
@@ -71,9 +72,9 @@ def _position(names: list[str], plan: LaunchPlan) -> list[str]:
         f"const int band = in_plane / ({plan.supergroup} * {col}_count);",
         f"const int in_band = in_plane % ({plan.supergroup} * {col}_count);",
         f"const int band_rows = ::min({plan.supergroup}, {row}_count - band * {plan.supergroup});",
-        f"const int {row}_at = band * {plan.supergroup} + in_band % band_rows;",
-        f"const int {col}_at = in_band / band_rows;",
+        f"const int {row}_place = band * {plan.supergroup} + in_band % band_rows;",
+        f"const int {col}_place = in_band / band_rows;",
     ]
     for name in reversed(names[:-2]):
-        lines += [f"const int {name}_at = rest % {name}_count;", f"rest /= {name}_count;"]
+        lines += [f"const int {name}_place = rest % {name}_count;", f"rest /= {name}_count;"]
     return lines

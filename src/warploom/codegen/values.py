@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from warploom.codegen.names import c_name
 from warploom.codegen.place import ROWS_PER_GROUP, Placement
 from warploom.errors import InputError
 from warploom.tile import Index, Op, TileType, Var
@@ -80,7 +81,7 @@ def c_index(value: Index, names: dict[str, str] | None = None) -> str:
     if value.op == "const":
         return str(value.value)
     if value.op == "symbol":
-        return (names or {}).get(value.name, value.name)
+        return (names or {}).get(value.name) or c_name(value.name)
     left, right = (c_index(arg, names) for arg in value.args)
     if value.op in ("min", "max"):
         return f"::{value.op}({left}, {right})"
@@ -161,7 +162,7 @@ class Values:
         if kind.dtype.name not in C_TYPES:
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
         word = C_TYPES[kind.dtype.name] if self.form(kind) == "tile" else self._word(kind)
-        return f"{word} {var.name}{''.join(f'[{n}]' for n in self.extents(kind))};"
+        return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in self.extents(kind))};"
 
     def _word(self, kind: TileType) -> str:
         return "int" if kind.dtype.name == "int32" else "float"
@@ -171,16 +172,16 @@ class Values:
         inner = self.placement.fusion.inlined.get(var.name)
         if inner is not None:
             return self.expression(inner, at, names)
-        form = self.form(var.type)
+        form, name = self.form(var.type), c_name(var.name)
         if form == "scalar":
-            return var.name
+            return name
         if form == "row":
-            return f"{var.name}[{at.t}][{at.h}]"
+            return f"{name}[{at.t}][{at.h}]"
         if form == "col":
-            return f"{var.name}[{at.c}]"
+            return f"{name}[{at.c}]"
         if var.type.dtype.name in PACKED:
-            return f"half_{var.type.dtype}({var.name}[{at.t}][({at.i}) >> 1], ({at.i}) & 1)"
-        return f"{var.name}[{at.t}][{at.i}]"
+            return f"half_{var.type.dtype}({name}[{at.t}][({at.i}) >> 1], ({at.i}) & 1)"
+        return f"{name}[{at.t}][{at.i}]"
 
     def expression(self, op: Op, at: At, names: dict[str, str]) -> str:
         """The expression of one element of an elementwise op's result."""
@@ -227,7 +228,7 @@ class Values:
         assert op.dst is not None and op.array is not None
         offset, inside = self.address(op, op.dst.type, at, names)
         dtype = op.array.dtype.name
-        pointer = f"{op.array.name} + {offset}"
+        pointer = f"{op.array.name}_data + {offset}"
         read = f"read_{dtype}({pointer})" if dtype in PACKED else f"__ldg({pointer})"
         edge = literal(float(op.value or 0), "fp32" if dtype in PACKED else dtype)
         return f"({inside} ? {read} : {edge})"
@@ -247,7 +248,7 @@ class Values:
         for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
             start = c_index(span.start, names)
             place = start if span.size is None else f"({start} + {inner[span.axis]})"
-            checks.append(f"{place} < {dim}")
+            checks.append(f"{place} < {c_name(dim)}")
             stride = "" if number == last else f" * {op.array.name}_stride{number}"
             terms.append(f"static_cast<long long>({place}){stride}")
         return " + ".join(terms), " && ".join(checks)
@@ -255,7 +256,7 @@ class Values:
     def word(self, var: Var, t: str, i: str, names: dict[str, str]) -> str:
         """Packed word `i` of a 16-bit tile: two neighbouring columns."""
         if var.name not in self.placement.fusion.inlined:
-            return f"{var.name}[{t}][{i}]"
+            return f"{c_name(var.name)}[{t}][{i}]"
         low = self.element(var, At("tile", t, f"2 * ({i})"), names)
         high = self.element(var, At("tile", t, f"2 * ({i}) + 1"), names)
         return f"pack_{var.type.dtype}({low}, {high})"

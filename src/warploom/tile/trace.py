@@ -124,6 +124,7 @@ def trace(
     for key, spec in arrays.items():
         bound[key] = replace(spec, name=key)
         tracer.arrays[key] = bound[key]
+        tracer.names.update(dict.fromkeys(spec.dims, 1))
     token = _CURRENT.set(tracer)
     try:
         function(**bound, **static)

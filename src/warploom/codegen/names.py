@@ -1,0 +1,37 @@
+"""How a program's names are written in C++, so that they never meet a name of the emitter's own.
+
+A name that the emitter, the language or the device library uses gets a "_" at its end, and so does
+every name that ends in one of the emitter's suffixes or in "_": distinct names stay distinct.
+"""
+
+from __future__ import annotations
+
+import re
+
+from warploom.codegen.prelude import PRELUDE
+
+# What emitted bodies declare for themselves.
+LOCALS = frozenset(
+    "a at b band band_rows h high i in_band in_plane j lane low part panel panels rank rest row s "
+    "shared shared_raw step t task tasks thread_col thread_row warp_group".split()
+)
+SUFFIXES = ("_base _full _empty _cursor _oldest _at _live _start _stop _count _place _data").split()
+KEYWORDS = frozenset(
+    "alignas alignof and asm auto bool break case catch char class const constexpr continue "
+    "decltype default delete do double dynamic_cast else enum explicit export extern false final "
+    "float for friend goto if inline int long mutable namespace new noexcept not nullptr operator "
+    "or override private protected public register reinterpret_cast requires return short signed "
+    "sizeof static static_assert static_cast struct switch template this throw true try typedef "
+    "typeid typename union unsigned using virtual void volatile while xor "
+    "DEVICE INFINITY NAN blockIdx blockDim gridDim threadIdx warpSize min max abs "
+    "fabsf fmaf fmaxf fminf copysignf rsqrtf sinf cosf".split()
+)
+RESERVED = LOCALS | KEYWORDS | PRELUDE.keys()
+_DERIVED = re.compile(rf"({'|'.join(SUFFIXES)}|_map\d*|_stride\d+|_|^__.*)$")
+_MADE = re.compile(r"^(wgmma|tma|pack|half|read|write|registers|barrier)_")
+
+
+def c_name(name: str) -> str:
+    """The C++ identifier of a dimension, index, tile variable or scalar."""
+    clash = name in RESERVED or _DERIVED.search(name) or _MADE.match(name)
+    return f"{name}_" if clash else name

@@ -1,0 +1,234 @@
+"""The addresses in the emitted text, worked out as the hardware does, for every block of a cluster.
+
+Copies are played from the `tma_load` lines of the kernel, matmuls from its `descriptor(...)`
+arguments and the text of the device functions themselves. In a cluster the shared memory of block r
+begins at r << 24 (what `cvta` and `SR_CgaCtaId` give on sm_90), which no simulator of waits sees.
+"""
+
+import re
+from collections import ChainMap
+
+import pytest
+
+from warploom.codegen.emit import emit
+from warploom.codegen.layout import INSTRUCTION_K_BYTES, hardware_address, swizzle
+from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage, overlapped
+from warploom.codegen.place import contracted
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.prelude import PRELUDE
+from warploom.errors import InputError
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.tile import E4M3
+
+WINDOW = 1 << 24  # bytes of the shared::cluster window between blocks
+BASE = 1024  # dynamic shared memory after 1024 B of the block's own
+SLOT = 1
+
+
+def python(text):
+    """A C++ expression of unsigned arithmetic as Python."""
+    text = re.sub(r"static_cast<[^>]*>", "", text).replace("::", "")
+    return re.sub(r"\b(0x[0-9a-fA-F]+|\d+)u\b", r"\1", text).replace("/", "//")
+
+
+def function(name, text):
+    """A one-expression device function of the prelude as a Python function."""
+    found = re.search(rf"{name}\(([^)]*)\) {{\s*return (.*?);\s*}}", text, re.DOTALL)
+    names = [part.split()[-1] for part in found.group(1).split(",")]
+    body = python(found.group(2))
+    return lambda *args: eval(body, {}, dict(zip(names, args, strict=True)))
+
+
+def split(text):
+    """Top-level arguments of a call."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+class Block:
+    """One block of the cluster: names of the kernel by value, bytes of its shared memory."""
+
+    def __init__(self, text, rank, descriptor, sizes):
+        self.rank, self.memory = rank, {}
+        self.names = {
+            "rank": rank,
+            "shared": rank * WINDOW + BASE,
+            "part": 0,
+            "min": min,
+            "max": max,
+        }
+        self.names |= sizes | {
+            "descriptor": function("descriptor", descriptor),
+            "in_block": function("in_block", PRELUDE["in_block"]),
+        }
+        for name, value in re.findall(r"const unsigned (\w+_base) = (.*?);", text):
+            self.names[name] = self.value(value)
+        for name, value in re.findall(r"const unsigned (\w+_at) = (.*?);", text):
+            self.names[name] = self.value(value)
+
+    def value(self, text, **more):
+        text = re.sub(r"\w+_cursor\.slot", str(SLOT), python(text))
+        return eval(text, {"__builtins__": {}}, ChainMap(more, self.names))
+
+
+def play(text, source, ranks, descriptor, position):
+    """Every copy of the kernel's producer; gives the blocks with elements in their memory."""
+    sizes = dict.fromkeys(re.findall(r"^    int (\w+)[,)]", text, re.MULTILINE), 1 << 20)
+    blocks = [Block(text, rank, descriptor, sizes | position(rank)) for rank in range(ranks)]
+    maps = {p["name"]: p for p in source.parameters if p["kind"] == "map"}
+    for block in blocks:
+        for call in re.findall(r"tma_load_\dd(?:_multicast)?\((.*)\);", text):
+            if "Cursor" in call or "unsigned to" in call:
+                continue
+            args = split(call)
+            to, tensor = block.value(args[0]), maps[args[1].lstrip("&")]
+            rank = len(tensor["box"])
+            start = [block.value(a) for a in args[3 : 3 + rank]]
+            mask = int(args[3 + rank]) if len(args) > 3 + rank else 1 << block.rank
+            put(blocks, mask, to % WINDOW, tensor, start)
+    return blocks
+
+
+def put(blocks, mask, to, tensor, start):
+    """One box into the blocks of the mask, at the same place in each."""
+    width, box = tensor["swizzle"], tensor["box"]
+    element = {"bf16": 2, "e4m3": 1}[tensor["dtype"]]
+    assert to % 1024 == 0 and box[0] * element == width
+    rows = max(box[1:])
+    along = box.index(rows, 1) if rows > 1 else 1
+    for row in range(rows):
+        for col in range(box[0]):
+            at = list(start)
+            at[0] += col
+            at[along] += row
+            key = (tensor["array"], *at)
+            address = swizzle(to + row * width + col * element, width)
+            for block in blocks:
+                if mask >> block.rank & 1:
+                    assert block.memory.setdefault(address, key) == key, "two boxes overlap"
+
+
+def operands(block, kernel, source, op):
+    """(array key read, array key wanted) of every element the first group's matmuls read."""
+    text = source.text
+    body = text[text.index('extern "C"') :]
+    start = body.index(f"// Issue {op.label} ")
+    lines = body[start : body.index("wgmma_commit", start)]
+    placement = kernel.placement
+    calls = [
+        split(c[c.index("(") + 1 : c.rindex(")")]) for c in lines.splitlines() if "wgmma_m" in c
+    ]
+    steps = placement.operand(op, 1).steps
+    tall = len(calls) // steps  # blocks of 64 rows a group has
+    for which in (0, 1):
+        var = op.srcs[which]
+        if not placement.is_shared(var):
+            continue
+        operand = placement.operand(op, which)
+        element = operand.tile.element
+        depth = INSTRUCTION_K_BYTES // element
+        load = placement.shared[var.name][0]
+        axis = next(name for name in var.type.names if name != contracted(op))
+        extent = 64 if which == 0 else var.type.size(axis)
+        symbols = {name.rstrip("_"): value for name, value in block.names.items()}
+        inner = [span.start.evaluate(symbols) for span in load.spans]
+        spanned = [d for d, span in enumerate(load.spans) if span.size is not None]
+        for number, call in enumerate(calls):
+            step, first = number // tall, number % tall * 64 if which == 0 else 0
+            word = block.value(call[1 + which])
+            low, high = word & 0xFFFFFFFF, word >> 32
+            for mn in range(0, extent, 8):
+                for k in range(0, depth, 5):
+                    at = hardware_address(low, high, operand.k_major, mn, k, element)
+                    want = list(inner)
+                    row, col = first + mn, step * depth + k
+                    row, col = (row, col) if operand.k_major else (col, row)
+                    want[spanned[0]] += row
+                    want[spanned[1]] += col
+                    yield block.memory.get(at), (load.array.name, *reversed(want))
+
+
+def check(program, schedule, position, descriptor=PRELUDE["descriptor"]):
+    kernel = lower(program, schedule)
+    source = emit(kernel)
+    body = source.text[source.text.index('extern "C"') :]
+    blocks = play(body, source, schedule.launch.cluster[1], descriptor, position)
+    count = 0
+    for block in blocks:
+        for op in program.ops():
+            if op.kind == "mma":
+                for got, want in operands(block, kernel, source, op):
+                    count += 1
+                    assert got == want, f"block {block.rank}: {op.label} reads {got}, not {want}"
+    assert count > 100
+
+
+GEMMS = {
+    "nn": GemmConfig(),
+    "nt": GemmConfig(b="nk"),
+    "tn": GemmConfig(a="km"),
+    "tt": GemmConfig(a="km", b="nk"),
+    "256x128": GemmConfig(tile=(256, 128, 64)),
+    "128x128": GemmConfig(tile=(128, 128, 64)),
+    "128x192": GemmConfig(tile=(128, 192, 64)),
+    "fp8": GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)),
+}
+
+
+def gemm_schedule(config, axis="m_tile", blocks=2):
+    along = (axis, blocks) if blocks > 1 else ("", 1)
+    return multistage(gemm(config), 3, LaunchPlan(split="m", cluster=along, store_panels=1))
+
+
+def at_tiles(axis, blocks):
+    """Grid position and loop counter: block `rank` of the cluster at an arbitrary place."""
+
+    def position(rank):
+        return {"m_tile": 6, "n_tile": 4, "i": 3, "i_": 3} | {axis: 2 * blocks + rank}
+
+    return position
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+@pytest.mark.parametrize("axis", ["m_tile", "n_tile"])
+@pytest.mark.parametrize("name", GEMMS)
+def test_every_block_of_a_cluster_multiplies_what_was_copied_for_it(name, axis, blocks):
+    config = GEMMS[name]
+    try:
+        schedule = gemm_schedule(config, axis, blocks)
+        emit(lower(gemm(config), schedule))
+    except InputError as error:  # a tile that cannot be cut in so many slices
+        pytest.skip(str(error))
+    check(gemm(config), schedule, at_tiles(axis, blocks))
+
+
+def test_attention_reads_what_was_copied():
+    program = attention(AttentionConfig(tile=(128, 176)))
+    launch = LaunchPlan(split="rows", store_panels=1)
+    schedule = overlapped(program, {"k": 2, "v": 2}, launch)
+    grid = {"batch_tile": 1, "heads_tile": 2, "rows_tile": 3}
+    check(program, schedule, lambda rank: grid | {"i": 5, "i_": 5, "i_1": 5})
+
+
+def test_an_address_with_the_block_in_it_is_noticed(monkeypatch):
+    """The fault of the first GPU run: block 1's number ran into the stride field."""
+    monkeypatch.setitem(
+        PRELUDE, "in_block", "DEVICE unsigned in_block(unsigned address) { return address; }"
+    )
+    config = GEMMS["nn"]
+    with pytest.raises(AssertionError, match="block 1: mma"):
+        check(gemm(config), gemm_schedule(config), at_tiles("m_tile", 2))
+
+
+def test_a_wrong_descriptor_is_noticed():
+    broken = PRELUDE["descriptor"].replace(">> 4", ">> 5")
+    with pytest.raises(AssertionError, match="reads"):
+        check(gemm(), gemm_schedule(GEMMS["nt"]), at_tiles("m_tile", 2), broken)
