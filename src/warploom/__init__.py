@@ -1,3 +1,20 @@
 """warploom: derive, tile, schedule, emit and tune GPU kernels."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from warploom.integrations.triton_swap import install, tuned, uninstall
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "install", "tuned", "uninstall"]
+
+
+def __getattr__(name: str) -> Any:
+    """`tuned`, `install` and `uninstall` load the Triton integration when first used."""
+    if name in ("install", "tuned", "uninstall"):
+        from warploom.integrations import triton_swap  # noqa: PLC0415 - keeps the import light
+
+        return getattr(triton_swap, name)
+    raise AttributeError(f"module 'warploom' has no attribute {name!r}")

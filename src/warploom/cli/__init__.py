@@ -12,6 +12,7 @@ from warploom.cli.derive import derive
 from warploom.cli.doctor import doctor
 from warploom.cli.sass import sass
 from warploom.cli.schedule import schedule
+from warploom.cli.tune import tune
 from warploom.errors import WarploomError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command()(run)
 app.command()(derive)
 app.command()(doctor)
 app.command()(schedule)
+app.command()(tune)
 app.add_typer(sass)
 
 

@@ -22,6 +22,7 @@ from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LatencyTable, sync_key, table_for
 from warploom.sass.mining import exclusive, issue_times, key_of, sync_pairs
 from warploom.sass.opcodes import Pipe
+from warploom.sass.operand_slots import slot_registers
 from warploom.sass.provenance import address_pointers
 from warploom.sass.scoreboard import (
     REGISTERS,
@@ -361,18 +362,6 @@ class _Tracker:
                         self._order(producer, index)
 
 
-def source_registers(item: Instruction) -> tuple[int, int, int]:
-    """The register in each of the three encoded source slots (255: none)."""
-    named = {
-        operand.registers[0].index
-        for operand in item.effects.operands
-        if operand.text.lstrip("-~|!").startswith("R") and operand.registers
-    }
-    fields = (item.low >> 24 & 0xFF, item.low >> 32 & 0xFF, item.high & 0xFF)
-    first, second, third = (number if number in named else 255 for number in fields)
-    return first, second, third
-
-
 ARITHMETIC: Final = frozenset((Pipe.FMA, Pipe.IMAD, Pipe.ALU, Pipe.HALF, Pipe.FP64, Pipe.MMA))
 
 
@@ -381,8 +370,8 @@ def _reuse(builder: Builder, items: tuple[Instruction, ...]) -> None:
     next_writer: dict[int, int] = {}
     for item in reversed(items):
         if item.effects.info.pipe in ARITHMETIC:
-            for slot, register in enumerate(source_registers(item)):
-                if register != 255 and register in next_writer:
+            for slot, register in sorted(slot_registers(item).items()):
+                if register in next_writer:
                     builder.reuse.append((item.index, slot, register, next_writer[register]))
         for access in item.effects.writes:
             next_writer[access.resource] = item.index

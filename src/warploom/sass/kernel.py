@@ -86,27 +86,6 @@ class Kernel:
         """The block index of every instruction."""
         return tuple(block.index for block in self.blocks for _ in range(block.size))
 
-    @cached_property
-    def loops(self) -> tuple[tuple[int, int], ...]:
-        """Natural loops seen as back edges: (first block, last block), outermost first."""
-        edges = {
-            (successor, block.index)
-            for block in self.blocks
-            for successor in block.successors
-            if successor <= block.index and self.blocks[successor].start < block.end
-        }
-        spans = {
-            (first, last)
-            for first, last in edges
-            # The padding after the last instruction branches to itself for ever.
-            if not (first == last and self.blocks[first].size == 1)
-        }
-        return tuple(sorted(spans, key=lambda span: (span[0], -span[1])))
-
-    def loop_depth(self, block: int) -> int:
-        """How many loops contain the block."""
-        return sum(first <= block <= last for first, last in self.loops)
-
 
 def decode(cubin: Cubin, name: str | None = None, with_source: bool = False) -> Kernel:
     """Decode one kernel of a cubin (the only one when `name` is None)."""

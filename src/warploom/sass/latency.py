@@ -25,6 +25,10 @@ ENOUGH: Final = 5
 # value above this only says that no close pair was ever seen.
 LONGEST: Final = 48
 
+# A warp instruction occupies its pipe for at most this long; a larger mined spacing only says that
+# no close pair was ever seen.
+SLOWEST_PIPE: Final = 8
+
 WHOLE_OPERAND: Final = frozenset((Pipe.LSU, Pipe.ASYNC, Pipe.CONTROL))
 
 # Opcodes whose timing differs from the rest of their pipe get a family of their own.
@@ -126,8 +130,8 @@ class LatencyTable:
     def spacing(self, earlier: Instruction, later: Instruction) -> int:
         """Cycles between two instructions that follow each other in one pipe."""
         pipe = earlier.effects.info.pipe
-        found = self.spacings.get(spacing_key(earlier, later))
-        return self.pipes.get(pipe.value, 1) if found is None else found
+        found = self.spacings.get(spacing_key(earlier, later), self.pipes.get(pipe.value, 1))
+        return min(found, SLOWEST_PIPE)
 
     def own_stall(self, item: Instruction) -> int:
         """The least stall ever seen on this opcode; its own when the opcode was never mined."""

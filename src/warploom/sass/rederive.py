@@ -21,6 +21,7 @@ from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LONGEST, SPACED, LatencyTable, family, sync_key
 from warploom.sass.mining import BETWEEN_SYNCS, fixed_latency, key_of, pipe_neighbours
 from warploom.sass.opcodes import Pipe
+from warploom.sass.operand_slots import slot_registers
 from warploom.sass.scoreboard import (
     UNATTACHED,
     Pending,
@@ -29,7 +30,6 @@ from warploom.sass.scoreboard import (
     waited_scoreboards,
 )
 
-ARITHMETIC: Final = frozenset((Pipe.FMA, Pipe.IMAD, Pipe.ALU, Pipe.HALF, Pipe.FP64, Pipe.MMA))
 REUSE_WINDOW: Final = 6
 
 
@@ -277,20 +277,20 @@ class BlockDeriver:
     def _reuse(self, order: tuple[int, ...], place: int, wanted: int) -> int:
         """The reuse bits whose register is read again in the same slot before it changes."""
         kept = 0
-        mine = _slots(self.items[order[place]])
-        for slot, register in enumerate(mine):
-            if not wanted >> slot & 1 or register is None:
+        mine = slot_registers(self.items[order[place]])
+        for slot, register in mine.items():
+            if not wanted >> slot & 1:
                 continue
             for later in order[place + 1 : place + 1 + REUSE_WINDOW]:
                 item = self.items[later]
-                if _slots(item)[slot] == register:
+                if slot_registers(item).get(slot) == register:
                     kept |= 1 << slot
                     break
                 if any(access.resource == register for access in item.effects.writes):
                     break
         own_writes = {access.resource for access in self.items[order[place]].effects.writes}
-        for slot, register in enumerate(mine):
-            if register is not None and register in own_writes:
+        for slot, register in mine.items():
+            if register in own_writes:
                 kept &= ~(1 << slot)
         return kept
 
@@ -364,22 +364,6 @@ class _WaitScan:
                 other.done = True
                 self.cleared[other.pending.producer, other.pending.release] = other.scoreboard
         self.live = [other for other in self.live if not other.done]
-
-
-def _slots(item: Instruction) -> tuple[int | None, int | None, int | None]:
-    """The general register in each encoded source slot."""
-    if item.effects.info.pipe not in ARITHMETIC:
-        return None, None, None
-    named = {
-        access.resource
-        for access in item.effects.reads
-        if access.resource < UNIFORM_BASE and access.slot[:1] in "abc"
-    }
-    first, second, third = (
-        field if field in named else None
-        for field in (item.low >> 24 & 0xFF, item.low >> 32 & 0xFF, item.high & 0xFF)
-    )
-    return first, second, third
 
 
 def _reach(table: LatencyTable, item: Instruction) -> int:

@@ -18,6 +18,7 @@ from typing import Final
 
 from warploom.sass.control import NO_SCOREBOARD, SCOREBOARDS, Control
 from warploom.sass.kernel import Instruction, Kernel
+from warploom.sass.loops import depths, natural_loops
 from warploom.sass.opcodes import Pipe
 
 # Cycles from issue until the result (first) or the sources (second) are released.
@@ -154,11 +155,9 @@ class TimingModel:
         self.settings = settings or ModelSettings()
         self._costs = [_cost(item) for item in kernel.instructions]
         self._cache: dict[tuple[int, tuple[int, ...], tuple[Control, ...]], float] = {}
-        self.weights = [
-            float(self.settings.loop_trips ** kernel.loop_depth(block.index))
-            for block in kernel.blocks
-        ]
-        self._loops = {first for first, last in kernel.loops if first == last}
+        loops = natural_loops(kernel)
+        self.weights = [float(self.settings.loop_trips**depth) for depth in depths(kernel, loops)]
+        self._loops = {loop.header for loop in loops if loop.blocks == (loop.header,)}
 
     def block_cycles(
         self, block: int, order: tuple[int, ...], controls: tuple[Control, ...]

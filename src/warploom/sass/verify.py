@@ -25,7 +25,6 @@ from warploom.sass.constraints import (
     Ints,
     Rule,
     derive,
-    source_registers,
 )
 from warploom.sass.control import (
     CONTROL_MASK,
@@ -40,6 +39,7 @@ from warploom.sass.effects import resource_name
 from warploom.sass.kernel import Instruction, Kernel, build_kernel
 from warploom.sass.latency import SPACED, LatencyTable, family, table_for
 from warploom.sass.mining import pipe_neighbours
+from warploom.sass.operand_slots import slot_registers
 from warploom.sass.scoreboard import waited_scoreboards
 
 Bools = npt.NDArray[np.bool_]
@@ -157,7 +157,11 @@ class Verifier:
         depbar = [waited_scoreboards(item) & ~item.control.wait for item in kernel.instructions]
         self._depbar = np.array(depbar, np.int64)
         self._sources = np.array(
-            [source_registers(item) for item in kernel.instructions], np.int64
+            [
+                [slot_registers(item).get(slot, _NO_REGISTER) for slot in range(_SLOTS)]
+                for item in kernel.instructions
+            ],
+            np.int64,
         ).reshape(count, _SLOTS)
         self._prepare_spacing()
         # Reuse pairs the compiler itself left unconsumed are not held against a candidate.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from warploom.errors import ToolMissing
 from warploom.sass.dependence import Hazard, dependences
 from warploom.sass.kernel import Block, Kernel
+from warploom.sass.loops import depths, natural_loops
 from warploom.sass.mining import key_of
 from warploom.sass.timing_model import DEFAULT_LATENCY, LATENCIES, OCCUPANCY
 from warploom.search.actions import Reorder
@@ -44,9 +45,10 @@ class BlockProblem:
 def solved_orders(game: Game, rng: random.Random) -> Iterator[Reorder]:
     """Reorders of the hottest blocks first, several optimal orders each."""
     kernel = game.kernel
+    depth = depths(kernel, natural_loops(kernel))
     ranked = sorted(
         (block for block in kernel.blocks if SMALLEST <= block.size <= LARGEST),
-        key=lambda block: (-kernel.loop_depth(block.index), -block.size),
+        key=lambda block: (-depth[block.index], -block.size),
     )
     for block in ranked:
         problem = block_problem(game, kernel, block)

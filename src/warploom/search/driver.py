@@ -54,6 +54,7 @@ class SearchResult:
         default_factory=list[tuple[str, Candidate, "Candidate | None"]]
     )
     interrupted: bool = False
+    on_best: Callable[[Candidate, float], None] | None = None
 
     @property
     def best_speedup(self) -> float:
@@ -76,6 +77,8 @@ class SearchResult:
             return
         if not self.best or score.speedup > self.best[0][0]:
             self.curve.append((self.seconds, self.scored, score.speedup))
+            if self.on_best is not None and score.speedup > 1.0:
+                self.on_best(candidate, score.speedup)
         self.best.append((score.speedup, candidate))
         self.best.sort(key=lambda pair: -pair[0])
         del self.best[KEEP:]
@@ -106,14 +109,16 @@ def run_search(
     start: Cubin | None = None,
     verifier: Verifier | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_best: Callable[[Candidate, float], None] | None = None,
 ) -> SearchResult:
     """Play until the budget is spent; Ctrl-C ends the search and keeps the best so far.
 
     `start` begins from an earlier result instead of the original. With several chains, one is
     edited and verified while the others are being measured. A score that would be a chain's new
-    best is measured `confirmations` times more and counts with its mean.
+    best is measured `confirmations` times more and counts with its mean. `on_best` is told of every
+    new best.
     """
-    result = SearchResult(player.name, evaluator.name)
+    result = SearchResult(player.name, evaluator.name, on_best=on_best)
     shared = verifier or Verifier(original, kernel, mode)
     began = time.monotonic()
     running: dict[int, _Chain] = {}

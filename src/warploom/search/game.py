@@ -22,6 +22,7 @@ from warploom.sass.aliasing import AliasMode
 from warploom.sass.control import Control
 from warploom.sass.cubin import Cubin
 from warploom.sass.edit import Editor
+from warploom.sass.loops import depths, natural_loops
 from warploom.sass.opcodes import Order
 from warploom.sass.rederive import BlockState
 from warploom.sass.timing_model import TimingModel
@@ -102,8 +103,8 @@ class Game:
         """Instructions of inner loops are chosen more often: that is where cycles are."""
         if self.family is Family.MEMORY:
             return [1.0] * len(self._movable)
-        depth = self.kernel.loop_depth
-        return [4.0 ** depth(self.kernel.block_of[index]) for index in self._movable]
+        depth = depths(self.kernel, natural_loops(self.kernel))
+        return [4.0 ** depth[self.kernel.block_of[index]] for index in self._movable]
 
     @property
     def memory_instructions(self) -> int:

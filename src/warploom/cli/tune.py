@@ -1,0 +1,126 @@
+"""`warploom tune`: make a cubin faster, provably still the same program."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from warploom.errors import InputError, WarploomError
+from warploom.pipeline.targets import read_target
+from warploom.pipeline.tune import TuneReport, TuneSettings
+from warploom.pipeline.tune import tune as run_tune
+from warploom.sass.aliasing import AliasMode
+from warploom.search.driver import Progress
+from warploom.search.players import PLAYERS
+
+PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.values())
+
+
+def tune(
+    target: Annotated[str, typer.Argument(help="FILE.cubin or file.py:object")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="folder for the result")],
+    search: Annotated[str, typer.Option(help=PLAYER_HELP)] = "anneal",
+    measure: Annotated[
+        str, typer.Option(help="gpu, model, or auto: the GPU when there is one")
+    ] = "auto",
+    budget: Annotated[str, typer.Option(help="wall clock, as 60s, 5m or 2h")] = "60s",
+    candidates: Annotated[int | None, typer.Option(help="stop after so many candidates")] = None,
+    kernel: Annotated[str | None, typer.Option(help="which kernel of the file")] = None,
+    launch: Annotated[Path | None, typer.Option(help="launch description (JSON)")] = None,
+    arch: Annotated[int | None, typer.Option(help="80 or 90, for file.py:object")] = None,
+    alias: Annotated[
+        str, typer.Option(help="strict, or triton: pointer arguments are distinct buffers")
+    ] = "triton",
+    samples: Annotated[int, typer.Option(help="random inputs for the final check")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the best in --out")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
+) -> None:
+    """Search for a faster order and control code of one kernel; verify, test, write the result."""
+    modes = {mode.value: mode for mode in AliasMode}
+    if alias not in modes:
+        raise InputError(f"--alias {alias!r}, expected {' or '.join(modes)}")
+    chosen = read_target(target, kernel, launch, arch)
+    settings = TuneSettings(
+        player=search,
+        measure=_measure(measure),
+        seconds=parse_duration(budget),
+        candidates=candidates,
+        mode=modes[alias],
+        seed=seed,
+        samples=samples,
+        resume=resume,
+    )
+    print(
+        f"{chosen.kernel} ({chosen.cubin.arch}, {chosen.cubin.compiler}): {search} for "
+        f"{settings.seconds:g} s, scored by "
+        + ("the GPU" if settings.measure == "gpu" else "the timing model (no measurement)"),
+        file=sys.stderr,
+    )
+    report = run_tune(chosen, settings, out, _show if sys.stderr.isatty() else None)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    if json_output:
+        print(json.dumps(json.loads(report.files["manifest"].read_text()), indent=1))
+        return
+    print(summary(report))
+
+
+def _show(progress: Progress) -> None:
+    text = (
+        f"\r{progress.seconds:6.1f} s  {progress.scored} candidates ({progress.rate:.0f}/s)  "
+        f"best {progress.best:.4f}x"
+    )
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `5m` or `2h`; raises `InputError` for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if match is None:
+        raise InputError(f"--budget {text!r}, expected a time such as 60s, 5m or 2h")
+    return float(match.group(1)) * {"s": 1, "m": 60, "h": 3600}[match.group(2) or "s"]
+
+
+def _measure(text: str) -> str:
+    if text != "auto":
+        return text
+    from warploom.runtime.driver import CudaDevice  # noqa: PLC0415 - only when asked to look
+
+    try:
+        CudaDevice(0)
+    except WarploomError:
+        return "model"
+    return "gpu"
+
+
+def summary(report: TuneReport) -> str:
+    """The result in a few lines, with where it lies."""
+    search = report.search
+    measured = report.settings.measure == "gpu"
+    failed = search.scored - search.outcomes["ok"]
+    refused = search.tally["refused by the editor"] + search.tally["refused by the verifier"]
+    lines = [
+        f"{search.scored} candidates scored in {search.seconds:.1f} s, {refused} refused by the "
+        f"static rules, {failed} failed"
+        + (" (interrupted: the best so far was kept)" if search.interrupted else ""),
+        f"static verdict: {report.verdict}",
+    ]
+    if report.check is not None:
+        lines.append(f"tested verdict: {'pass' if report.check.passed else report.check.detail}")
+    if report.timing is not None:
+        lines.append(f"A/A control: {report.timing.control}")
+    if not report.changed:
+        lines.append("no win: nothing was faster than the original")
+    else:
+        kind = "measured" if measured else "modelled (not a measurement)"
+        lines.append(f"speed-up: {report.speedup:.4f}x {kind}")
+    lines.append(f"result: {report.files['cubin']}, {report.files['diff']}")
+    if "store" in report.files:
+        lines.append(f"deploy: warploom.install({str(report.files['store'])!r})")
+    return "\n".join(lines)

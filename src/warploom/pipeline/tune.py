@@ -1,0 +1,288 @@
+"""Tuning one kernel's machine code: search, confirm, verify, test, and write what a user deploys.
+
+The folder holds, from the first improvement on, the best cubin so far; Ctrl-C, a full disk or a
+killed process lose nothing that was found. The result is never a cubin the verifier refuses.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from warploom.errors import CheckFailed, InputError
+from warploom.files import write_bytes_atomically, write_text_atomically
+from warploom.integrations.deploy import FolderStore, content_key
+from warploom.pipeline.targets import Target
+from warploom.report.sass_html import diff_html
+from warploom.report.sass_tables import diff_lines
+from warploom.runtime import (
+    CheckReport,
+    CheckSettings,
+    LocalMeasurer,
+    Measurer,
+    MeasureSettings,
+    Timing,
+    TimingSettings,
+    Workload,
+)
+from warploom.sass.aliasing import AliasMode
+from warploom.sass.cubin import Cubin, parse
+from warploom.sass.diff import diff
+from warploom.sass.timing_model import ModelSettings
+from warploom.sass.verify import Verdict, Verifier
+from warploom.search.driver import Budget, Progress, SearchResult, run_search
+from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
+from warploom.search.game import Candidate
+from warploom.search.players import PLAYERS, Player
+
+SCHEMA: Final = 1
+LEADERS: Final = 5
+SCHEDULERS: Final = 4
+CHAINS: Final = {"gpu": 6, "model": 1}
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """What to spend and how. `measure` is `gpu` or `model`."""
+
+    player: str = "anneal"
+    measure: str = "model"
+    seconds: float = 60.0
+    candidates: int | None = None
+    mode: AliasMode = AliasMode.TRITON
+    seed: int = 0
+    samples: int = 0
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names and an empty budget."""
+        if self.player not in PLAYERS:
+            raise InputError(f"--search {self.player!r}, expected one of {', '.join(PLAYERS)}")
+        if self.measure not in CHAINS:
+            raise InputError(f"--measure {self.measure!r}, expected gpu or model")
+        if self.seconds <= 0:
+            raise InputError(f"--budget {self.seconds} s, expected more than 0")
+
+
+@dataclass
+class TuneReport:
+    """What came of it. `speedup` is measured on the GPU, or modelled (`measure` says which)."""
+
+    target: Target
+    settings: TuneSettings
+    search: SearchResult
+    cubin: Cubin
+    verdict: Verdict
+    speedup: float
+    timing: Timing | None = None
+    check: CheckReport | None = None
+    folder: Path = Path()
+    files: dict[str, Path] = field(default_factory=dict[str, Path])
+
+    @property
+    def changed(self) -> bool:
+        """True when the result is not the original."""
+        return self.cubin.data != self.target.cubin.data
+
+
+def tune(
+    target: Target,
+    settings: TuneSettings,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> TuneReport:
+    """Search one kernel and write the result into `folder`.
+
+    Raises `InputError` when a GPU is asked for and the launch is not known, or the folder cannot be
+    written; `CheckFailed` when the final check fails (the folder then holds the original).
+    """
+    if settings.measure == "gpu" and target.launch is None:
+        raise InputError(
+            f"{target.source}: measuring on a GPU needs the launch; give --launch FILE.json or a "
+            "file.py:object, or use --measure model"
+        )
+    write_bytes_atomically(folder / "original.cubin", target.cubin.data)
+    if settings.measure == "model":
+        model = ModelSettings(warps=max(1, target.warps // SCHEDULERS))
+        evaluator = ModelEvaluator(target.cubin, target.kernel, model)
+        return _tune(target, settings, folder, evaluator, None, on_progress)
+    assert target.launch is not None
+    with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:
+        measurer.prepare(Workload(target.cubin.data, target.launch))
+        evaluator = DeviceEvaluator(measurer)
+        return _tune(target, settings, folder, evaluator, measurer, on_progress)
+
+
+def _tune(
+    target: Target,
+    settings: TuneSettings,
+    folder: Path,
+    evaluator: ModelEvaluator | DeviceEvaluator,
+    measurer: Measurer | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> TuneReport:
+    player: Player = PLAYERS[settings.player]
+    verifier = Verifier(target.cubin, target.kernel, settings.mode)
+    keeper = _Keeper(target, settings, folder)
+    search = run_search(
+        target.cubin,
+        player,
+        evaluator,
+        Budget(settings.seconds, settings.candidates),
+        target.kernel,
+        settings.mode,
+        seed=settings.seed,
+        chains=CHAINS[settings.measure],
+        confirmations=2 if measurer is not None else 0,
+        start=keeper.resumed(),
+        verifier=verifier,
+        on_progress=on_progress,
+        on_best=keeper.keep,
+    )
+    report = _choose(target, settings, search, verifier, measurer, keeper.resumed())
+    report.folder = folder
+    if measurer is not None and report.changed:
+        report.check = measurer.check(
+            report.cubin.data,
+            CheckSettings(samples=settings.samples, state=str(folder / "samples.json")),
+        )
+        if not report.check.passed:
+            report.cubin, report.speedup = target.cubin, 1.0
+            write_report(report)
+            raise CheckFailed(
+                f"{target.source}: the result failed its check: {report.check.detail}"
+            )
+    write_report(report)
+    return report
+
+
+def _choose(
+    target: Target,
+    settings: TuneSettings,
+    search: SearchResult,
+    verifier: Verifier,
+    measurer: Measurer | None,
+    resumed: Cubin | None,
+) -> TuneReport:
+    """The best candidate: by the model's score, or by a longer comparison on the GPU."""
+    leaders = [candidate.cubin for _, candidate in search.best[:LEADERS]]
+    if resumed is not None:
+        leaders.append(resumed.data)
+    timing: Timing | None = None
+    chosen, speedup = target.cubin, 1.0
+    if measurer is None:
+        if search.best and search.best[0][0] > 1.0:
+            speedup, candidate = search.best[0]
+            chosen = parse(candidate.cubin, "result")
+    elif leaders:
+        images = {f"leader {number}": image for number, image in enumerate(leaders)}
+        timing = measurer.compare({"original": target.cubin.data, **images}, TimingSettings())
+        name = max(images, key=lambda leader: timing.ratios[leader].median)
+        if timing.ratios[name].clears(timing.control) and timing.ratios[name].median > 1.0:
+            chosen, speedup = parse(images[name], "result"), timing.ratios[name].median
+    verdict = verifier.check_file(chosen)
+    if not verdict.legal:
+        raise CheckFailed(f"{target.source}: the result is {verdict}")
+    return TuneReport(target, settings, search, chosen, verdict, speedup, timing)
+
+
+class _Keeper:
+    """Writes the best cubin so far with what is needed to go on from it."""
+
+    def __init__(self, target: Target, settings: TuneSettings, folder: Path) -> None:
+        self.folder = folder
+        self.key = content_key(target.cubin.data)
+        self.settings = settings
+        self.last = 0.0
+
+    def keep(self, candidate: Candidate, speedup: float) -> None:
+        """Called for every new best."""
+        write_bytes_atomically(self.folder / "best.cubin", candidate.cubin)
+        state = {"schema": SCHEMA, "key": self.key, "speedup": speedup, "seconds": time.time()}
+        write_text_atomically(self.folder / "progress.json", json.dumps(state) + "\n")
+
+    def resumed(self) -> Cubin | None:
+        """The best of an earlier run in this folder, when asked for."""
+        if not self.settings.resume:
+            return None
+        path = self.folder / "progress.json"
+        if not path.is_file():
+            raise InputError(f"{self.folder} holds no earlier search; leave out --resume")
+        try:
+            state = json.loads(path.read_text())
+            key = state["key"]
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path}: not a search's progress ({error})") from None
+        if key != self.key:
+            raise InputError(f"{self.folder} holds the search of another kernel; choose another -o")
+        return parse((self.folder / "best.cubin").read_bytes(), str(self.folder / "best.cubin"))
+
+
+def write_report(report: TuneReport) -> None:
+    """Write tuned.cubin, the readable diff, the manifest and the deployable store entry."""
+    folder, target = report.folder, report.target
+    diffs = diff(target.cubin, report.cubin, target.kernel)
+    text = "\n".join(line.plain for one in diffs for line in diff_lines(one))
+    files = {
+        "cubin": folder / "tuned.cubin",
+        "diff": folder / "diff.txt",
+        "diff_html": folder / "diff.html",
+        "manifest": folder / "manifest.json",
+    }
+    write_bytes_atomically(files["cubin"], report.cubin.data)
+    write_text_atomically(files["diff"], text + "\n")
+    write_text_atomically(files["diff_html"], diff_html(target.cubin, report.cubin, diffs))
+    summary = _summary(report)
+    if report.changed:
+        store = FolderStore(folder / "store")
+        launch = target.launch.to_json() if target.launch else None
+        store.put(
+            target.cubin.data,
+            report.cubin.data,
+            target.kernel,
+            target.cubin.arch,
+            result=summary["result"],
+            launch=launch,
+        )
+        files["store"] = folder / "store"
+    write_text_atomically(files["manifest"], json.dumps(summary, indent=1) + "\n")
+    report.files = files
+
+
+def _summary(report: TuneReport) -> dict[str, Any]:
+    target, settings, search = report.target, report.settings, report.search
+    measured = settings.measure == "gpu"
+    return {
+        "schema": SCHEMA,
+        "key": content_key(target.cubin.data),
+        "kernel": target.kernel,
+        "arch": target.cubin.arch,
+        "compiler": target.cubin.compiler,
+        "cubin": "tuned.cubin",
+        "sha256": hashlib.sha256(report.cubin.data).hexdigest(),
+        "original_sha256": hashlib.sha256(target.cubin.data).hexdigest(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "launch": target.launch.to_json() if target.launch else None,
+        "result": {
+            "changed": report.changed,
+            "speedup": round(report.speedup, 5),
+            "speedup_is": "measured" if measured else "modelled, not measured",
+            "static_verdict": str(report.verdict),
+            "tested_verdict": report.check.to_json() if report.check else "not tested",
+            "timing_verdict": report.timing.to_json() if report.timing else "not measured",
+            "search": settings.player,
+            "budget_s": settings.seconds,
+            "seconds": round(search.seconds, 2),
+            "seed": settings.seed,
+            "scored": search.scored,
+            "outcomes": dict(search.outcomes),
+            "actions": dict(search.tally),
+            "interrupted": search.interrupted,
+        },
+    }
