@@ -18,6 +18,20 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(STAMP)
 
+demo: env  ## tune a real Triton kernel with no GPU; prints where the result lies
+	$(BIN)/warploom doctor
+	$(BIN)/warploom tune examples/tune_gemm_leaky_relu.py:kernel --measure model --search anneal --budget 40s -o out/demo
+	$(BIN)/warploom sass verify out/demo/original.cubin out/demo/tuned.cubin --alias triton
+	@echo
+	@echo "The tuned cubin, its manifest and a readable diff lie in out/demo:"
+	@ls out/demo
+
+tables:  ## rewrite the README's tables from bench/results
+	$(BIN)/python bench/tables.py
+
+bench: env  ## measure the claims on this machine's GPU and write bench/results
+	$(BIN)/python bench/sass_search.py
+
 test: env lint unit  ## everything that needs no GPU: lint, types, import contract, tests
 
 lint: env

@@ -24,9 +24,9 @@ from warploom.search.actions import Reorder
 if TYPE_CHECKING:
     from warploom.search.game import Game
 
-ORDERS: Final = 8
-LARGEST: Final = 250
-SECONDS: Final = 4.0
+ORDERS: Final = 4
+LARGEST: Final = 160
+SECONDS: Final = 1.5
 SMALLEST: Final = 4
 
 
