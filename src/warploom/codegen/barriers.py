@@ -81,3 +81,40 @@ class NamedBarrier:
             return False
         self.arrived = 0
         return True
+
+
+@dataclass
+class TaskRing:
+    """The ring through which the producer of a dynamic walk hands tasks to the compute groups."""
+
+    name: str
+    slots: int
+    readers: int
+    values: list[int] = field(default_factory=list[int])
+    full: list[PhaseBarrier] = field(default_factory=list[PhaseBarrier])
+    empty: list[PhaseBarrier] = field(default_factory=list[PhaseBarrier])
+
+    def __post_init__(self) -> None:
+        self.values = [-1] * self.slots
+        self.full = [PhaseBarrier(f"{self.name} task full[{s}]", 1) for s in range(self.slots)]
+        self.empty = [
+            PhaseBarrier(f"{self.name} task empty[{s}]", self.readers) for s in range(self.slots)
+        ]
+
+    def give(self, count: int, task: int) -> bool:
+        """The producer's `count`-th hand-over; False while the slot is still read."""
+        slot, parity = count % self.slots, count // self.slots & 1
+        if not self.empty[slot].passed(parity ^ 1):
+            return False
+        self.values[slot] = task
+        self.full[slot].arrive()
+        return True
+
+    def take(self, count: int) -> int | None:
+        """A reader's `count`-th task; None while it has not come."""
+        slot, parity = count % self.slots, count // self.slots & 1
+        if not self.full[slot].passed(parity):
+            return None
+        task = self.values[slot]
+        self.empty[slot].arrive()
+        return task

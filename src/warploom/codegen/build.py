@@ -74,6 +74,7 @@ class Built:
             "cluster": src.cluster,
             "cluster_axis": src.cluster_axis,
             "persistent": src.persistent,
+            "dependent": src.dependent,
             "grid": [[name, extent.to_json()] for name, extent in src.grid],
             "arrays": [[a.name, a.dtype.name, list(a.dims)] for a in src.arrays],
             "resources": asdict(self.resources),
@@ -115,6 +116,7 @@ class Built:
             data["cluster_axis"],
             data["persistent"],
             tuple(Array(n, dtype(kind), tuple(dims)) for n, kind, dims in data["arrays"]),
+            data["dependent"],
         )
         resources = _resources(data["resources"])
         return cls(source, cubin, resources, data["arch"])

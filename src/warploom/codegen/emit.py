@@ -14,7 +14,7 @@ from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
 from warploom.codegen.names import c_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
-from warploom.codegen.tasks import task_lines
+from warploom.codegen.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.values import Values
 from warploom.errors import InputError
 from warploom.tile import Array, Index, Var
@@ -27,7 +27,8 @@ BARRIER_BYTES = 8
 class CudaSource:
     """A kernel's text and what a launch must know.
 
-    parameters      in order: {"kind": map|dim|pointer|stride|scalar, ...}
+    parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
+    dependent       may start before the previous grid of its stream has ended
     shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
     """
 
@@ -41,6 +42,7 @@ class CudaSource:
     cluster_axis: str
     persistent: bool
     arrays: tuple[Array, ...]
+    dependent: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -109,6 +111,7 @@ class _Emitter:
             self.plan.cluster[0] if self.cluster > 1 else "",
             self.plan.persistent,
             self.program.arrays,
+            self.plan.dependent,
         )
 
     # ---- shared memory
@@ -127,6 +130,9 @@ class _Emitter:
             at[f"{ring.name}.full"] = used
             at[f"{ring.name}.empty"] = used + ring.depth * BARRIER_BYTES
             used += 2 * ring.depth * BARRIER_BYTES
+        at["tasks"] = used
+        if self.plan.walk == "dynamic":
+            used += TASK_SLOTS * (2 * BARRIER_BYTES + 4)
         self.shared_bytes = used + 1024  # the base is rounded up to 1024
         if self.shared_bytes > SHARED_LIMIT:
             rings = ", ".join(f"{r.name} {r.depth} x {r.slot_bytes}" for r in self.block.rings)
@@ -153,6 +159,8 @@ class _Emitter:
                 {"kind": "stride", "array": name, "dim": dim} for dim in range(len(array.dims) - 1)
             ]
         result += [{"kind": "dim", "name": dim} for dim in self.program.dims]
+        if self.plan.walk == "dynamic":
+            result.append({"kind": "counter"})
         result += [
             {"kind": "scalar", "name": var.name, "dtype": var.type.dtype.name}
             for var in self.program.scalars
@@ -196,6 +204,12 @@ class _Emitter:
             ]
         if self.maps.stores:
             lines.append(f"const unsigned panels = shared + {at['panels']};")
+        if self.plan.walk == "dynamic":
+            lines += [
+                f"const unsigned task_full = shared + {at['tasks']};",
+                f"const unsigned task_empty = task_full + {TASK_SLOTS * BARRIER_BYTES};",
+                f"const unsigned task_ring = task_empty + {TASK_SLOTS * BARRIER_BYTES};",
+            ]
         lines += [
             "const int warp_group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
             "const unsigned lane = threadIdx.x % 32;",
@@ -211,11 +225,18 @@ class _Emitter:
                 f"    barrier_init({ring.name}_empty + s * 8, {arrivals});",
                 "  }",
             ]
+        if self.plan.walk == "dynamic":
+            lines += [
+                f"  for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
+                "    barrier_init(task_full + s * 8, 1);",
+                f"    barrier_init(task_empty + s * 8, {4 * self.parts});",
+                "  }",
+            ]
         lines += [f"  prefetch_map(&{p['name']});" for p in self.maps.parameters]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
         if self.plan.dependent:
-            lines.append("wait_previous_grid();")
+            lines += ["wait_previous_grid();", "start_next_grid();"]
         return lines
 
     def _role(self, role: Role) -> list[str]:
@@ -241,11 +262,11 @@ class _Emitter:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(role)
         if self.maps.stores:
-            lines.append("store_wait();")
+            lines.append("store_wait_read<0>();")
         return lines
 
     def _tasks(self, role: Role) -> list[str]:
-        head, tail = task_lines(self.program, self.plan)
+        head, tail = task_lines(self.program, self.plan, role.loads)
         values = Values(self.placement, role.part)
         body: list[str] = []
         if not role.loads:
@@ -253,7 +274,7 @@ class _Emitter:
             body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
         for section in role.sections:
             body += self.steps.section(role, values, section)
-        return [*head, *indent(body), tail]
+        return [*head, *indent(body), *tail.split("\n")]
 
     def _registers(self) -> list[Var]:
         found: dict[str, Var] = {}
@@ -277,6 +298,8 @@ def _declaration(parameter: dict[str, Any]) -> str:
         return f"{const}{_POINTEE[parameter['dtype']]}* __restrict__ {parameter['array']}_data"
     if kind == "stride":
         return f"long long {parameter['array']}_stride{parameter['dim']}"
+    if kind == "counter":
+        return "unsigned* __restrict__ task_counter"
     if kind == "dim":
         return f"int {c_name(parameter['name'])}"
     return f"{'int' if parameter['dtype'] == 'int32' else 'float'} {c_name(parameter['name'])}"

@@ -18,6 +18,7 @@ from warploom.errors import DeviceError, InputError
 from warploom.runtime.bindings import import_binding
 from warploom.tile import Array
 
+COUNTERS = 1024  # launches of one kernel with a dynamic walk that may be in flight at a time
 PITCH = 16  # bytes: strides and addresses of a tensor map are multiples (cuTensorMapEncodeTiled)
 MAP_TYPES = {
     "bf16": "BFLOAT16",
@@ -95,6 +96,12 @@ class Kernel:
         limit = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", self._function, limit, built.source.shared_bytes)
         self._blocks = self._resident_blocks(handle)
+        # Each launch returns its counter to 0, so the next to use the slot finds it ready.
+        self._counters, self._launches = 0, 0
+        if any(p["kind"] == "counter" for p in self._parameters):
+            self._counters = int(self._call("cuMemAlloc", 4 * COUNTERS))
+            self._call("cuMemsetD32", self._counters, 0, COUNTERS)
+            self._call("cuCtxSynchronize")
 
     def __call__(
         self,
@@ -115,20 +122,28 @@ class Kernel:
         blocks = tasks * src.cluster
         if src.persistent:
             blocks = min(blocks, self._blocks)
-        self._call(
-            "cuLaunchKernel",
-            self._function,
-            blocks,
-            1,
-            1,
-            src.threads,
-            1,
-            1,
-            src.shared_bytes,
-            stream,
-            ctypes.addressof(addresses),
-            0,
+        self._launches += 1
+        self._launch(blocks, stream, ctypes.addressof(addresses))
+
+    def _launch(self, blocks: int, stream: int, parameters: int) -> None:
+        src, driver = self.built.source, self._driver
+        if not src.dependent:
+            shape = (blocks, 1, 1, src.threads, 1, 1)
+            self._call(
+                "cuLaunchKernel", self._function, *shape, src.shared_bytes, stream, parameters, 0
+            )
+            return
+        overlap = driver.CUlaunchAttribute()
+        overlap.id = (
+            driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         )
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = src.threads, 1, 1
+        config.sharedMemBytes, config.hStream = src.shared_bytes, stream
+        config.attrs, config.numAttrs = [overlap], 1
+        self._call("cuLaunchKernelEx", config, self._function, parameters, 0)
 
     @property
     def _parameters(self) -> tuple[dict[str, Any], ...]:
@@ -180,6 +195,8 @@ class Kernel:
             return self._map(parameter, views[parameter["array"]])
         if kind == "pointer":
             return bytes(ctypes.c_void_p(views[parameter["array"]].address))
+        if kind == "counter":
+            return bytes(ctypes.c_void_p(self._counters + 4 * (self._launches % COUNTERS)))
         if kind == "stride":
             return struct.pack("<q", views[parameter["array"]].strides[int(parameter["dim"])])
         if kind == "dim":

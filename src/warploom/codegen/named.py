@@ -19,11 +19,19 @@ from warploom.tile import Loop, Op, Program
 REGISTERS = {1: (40, 232), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
 
 
-def groups(compute: int) -> tuple[Group, ...]:
-    """A producer warp group and `compute` consumers with the register split that fits them."""
+def groups(compute: int, registers: tuple[int, int] | None = None) -> tuple[Group, ...]:
+    """A producer warp group and `compute` consumers with the register split that fits them.
+
+    `registers` is (producer, consumer) where the usual split does not fit.
+    """
     if compute not in REGISTERS:
         raise InputError(f"{compute} compute groups: expected one of {sorted(REGISTERS)}")
-    producer, consumer = REGISTERS[compute]
+    producer, consumer = registers or REGISTERS[compute]
+    if producer + compute * consumer > 512 or producer % 8 or consumer % 8:
+        raise InputError(
+            f"registers {producer} and {compute} x {consumer}: expected multiples of 8 that add up "
+            "to at most 512"
+        )
     return (
         Group("load", 4, producer),
         *(Group(f"compute{i}", 4, consumer) for i in range(compute)),
@@ -37,6 +45,7 @@ def write(
     depth: int | Mapping[str, int],
     order: Sequence[tuple[str, int]],
     shift: int = 0,
+    registers: tuple[int, int] | None = None,
 ) -> Schedule:
     """A schedule of one loop from an order of (node label or "release RING", stage) pairs.
 
@@ -47,7 +56,7 @@ def write(
     group: dict[str, str] = {}
     release: dict[str, int] = {}
     loads = [op for op in loop.body if isinstance(op, Op) and op.kind == "load"]
-    own = groups(compute)
+    own = groups(compute, registers)
     for place_, op in enumerate(loads):
         if f"{op.label}" not in dict(order):
             time[op.label], group[op.label] = place_ % interval, own[0].name
@@ -81,6 +90,7 @@ def multistage(
     launch: LaunchPlan,
     compute: int = 2,
     in_flight: int = 1,
+    registers: tuple[int, int] | None = None,
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
@@ -104,7 +114,7 @@ def multistage(
                 order.insert(position, (f"release {ring}", 1))
             else:
                 order.append((f"release {ring}", 0))
-        loops[loop.index] = write(program, loop, compute, depth, order)
+        loops[loop.index] = write(program, loop, compute, depth, order, registers=registers)
     return KernelSchedule("multistage", loops, launch)
 
 
@@ -130,6 +140,7 @@ def overlapped(
     launch: LaunchPlan,
     compute: int = 2,
     turns: bool = True,
+    registers: tuple[int, int] | None = None,
 ) -> KernelSchedule:
     """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
     so that both are in flight while the ops between them run; with `turns` the groups take the
@@ -153,9 +164,8 @@ def overlapped(
             reader = [op for op in ops if any(v.name in names for v in op.srcs)][-1]
             place_ = _first_toucher(placement, order, by_label, reader)
             order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
-        loops[loop.index] = write(
-            program, loop, compute, depth, order, shift=len(matmuls) if turns else 0
-        )
+        shift = len(matmuls) if turns else 0
+        loops[loop.index] = write(program, loop, compute, depth, order, shift, registers)
     return KernelSchedule("overlapped" + ("-turns" if turns else ""), loops, launch, turns)
 
 

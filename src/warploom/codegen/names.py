@@ -13,7 +13,8 @@ from warploom.codegen.prelude import PRELUDE
 # What emitted bodies declare for themselves.
 LOCALS = frozenset(
     "a at b band band_rows h high i in_band in_plane j lane low part panel panels rank rest row s "
-    "shared shared_raw step t task tasks thread_col thread_row warp_group".split()
+    "shared shared_raw step t task tasks thread_col thread_row warp_group first round next stride "
+    "task_ring task_full task_empty task_cursor task_counter".split()
 )
 SUFFIXES = ("_base _full _empty _cursor _oldest _at _live _start _stop _count _place _data").split()
 KEYWORDS = frozenset(

@@ -26,7 +26,11 @@ class LaunchPlan:
                     not depend on the axis are multicast. ("", 1) for none
     persistent      one block per SM walks over the tasks; otherwise one block a task
     supergroup      L2-aware order of the last two grid axes: that many rows at a time; 0: row-major
+    grouped         what a row of a super-group is: the axis before the last ("row"), or all axes
+                    before the last, flattened ("all")
     reverse         grid axes walked from the far end (longest task first under a causal mask)
+    walk            how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
+                    ...), "snake" (every second round backwards) or "dynamic" (the next free one)
     store           "tma" through shared memory or "direct" from registers
     store_panels    panels of 64x128 bytes a group may have in flight to global memory
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
@@ -38,7 +42,9 @@ class LaunchPlan:
     cluster: tuple[str, int] = ("", 1)
     persistent: bool = True
     supergroup: int = 0
+    grouped: str = "row"
     reverse: tuple[str, ...] = ()
+    walk: str = "static"
     store: str = "tma"
     store_panels: int = 2
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -49,6 +55,19 @@ class LaunchPlan:
             raise InputError(f"launch plan: cluster of {self.cluster[1]}, expected 1, 2, 4 or 8")
         if self.store not in ("tma", "direct"):
             raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
+        if self.grouped not in ("row", "all"):
+            raise InputError(f"launch plan: grouped={self.grouped!r}, expected 'row' or 'all'")
+        if self.walk not in ("static", "snake", "dynamic"):
+            raise InputError(
+                f"launch plan: walk={self.walk!r}, expected 'static', 'snake' or 'dynamic'"
+            )
+        if self.walk != "static" and not self.persistent:
+            raise InputError(f"launch plan: walk={self.walk!r} needs persistent=True")
+        if self.walk == "dynamic" and self.cluster[1] > 1:
+            raise InputError(
+                f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
+                "a cluster would take different tasks; use 'snake'"
+            )
         if self.store_panels < 1 or self.supergroup < 0:
             raise InputError("launch plan: store_panels must be >= 1 and supergroup >= 0")
 

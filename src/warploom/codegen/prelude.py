@@ -91,8 +91,23 @@ DEVICE void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "mem
 template <int kPending> DEVICE void store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }""",
-    "store_wait": """\
-DEVICE void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }""",
+    "shared_read": """\
+DEVICE int shared_read(unsigned at) {
+  int x;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}""",
+    "shared_write": """\
+DEVICE void shared_write(unsigned at, int x) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}""",
+    "draw": """\
+// The counter's value; it goes on by one, and from `last` back to 0.
+DEVICE int draw(unsigned* counter, unsigned last) {
+  unsigned x;
+  asm volatile("atom.global.inc.u32 %0, [%1], %2;" : "=r"(x) : "l"(counter), "r"(last) : "memory");
+  return x;
+}""",
     "wait_previous_grid": """\
 DEVICE void wait_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }""",
     "start_next_grid": """\

@@ -8,6 +8,7 @@ barrier that counts wrongly. The result must equal the sequential interpreter's 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -16,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from warploom.codegen.barriers import NamedBarrier, PhaseBarrier
+from warploom.codegen.barriers import NamedBarrier, PhaseBarrier, TaskRing
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.emit_tma import is_multicast
 from warploom.codegen.localise import localise
 from warploom.codegen.place import contracted
+from warploom.codegen.tasks import TASK_SLOTS
 from warploom.errors import CheckFailed
 from warploom.tile import Op
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
@@ -98,6 +100,9 @@ class Simulator:
             for _ in range(self.cluster)
         ]
         self.copies: list[Any] = []
+        self.handed = [
+            TaskRing(f"block {n}", TASK_SLOTS, self.placement.parts) for n in range(self.cluster)
+        ]
 
     def run(self) -> dict[str, Value]:
         """Every array afterwards; raises `CheckFailed` at the first fault."""
@@ -168,11 +173,27 @@ class Simulator:
         """Steps of a role over all tasks; yields True after progress, False while it waits."""
         if self.block.schedule.turns and agent.role.part == self.placement.parts - 1:
             self.turns[agent.block][0].arrive()
-        for point in self._tasks(agent.block):
-            symbols = {**self.symbols, **point}
+        points_of_block = list(self._tasks(agent.block))
+        for count in itertools.count():
+            task = count
+            if self.block.schedule.launch.walk == "dynamic":
+                while (found := self._hand_over(agent, count, len(points_of_block))) is None:
+                    agent.waits_for = "the next task"
+                    yield False
+                task = found
+            if task >= len(points_of_block):
+                return
+            symbols = {**self.symbols, **points_of_block[task]}
             agent.state = dict(scalar_state(self.program, self.scalars))
             for section in agent.role.sections:
                 yield from self._section(agent, section, symbols)
+
+    def _hand_over(self, agent: Agent, count: int, last: int) -> int | None:
+        # One block draws every task in order, and then once in vain.
+        ring = self.handed[agent.block]
+        if agent.role.loads:
+            return min(count, last) if ring.give(count, min(count, last)) else None
+        return ring.take(count)
 
     def _tasks(self, rank: int) -> Iterator[dict[str, int]]:
         axis, blocks = self.block.schedule.launch.cluster

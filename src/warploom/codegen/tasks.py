@@ -1,4 +1,9 @@
-"""The grid level: from a task's number to its position, in an order kind to the L2 cache."""
+"""The grid level: which tasks a block does, and from a task's number to its position.
+
+The order is kind to the L2 cache (super-groups) and to the last wave (longest first, snake,
+dynamic). In the dynamic walk the producer draws the next task from a counter in global memory
+while it loads the present one, and hands it to the compute groups through a small ring.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.values import c_index
 from warploom.errors import InputError
 from warploom.tile import Program
+
+TASK_SLOTS = 2  # tasks handed over ahead of the compute groups
 
 
 def cluster_axis(program: Program, plan: LaunchPlan) -> int:
@@ -20,8 +27,8 @@ def cluster_axis(program: Program, plan: LaunchPlan) -> int:
     return names.index(axis)
 
 
-def task_lines(program: Program, plan: LaunchPlan) -> tuple[list[str], str]:
-    """The head and the last line of the loop over tasks; the head defines every grid index.
+def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[list[str], str]:
+    """The head and the last lines of the loop over tasks; the head defines every grid index.
 
     With clusters a task is a cluster's: its blocks take neighbouring positions of the axis.
     """
@@ -38,14 +45,8 @@ def task_lines(program: Program, plan: LaunchPlan) -> tuple[list[str], str]:
             text = f"({text} + {blocks - 1}) / {blocks}"
         head.append(f"const int {name}_count = {text};")
     product = " * ".join(f"{name}_count" for name in names) or "1"
-    first, stride = "blockIdx.x", "gridDim.x"
-    if blocks > 1:
-        first, stride = f"blockIdx.x / {blocks}", f"gridDim.x / {blocks}"
-    head += [
-        f"const int tasks = {product};",
-        "#pragma unroll 1",
-        f"for (int task = {first}; task < tasks; task += {stride}) {{",
-    ]
+    head.append(f"const int tasks = {product};")
+    opening, closing = _walk(plan, blocks, loads)
     body = _position(names, plan)
     for number, name in enumerate(names):
         value = f"{name}_place"
@@ -54,7 +55,51 @@ def task_lines(program: Program, plan: LaunchPlan) -> tuple[list[str], str]:
         if number == clustered:
             value = f"{value} * {blocks} + static_cast<int>(rank)"
         body.append(f"const int {c_name(name)} = {value};")
-    return head + [f"  {line}" for line in body], "}"
+    return [*head, *opening, *[f"  {line}" for line in body]], closing
+
+
+def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
+    first, stride = "blockIdx.x", "gridDim.x"
+    if blocks > 1:
+        first, stride = f"blockIdx.x / {blocks}", f"gridDim.x / {blocks}"
+    if plan.walk == "static":
+        loop = f"for (int task = {first}; task < tasks; task += {stride}) {{"
+        return ["#pragma unroll 1", loop], "}"
+    if plan.walk == "snake":
+        return [
+            f"const int first = {first}, stride = {stride};",
+            "#pragma unroll 1",
+            "for (int round = 0; round * stride < tasks; ++round) {",
+            "  const int task = round * stride + (round % 2 ? stride - 1 - first : first);",
+            "  if (task >= tasks) continue;",
+        ], "}"
+    slot = "task_ring + task_cursor.slot * 4"
+    full, empty = (f"task_{kind} + task_cursor.slot * 8" for kind in ("full", "empty"))
+    advance = f"advance<{TASK_SLOTS}>(task_cursor);"
+    if not loads:
+        return [
+            "Cursor task_cursor;",
+            "#pragma unroll 1",
+            "for (;;) {",
+            f"  barrier_wait({full}, task_cursor.parity);",
+            f"  const int task = shared_read({slot});",
+            f"  if (lane == 0) barrier_arrive({empty});",
+            f"  {advance}",
+            "  if (task >= tasks) break;",
+        ], "}"
+    return [
+        "Cursor task_cursor;",
+        "int task = blockIdx.x;",
+        "#pragma unroll 1",
+        "for (;;) {",
+        f"  barrier_wait({empty}, task_cursor.parity ^ 1);",
+        f"  shared_write({slot}, task);",
+        f"  barrier_arrive({full});",
+        f"  {advance}",
+        "  if (task >= tasks) break;",
+        "  // Every block draws once in vain; the last such draw leaves the counter at 0.",
+        "  const int next = draw(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);",
+    ], "  task = gridDim.x + next;\n}"
 
 
 def _position(names: list[str], plan: LaunchPlan) -> list[str]:
@@ -65,16 +110,27 @@ def _position(names: list[str], plan: LaunchPlan) -> list[str]:
         return lines
     if len(names) < 2:
         raise InputError(f"launch plan: supergroup {plan.supergroup} needs two grid axes")
-    row, col = names[-2:]
-    lines = [
-        f"int rest = task / ({row}_count * {col}_count);",
-        f"const int in_plane = task % ({row}_count * {col}_count);",
-        f"const int band = in_plane / ({plan.supergroup} * {col}_count);",
-        f"const int in_band = in_plane % ({plan.supergroup} * {col}_count);",
-        f"const int band_rows = ::min({plan.supergroup}, {row}_count - band * {plan.supergroup});",
-        f"const int {row}_place = band * {plan.supergroup} + in_band % band_rows;",
+    col, width = names[-1], f"{names[-1]}_count"
+    height, row = f"{names[-2]}_count", f"{names[-2]}_place"
+    lines: list[str] = []
+    outer = names[:-2]
+    if plan.grouped == "all":
+        outer, row = names[:-1], "rest"
+        height = "(" + " * ".join(f"{name}_count" for name in outer) + ")"
+        lines = ["const int in_plane = task;"]
+    else:
+        lines = [
+            f"int rest = task / ({height} * {width});",
+            f"const int in_plane = task % ({height} * {width});",
+        ]
+    lines += [
+        f"const int band = in_plane / ({plan.supergroup} * {width});",
+        f"const int in_band = in_plane % ({plan.supergroup} * {width});",
+        f"const int band_rows = ::min({plan.supergroup}, {height} - band * {plan.supergroup});",
+        f"{'int' if row == 'rest' else 'const int'} {row} = band * {plan.supergroup} + "
+        "in_band % band_rows;",
         f"const int {col}_place = in_band / band_rows;",
     ]
-    for name in reversed(names[:-2]):
+    for name in reversed(outer):
         lines += [f"const int {name}_place = rest % {name}_count;", f"rest /= {name}_count;"]
     return lines

@@ -1,0 +1,155 @@
+"""The walk over tasks: the emitted arithmetic gives every position once, in every order."""
+
+import itertools
+import re
+
+import pytest
+
+from warploom.codegen.barriers import TaskRing
+from warploom.codegen.build import build
+from warploom.codegen.emit import emit
+from warploom.codegen.lower import lower
+from warploom.codegen.named import overlapped
+from warploom.codegen.names import c_name
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.simulate import simulate
+from warploom.codegen.tasks import task_lines
+from warploom.errors import CheckFailed, InputError
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.tile import interpret
+
+from .programs import attention_case
+
+
+def walk(program, plan, sizes, blocks):
+    """Positions a block takes, for each block: the emitted head run as Python."""
+    head, _ = task_lines(program, plan)
+    cluster = plan.cluster[1]
+    names = [name for name, _ in program.grid]
+    cut = next(i for i, line in enumerate(head) if line.startswith("for ("))
+    body = [line for line in head[cut + 1 :] if "barrier" not in line and "shared_" not in line]
+    body = [line for line in body if "advance" not in line and "draw" not in line]
+    result, counter = [], itertools.count()
+    for block in range(blocks):
+        scope = {c_name(k): v for k, v in sizes.items()} | {"min": min, "max": max}
+        scope |= {"block": block, "blocks": blocks, "rank": block % cluster}
+        mine = []
+        run(head[:cut], scope)
+        if plan.walk == "dynamic":
+            scope["task"] = block
+            while scope["task"] < scope["tasks"]:
+                run([line for line in body if "break" not in line], scope)
+                mine.append(tuple(scope[c_name(n)] for n in names))
+                scope["task"] = blocks + next(counter)
+        elif plan.walk == "snake":
+            for turn in itertools.count():
+                scope["round"] = turn
+                if turn * scope["stride"] >= scope["tasks"]:
+                    break
+                run([body[0]], scope)
+                if scope["task"] < scope["tasks"]:
+                    run(body[2:], scope)
+                    mine.append(tuple(scope[c_name(n)] for n in names))
+        else:
+            for task in range(block // cluster, scope["tasks"], blocks // cluster):
+                scope["task"] = task
+                run(body, scope)
+                mine.append(tuple(scope[c_name(n)] for n in names))
+        result.append(mine)
+    return result
+
+
+def run(lines, scope):
+    for line in lines:
+        text = line.strip().rstrip(";").replace("::", "").replace("blockIdx.x", "block")
+        text = text.replace("gridDim.x", "blocks").replace("static_cast<int>", "")
+        if not text or text.startswith("#") or text.startswith("Cursor"):
+            continue
+        text = re.sub(r"^(const )?int ", "", text).replace("/=", "//=")
+        text = re.sub(r"(?<!/)/(?![/=])", "//", text)
+        if choice := re.match(r"(.*)\((.*) \? (.*) : (.*)\)$", text):
+            head, test, yes, no = choice.groups()
+            text = f"{head}(({yes}) if ({test}) else ({no}))"
+        for part in text.split(", ") if text.startswith("first") else [text]:
+            exec(part, scope)
+
+
+GEMM_SIZES = {"m": 900, "n": 1300, "k": 64, "batch": 3}
+PLANS = {
+    "rows": LaunchPlan(split="m"),
+    "bands": LaunchPlan(split="m", supergroup=3),
+    "pairs": LaunchPlan(split="m", supergroup=2, cluster=("m_tile", 2)),
+    "pairs along n": LaunchPlan(split="m", supergroup=2, cluster=("n_tile", 2)),
+    "snake": LaunchPlan(split="m", supergroup=3, walk="snake"),
+    "snake pairs": LaunchPlan(split="m", supergroup=3, walk="snake", cluster=("m_tile", 2)),
+    "dynamic": LaunchPlan(split="m", walk="dynamic", reverse=("n_tile",)),
+    "flat bands": LaunchPlan(split="m", supergroup=5, grouped="all", walk="snake"),
+}
+
+
+@pytest.mark.parametrize("blocks", [2, 8, 64])
+@pytest.mark.parametrize("name", PLANS)
+def test_every_position_is_taken_exactly_once(name, blocks):
+    program = gemm(GemmConfig(batched=True))
+    taken = [x for mine in walk(program, PLANS[name], GEMM_SIZES, blocks) for x in mine]
+    wanted = set(itertools.product(range(3), range(8), range(6)))
+    assert len(taken) == len(set(taken)) and set(taken) == wanted
+
+
+def makespan(plan, n, heads):
+    """Longest over mean work of 132 blocks, a task's work being its key blocks and one."""
+    program = attention(AttentionConfig(causal=True))
+    sizes = {"batch": 1, "heads": heads, "kv_heads": heads, "rows": n, "keys": n, "d": 128}
+    loads = [sum(row + 2 for _, _, row in mine) for mine in walk(program, plan, sizes, 132)]
+    return max(loads) / (sum(loads) / len(loads))
+
+
+def test_longest_first_over_all_heads_in_a_snake_balances_causal_attention():
+    plan = LaunchPlan(split="rows", reverse=("rows_tile",))
+    snake = plan.with_options(supergroup=10**6, grouped="all", walk="snake")
+    for n, heads in ((1536, 160), (16384, 16)):
+        assert makespan(plan, n, heads) > 1.15 and makespan(snake, n, heads) < 1.03
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tasks_handed_over_are_the_same_work(seed):
+    program, schedule, arrays = attention_case(200, 200, causal=True)
+    plan = schedule.launch.with_options(walk="dynamic", reverse=("rows_tile",))
+    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns))
+    got, want = simulate(kernel, arrays, seed=seed), interpret(program, arrays)
+    assert got["o"].tobytes() == want["o"].tobytes()
+
+
+def test_a_slot_read_by_too_few_is_noticed(monkeypatch):
+    program, schedule, arrays = attention_case(200, 200)
+    plan = schedule.launch.with_options(walk="dynamic")
+    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns))
+    monkeypatch.setattr(
+        "warploom.codegen.simulate.TaskRing", lambda name, slots, readers: TaskRing(name, slots, 3)
+    )
+    with pytest.raises(CheckFailed, match="deadlock"):
+        simulate(kernel, arrays)
+
+
+def test_dynamic_kernels_compile_and_name_their_counter():
+    program = attention(AttentionConfig(causal=True))
+    launch = LaunchPlan(split="rows", walk="dynamic", dependent=True, reverse=("rows_tile",))
+    schedule = overlapped(program, {"k": 2, "v": 2}, launch, registers=(40, 232))
+    built = build(program, schedule)
+    assert {"kind": "counter"} in built.source.parameters and built.source.dependent
+    assert emit(lower(program, schedule)).text.count("draw(task_counter") == 1
+
+
+REFUSED = {
+    "expected 'static', 'snake' or 'dynamic'": {"walk": "random"},
+    "needs persistent=True": {"walk": "snake", "persistent": False},
+    "use 'snake'": {"walk": "dynamic", "cluster": ("m_tile", 2)},
+    "grouped='plane'": {"grouped": "plane"},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_plans_that_mean_nothing_are_refused(message):
+    with pytest.raises(InputError, match=message):
+        LaunchPlan(split="m", **REFUSED[message])
