@@ -52,7 +52,7 @@ def solved_orders(game: Game, rng: random.Random) -> Iterator[Reorder]:
     )
     for block in ranked:
         problem = block_problem(game, kernel, block)
-        for order in solve(problem, rng.randrange(1 << 30)):
+        for order in orders_of(problem, rng.randrange(1 << 30), ORDERS):
             if order != game.editor.states[block.index].order:
                 yield Reorder(block.index, order)
 
@@ -104,13 +104,18 @@ def solve(problem: BlockProblem, seed: int, orders: int = ORDERS) -> list[tuple[
 
     Raises `ToolMissing` when OR-Tools is not installed.
     """
+    return list(orders_of(problem, seed, orders))
+
+
+def orders_of(problem: BlockProblem, seed: int, orders: int) -> Iterator[tuple[int, ...]]:
+    """As `solve`, one order at a time, so that a search can measure between two solves."""
     try:
         cp_model: Any = import_module("ortools.sat.python.cp_model")
     except ImportError:
         raise ToolMissing(
             "the block-exact player needs OR-Tools; install it with: pip install 'warploom[solver]'"
         ) from None
-    found: list[tuple[int, ...]] = []
+    found: set[tuple[int, ...]] = set()
     best: int | None = None
     for attempt in range(orders):
         result = _solve_once(cp_model, problem, seed + attempt, best)
@@ -119,8 +124,8 @@ def solve(problem: BlockProblem, seed: int, orders: int = ORDERS) -> list[tuple[
         makespan, order = result
         best = makespan if best is None else best
         if order not in found:
-            found.append(order)
-    return found
+            found.add(order)
+            yield order
 
 
 def _solve_once(

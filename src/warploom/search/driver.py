@@ -124,7 +124,7 @@ def run_search(
     running: dict[int, _Chain] = {}
     games: list[Game] = []
     try:
-        for number in range(chains):
+        for number in range(min(chains, player.most_chains)):
             game = Game(original, kernel, mode, player.family, shared)
             if start is not None:
                 game.editor.adopt(start.kernel(game.kernel.name).words)

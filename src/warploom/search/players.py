@@ -132,12 +132,13 @@ def next_legal(game: Game, rng: random.Random) -> Candidate | None:
 
 @dataclass(frozen=True)
 class Player:
-    """A named player: its family of actions and how it plays."""
+    """A named player: its family of actions, how it plays and how many chains it is worth."""
 
     name: str
     family: Family
     play: Callable[[Game, random.Random], Play]
     about: str
+    most_chains: int = 64
 
 
 PLAYERS: Final[dict[str, Player]] = {
@@ -147,7 +148,7 @@ PLAYERS: Final[dict[str, Player]] = {
         Player("greedy", Family.WIDE, greedy, "hill climbing, wide moves"),
         Player("sip", Family.MEMORY, anneal, "SIP: annealing over one-step memory moves"),
         Player("anneal", Family.WIDE, anneal, "annealing over wide moves and control edits"),
-        Player("block-exact", Family.WIDE, block_exact, "blocks solved by CP-SAT, then greedy"),
+        Player("block-exact", Family.WIDE, block_exact, "blocks solved by CP-SAT, then greedy", 1),
     )
 }
 
