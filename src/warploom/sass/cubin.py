@@ -129,7 +129,7 @@ def parse(data: bytes, origin: str = "cubin") -> Cubin:
         raise InputError(f"{origin} is not a cubin: expected an ELF file, it starts {data[:4]!r}")
     try:
         return _parse(data, origin)
-    except (ELFError, struct.error, UnicodeDecodeError, AssertionError, ValueError) as error:
+    except (ELFError, struct.error, AssertionError, ValueError, OverflowError) as error:
         raise InputError(f"{origin} is a truncated or damaged cubin: {error}") from None
 
 
@@ -143,6 +143,12 @@ def _parse(data: bytes, origin: str) -> Cubin:
     if sm not in KNOWN_ARCHITECTURES:
         known = ", ".join(f"sm_{number}" for number in sorted(KNOWN_ARCHITECTURES))
         raise InputError(f"{origin} is for sm_{sm} (flags {flags:#x}); architectures read: {known}")
+    segments = elf.header["e_phoff"] + elf.header["e_phnum"] * elf.header["e_phentsize"]
+    if segments > len(data):
+        raise InputError(
+            f"{origin} is truncated: its program headers end at byte {segments}, "
+            f"the file has {len(data)}"
+        )
     sections: dict[str, Section] = {}
     registers = _register_counts(elf)
     relocations: dict[str, dict[int, str]] = {}
