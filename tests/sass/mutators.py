@@ -28,6 +28,7 @@ NONE = 7
 # (arXiv 2503.20481, table 2; arXiv 2402.13499), so a reader three cycles later reads too early.
 ARITHMETIC = frozenset("FFMA FADD FMUL IADD3 LOP3 IMAD SHF SEL LEA PRMT FSEL FMNMX".split())
 LEAST_RESULT = 4
+UNIFORM = frozenset("UIADD3 UIMAD ULOP3 USHF ULEA USEL UISETP".split())
 SHARED = frozenset("LDS STS LDSM STSM".split())
 GLOBAL = frozenset("LDG STG".split())
 MEMORY = SHARED | GLOBAL
@@ -91,7 +92,8 @@ class Code:
         found = self.field(index, WAIT)
         item = self.items[index]
         if item.base == "DEPBAR":
-            found |= 1 << int(item.line.operands.split("SB", 1)[1][0])
+            _, named, board = item.line.operands.partition("SB")
+            found |= 1 << int(board[0]) if named else (1 << 6) - 1
         return found
 
     def file(self, words: list[Word], info: bytes | None = None) -> bytes:
@@ -276,6 +278,8 @@ def crowded_pipe(code: Code) -> Iterator[Mutant]:
     """Two neighbours of one opcode in consecutive cycles, where no compiler output has fewer than
     two between that opcode and itself."""
     for first, second in code.neighbours():
+        if first.base not in ARITHMETIC | UNIFORM:
+            continue  # memory operations queue: how close they stand is a matter of speed
         if first.line.opcode == second.line.opcode and code.closest.get(first.line.opcode, 0) >= 2:
             edits = ((first.index, STALL, 1), (first.index, STAY, 1))
             yield Mutant(code.changed(*edits), code.name(first.index, second.index))
@@ -380,7 +384,6 @@ def _inherited(code: Code) -> Iterator[tuple[int, int, int]]:
                         waiter = other.index
                     if waiter is not None and results & read_by(other):
                         yield item.index, waiter, other.index
-                        break
                     if results & written_by(other):
                         break
 
@@ -410,7 +413,9 @@ def use_above_inherited_wait(code: Code) -> Iterator[Mutant]:
 # --- memory and synchronisation ---------------------------------------------------------------
 
 
-def _across(code: Code, wall: Callable[[Instruction], bool], movers: frozenset[str]) -> Iterator:
+def _across(
+    code: Code, wall: Callable[[Instruction], bool], movers: frozenset[str]
+) -> Iterator[Mutant]:
     """Moves of the nearest memory operation to the other side of a wall, registers allowing."""
     for block in code.kernel.blocks:
         for item in code.items[block.start : block.end]:
@@ -421,8 +426,12 @@ def _across(code: Code, wall: Callable[[Instruction], bool], movers: frozenset[s
                 for place in range(item.index + step, stop, step):
                     other = code.items[place]
                     if other.base in movers and free(other):
-                        if not any(_tied(code.items[index], other) for index in passed):
-                            yield Mutant(code.moved(place, item.index), code.name(item.index, place))
+                        apart = item.base in STORES and _address(item) == _address(other)
+                        tied = any(_tied(code.items[index], other) for index in passed)
+                        if not tied and not apart:
+                            yield Mutant(
+                                code.moved(place, item.index), code.name(item.index, place)
+                            )
                         break
                     passed.add(place)
 
@@ -448,7 +457,9 @@ def global_across_atomic(code: Code) -> Iterator[Mutant]:
     """A global access changes sides of an atomic, a fence or a strong access."""
     yield from _across(
         code,
-        lambda item: item.base in ("MEMBAR", "ATOMG", "RED", "ATOM") or ".STRONG" in item.line.opcode,
+        lambda item: (
+            item.base in ("MEMBAR", "ATOMG", "RED", "ATOM") or ".STRONG" in item.line.opcode
+        ),
         GLOBAL,
     )
 
@@ -477,18 +488,13 @@ def swap_stores(code: Code) -> Iterator[Mutant]:
 
 
 def load_above_store(code: Code) -> Iterator[Mutant]:
-    """A load of the space goes above a store whose address comes from other registers."""
-    for first, second in code.neighbours():
-        pair = (first.base, second.base)
-        if pair in (("STS", "LDS"), ("STG", "LDG"), ("STS", "LDSM"), ("LDS", "STS")):
-            if not _tied(first, second) and _address(first) != _address(second):
-                yield Mutant(code.moved(second.index, first.index), code.name(first.index))
+    """A load of the space changes sides of a store, whose address is not known to differ."""
+    for store, loads in (("STS", ("LDS", "LDSM")), ("STG", ("LDG",))):
+        yield from _across(code, lambda item, base=store: item.base == base, frozenset(loads))
 
 
 def _address(item: Instruction) -> set[int]:
-    return {
-        a.resource for a in item.effects.reads if a.slot.startswith(("addr", "uaddr", "desc"))
-    }
+    return {a.resource for a in item.effects.reads if a.slot.startswith(("addr", "uaddr", "desc"))}
 
 
 def _group_uses(code: Code, part: Callable[[Instruction], set[int]]) -> Iterator[tuple[int, int]]:
@@ -549,20 +555,40 @@ def long_stall_staying(code: Code) -> Iterator[Mutant]:
 
 
 def reuse_of_rewritten(code: Code) -> Iterator[Mutant]:
-    """The operand cache keeps a register that the next instruction rewrites, then is asked for it.
+    """The operand cache keeps a register that is rewritten before the cache is asked for it.
 
-    `a` reads R in its first slot and asks to keep it, `b` writes R, `c` reads R in that slot.
+    The first reads R in its first slot and asks to keep it, a later one writes R, another reads R
+    in that slot; nothing between them reads a register of R's bank in that slot (which would
+    displace it: arXiv 2503.20481, section 5.3).
     """
-    for first, second in code.neighbours():
-        if not fixed(code, first) or not fixed(code, second):
-            continue
-        register = first.low >> 24 & 0xFF
-        if register == 255 or register not in registers(read_by(first)):
-            continue
-        if register in written_by(second) and register not in read_by(second):
-            stall = min(max(1, code.field(first.index, STALL)), 11)
-            edits = ((first.index, REUSE, 1), (first.index, STAY, 1), (first.index, STALL, stall))
-            yield Mutant(code.changed(*edits), code.name(first.index, second.index))
+    for block in code.kernel.blocks:
+        for item in code.items[block.start : block.end]:
+            register = _first_slot(code, item)
+            if register is None or register in written_by(item) or not free(item):
+                continue
+            rewritten = False
+            for other in code.items[item.index + 1 : min(item.index + 8, block.end)]:
+                asked = _first_slot(code, other)
+                if rewritten and asked == register:
+                    stall = min(max(1, code.field(item.index, STALL)), 11)
+                    edits = ((REUSE, 1), (STAY, 1), (STALL, stall))
+                    changed = code.changed(*((item.index, *edit) for edit in edits))
+                    yield Mutant(changed, code.name(item.index, other.index))
+                if not fixed(code, other) or (asked is not None and asked % 2 == register % 2):
+                    break
+                rewritten = rewritten or register in written_by(other)
+
+
+def _first_slot(code: Code, item: Instruction) -> int | None:
+    """The register an arithmetic instruction reads in its first source slot."""
+    register = item.low >> 24 & 0xFF
+    named = any(
+        operand.registers[:1]
+        and operand.registers[0].index == register
+        and operand.registers[0].file == "R"
+        for operand in item.effects.operands
+    )
+    return register if fixed(code, item) and named and register in read_by(item) else None
 
 
 def swap_across_blocks(code: Code) -> Iterator[Mutant]:
@@ -621,7 +647,7 @@ def flip_other_byte(code: Code) -> Iterator[Mutant]:
 
 
 def stale_info(code: Code) -> Iterator[Mutant]:
-    """An instruction that `.nv.info` names moves (legally) and the table still says the old place."""
+    """An instruction `.nv.info` names moves (legally) and the table keeps the old place."""
     editor = Editor(code.cubin, code.kernel.name)
     for offset in sorted(nvinfo.rewritten_offsets(code.kernel.info)):
         index = offset // 16
@@ -694,7 +720,7 @@ MUTATORS: dict[Mutator, frozenset[str]] = {
 
 
 def closest_neighbours(kernels: list[Kernel]) -> dict[str, int]:
-    """The least stall between two neighbours of one opcode, where twenty or more pairs were seen."""
+    """The least stall between two neighbours of one opcode, with twenty or more pairs seen."""
     seen: dict[str, Counter[int]] = {}
     for kernel in kernels:
         for block in kernel.blocks:

@@ -1,0 +1,98 @@
+"""The static timing model: it ranks, it is deterministic, and it moves the right way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from warploom.sass.control import NO_SCOREBOARD, Control
+from warploom.sass.cubin import Cubin
+from warploom.sass.edit import Editor
+from warploom.sass.kernel import Kernel
+from warploom.sass.timing_model import ModelSettings, TimingModel
+
+pytestmark = pytest.mark.usefixtures("disassembled_once")
+
+ONE_WARP = ModelSettings(warps=1)
+Fields = tuple[tuple[int, ...], tuple[Control, ...]]
+
+
+@pytest.fixture
+def kernel(kernels_of: Callable[[str], list[Kernel]]) -> Kernel:
+    """A small kernel."""
+    return kernels_of("triton_softmax_1x4096_w8_s1_sm90")[0]
+
+
+def block_of(kernel: Kernel, block: int) -> Fields:
+    """A block as the editor would give it."""
+    found = kernel.blocks[block]
+    items = kernel.instructions[found.start : found.end]
+    return tuple(item.index for item in items), tuple(item.control for item in items)
+
+
+def all_of(kernel: Kernel) -> list[Fields]:
+    """Every block."""
+    return [block_of(kernel, block.index) for block in kernel.blocks]
+
+
+def test_same_question_same_answer(kernel: Kernel) -> None:
+    one = TimingModel(kernel).kernel_cycles(all_of(kernel))
+    assert one == TimingModel(kernel).kernel_cycles(all_of(kernel))
+    assert one > 0
+
+
+def test_a_block_takes_at_least_its_stalls(kernel: Kernel) -> None:
+    model = TimingModel(kernel, ONE_WARP)
+    for block in kernel.blocks:
+        order, controls = block_of(kernel, block.index)
+        assert model.block_cycles(block.index, order, controls) >= sum(
+            max(1, control.stall) for control in controls[:-1]
+        )
+
+
+def test_longer_stalls_never_help_one_warp(kernel: Kernel) -> None:
+    model = TimingModel(kernel, ONE_WARP)
+    for block in kernel.blocks:
+        order, controls = block_of(kernel, block.index)
+        cycles = model.block_cycles(block.index, order, controls)
+        slow = tuple(replace(control, stall=15, stay=False) for control in controls)
+        assert model.block_cycles(block.index, order, slow) >= cycles
+
+
+def test_more_warps_take_longer_but_overlap(kernel: Kernel) -> None:
+    one = TimingModel(kernel, ONE_WARP).kernel_cycles(all_of(kernel))
+    four = TimingModel(kernel, ModelSettings(warps=4)).kernel_cycles(all_of(kernel))
+    assert one <= four < 4 * one
+
+
+def test_a_wait_costs_the_latency_of_what_it_waits_for(kernel: Kernel) -> None:
+    model = TimingModel(kernel, ONE_WARP)
+    load = next(item for item in kernel.instructions if item.base == "LDG")
+    other = next(item for item in kernel.instructions if item.base == "IADD3")
+    free = Control(4, False, NO_SCOREBOARD, NO_SCOREBOARD, 0, 0)
+    order = (load.index, other.index)
+    without = model.block_cycles(0, order, (replace(free, write_sb=2), free))
+    waiting = model.block_cycles(0, order, (replace(free, write_sb=2), replace(free, wait=1 << 2)))
+    elsewhere = model.block_cycles(
+        0, order, (replace(free, write_sb=2), replace(free, wait=1 << 3))
+    )
+    assert without == elsewhere < 20
+    assert waiting > 200
+
+
+def test_loops_weigh_more(kernels_of: Callable[[str], list[Kernel]]) -> None:
+    (gemm,) = kernels_of("triton_batched_gemm_128x128x64_w8_s4_sm80")
+    model = TimingModel(gemm)
+    assert max(model.weights) == ModelSettings().loop_trips ** 1.0
+    assert min(model.weights) == 1.0
+    heavy = model.weights.index(max(model.weights))
+    blocks = gemm.blocks[heavy]
+    assert any(item.base == "HMMA" for item in gemm.instructions[blocks.start : blocks.end])
+
+
+def test_it_takes_what_the_editor_gives(cubin_of: Callable[[str], Cubin]) -> None:
+    editor = Editor(cubin_of("triton_rmsnorm_2x4096_w8_s2_sm90"))
+    model = TimingModel(editor.kernel)
+    assert model.kernel_cycles(editor.signature()) == model.kernel_cycles(all_of(editor.kernel))
