@@ -39,6 +39,7 @@ def _best(row: Evidence) -> tuple[str, float]:
 COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
     "kernel": ("kernel", lambda row: row.kernel),
     "shape": ("shape", lambda row: row.shape),
+    "dtype": ("type", lambda row: row.dtype),
     "ours": ("ours", lambda row: f"{_number(row.ours)} {row.unit}"),
     "best": ("best baseline", lambda row: f"{_number(_best(row)[1])} ({_best(row)[0]})"),
     "ratio": ("ratio", lambda row: f"{row.ratio_to_best:.3f}"),
@@ -49,9 +50,20 @@ COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
 }
 
 
+def best_per_shape(rows: list[Evidence]) -> list[Evidence]:
+    """The fastest variant of every shape, in the order the shapes were measured."""
+    best: dict[str, Evidence] = {}
+    for row in rows:
+        if row.shape not in best or row.ratio_to_best > best[row.shape].ratio_to_best:
+            best[row.shape] = row
+    return list(best.values())
+
+
 def table(file: str, columns: list[str]) -> str:
-    """One markdown table; a row for every row of the file, losses included."""
+    """One markdown table; losses included. `best-per-shape` keeps the fastest variant of each."""
     rows = read_rows(RESULTS / file)
+    if columns and columns[0] == "best-per-shape":
+        rows, columns = best_per_shape(rows), columns[1:]
     for column in columns:
         if column not in COLUMNS:
             raise InputError(
