@@ -1,16 +1,20 @@
-"""Claim `attention-forward`: beside cuDNN through torch, in one process, on random data.
+"""Claim `attention-forward`: beside cuDNN (through torch) and FlashAttention-4, on random data.
 
     python bench/attention.py build              here, no GPU: cubins under out/bench/attention
     python bench/attention.py run --out DIR      on the GPU machine: numerics, timing, a table
 
+FlashAttention-4 is a baseline where `flash_attn.cute` can be imported; a row's ratio is to the best
+baseline of that row, and its notes say which there were.
 Operations: 4 * batch * heads * rows * keys * head_dim, halved when causal.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +24,67 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 import kernel_bench as kb  # noqa: E402
 from warploom.codegen.build import Built, build  # noqa: E402
 from warploom.codegen.launch import Kernel  # noqa: E402
-from warploom.codegen.named import multistage, overlapped  # noqa: E402
+from warploom.codegen.named import multistage  # noqa: E402
 from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
+from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention  # noqa: E402
 from warploom.tile import FP16  # noqa: E402
 
-# name -> (config, schedule, turns, ring depths, launch options, compute groups)
-Variant = tuple[AttentionConfig, str, bool, dict[str, int], dict[str, Any], int]
+# name -> (config, its schedule, what the compiler may do)
+Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tuple[str, ...]]
 
 
-def _variant(
-    schedule: str = "overlapped",
-    turns: bool = True,
-    depth: int = 2,
-    groups: int = 2,
-    launch: dict[str, Any] | None = None,
-    **config: Any,
-) -> Variant:
-    return (
-        AttentionConfig(**config),
-        schedule,
-        turns,
-        {"k": depth, "v": depth},
-        launch or {},
-        groups,
-    )
+def _choice(name: str, **config: Any) -> Variant:
+    choice = ATTENTION_CHOICES[name]
+    return choice.config(AttentionConfig(**config)), choice.schedule, choice.allow
 
 
-LONGEST_FIRST = {"reverse": ("rows_tile",)}
-GRID = {"persistent": False}
+def _plain(config: AttentionConfig) -> KernelSchedule:
+    return multistage(attention(config), {"k": 2, "v": 2}, LaunchPlan(split="rows"), 2, in_flight=0)
+
+
+D128 = (
+    "128x128",
+    "128x128-together",
+    "128x128-ahead-together",
+    "128x176",
+    "128x176-together",
+    "128x128-grid",
+)
+D128_CAUSAL = (
+    "128x128-grid",
+    "128x128-grid-together",
+    "128x128-snake",
+    "128x128-draw4",
+    "128x128-draw16",
+    "128x128-draw16-together",
+    "128x160-draw4",
+)
+D64 = ("128x128-ahead-together", "192x128", "192x128-ahead", "192x128-grid")
+D64_CAUSAL = (
+    "128x128-draw16",
+    "192x128-grid",
+    "192x128-snake",
+    "192x128-draw8",
+    "192x128-draw16",
+    "192x128-draw16-together",
+)
 VARIANTS: dict[str, Variant] = {
-    "d128": _variant(),
-    "d128-together": _variant(turns=False),
-    "d128-plain": _variant(schedule="multistage"),
-    "d128-176": _variant(tile=(128, 176), launch={"store_panels": 1}),
-    "d128-grid": _variant(launch=GRID),
-    "d128-176-grid": _variant(tile=(128, 176), launch={"store_panels": 1, **GRID}),
-    "d128-causal": _variant(causal=True, launch=LONGEST_FIRST),
-    "d128-causal-together": _variant(causal=True, turns=False, launch=LONGEST_FIRST),
-    "d128-causal-grid": _variant(causal=True, launch={**LONGEST_FIRST, **GRID}),
-    "d64": _variant(head_dim=64, tile=(128, 128), depth=3),
-    "d64-3groups": _variant(head_dim=64, tile=(192, 128), depth=3, groups=3),
-    "d64-causal": _variant(
-        head_dim=64, tile=(128, 128), depth=3, causal=True, launch=LONGEST_FIRST
-    ),
-    "d64-causal-3groups": _variant(
-        head_dim=64, tile=(192, 128), depth=3, groups=3, causal=True, launch=LONGEST_FIRST
-    ),
-    "d96": _variant(head_dim=96),
-    "d256": _variant(head_dim=256, tile=(128, 64), launch={"store_panels": 1}),
-    "d128-fp16": _variant(dtype=FP16),
-    "d128-lse": _variant(lse=True),
-    "d128-causal-window-gqa-lse": _variant(causal=True, window=300, group=4, lse=True),
+    **{f"d128 {name}": _choice(name) for name in D128},
+    "d128 plain": (AttentionConfig(), _plain, ()),
+    **{f"d128 causal {name}": _choice(name, causal=True) for name in D128_CAUSAL},
+    **{f"d64 {name}": _choice(name, head_dim=64) for name in D64},
+    **{f"d64 causal {name}": _choice(name, head_dim=64, causal=True) for name in D64_CAUSAL},
+    "d96": _choice("128x128", head_dim=96),
+    "d256": _choice("128x64", head_dim=256),
+    "d128-fp16": _choice("128x128", dtype=FP16),
+    "d128-lse": _choice("128x128", lse=True),
+    "d128-causal-window-gqa-lse": _choice("128x128", causal=True, window=300, group=4, lse=True),
 }
+# Numerics alone; the others are timed too.
+UNTIMED = ("d96", "d256", "d128-fp16", "d128-lse", "d128-causal-window-gqa-lse")
 CHECKED = (
     (1, 2, 128, 128),
     (2, 4, 256, 256),
@@ -83,18 +93,19 @@ CHECKED = (
     (1, 2, 130, 700),
     (1, 1, 64, 2048),
     (3, 8, 515, 515),
+    (5, 16, 515, 515),  # more tasks than SMs
 )
 LENGTHS = (1024, 1536, 3072, 6144, 12288, 16384)
 
 
 def schedule_of(name: str) -> KernelSchedule:
     """The schedule of a variant."""
-    config, kind, turns, depth, options, groups = VARIANTS[name]
-    launch = LaunchPlan(split="rows", **options)
-    program = attention(config)
-    if kind == "multistage":
-        return multistage(program, depth, launch, groups, in_flight=0)
-    return overlapped(program, depth, launch, groups, turns)
+    config, make, _ = VARIANTS[name]
+    return make(config)
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-")
 
 
 def build_all(folder: Path) -> None:
@@ -102,10 +113,10 @@ def build_all(folder: Path) -> None:
     for name in VARIANTS:
         try:
             for debug in (False, True):
-                allow = ("spills", "stack") if debug else ()
+                allow = ("spills", "stack") if debug else VARIANTS[name][2]
                 program, schedule = attention(VARIANTS[name][0]), schedule_of(name)
                 built = build(program, schedule, allow=allow, debug=debug)
-                built.write(folder / ("debug" if debug else "plain") / name)
+                built.write(folder / ("debug" if debug else "plain") / _slug(name))
         except WarploomError as error:
             print(f"{name:28} REFUSED {error}")
             continue
@@ -193,7 +204,7 @@ def case(name: str, rounds: int) -> dict[str, Any]:
         return _time(torch, which, rounds)
     result: dict[str, Any] = {}
     for flavour in ("debug", "plain"):
-        kernel = Kernel(Built.read(FOLDER / flavour / which))
+        kernel = Kernel(Built.read(FOLDER / flavour / _slug(which)))
         for shape in CHECKED:
             found = _check(torch, kernel, VARIANTS[which][0], shape)
             result[f"{flavour} {shape}"] = found
@@ -208,16 +219,16 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
     dim, mask, length = which.split()
     d, n, causal = int(dim), int(length), mask == "causal"
     b, h = max(1, 16384 // n), 2048 // d
+    lead = f"d{d} causal " if causal else f"d{d} "
     names = [
         name
-        for name, v in VARIANTS.items()
-        if v[0].head_dim == d
-        and v[0].causal == causal
-        and not v[0].lse
-        and v[0].group == 1
-        and v[0].dtype is not FP16
-        and (FOLDER / "plain" / name).is_dir()
+        for name in VARIANTS
+        if name not in UNTIMED
+        and name.startswith(lead)
+        and VARIANTS[name][0].causal == causal
+        and (FOLDER / "plain" / _slug(name)).is_dir()
     ]
+    chosen = lead + choose_attention(n, VARIANTS[names[0]][0]).name
     config = VARIANTS[names[0]][0]
     data = [_operands(torch, config, b, h, n, n, s) for s in range(2)]
     turn = [0]
@@ -238,17 +249,28 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
 
     cudnn = sdpa(backends.CUDNN_ATTENTION)
     candidates: dict[str, Any] = {"cudnn": cudnn, "cudnn again": cudnn}
-    for name in names:
-        kernel = Kernel(Built.read(FOLDER / "plain" / name))
+    turn[0] = 1
+    want = cudnn().float()
+    four = _flash_attention(data, pick, causal)
+    if four is not None:
+        candidates["fa4"] = four
+    for name in ("default", *names):
+        kernel = Kernel(Built.read(FOLDER / "plain" / _slug(chosen if name == "default" else name)))
 
         def ours(kernel: Any = kernel) -> None:
-            kernel(pick(), stream=torch.cuda.current_stream().cuda_stream)
+            v = pick()
+            kernel(
+                {x: v[x] for x in ("q", "k", "v", "o")},
+                stream=torch.cuda.current_stream().cuda_stream,
+            )
 
         candidates[name] = ours
     checks: dict[str, str] = {}
-    turn[0] = 1
-    want = cudnn().float()
-    for name in names:
+    if four is not None:
+        turn[0] = 1
+        error = float((four().transpose(1, 2).float() - want).norm() / want.norm())
+        checks["fa4"] = "pass" if error < 0.01 else f"fail {error:.3g}"
+    for name in ("default", *names):
         turn[0] = 1
         data[0]["o"].fill_(math.nan)
         candidates[name]()
@@ -256,7 +278,29 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
         checks[name] = "pass" if error < 0.01 else f"fail {error:.3g}"
     samples = kb.interleave(candidates, rounds)
     work = 4 * b * h * n * n * d * (0.5 if causal else 1.0)
-    return {"shape": which, "work": work, "samples": samples, "checks": checks}
+    return {
+        "shape": which,
+        "default": chosen,
+        "work": work,
+        "samples": samples,
+        "checks": checks,
+    }
+
+
+def _flash_attention(data: list[dict[str, Any]], pick: Any, causal: bool) -> Any:
+    """A call of FlashAttention-4 on the same values in its own layout, or None without it."""
+    try:
+        function = importlib.import_module("flash_attn.cute").flash_attn_func
+    except ImportError:
+        return None
+    for v in data:
+        v["theirs"] = [v[name].transpose(1, 2).contiguous() for name in ("q", "k", "v")]
+
+    def call() -> Any:
+        out = function(*pick()["theirs"], causal=causal)
+        return out[0] if isinstance(out, tuple) else out
+
+    return call
 
 
 FOLDER = kb.ROOT / "out" / "bench" / "attention"
@@ -271,7 +315,7 @@ def main() -> None:
     if args.mode == "worker":
         kb.work(case, args)
         return
-    built = [name for name in VARIANTS if (FOLDER / "plain" / name).is_dir()]
+    built = [name for name in VARIANTS if (FOLDER / "plain" / _slug(name)).is_dir()]
     names = [f"check {name}" for name in built] if args.stage != "timing" else []
     if args.stage != "numerics":
         names += [
@@ -285,20 +329,27 @@ def main() -> None:
 
 def _report(out: Path, results: list[dict[str, Any]]) -> None:
     env = kb.environment()
-    rows: list[list[object]] = [["shape", "kernel", "TFLOP/s", "vs cuDNN", "95 %", "check"]]
+    head: list[object] = ["shape", "kernel", "TFLOP/s", "vs cuDNN", "vs best", "95 %", "check"]
+    rows: list[list[object]] = [head]
     evidence: list[Evidence] = []
     for result in results:
         if "samples" not in result:
             continue
         samples, work = result["samples"], result["work"] * 1e-9
         _, low, high = kb.ratio_interval(samples["cudnn again"], samples["cudnn"])
+        present = {"cuDNN": "cudnn", "FlashAttention-4": "fa4"}
+        present = {k: v for k, v in present.items() if v in samples}
+        rates = {k: work / sorted(samples[v])[len(samples[v]) // 2] for k, v in present.items()}
+        best = present[max(rates, key=lambda name: rates[name])]
         for name, ms in samples.items():
-            ratio, lo, hi = kb.ratio_interval(ms, samples["cudnn"])
+            ratio, lo, hi = kb.ratio_interval(ms, samples[best])
+            beside = kb.ratio_interval(ms, samples["cudnn"])[0]
             rate, check = work / sorted(ms)[len(ms) // 2], result["checks"].get(name, "")
-            rows.append([result["shape"], name, rate, ratio, f"{lo:.3f}..{hi:.3f}", check])
-            if name.startswith("cudnn"):
+            interval = f"{lo:.3f}..{hi:.3f}"
+            rows.append([result["shape"], name, rate, beside, ratio, interval, check])
+            if name in ("cudnn", "cudnn again", "fa4"):
                 continue
-            base = work / sorted(samples["cudnn"])[len(ms) // 2]
+            which = result["default"] if name == "default" else name
             evidence.append(
                 Evidence(
                     "attention-forward",
@@ -307,19 +358,19 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
                     "bf16",
                     env["device"],
                     env["driver"],
-                    Built.read(FOLDER / "plain" / name).resources.compiler,
+                    Built.read(FOLDER / "plain" / _slug(which)).resources.compiler,
                     env["date"],
                     "python bench/attention.py run",
                     "TFLOP/s",
                     "higher",
                     rate,
-                    {"cuDNN": base},
+                    rates,
                     ratio,
                     (lo, hi),
                     (low, high),
                     len(ms),
                     {"numerics": check},
-                    f"torch {env['torch']}",
+                    f"torch {env['torch']}; {which}; baselines present: {', '.join(present)}",
                 )
             )
     write_rows(out / "attention-forward.json", evidence)

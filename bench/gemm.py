@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from warploom.codegen.launch import Kernel  # noqa: E402
 from warploom.codegen.named import multistage  # noqa: E402
 from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
+from warploom.kernels.choices import GEMM_CHOICES, GemmChoice, choose_gemm  # noqa: E402
 from warploom.kernels.gemm import GemmConfig, gemm  # noqa: E402
 from warploom.tile import E4M3, FP16, FP32  # noqa: E402
 
@@ -33,28 +35,36 @@ def _plan(cluster: int = 2, supergroup: int = 8, panels: int = 2, **rest: Any) -
     return LaunchPlan(split="m", cluster=along, supergroup=supergroup, store_panels=panels, **rest)
 
 
-# name -> (config, ring depth, launch plan, matmuls in flight)
-VARIANTS: dict[str, tuple[GemmConfig, int, LaunchPlan, int]] = {
-    "nn": (GemmConfig(), 4, _plan(), 1),
-    "nt": (GemmConfig(b="nk"), 4, _plan(), 1),
-    "tn": (GemmConfig(a="km"), 4, _plan(), 1),
-    "tt": (GemmConfig(a="km", b="nk"), 4, _plan(), 1),
-    "nn-single": (GemmConfig(), 4, _plan(cluster=1), 1),
-    "nn-drain": (GemmConfig(), 4, _plan(), 0),
-    "nn-group4": (GemmConfig(), 4, _plan(supergroup=4), 1),
-    "nn-group16": (GemmConfig(), 4, _plan(supergroup=16), 1),
-    "nn-3stage": (GemmConfig(), 3, _plan(panels=4), 1),
-    "nn-grid": (GemmConfig(), 4, _plan(persistent=False), 1),
-    "nn-256x128": (GemmConfig(tile=(256, 128, 64)), 4, _plan(panels=1), 1),
-    "nn-128x128": (GemmConfig(tile=(128, 128, 64)), 6, _plan(), 1),
-    "nn-128x192": (GemmConfig(tile=(128, 192, 64)), 4, _plan(), 1),
-    "fp16": (GemmConfig(dtype=FP16, out=FP16), 4, _plan(), 1),
-    "fp32-out": (GemmConfig(out=FP32), 4, _plan(), 1),
-    "batched": (GemmConfig(batched=True), 4, _plan(), 1),
-    "bias-gelu": (GemmConfig(bias=True, activation="gelu"), 4, _plan(), 1),
-    "leaky": (GemmConfig(activation="leaky_relu"), 4, _plan(), 1),
-    "residual-scale": (GemmConfig(residual=True, scale=0.5), 4, _plan(), 1),
-    "fp8": (GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)), 4, _plan(), 1),
+Variant = tuple[GemmConfig, Callable[[GemmConfig], KernelSchedule]]
+
+
+def _hand(config: GemmConfig, depth: int, plan: LaunchPlan, flying: int = 1) -> Variant:
+    return config, lambda c: multistage(gemm(c), depth, plan, in_flight=flying)
+
+
+def _choice(choice: GemmChoice, base: GemmConfig | None = None) -> Variant:
+    return choice.config(base or GemmConfig()), choice.schedule
+
+
+VARIANTS: dict[str, Variant] = {
+    "nn": _hand(GemmConfig(), 4, _plan()),
+    "nt": _hand(GemmConfig(b="nk"), 4, _plan()),
+    "tn": _hand(GemmConfig(a="km"), 4, _plan()),
+    "tt": _hand(GemmConfig(a="km", b="nk"), 4, _plan()),
+    "nn-single": _hand(GemmConfig(), 4, _plan(cluster=1)),
+    "nn-drain": _hand(GemmConfig(), 4, _plan(), 0),
+    "nn-group16": _hand(GemmConfig(), 4, _plan(supergroup=16)),
+    "nn-3stage": _hand(GemmConfig(), 3, _plan(panels=4)),
+    "nn-grid": _hand(GemmConfig(), 4, _plan(persistent=False)),
+    "nn-snake": _hand(GemmConfig(), 4, _plan(walk="snake")),
+    **{f"choice {choice.name}": _choice(choice) for choice in GEMM_CHOICES},
+    "fp16": _hand(GemmConfig(dtype=FP16, out=FP16), 4, _plan()),
+    "fp32-out": _hand(GemmConfig(out=FP32), 4, _plan()),
+    "batched": _hand(GemmConfig(batched=True), 4, _plan()),
+    "bias-gelu": _hand(GemmConfig(bias=True, activation="gelu"), 4, _plan()),
+    "leaky": _hand(GemmConfig(activation="leaky_relu"), 4, _plan()),
+    "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), 4, _plan()),
+    "fp8": _hand(GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)), 4, _plan()),
 }
 SMALL = (
     (256, 256, 128),
@@ -65,6 +75,7 @@ SMALL = (
     (384, 512, 0),
     (129, 512, 4096),
     (1000, 1000, 1000),
+    (2100, 4200, 200),  # more tasks than SMs
 )
 LARGE = (
     (4096, 4096, 4096),
@@ -76,24 +87,18 @@ LARGE = (
     (16384, 1024, 4096),
     (1024, 1024, 1024),
 )
-TIMED = (
-    "nn",
-    "nn-single",
-    "nn-drain",
-    "nn-group4",
-    "nn-group16",
-    "nn-3stage",
-    "nn-grid",
-    "nn-256x128",
-    "nn-128x128",
-    "nn-128x192",
-)
+CHOICES = tuple(f"choice {choice.name}" for choice in GEMM_CHOICES)
+SQUARE = ("nn-single", "nn-drain", "nn-group16", "nn-snake")  # beside the choices
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-")
 
 
 def schedule_of(name: str) -> KernelSchedule:
     """The schedule of a variant."""
-    config, depth, plan, flying = VARIANTS[name]
-    return multistage(gemm(config), depth, plan, in_flight=flying)
+    config, make = VARIANTS[name]
+    return make(config)
 
 
 def build_all(folder: Path) -> None:
@@ -102,7 +107,7 @@ def build_all(folder: Path) -> None:
         for debug in (False, True):
             allow = ("spills", "stack") if debug else ()
             built = build(gemm(VARIANTS[name][0]), schedule_of(name), allow=allow, debug=debug)
-            built.write(folder / ("debug" if debug else "plain") / name)
+            built.write(folder / ("debug" if debug else "plain") / _slug(name))
             res = built.resources
         print(f"{name:16} {res.registers} registers, {res.spill_bytes} B spilled, {res.seconds} s")
 
@@ -234,7 +239,7 @@ def case(name: str, rounds: int) -> dict[str, Any]:
         shapes = [tuple(-(-x // step) * step if i else x for i, x in enumerate(s)) for s in SMALL]
         result: dict[str, Any] = {}
         for flavour in ("debug", "plain"):
-            kernel = Kernel(Built.read(FOLDER / flavour / which))
+            kernel = Kernel(Built.read(FOLDER / flavour / _slug(which)))
             for m, n, k in shapes:
                 mm = -(-m // 8) * 8 if config.a == "km" else m
                 if k == 0:
@@ -263,9 +268,10 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
         torch.mm(v["a"], v["b"], out=v["c"])
 
     candidates = {"cublas": library, "cublas again": library}
-    names = TIMED if m == n == k and m >= 4096 else TIMED[:4] + TIMED[-3:]
-    for name in names:
-        kernel = Kernel(Built.read(FOLDER / "plain" / name))
+    names = (*CHOICES, *SQUARE) if m == n == k and m >= 4096 else (*CHOICES, "nn-single")
+    chosen = f"choice {choose_gemm(m, n, k).name}"
+    for name in ("default", *names):
+        kernel = Kernel(Built.read(FOLDER / "plain" / _slug(chosen if name == "default" else name)))
 
         def ours(kernel: Any = kernel) -> None:
             v = pick()
@@ -286,7 +292,7 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
             "pass" if error < 0.01 and not bool(torch.isnan(v["c"]).any()) else f"fail {error:.3g}"
         )
     samples = kb.interleave(candidates, rounds)
-    return {"shape": which, "samples": samples, "checks": checks}
+    return {"shape": which, "default": chosen, "samples": samples, "checks": checks}
 
 
 FOLDER = kb.ROOT / "out" / "bench" / "gemm"
@@ -329,6 +335,7 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
             if name.startswith("cublas"):
                 continue
             base = 2e-9 * m * n * k / sorted(samples["cublas"])[len(ms) // 2]
+            which = result["default"] if name == "default" else name
             evidence.append(
                 Evidence(
                     "gemm",
@@ -337,7 +344,7 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
                     "bf16",
                     env["device"],
                     env["driver"],
-                    Built.read(FOLDER / "plain" / name).resources.compiler,
+                    Built.read(FOLDER / "plain" / _slug(which)).resources.compiler,
                     env["date"],
                     "python bench/gemm.py run",
                     "TFLOP/s",
@@ -349,7 +356,7 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
                     (low, high),
                     len(ms),
                     {"numerics": result["checks"][name]},
-                    f"torch {env['torch']}",
+                    f"torch {env['torch']}; {which}",
                 )
             )
     write_rows(out / "gemm.json", evidence)

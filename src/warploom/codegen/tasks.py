@@ -2,7 +2,8 @@
 
 The order is kind to the L2 cache (super-groups) and to the last wave (longest first, snake,
 dynamic). In the dynamic walk the producer draws the next task from a counter in global memory
-while it loads the present one, and hands it to the compute groups through a small ring.
+when it has started the copies of the present one, and hands it to the compute groups through a
+small ring.
 """
 
 from __future__ import annotations
@@ -97,9 +98,11 @@ def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
         f"  barrier_arrive({full});",
         f"  {advance}",
         "  if (task >= tasks) break;",
-        "  // Every block draws once in vain; the last such draw leaves the counter at 0.",
-        "  const int next = draw(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);",
-    ], "  task = gridDim.x + next;\n}"
+    ], (
+        "  // Every block draws once in vain; the last such draw leaves the counter at 0.\n"
+        "  task = gridDim.x + draw(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);\n"
+        "}"
+    )
 
 
 def _position(names: list[str], plan: LaunchPlan) -> list[str]:

@@ -1,0 +1,230 @@
+"""Which variant of a kernel a shape gets, as data fitted to measurements on an H200.
+
+GEMM: a list of variants and a time model with four constants; the fastest predicted one is taken.
+    time = waves * (k steps * max(matmul, copies) + epilogue) + start
+Attention: a table by head size, mask and length.
+Provenance: bench/gemm.py and bench/attention.py on one H200 (driver 580.159.04, torch 2.11, nvcc
+13.5, 2026-11-21, random data); a test holds the model to those times (tests/kernels).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from warploom.codegen.named import multistage, overlapped
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.errors import InputError
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.gemm import GemmConfig, gemm
+
+SMS = 132  # streaming multiprocessors of H100 SXM and H200
+STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
+MATMUL_RATE = 5.1e6  # 16-bit operations a microsecond and SM, under the power limit
+COPY_RATE = 80e3  # bytes a microsecond and SM from L2
+LINE = 128  # bytes: rows that do not begin at a line cost two of them
+EPILOGUE = 0.5  # microseconds for a tile of 128 x 256
+START = 2.5  # microseconds: launch, barriers, first copies, last stores
+
+
+@dataclass(frozen=True)
+class GemmChoice:
+    """A variant: tile (m, n), the grid axis and size of its cluster, ring depth, launch."""
+
+    name: str
+    tile: tuple[int, int]
+    cluster: tuple[str, int] = ("m_tile", 2)
+    depth: int = 4
+    groups: int = 2
+    panels: int = 2
+    supergroup: int = 8
+    efficiency: float = 1.0  # of MATMUL_RATE: small tiles read more shared memory a multiply
+    dependent: bool = False
+
+    def config(self, base: GemmConfig) -> GemmConfig:
+        """`base` with this tile; a step of k is 128 bytes."""
+        return replace(base, tile=(*self.tile, STEP_BYTES // base.dtype.bytes))
+
+    def schedule(self, config: GemmConfig) -> KernelSchedule:
+        """Load-compute-finish with one matmul in flight, under this launch plan."""
+        launch = LaunchPlan(
+            split="m",
+            cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
+            supergroup=self.supergroup,
+            store_panels=self.panels,
+            dependent=self.dependent,
+        )
+        return multistage(gemm(config), self.depth, launch, self.groups)
+
+    def microseconds(self, config: GemmConfig, m: int, n: int, k: int, batch: int = 1) -> float:
+        """Predicted time of a launch."""
+        (bm, bn), bk, size = self.tile, STEP_BYTES // config.dtype.bytes, config.dtype.bytes
+        axis, blocks = self.cluster
+        rows, cols = -(-m // bm), -(-n // bn)
+        if axis == "m_tile":
+            rows = -(-rows // blocks)
+        else:
+            cols = -(-cols // blocks)
+        waves = -(-rows * cols * batch // (SMS // blocks))
+        a_line = (k if config.a == "mk" else m) * size
+        b_line = (n if config.b == "kn" else k) * size
+        copied = bm * (1 if a_line % LINE == 0 else 2) / (blocks if axis == "n_tile" else 1)
+        copied += bn * (1 if b_line % LINE == 0 else 2) / (blocks if axis == "m_tile" else 1)
+        step = max(
+            bm * bn * STEP_BYTES / (MATMUL_RATE * self.efficiency), copied * STEP_BYTES / COPY_RATE
+        )
+        epilogue = EPILOGUE * bm * bn / (128 * 256)
+        return waves * (-(-k // bk) * step + epilogue) + START
+
+
+GEMM_CHOICES: tuple[GemmChoice, ...] = (
+    GemmChoice("128x256", (128, 256)),
+    GemmChoice("256x128", (256, 128), panels=1),
+    GemmChoice("256x128-along-n", (256, 128), ("n_tile", 2), panels=1),
+    GemmChoice("128x192", (128, 192)),
+    GemmChoice("128x128", (128, 128), depth=6, efficiency=0.99),
+    GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4), efficiency=0.98),
+    GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4), efficiency=0.98),
+    GemmChoice(
+        "128x64-by-4", (128, 64), ("n_tile", 4), depth=8, panels=1, efficiency=0.85, dependent=True
+    ),
+    GemmChoice("128x64", (128, 64), ("n_tile", 2), depth=8, panels=1, efficiency=0.85),
+    GemmChoice("64x128-by-4", (64, 128), ("m_tile", 4), 8, groups=1, panels=1, efficiency=0.85),
+    GemmChoice("64x128-by-8", (64, 128), ("m_tile", 8), 8, groups=1, panels=1, efficiency=0.85),
+    GemmChoice("128x256-dependent", (128, 256), efficiency=0.99, dependent=True),
+)
+
+
+def gemm_choice(name: str) -> GemmChoice:
+    """The variant of that name; raises `InputError` listing those there are."""
+    for choice in GEMM_CHOICES:
+        if choice.name == name:
+            return choice
+    names = ", ".join(choice.name for choice in GEMM_CHOICES)
+    raise InputError(f"gemm variant {name!r}: expected one of {names}")
+
+
+def choose_gemm(
+    m: int, n: int, k: int, base: GemmConfig | None = None, batch: int = 1
+) -> GemmChoice:
+    """The variant with the least predicted time; the first of equals."""
+    if min(m, n, batch) < 1 or k < 0:
+        raise InputError(f"gemm of m={m} n={n} k={k} batch={batch}: expected positive sizes")
+    config = base or GemmConfig()
+    return min(GEMM_CHOICES, key=lambda choice: choice.microseconds(config, m, n, k, batch))
+
+
+def default_gemm(
+    m: int, n: int, k: int, base: GemmConfig | None = None, batch: int = 1
+) -> tuple[GemmConfig, KernelSchedule]:
+    """(configuration, schedule) for a shape; `base` has the element types and the epilogue."""
+    chosen = choose_gemm(m, n, k, base, batch)
+    config = chosen.config(base or GemmConfig())
+    return config, chosen.schedule(config)
+
+
+ALL_HEADS = 1 << 20  # a super-group that takes in every head
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """A variant: tile (rows, keys), ring depth, whether groups take turns, and the launch plan.
+
+    `registers` is (producer, consumer) a thread where the usual split does not fit; `allow` names
+    what the compiler may do: positions in rings spilled once a task, none inside a loop.
+    """
+
+    name: str
+    tile: tuple[int, int] = (128, 128)
+    depth: int = 2
+    turns: bool = True
+    registers: tuple[int, int] | None = None
+    launch: dict[str, Any] = field(default_factory=dict[str, Any])
+    allow: tuple[str, ...] = ()
+
+    def config(self, base: AttentionConfig) -> AttentionConfig:
+        """`base` with this tile."""
+        return replace(base, tile=self.tile)
+
+    def schedule(self, config: AttentionConfig) -> KernelSchedule:
+        """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
+        reverse = ("rows_tile",) if config.causal else ()
+        launch = LaunchPlan(split="rows", reverse=reverse, **self.launch)
+        depths = {"k": self.depth, "v": self.depth}
+        groups = self.tile[0] // 64
+        return overlapped(
+            attention(config), depths, launch, groups, self.turns, registers=self.registers
+        )
+
+
+def _draw(band: int, **rest: Any) -> dict[str, Any]:
+    # The next free task, longest first within so many heads, whose keys stay in the L2 cache.
+    return {"walk": "dynamic", "supergroup": band, "grouped": "all", **rest}
+
+
+GRID = {"persistent": False}
+AHEAD = {"task_rings": {"q_t": 2}, "store_panels": 1}  # the next task's queries come early
+SNAKE = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all"}
+WIDE = (40, 232)  # the producer of a dynamic walk needs more than 24 registers
+SPILLS = ("spills", "stack")
+ATTENTION_CHOICES: dict[str, AttentionChoice] = {
+    choice.name: choice
+    for choice in (
+        AttentionChoice("128x128"),
+        AttentionChoice("128x128-together", turns=False),
+        AttentionChoice("128x128-ahead-together", turns=False, launch=AHEAD),
+        AttentionChoice("128x176", (128, 176), launch={"store_panels": 1}),
+        AttentionChoice("128x176-together", (128, 176), turns=False, launch={"store_panels": 1}),
+        AttentionChoice("128x128-grid", launch=GRID),
+        AttentionChoice("128x128-grid-together", turns=False, launch=GRID),
+        AttentionChoice("128x128-snake", launch=SNAKE),
+        AttentionChoice("128x128-draw4", registers=WIDE, launch=_draw(4, **AHEAD)),
+        AttentionChoice("128x128-draw16", registers=WIDE, launch=_draw(16, **AHEAD)),
+        AttentionChoice(
+            "128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16, **AHEAD)
+        ),
+        AttentionChoice(
+            "128x160-draw4", (128, 160), registers=WIDE, launch=_draw(4, store_panels=1)
+        ),
+        AttentionChoice("192x128", (192, 128), 3),
+        AttentionChoice("192x128-ahead", (192, 128), 3, launch=AHEAD),
+        AttentionChoice("192x128-grid", (192, 128), 3, launch=GRID),
+        AttentionChoice("192x128-snake", (192, 128), 3, launch=SNAKE),
+        AttentionChoice("192x128-draw8", (192, 128), 3, launch=_draw(8), allow=SPILLS),
+        AttentionChoice("192x128-draw16", (192, 128), 3, launch=_draw(16, **AHEAD), allow=SPILLS),
+        AttentionChoice(
+            "192x128-draw16-together", (192, 128), 3, False, launch=_draw(16, store_panels=1)
+        ),
+        AttentionChoice("128x64", (128, 64), launch={"store_panels": 1}),
+    )
+}
+# (head sizes up to, causal, rows up to) -> variant; the first row that fits
+ATTENTION_TABLE: tuple[tuple[int, bool, float, str], ...] = (
+    (64, False, float("inf"), "192x128"),
+    (64, True, 1024, "128x128-draw16"),
+    (64, True, float("inf"), "192x128-draw16"),
+    (128, False, 4096, "128x128-together"),
+    (128, False, float("inf"), "128x176"),
+    (128, True, 2048, "128x128-draw16"),
+    (128, True, float("inf"), "128x128-grid"),
+    (256, False, float("inf"), "128x64"),
+    (256, True, float("inf"), "128x64"),
+)
+
+
+def choose_attention(rows: int, base: AttentionConfig | None = None) -> AttentionChoice:
+    """The table's variant for that many query rows; raises when no head size fits."""
+    config = base or AttentionConfig()
+    for head_dim, causal, longest, name in ATTENTION_TABLE:
+        if config.head_dim <= head_dim and config.causal == causal and rows <= longest:
+            return ATTENTION_CHOICES[name]
+    raise InputError(f"attention head_dim={config.head_dim}: there are variants up to 256")
+
+
+def default_attention(
+    rows: int, base: AttentionConfig | None = None
+) -> tuple[AttentionConfig, KernelSchedule]:
+    """(configuration, schedule) for that many query rows."""
+    chosen = choose_attention(rows, base)
+    config = chosen.config(base or AttentionConfig())
+    return config, chosen.schedule(config)
