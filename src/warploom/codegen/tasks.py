@@ -100,7 +100,8 @@ def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
         "  if (task >= tasks) break;",
     ], (
         "  // Every block draws once in vain; the last such draw leaves the counter at 0.\n"
-        "  task = gridDim.x + draw(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);\n"
+        "  task = gridDim.x + "
+        "draw(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);\n"
         "}"
     )
 
