@@ -278,8 +278,6 @@ def crowded_pipe(code: Code) -> Iterator[Mutant]:
     """Two neighbours of one opcode in consecutive cycles, where no compiler output has fewer than
     two between that opcode and itself."""
     for first, second in code.neighbours():
-        if first.base not in ARITHMETIC | UNIFORM:
-            continue  # memory operations queue: how close they stand is a matter of speed
         if first.line.opcode == second.line.opcode and code.closest.get(first.line.opcode, 0) >= 2:
             edits = ((first.index, STALL, 1), (first.index, STAY, 1))
             yield Mutant(code.changed(*edits), code.name(first.index, second.index))

@@ -87,7 +87,12 @@ def _sync_name(item: Instruction) -> str:
 
 def spacing_key(earlier: Instruction, later: Instruction) -> str:
     """Table key of two instructions that follow each other in one pipe."""
-    return f"{family(earlier)} | {family(later)}"
+    return f"{_spacing_name(earlier)} | {_spacing_name(later)}"
+
+
+def _spacing_name(item: Instruction) -> str:
+    """Memory operations are told apart: the closest pair of one kind says nothing of others."""
+    return item.base if item.effects.info.pipe is Pipe.LSU else family(item)
 
 
 # Pipes whose instructions the compiler always spaces by at least their occupancy. On an H200 two

@@ -23,7 +23,6 @@ from warploom.sass.effects import UNIFORM_BASE
 from warploom.sass.kernel import Instruction, Kernel, decode_all
 from warploom.sass.latency import (
     SPACED,
-    family,
     merge_counts,
     raw_key,
     smallest_supported,
@@ -155,7 +154,7 @@ def mine(kernels: Sequence[Kernel], provenance: str) -> dict[str, Any]:
     for kernel in kernels:
         for item in kernel.instructions:
             pipe = item.effects.info.pipe
-            least = apart.get(f"{family(item)} | {family(item)}")
+            least = apart.get(spacing_key(item, item))
             if pipe in SPACED and least is not None:
                 pipes[pipe.value] = max(pipes.get(pipe.value, 1), least)
     found = {key: smallest_supported(counts) for key, counts in sorted(gaps.items())}

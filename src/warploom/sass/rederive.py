@@ -1,8 +1,7 @@
 """Re-deriving one block's control fields for any order of its instructions.
 
 Stalls come from the latency table, waits from a forward scan over what is outstanding, `stay` and
-`reuse` from the original where they still make sense. For the original order the result is the
-original's fields, bit for bit.
+`reuse` from the original where they still make sense. A block nobody touched keeps its fields.
 """
 
 from __future__ import annotations

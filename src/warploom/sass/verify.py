@@ -37,7 +37,7 @@ from warploom.sass.cubin import WORD_BYTES, Cubin, parse
 from warploom.sass.disassembly import disassemble
 from warploom.sass.effects import resource_name
 from warploom.sass.kernel import Instruction, Kernel, build_kernel
-from warploom.sass.latency import SPACED, LatencyTable, family, table_for
+from warploom.sass.latency import SPACED, LatencyTable, spacing_key, table_for
 from warploom.sass.mining import pipe_neighbours
 from warploom.sass.operand_slots import slot_registers
 from warploom.sass.scoreboard import waited_scoreboards
@@ -464,10 +464,10 @@ class Verifier:
         families: dict[str, int] = {}
         example: list[Instruction] = []
         for item in items:
-            if family(item) not in families:
-                families[family(item)] = len(example)
+            if spacing_key(item, item) not in families:
+                families[spacing_key(item, item)] = len(example)
                 example.append(item)
-        self._family = np.array([families[family(item)] for item in items], np.int64)
+        self._family = np.array([families[spacing_key(item, item)] for item in items], np.int64)
         self._spacing = np.array(
             [[self.table.spacing(one, other) for other in example] for one in example], np.int64
         )
