@@ -1,26 +1,8 @@
-"""Solved schedules shared by the tests: each is solved once a session."""
+"""The folder's helper modules (`fixtures`, `solutions`) are importable from its tests."""
 
 from __future__ import annotations
 
 import sys
-from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-from warploom.schedule.catalogue import build
-from warploom.schedule.costs import costs, target
-from warploom.schedule.schedule import Schedule
-from warploom.schedule.solve import Problem, solve
-from warploom.schedule.solver import Effort
-
-
-@cache
-def problem(name: str, gpu: str, seconds: float = 30.0) -> Problem:
-    table = costs(gpu)
-    return Problem(build(name, table), target(table), effort=Effort(seconds))
-
-
-@cache
-def solved(name: str, gpu: str, seconds: float = 30.0) -> Schedule:
-    return solve(problem(name, gpu, seconds))

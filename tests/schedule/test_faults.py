@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conftest import problem, solved
 from fixtures import graph_b, target_b, witness
+from solutions import problem, solved
 
 from warploom.errors import CheckFailed
 from warploom.schedule import Edge, Graph, Group, Node, Objective, Prices, Schedule, UnitUse, check

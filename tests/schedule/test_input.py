@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import problem, solved
 from fixtures import graph_a, graph_b
+from solutions import problem, solved
 
 from warploom.errors import InputError
 from warploom.schedule import Graph, Schedule, Target

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conftest import problem, solved
 from fixtures import graph_b, target_b
+from solutions import problem, solved
 
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import check, lower_bounds, verify

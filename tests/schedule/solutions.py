@@ -1,0 +1,22 @@
+"""Solved schedules shared by the tests: each is solved once a session."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from warploom.schedule.catalogue import build
+from warploom.schedule.costs import costs, target
+from warploom.schedule.schedule import Schedule
+from warploom.schedule.solve import Problem, solve
+from warploom.schedule.solver import Effort
+
+
+@cache
+def problem(name: str, gpu: str, seconds: float = 30.0) -> Problem:
+    table = costs(gpu)
+    return Problem(build(name, table), target(table), effort=Effort(seconds))
+
+
+@cache
+def solved(name: str, gpu: str, seconds: float = 30.0) -> Schedule:
+    return solve(problem(name, gpu, seconds))
