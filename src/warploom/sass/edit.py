@@ -219,6 +219,14 @@ class Editor:
         now = self.control(index)
         return replace(now, stay=not now.stay, reuse=0 if now.stay else now.reuse)
 
+    def toggled_reuse(self, index: int, slot: int) -> Control:
+        """The control field with the operand-cache hint of one source slot flipped.
+
+        The hint is dropped again where its register is not read in the same slot soon after.
+        """
+        now = self.control(index)
+        return replace(now, reuse=now.reuse ^ 1 << slot) if now.stay else now
+
     # --- output ----------------------------------------------------------------------------
 
     @cached_property

@@ -24,6 +24,7 @@ from warploom.sass.cubin import Cubin
 from warploom.sass.edit import Editor
 from warploom.sass.loops import depths, natural_loops
 from warploom.sass.opcodes import Order
+from warploom.sass.operand_slots import slot_registers
 from warploom.sass.rederive import BlockState
 from warploom.sass.timing_model import TimingModel
 from warploom.sass.verify import Verdict, Verifier
@@ -137,8 +138,12 @@ class Game:
         return Move(index, to if to < here else to + 1)
 
     def _control_edit(self, index: int, rng: random.Random) -> SetControl:
-        if rng.random() < 0.5:
-            return SetControl(index, self.editor.tightened(index), "tighten")
+        kind = rng.choice(("tighten", "tighten", "yield", "reuse"))
+        slots = sorted(slot_registers(self.kernel.instructions[index]))
+        if kind == "tighten":
+            return SetControl(index, self.editor.tightened(index), kind)
+        if kind == "reuse" and slots:
+            return SetControl(index, self.editor.toggled_reuse(index, rng.choice(slots)), kind)
         return SetControl(index, self.editor.toggled_stay(index), "yield")
 
     def memory_steps(self) -> list[Move]:
