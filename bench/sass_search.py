@@ -47,7 +47,8 @@ from warploom.runtime import (
 )
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, parse
-from warploom.sass.verify import Verifier, instruction_words
+from warploom.sass.verify import Verifier
+from warploom.sass.words import instruction_words
 from warploom.search.driver import Budget as SearchBudget
 from warploom.search.driver import SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator

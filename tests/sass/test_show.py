@@ -19,7 +19,8 @@ from warploom.sass.loops import natural_loops
 from warploom.sass.mining import issue_times
 from warploom.sass.paths import block_edges
 from warploom.sass.stats import serialised_groups, stats
-from warploom.sass.verify import Verifier, instruction_words
+from warploom.sass.verify import Verifier
+from warploom.sass.words import instruction_words
 
 ATTENTION = "triton_attention_128x64_w8_s3_sm90"
 NAMES = (

@@ -35,7 +35,8 @@ from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.diff import diff
 from warploom.sass.timing_model import ModelSettings
-from warploom.sass.verify import Verdict, Verifier
+from warploom.sass.verdict import Verdict
+from warploom.sass.verify import Verifier
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.game import Candidate

@@ -8,7 +8,6 @@ search can ask for a verdict on every candidate it thinks of.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -28,7 +27,6 @@ from warploom.sass.constraints import (
 )
 from warploom.sass.control import (
     CONTROL_MASK,
-    CONTROL_SHIFT,
     MAX_STALL_STAYING,
     NO_SCOREBOARD,
     SCOREBOARDS,
@@ -41,74 +39,14 @@ from warploom.sass.latency import SPACED, LatencyTable, spacing_key, table_for
 from warploom.sass.mining import pipe_neighbours
 from warploom.sass.operand_slots import slot_registers
 from warploom.sass.scoreboard import waited_scoreboards
+from warploom.sass.verdict import Finding, Verdict
+from warploom.sass.words import ControlFields, Words, control_fields, instruction_words
 
 Bools = npt.NDArray[np.bool_]
-Words = npt.NDArray[np.uint64]
 _CLEAR: Final = np.uint64(~CONTROL_MASK & (1 << 64) - 1)
 _SLOTS: Final = 3
 _BANKS: Final = 2
 _NO_REGISTER: Final = 255
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One broken rule: which instruction (original offset), where it stands now, and why."""
-
-    rule: str
-    offset: int
-    instruction: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.instruction} (offset {self.offset:#x}): {self.reason}"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The static verdict: legal, or the rules it breaks. `mode` is the alias assumption used."""
-
-    legal: bool
-    mode: AliasMode
-    findings: tuple[Finding, ...]
-    moved: int
-    control_edits: int
-
-    def __str__(self) -> str:
-        head = f"aliasing {self.mode.value}, {self.moved} moved, {self.control_edits} control edits"
-        if self.legal:
-            return f"legal ({head})"
-        return f"illegal ({head}): {self.findings[0]}" + (
-            f" and {len(self.findings) - 1} more" if len(self.findings) > 1 else ""
-        )
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """Control fields of every word, one array each."""
-
-    stall: Ints
-    stay: Ints
-    write_sb: Ints
-    read_sb: Ints
-    wait: Ints
-    reuse: Ints
-
-
-def _fields(high: Words) -> _Fields:
-    control = (high >> np.uint64(CONTROL_SHIFT)).astype(np.int64)
-    return _Fields(
-        stall=control & 0xF,
-        stay=control >> 4 & 1,
-        write_sb=control >> 5 & 7,
-        read_sb=control >> 8 & 7,
-        wait=control >> 11 & 0x3F,
-        reuse=control >> 17 & 0xF,
-    )
-
-
-def instruction_words(cubin: Cubin, kernel: str) -> Words:
-    section = cubin.kernels[kernel].text
-    return np.frombuffer(cubin.data, "<u8", section.size // 8, section.offset).reshape(-1, 2)
 
 
 class Verifier:
@@ -138,7 +76,7 @@ class Verifier:
         self._low = words[:, 0].copy()
         self._high = words[:, 1].copy()
         self._identity_high = self._high & _CLEAR
-        self._before = _fields(self._high)
+        self._before = control_fields(self._high)
         count = len(kernel.instructions)
         self._count = count
         self._block_start = np.array([block.start for block in kernel.blocks], np.int64)
@@ -224,7 +162,7 @@ class Verifier:
         if isinstance(mapped, Finding):
             return self._verdict([mapped], None, None)
         position, order = mapped
-        fields = _fields(high)
+        fields = control_fields(high)
         findings: list[Finding] = []
         for check in (
             self._check_control,
@@ -242,7 +180,7 @@ class Verifier:
         return self._verdict(findings, position, fields)
 
     def _verdict(
-        self, findings: list[Finding], position: Ints | None, fields: _Fields | None
+        self, findings: list[Finding], position: Ints | None, fields: ControlFields | None
     ) -> Verdict:
         moved = edits = 0
         if position is not None and fields is not None:
@@ -287,7 +225,7 @@ class Verifier:
 
     # --- the rules -------------------------------------------------------------------------
 
-    def _check_control(self, position: Ints, order: Ints, fields: _Fields) -> list[Finding]:
+    def _check_control(self, position: Ints, order: Ints, fields: ControlFields) -> list[Finding]:
         found: list[Finding] = []
 
         def report(rule: str, bad: Bools, reason: str) -> None:
@@ -381,7 +319,7 @@ class Verifier:
         refreshed = last[slot, register % _BANKS, position[writer]] > position[holder]
         return kept & ~refreshed
 
-    def _check_order(self, position: Ints, order: Ints, fields: _Fields) -> list[Finding]:
+    def _check_order(self, position: Ints, order: Ints, fields: ControlFields) -> list[Finding]:
         rows = self.constraints.order
         bad = position[rows[:, 0]] >= position[rows[:, 1]]
         return [
@@ -394,14 +332,14 @@ class Verifier:
             for earlier, later, rule, resource in rows[bad]
         ]
 
-    def _times(self, fields: _Fields) -> tuple[Ints, Ints]:
+    def _times(self, fields: ControlFields) -> tuple[Ints, Ints]:
         """(issue time at each position from the kernel's start, duration of each block)."""
         ends = np.cumsum(fields.stall)
         times = ends - fields.stall
         duration = ends[self._block_end - 1] - times[self._block_start]
         return times, duration
 
-    def _check_gaps(self, position: Ints, order: Ints, fields: _Fields) -> list[Finding]:
+    def _check_gaps(self, position: Ints, order: Ints, fields: ControlFields) -> list[Finding]:
         times, duration = self._times(fields)
         found: list[Finding] = []
         rows = self.constraints.gaps
@@ -431,7 +369,7 @@ class Verifier:
             )
         return found
 
-    def _check_spacing(self, position: Ints, order: Ints, fields: _Fields) -> list[Finding]:
+    def _check_spacing(self, position: Ints, order: Ints, fields: ControlFields) -> list[Finding]:
         """Neighbours in one pipe are as far apart as the compiler always puts them."""
         pipes = self._pipe[order]
         arranged = np.argsort(pipes, kind="stable")
@@ -478,7 +416,7 @@ class Verifier:
             if distance < self.table.spacing(one, other):
                 self._close_pairs[one.index, other.index] = distance
 
-    def _check_cross(self, position: Ints, order: Ints, fields: _Fields) -> list[Finding]:
+    def _check_cross(self, position: Ints, order: Ints, fields: ControlFields) -> list[Finding]:
         rows = self.constraints.cross
         if not len(rows):
             return []
@@ -507,7 +445,7 @@ class Verifier:
             if duration[row[0]] < row[1]
         ]
 
-    def _check_waits(self, position: Ints, order: Ints, fields: _Fields) -> list[Finding]:
+    def _check_waits(self, position: Ints, order: Ints, fields: ControlFields) -> list[Finding]:
         rows = self.constraints.waits
         if not len(rows):
             return []

@@ -27,7 +27,8 @@ from warploom.sass.opcodes import Order
 from warploom.sass.operand_slots import slot_registers
 from warploom.sass.rederive import BlockState
 from warploom.sass.timing_model import TimingModel
-from warploom.sass.verify import Verdict, Verifier
+from warploom.sass.verdict import Verdict
+from warploom.sass.verify import Verifier
 from warploom.search.actions import Action, Move, Reorder, SetControl
 
 MEMORY_MOVES: Final = frozenset("LDG STG LDGSTS LDS STS LDSM STSM LD ST".split())
