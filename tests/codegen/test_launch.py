@@ -2,8 +2,10 @@
 
 import ctypes
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from warploom.codegen import launch
@@ -23,11 +25,19 @@ class Driver:
     ANSWERS: ClassVar[dict[str, int]] = {
         "cuOccupancyMaxActiveClusters": 66,
         "cuOccupancyMaxActiveBlocksPerMultiprocessor": 1,
-        "cuDeviceGetAttribute": 132,
+        "cuMemAlloc": 1 << 30,
+        "cuDevicePrimaryCtxRetain": 5,
+        "cuCtxGetCurrent": 5,
     }
 
-    def __init__(self):
+    def __init__(self, capability=90, shared=232448):
         self.calls = []
+        self.attributes = {
+            "MULTIPROCESSOR_COUNT": 132,
+            "COMPUTE_CAPABILITY_MAJOR": capability // 10,
+            "COMPUTE_CAPABILITY_MINOR": capability % 10,
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": shared,
+        }
 
     def __getattr__(self, name):
         if not name.startswith("cu") or name.startswith("cuuint"):
@@ -37,6 +47,9 @@ class Driver:
             self.calls.append((name, args))
             if name == "cuTensorMapEncodeTiled":
                 return real.CUresult.CUDA_SUCCESS, real.CUtensorMap()
+            if name == "cuDeviceGetAttribute":
+                asked = args[0].name.removeprefix("CU_DEVICE_ATTRIBUTE_")
+                return real.CUresult.CUDA_SUCCESS, self.attributes[asked]
             return real.CUresult.CUDA_SUCCESS, self.ANSWERS.get(name, 0)
 
         return call
@@ -50,8 +63,9 @@ class Tensor:
 
     is_cuda = True
 
-    def __init__(self, *shape, dtype="torch.bfloat16", pitch=None, address=1 << 20):
+    def __init__(self, *shape, dtype="torch.bfloat16", pitch=None, address=1 << 20, device=0):
         self.shape, self.dtype, self.address = shape, dtype, address
+        self.device = SimpleNamespace(index=device)
         steps = [1]
         for extent in reversed(shape[1:]):
             steps.append(steps[-1] * extent)
@@ -64,6 +78,16 @@ class Tensor:
 
     def stride(self):
         return tuple(self.steps)
+
+
+class Strange:
+    """Says it speaks DLPack, and does not."""
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, stream):
+        return "no capsule"
 
 
 @pytest.fixture
@@ -131,11 +155,16 @@ def test_dimensions_are_passed_in_the_order_of_the_parameters(driver, monkeypatc
 
 REFUSED = {
     "multiples of 16 B": {"a": Tensor(300, 72, pitch=73)},
-    "must be multiples of 16 B for TMA": {"a": Tensor(300, 72, address=8)},
+    "it is 8 B past one": {"a": Tensor(300, 72, address=8)},
+    "between 1 and 2\\^40": {"b": Tensor(72, 520, pitch=0)},
     "the kernel takes bf16": {"a": Tensor(300, 72, dtype="torch.float16")},
     "'k' is 72 in one array, 80 in b": {"b": Tensor(80, 520)},
     "given with shape": {"b": Tensor(1, 72, 520)},
     "expected a GPU tensor": {"b": object()},
+    "has no array 'bias'": {"bias": Tensor(520)},
+    "is on device 3": {"b": Tensor(72, 520, device=3)},
+    "__dlpack__ gave": {"b": Strange()},
+    "is not on a GPU": {"b": np.zeros((72, 520), np.float32)},
 }
 
 
@@ -145,6 +174,59 @@ def test_what_tma_or_the_kernel_cannot_take_is_refused_before_the_launch(driver,
     with pytest.raises(InputError, match=message):
         made({**arrays(), **REFUSED[message]})
     assert not [name for name, _ in driver.calls if name == "cuLaunchKernel"]
+
+
+def test_a_repeated_call_hands_over_the_same_parameters_and_encodes_nothing(driver):
+    made = kernel()
+    given = arrays()
+    made(given)
+    first, before = driver.last("cuLaunchKernel"), len(driver.calls)
+    made(given, stream=5)
+    names = [name for name, _ in driver.calls[before:]]
+    assert names == ["cuCtxGetCurrent", "cuLaunchKernel"]
+    assert driver.last("cuLaunchKernel")[9] == first[9]
+
+
+def test_dimensions_of_length_0(driver):
+    made = kernel()
+    made(arrays(m=0))
+    assert not [name for name, _ in driver.calls if name == "cuLaunchKernel"]
+    made(arrays(k=0))  # no trips: c is still written, with zeros
+    assert driver.last("cuLaunchKernel")[1] == 12
+    encoded = [args for name, args in driver.calls if name == "cuTensorMapEncodeTiled"]
+    sizes = [[int(x) for x in args[3]] for args in encoded]
+    assert sorted(sizes) == [[1, 1], [1, 1], [520, 300]]
+    assert {args[2] for args in encoded if [int(x) for x in args[3]] == [1, 1]} == {1 << 30}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"capability": 80}, "built for sm_90a, device 0 is sm_80"),
+        ({"capability": 100}, "built for sm_90a, device 0 is sm_100"),
+        ({"shared": 101376}, r"needs \d{3},\d{3} B of shared memory, the GPU has 101,376"),
+    ],
+)
+def test_a_device_that_cannot_run_the_kernel_is_refused(monkeypatch, changes, message):
+    monkeypatch.setattr(launch, "import_binding", lambda name: Driver(**changes))
+    with pytest.raises(InputError, match=message):
+        kernel()
+
+
+def test_a_block_that_does_not_fit_is_refused(driver, monkeypatch):
+    answers = {**Driver.ANSWERS, "cuOccupancyMaxActiveBlocksPerMultiprocessor": 0}
+    monkeypatch.setattr(Driver, "ANSWERS", answers)
+    with pytest.raises(InputError, match=r"384 threads with \d+ registers each .* does not fit"):
+        kernel(cluster=1)
+
+
+def test_another_context_is_left_as_it_was(driver, monkeypatch):
+    made = kernel()
+    monkeypatch.setattr(Driver, "ANSWERS", {**Driver.ANSWERS, "cuCtxGetCurrent": 9})
+    before = len(driver.calls)
+    made(arrays())
+    names = [name for name, _ in driver.calls[before:] if name != "cuTensorMapEncodeTiled"]
+    assert names == ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
 
 
 def test_a_driver_error_is_named(driver, monkeypatch):

@@ -75,6 +75,7 @@ class Maps:
             "dtype": op.array.dtype.name,
             "box": list(reversed(box)),
             "swizzle": width,
+            "written": op.kind.startswith("store"),
         }
         for known in self.parameters:
             if {k: v for k, v in known.items() if k != "name"} == entry:

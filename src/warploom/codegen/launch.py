@@ -1,8 +1,9 @@
 """Launching a built kernel on the caller's tensors and stream: no copies, no host sync.
 
-Tensors are anything with torch's `data_ptr`, `shape`, `stride` and `dtype`, or the
-`__cuda_array_interface__` (CuPy, Numba, JAX on request). Tensor maps are cached by address, shape
-and pitch, so a launch inside a captured graph encodes nothing.
+Everything that can be wrong with a call (type, shape, strides, alignment, device, architecture,
+shared memory) is refused with its numbers before the launch. What a call hands to the driver is
+kept by address, shape and strides: a repeated call encodes nothing, and a call inside a captured
+graph does nothing but the launch.
 """
 
 from __future__ import annotations
@@ -13,82 +14,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from warploom.codegen import tensor_maps
 from warploom.codegen.build import Built
 from warploom.errors import DeviceError, InputError
 from warploom.runtime.bindings import import_binding
+from warploom.runtime.tensors import View, view
 from warploom.tile import Array
 
 COUNTERS = 1024  # launches of one kernel with a dynamic walk that may be in flight at a time
-PITCH = 16  # bytes: strides and addresses of a tensor map are multiples (cuTensorMapEncodeTiled)
-MAP_TYPES = {
-    "bf16": "BFLOAT16",
-    "fp16": "FLOAT16",
-    "fp32": "FLOAT32",
-    "int32": "INT32",
-    "e4m3": "UINT8",
-    "e5m2": "UINT8",
-}
-# names tensor libraries give our element types
-ALIASES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "int32": "int32",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-}
+KEPT = 1024  # calls whose parameters are kept
+LONGEST = 2**31 - 1  # kernels count in 32-bit integers
 
 
-@dataclass(frozen=True)
-class View:
-    """A tensor in device memory: address, sizes and strides in elements, our element type."""
+@dataclass
+class _Call:
+    """What one set of tensors and scalars hands to the driver; `counter` is where one is drawn."""
 
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-
-
-def view(tensor: Any, name: str) -> View:
-    """What a launch needs of a tensor; raises `InputError` when it is not on a GPU."""
-    if hasattr(tensor, "data_ptr"):
-        if not bool(getattr(tensor, "is_cuda", False)):
-            raise InputError(f"array {name} is not on a GPU; move it there first")
-        kind = str(tensor.dtype).removeprefix("torch.")
-        return View(
-            int(tensor.data_ptr()),
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            ALIASES.get(kind, kind),
-        )
-    face: Any = getattr(tensor, "__cuda_array_interface__", None)
-    if face is None:
-        raise InputError(f"array {name} is a {type(tensor).__name__}, expected a GPU tensor")
-    shape = tuple(face["shape"])
-    import_kind = str(getattr(tensor, "dtype", face["typestr"]))
-    size = int(face["typestr"][2:])
-    strides = face.get("strides")
-    if strides is None:
-        steps = [1]
-        for extent in reversed(shape[1:]):
-            steps.append(steps[-1] * extent)
-        return View(face["data"][0], shape, tuple(reversed(steps)), ALIASES.get(import_kind, ""))
-    return View(
-        face["data"][0], shape, tuple(s // size for s in strides), ALIASES.get(import_kind, "")
-    )
+    blocks: int
+    slots: list[Any]
+    addresses: Any
+    counter: int
 
 
 class Kernel:
-    """A built kernel on the current CUDA device (one instance a device)."""
+    """A built kernel on one CUDA device; raises `InputError` when that device cannot run it."""
 
     def __init__(self, built: Built, device: int = 0) -> None:
-        self.built = built
+        self.built, self.device = built, device
         self._driver = import_binding("driver")
+        self._calls: dict[tuple[Any, ...], _Call] = {}
         self._maps: dict[tuple[Any, ...], bytes] = {}
         self._call("cuInit", 0)
         handle = self._call("cuDeviceGet", device)
-        context = self._call("cuDevicePrimaryCtxRetain", handle)
-        self._call("cuCtxSetCurrent", context)
+        self._check_device(handle)
+        self._context = self._call("cuDevicePrimaryCtxRetain", handle)
+        self._call("cuCtxSetCurrent", self._context)
         image = ctypes.create_string_buffer(built.cubin, len(built.cubin) + 1)
         module = self._call("cuModuleLoadData", ctypes.addressof(image))
         self._function = self._call("cuModuleGetFunction", module, built.source.name.encode())
@@ -97,11 +57,10 @@ class Kernel:
         self._call("cuFuncSetAttribute", self._function, limit, built.source.shared_bytes)
         self._blocks = self._resident_blocks(handle)
         # Each launch returns its counter to 0, so the next to use the slot finds it ready.
-        self._counters, self._launches = 0, 0
-        if any(p["kind"] == "counter" for p in self._parameters):
-            self._counters = int(self._call("cuMemAlloc", 4 * COUNTERS))
-            self._call("cuMemsetD32", self._counters, 0, COUNTERS)
-            self._call("cuCtxSynchronize")
+        kinds = {p["kind"] for p in self._parameters}
+        self._counters = self._zeros(4 * COUNTERS) if "counter" in kinds else 0
+        self._scratch = self._zeros(tensor_maps.SCRATCH_BYTES) if "map" in kinds else 0
+        self._launches = 0
 
     def __call__(
         self,
@@ -110,20 +69,68 @@ class Kernel:
         stream: int = 0,
     ) -> None:
         """Queue the kernel on `stream` (a CUstream as an integer; 0: the default stream)."""
-        views = {spec.name: self._view(spec, arrays) for spec in self.built.source.arrays}
-        sizes = self._sizes(views)
-        tasks = self.tasks(sizes)
-        if tasks == 0:
+        specs = self.built.source.arrays
+        if unknown := set(arrays) - {spec.name for spec in specs}:
+            raise InputError(
+                f"kernel {self.built.source.name} has no array {sorted(unknown)[0]!r}; it takes "
+                f"{', '.join(spec.name for spec in specs)}"
+            )
+        views = {spec.name: self._view(spec, arrays, stream) for spec in specs}
+        key = (*views.values(), *sorted((scalars or {}).items()))
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= KEPT:
+                self._calls.clear()
+                self._maps.clear()
+            call = self._calls[key] = self._prepare(views, scalars or {})
+        if call.blocks == 0:
             return
-        packed = [self._parameter(p, views, sizes, scalars or {}) for p in self._parameters]
-        slots = [ctypes.create_string_buffer(data, len(data)) for data in packed]
-        addresses = (ctypes.c_void_p * len(slots))(*[ctypes.addressof(slot) for slot in slots])
+        for one in {v.stream for v in views.values()} - {None, stream}:
+            self._wait_for(one, stream)
+        if call.counter >= 0:
+            place = self._counters + 4 * (self._launches % COUNTERS)
+            ctypes.memmove(call.slots[call.counter], bytes(ctypes.c_void_p(place)), 8)
+        self._launches += 1
+        current = self._call("cuCtxGetCurrent")
+        if int(current) != int(self._context):
+            self._call("cuCtxPushCurrent", self._context)
+            try:
+                self._launch(call.blocks, stream, ctypes.addressof(call.addresses))
+            finally:
+                self._call("cuCtxPopCurrent")
+            return
+        self._launch(call.blocks, stream, ctypes.addressof(call.addresses))
+
+    def tasks(self, sizes: Mapping[str, int]) -> int:
+        """Tasks of a launch: grid points, counted in clusters along the clustered axis."""
         src = self.built.source
-        blocks = tasks * src.cluster
+        total = 1
+        for name, extent in src.grid:
+            count = max(0, extent.evaluate(sizes))
+            total *= -(-count // src.cluster) if name == src.cluster_axis else count
+        return total
+
+    def _prepare(self, views: Mapping[str, View], scalars: Mapping[str, float]) -> _Call:
+        src = self.built.source
+        sizes = self._sizes(views)
+        known = {p["name"] for p in self._parameters if p["kind"] == "scalar"}
+        if unknown := set(scalars) - known:
+            raise InputError(
+                f"kernel {src.name} has no scalar {sorted(unknown)[0]!r}; it has {sorted(known)}"
+            )
+        blocks = self.tasks(sizes) * src.cluster
         if src.persistent:
             blocks = min(blocks, self._blocks)
-        self._launches += 1
-        self._launch(blocks, stream, ctypes.addressof(addresses))
+        if blocks > LONGEST:
+            raise InputError(f"kernel {src.name}: {blocks} blocks, a grid has at most {LONGEST}")
+        if blocks == 0:
+            return _Call(0, [], None, -1)
+        packed = [self._parameter(p, views, sizes, scalars) for p in self._parameters]
+        slots = [ctypes.create_string_buffer(data, len(data)) for data in packed]
+        addresses = (ctypes.c_void_p * len(slots))(*[ctypes.addressof(slot) for slot in slots])
+        kinds = [p["kind"] for p in self._parameters]
+        counter = kinds.index("counter") if "counter" in kinds else -1
+        return _Call(blocks, slots, addresses, counter)
 
     def _launch(self, blocks: int, stream: int, parameters: int) -> None:
         src, driver = self.built.source, self._driver
@@ -149,19 +156,10 @@ class Kernel:
     def _parameters(self) -> tuple[dict[str, Any], ...]:
         return self.built.source.parameters
 
-    def tasks(self, sizes: Mapping[str, int]) -> int:
-        """Tasks of a launch: grid points, counted in clusters along the clustered axis."""
-        src = self.built.source
-        total = 1
-        for name, extent in src.grid:
-            count = max(0, extent.evaluate(sizes))
-            total *= -(-count // src.cluster) if name == src.cluster_axis else count
-        return total
-
-    def _view(self, spec: Array, arrays: Mapping[str, Any]) -> View:
+    def _view(self, spec: Array, arrays: Mapping[str, Any], stream: int) -> View:
         if spec.name not in arrays:
             raise InputError(f"kernel {self.built.source.name} needs array {spec}")
-        found = view(arrays[spec.name], spec.name)
+        found = view(arrays[spec.name], spec.name, stream)
         if found.dtype != spec.dtype.name:
             raise InputError(f"array {spec.name} is {found.dtype}, the kernel takes {spec.dtype}")
         if len(found.shape) != len(spec.dims):
@@ -170,6 +168,11 @@ class Kernel:
             raise InputError(
                 f"array {spec.name}: its last dimension {spec.dims[-1]!r} has stride "
                 f"{found.strides[-1]}, expected 1; make it contiguous or build the transposed form"
+            )
+        if found.device != self.device:
+            raise InputError(
+                f"array {spec.name} is on device {found.device}, the kernel was loaded on device "
+                f"{self.device}"
             )
         return found
 
@@ -181,6 +184,10 @@ class Kernel:
                     raise InputError(
                         f"dimension {dim!r} is {sizes[dim]} in one array, {extent} in {spec.name}"
                     )
+                if extent > LONGEST:
+                    raise InputError(
+                        f"dimension {dim!r} of {spec.name} is {extent} long, at most {LONGEST}"
+                    )
         return sizes
 
     def _parameter(
@@ -191,70 +198,95 @@ class Kernel:
         scalars: Mapping[str, float],
     ) -> bytes:
         kind = parameter["kind"]
-        if kind == "map":
-            return self._map(parameter, views[parameter["array"]])
-        if kind == "pointer":
-            return bytes(ctypes.c_void_p(views[parameter["array"]].address))
         if kind == "counter":
-            return bytes(ctypes.c_void_p(self._counters + 4 * (self._launches % COUNTERS)))
-        if kind == "stride":
-            return struct.pack("<q", views[parameter["array"]].strides[int(parameter["dim"])])
+            return bytes(ctypes.c_void_p(self._counters))
         if kind == "dim":
             return bytes(ctypes.c_int(sizes[parameter["name"]]))
-        if parameter["name"] not in scalars:
-            raise InputError(f"kernel {self.built.source.name} needs scalar {parameter['name']}")
-        number = float(scalars[parameter["name"]])
-        is_int = parameter["dtype"] == "int32"
-        return struct.pack("<i", int(number)) if is_int else struct.pack("<f", number)
+        if kind == "scalar":
+            return self._scalar(parameter, scalars)
+        of, name = views[parameter["array"]], parameter["array"]
+        if parameter.get("written") and not of.writable:
+            raise InputError(f"array {name} is read-only, the kernel writes to it")
+        if kind == "map":
+            return self._map(parameter, of)
+        if kind == "stride":
+            return struct.pack("<q", of.strides[int(parameter["dim"])])
+        return bytes(ctypes.c_void_p(of.address))
+
+    def _scalar(self, parameter: Mapping[str, Any], scalars: Mapping[str, float]) -> bytes:
+        name = parameter["name"]
+        if name not in scalars:
+            raise InputError(f"kernel {self.built.source.name} needs scalar {name}")
+        value = scalars[name]
+        if parameter["dtype"] != "int32":
+            return struct.pack("<f", float(value))
+        if int(value) != value or not -LONGEST - 1 <= value <= LONGEST:
+            raise InputError(f"scalar {name}={value}: expected a 32-bit integer")
+        return struct.pack("<i", int(value))
 
     def _map(self, parameter: Mapping[str, Any], of: View) -> bytes:
         key = (parameter["name"], of)
         if key not in self._maps:
-            self._maps[key] = self._encode(parameter, of)
+            tensor_maps.check(of, parameter["array"])
+            self._maps[key] = tensor_maps.encode(
+                self._driver, self._call, parameter, of, self._scratch
+            )
         return self._maps[key]
 
-    def _encode(self, parameter: Mapping[str, Any], of: View) -> bytes:
-        driver = self._driver
-        name, rank = parameter["array"], len(of.shape)
-        element = {"fp32": 4, "int32": 4, "bf16": 2, "fp16": 2}.get(of.dtype, 1)
-        pitches = [stride * element for stride in reversed(of.strides[:-1])]
-        # A dimension of one element may have any stride; the encoder wants a legal one.
-        for place, extent in enumerate(reversed(of.shape[:-1])):
-            if extent == 1:
-                pitches[place] = -(-pitches[place] // PITCH) * PITCH or PITCH
-        if of.address % PITCH or any(pitch % PITCH for pitch in pitches):
+    def _wait_for(self, producer: Any, stream: int) -> None:
+        # Orders our stream after the producer's on the device; the host goes on.
+        event = self._call("cuEventCreate", self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        self._call("cuEventRecord", event, int(producer))
+        self._call("cuStreamWaitEvent", stream, event, 0)
+        self._call("cuEventDestroy", event)
+
+    def _zeros(self, count: int) -> int:
+        memory = int(self._call("cuMemAlloc", count))
+        self._call("cuMemsetD32", memory, 0, count // 4)
+        self._call("cuCtxSynchronize")
+        return memory
+
+    def _attribute(self, handle: Any, name: str) -> int:
+        attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self._call("cuDeviceGetAttribute", attribute, handle))
+
+    def _check_device(self, handle: Any) -> None:
+        src = self.built.source
+        major = self._attribute(handle, "COMPUTE_CAPABILITY_MAJOR")
+        minor = self._attribute(handle, "COMPUTE_CAPABILITY_MINOR")
+        number = self.built.arch.removeprefix("sm_")
+        built = int(number.rstrip("abcdef"))
+        present = 10 * major + minor
+        # Machine code runs on its own generation from its own minor version on; "a" only there.
+        exact = not number.isdigit()
+        if present != built if exact else (present // 10 != built // 10 or present < built):
             raise InputError(
-                f"array {name}: address {of.address:#x} and pitches {pitches} B must be multiples "
-                f"of {PITCH} B for TMA; pad its last dimension to a multiple of "
-                f"{PITCH // element} elements"
+                f"kernel {src.name} was built for {self.built.arch}, device {self.device} is "
+                f"sm_{present}; build it for that architecture"
             )
-        encoded = self._call(
-            "cuTensorMapEncodeTiled",
-            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{MAP_TYPES[of.dtype]}"),
-            rank,
-            of.address,
-            [driver.cuuint64_t(extent) for extent in reversed(of.shape)],
-            [driver.cuuint64_t(pitch) for pitch in pitches],
-            [driver.cuuint32_t(extent) for extent in parameter["box"]],
-            [driver.cuuint32_t(1)] * rank,
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{parameter['swizzle']}B"),
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-        return ctypes.string_at(int(encoded.getPtr()), 128)
+        limit = self._attribute(handle, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        if src.shared_bytes > limit:
+            raise InputError(
+                f"kernel {src.name} needs {src.shared_bytes:,} B of shared memory, the GPU has "
+                f"{limit:,}"
+            )
 
     def _resident_blocks(self, device: Any) -> int:
         driver, src = self._driver, self.built.source
         if src.cluster == 1:
-            count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
             each = self._call(
                 "cuOccupancyMaxActiveBlocksPerMultiprocessor",
                 self._function,
                 src.threads,
                 src.shared_bytes,
             )
-            return int(self._call("cuDeviceGetAttribute", count, device)) * int(each)
+            if int(each) == 0:
+                raise InputError(
+                    f"kernel {src.name}: a block of {src.threads} threads with "
+                    f"{self.built.resources.registers} registers each and {src.shared_bytes:,} B "
+                    "of shared memory does not fit this GPU"
+                )
+            return self._attribute(device, "MULTIPROCESSOR_COUNT") * int(each)
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         dims = attribute.value.clusterDim

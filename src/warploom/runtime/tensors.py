@@ -1,0 +1,108 @@
+"""What a launch needs to know of somebody else's tensor: address, sizes, strides, type, device.
+
+Three protocols are read, none of them copies and none waits on the host: torch's own attributes,
+DLPack (CuPy, JAX, anything with `__dlpack__`; the producer orders its work before `stream`), and
+`__cuda_array_interface__` (Numba).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from warploom.errors import InputError
+from warploom.runtime import dlpack
+
+# names tensor libraries give our element types
+ALIASES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "int32": "int32",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "bool": "bool",
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor in device memory: address, sizes and strides in elements, our element type.
+
+    `stream` is the producer's stream where the protocol names one that the launch must wait for.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: int = 0
+    stream: int | None = None
+    writable: bool = True
+
+
+def view(tensor: Any, name: str, stream: int = 0) -> View:
+    """What a launch on `stream` needs of a tensor; raises `InputError` when it is not on a GPU."""
+    if hasattr(tensor, "data_ptr"):
+        return _torch(tensor, name)
+    if hasattr(tensor, "__dlpack__"):
+        return _dlpack(tensor, name, stream)
+    face: Any = getattr(tensor, "__cuda_array_interface__", None)
+    if face is None:
+        raise InputError(
+            f"array {name} is a {type(tensor).__name__}, expected a GPU tensor with __dlpack__ or "
+            "__cuda_array_interface__"
+        )
+    return _interface(tensor, face)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    steps: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        steps.append(step)
+        step *= extent
+    return tuple(reversed(steps))
+
+
+def _torch(tensor: Any, name: str) -> View:
+    if not bool(getattr(tensor, "is_cuda", False)):
+        raise InputError(f"array {name} is not on a GPU; move it there first")
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return View(
+        int(tensor.data_ptr()),
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        ALIASES.get(kind, kind),
+        int(getattr(getattr(tensor, "device", None), "index", 0) or 0),
+    )
+
+
+def _dlpack(tensor: Any, name: str, stream: int) -> View:
+    place, number = tensor.__dlpack_device__()
+    if int(place) not in dlpack.GPU_PLACES:
+        raise InputError(f"array {name} is not on a GPU; move it there first")
+    # The protocol's stream numbers: 1 is the default stream, 0 is not allowed.
+    capsule = tensor.__dlpack__(stream=stream or 1)
+    found = dlpack.read(capsule, name)
+    strides = contiguous(found.shape) if found.strides is None else found.strides
+    kind = ALIASES.get(found.dtype, found.dtype)
+    return View(
+        found.address, found.shape, strides, kind, int(number), writable=not found.read_only
+    )
+
+
+def _interface(tensor: Any, face: Any) -> View:
+    shape = tuple(int(extent) for extent in face["shape"])
+    kind = str(getattr(tensor, "dtype", face["typestr"]))
+    size = int(face["typestr"][2:])
+    strides = face.get("strides")
+    return View(
+        int(face["data"][0]),
+        shape,
+        contiguous(shape) if strides is None else tuple(int(s) // size for s in strides),
+        ALIASES.get(kind, kind),
+        stream=face.get("stream"),
+        writable=not face["data"][1],
+    )
