@@ -27,7 +27,7 @@ def exact_transfers(kernel: Kernel) -> dict[str, int]:
             moved[f"{name} (store)"] = _exact(kernel, name, kernel.result_depth[name])
     for node in kernel.parts:
         parts = math.prod(
-            len(_lengths(kernel, each)) for each in kernel.loops if each.kind == "split"
+            len(tile_lengths(kernel, each)) for each in kernel.loops if each.kind == "split"
         )
         moved[f"{node.name} (partial)"] = (
             2 * parts * kernel.body.elements(node.name) * _repeats(kernel, node)
@@ -38,13 +38,13 @@ def exact_transfers(kernel: Kernel) -> dict[str, int]:
 def _repeats(kernel: Kernel, node: Node) -> int:
     """Group trips of axes a split state does not carry: each group writes its own copy."""
     return math.prod(
-        len(_lengths(kernel, each))
+        len(tile_lengths(kernel, each))
         for each in kernel.loops
         if each.kind == "group" and each.axis not in node.axes
     )
 
 
-def _lengths(kernel: Kernel, loop: Loop) -> list[int]:
+def tile_lengths(kernel: Kernel, loop: Loop) -> list[int]:
     """Tile lengths of a loop over its whole axis; a stream inside a split restarts in each part."""
     whole = kernel.body.size[loop.axis]
     spans = [whole]
@@ -81,7 +81,7 @@ def _exact(kernel: Kernel, value: str, depth: int, stored: bool = False) -> int:
         used |= {name for name, _ in drives[axis]}
     for loop in loops:
         if loop.axis not in used:
-            count *= len(_lengths(kernel, loop))
+            count *= len(tile_lengths(kernel, loop))
     return _exact_masked(kernel, value, loops, count)
 
 
@@ -90,7 +90,7 @@ def _spanned(kernel: Kernel, terms: tuple[tuple[str, int], ...], loops: list[Loo
     combinations: list[int] = [1]
     for name, stride in terms:
         looped = [each for each in loops if each.axis == name]
-        lengths = _lengths(kernel, looped[0]) if looped else [kernel.body.size[name]]
+        lengths = tile_lengths(kernel, looped[0]) if looped else [kernel.body.size[name]]
         combinations = [done + stride * (n - 1) for done in combinations for n in lengths]
     return sum(combinations)
 
@@ -107,7 +107,7 @@ def _exact_masked(kernel: Kernel, value: str, loops: list[Loop], count: int) -> 
         visits = visited(kernel, axis, box)
         plain, seen = 0, 0
         column_loop = next(each for each in loops if each.axis == axis)
-        all_lengths = _lengths(kernel, column_loop)
+        all_lengths = tile_lengths(kernel, column_loop)
         for rows, lengths in visits:
             weight = rows if row in axes else 1
             plain += weight * (sum(all_lengths) if axis in axes else len(all_lengths))
@@ -118,18 +118,29 @@ def _exact_masked(kernel: Kernel, value: str, loops: list[Loop], count: int) -> 
 
 def visited(kernel: Kernel, axis: str, box: str) -> list[tuple[int, list[int]]]:
     """For each row tile: (rows, lengths of the column slices its mask lets it visit)."""
+    row = str(kernel.body.node[box].attr("row"))
+    rows = tile_lengths(kernel, kernel.loops[kernel.depth_of_axis[row]])
+    step = kernel.tile[kernel.loops[kernel.depth_of_axis[axis]].symbol]
+    x = kernel.body.size[axis]
+    return [
+        (count, [min(step, x - start) for start in starts])
+        for count, starts in zip(rows, visited_starts(kernel, axis, box), strict=True)
+    ]
+
+
+def visited_starts(kernel: Kernel, axis: str, box: str) -> list[range]:
+    """For each row tile: where the column slices begin that its mask lets it visit."""
     mask = kernel.body.node[box]
     row = str(mask.attr("row"))
     row_loop = kernel.loops[kernel.depth_of_axis[row]]
     step = kernel.tile[kernel.loops[kernel.depth_of_axis[axis]].symbol]
     q, x, window = kernel.body.size[row], kernel.body.size[axis], int(mask.attr("window"))
-    result: list[tuple[int, list[int]]] = []
+    result: list[range] = []
     first = 0
-    for rows in _cut(q, kernel.tile[row_loop.symbol]):
+    for rows in tile_lengths(kernel, row_loop):
         last = min(x, first + rows + x - q)
         low = max(0, first + x - q - window + 1) if window else 0
-        starts = range(low // step * step, last, step)
-        result.append((rows, [min(step, x - start) for start in starts]))
+        result.append(range(low // step * step, last, step))
         first += rows
     return result
 
