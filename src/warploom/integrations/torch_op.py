@@ -1,0 +1,297 @@
+"""The library's kernels as PyTorch operators: `gemm`, `attention`, `attention_with_lse`.
+
+Each picks its kernel by shape (`kernels.choices`), compiles it at first use, keeps it, and launches
+on torch's current stream. Fake tensors work without a GPU or a compiler, so `torch.compile` and
+`torch.library.opcheck` do; importing this module needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.codegen.build import build
+from warploom.codegen.launch import Kernel
+from warploom.errors import InputError
+from warploom.integrations.torch_program import refuse_backward, torch_module
+from warploom.kernels.attention import AttentionConfig
+from warploom.kernels.attention import attention as attention_program
+from warploom.kernels.choices import choose_attention, choose_gemm
+from warploom.kernels.gemm import ACTIVATIONS, GemmConfig
+from warploom.kernels.gemm import gemm as gemm_program
+from warploom.runtime.tensors import ALIASES
+from warploom.tile import BF16, DType, dtype
+
+ARCH = "sm_90a"
+torch: Any = torch_module()
+_kernels: dict[tuple[Any, ...], Kernel] = {}
+
+GEMM_SCHEMA = (
+    "(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, str activation='none', "
+    "float scale=1.0) -> Tensor"
+)
+ATTENTION_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, bool causal=False, int? window=None, float? scale=None)"
+)
+
+
+def _type_of(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    ours = ALIASES.get(kind, kind)
+    if ours not in allowed:
+        raise InputError(f"{name} is {kind}, expected one of {', '.join(allowed)}")
+    return dtype(ours)
+
+
+def _order(tensor: Any, name: str, rows: str, cols: str) -> tuple[str, Any]:
+    """(storage order, the tensor with its contiguous dimension last)."""
+    if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1:
+        return rows + cols, tensor
+    if tensor.stride(-2) == 1 or tensor.shape[-2] <= 1:
+        return cols + rows, tensor.transpose(-1, -2)
+    raise InputError(
+        f"gemm {name} has strides {list(tensor.stride())}; one of its last two must be 1"
+    )
+
+
+def _gemm_check(a: Any, b: Any, bias: Any, residual: Any, activation: str) -> tuple[Any, ...]:
+    """The shape of the result; raises `InputError` for what the kernel does not take."""
+    if a.dim() not in (2, 3) or b.dim() != a.dim():
+        raise InputError(
+            f"gemm of {list(a.shape)} and {list(b.shape)}: expected two matrices or two batches"
+        )
+    if a.shape[-1] != b.shape[-2] or (a.dim() == 3 and a.shape[0] != b.shape[0]):
+        raise InputError(
+            f"gemm of {list(a.shape)} and {list(b.shape)}: {a.shape[-1]} columns and "
+            f"{b.shape[-2]} rows, expected equal sizes"
+        )
+    if a.dtype != b.dtype:
+        raise InputError(f"gemm of {a.dtype} and {b.dtype}: expected one element type")
+    _type_of(a, "gemm a", ("bf16", "fp16", "e4m3", "e5m2"))
+    if activation not in ACTIVATIONS:
+        raise InputError(
+            f"gemm activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}"
+        )
+    shape = (*a.shape[:-1], b.shape[-1])
+    if bias is not None and tuple(bias.shape) != (shape[-1],):
+        raise InputError(f"gemm bias has shape {list(bias.shape)}, expected [{shape[-1]}]")
+    if residual is not None and (tuple(residual.shape) != shape or residual.dtype != _out(a)):
+        raise InputError(
+            f"gemm residual is {residual.dtype} {list(residual.shape)}, expected {_out(a)} "
+            f"{list(shape)}"
+        )
+    return shape
+
+
+def _out(a: Any) -> Any:
+    return torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype
+
+
+def _gemm(
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    residual: Any = None,
+    activation: str = "none",
+    scale: float = 1.0,
+) -> Any:
+    shape = _gemm_check(a, b, bias, residual, activation)
+    result = torch.empty(shape, dtype=_out(a), device=a.device)
+    if result.numel() == 0:
+        return result
+    kind = _type_of(a, "gemm a", ("bf16", "fp16", "e4m3", "e5m2"))
+    a_order, a = _order(a, "a", "m", "k")
+    b_order, b = _order(b, "b", "k", "n")
+    if residual is not None and residual.stride(-1) != 1:
+        residual = residual.contiguous()
+    base = GemmConfig(
+        dtype=kind,
+        out=BF16 if kind.bits == 8 else kind,
+        a=a_order,
+        b=b_order,
+        batched=len(shape) == 3,
+        bias=bias is not None,
+        residual=residual is not None,
+        activation=activation,
+        scale=scale,
+    )
+    batch = shape[0] if base.batched else 1
+    depth = a.shape[-1] if a_order == "mk" else a.shape[-2]
+    choice = choose_gemm(shape[-2], shape[-1], depth, base, batch)
+    config = choice.config(base)
+    key = ("gemm", choice.name, config, a.device.index)
+    if key not in _kernels:
+        made = build(gemm_program(config), choice.schedule(config), ARCH)
+        _kernels[key] = Kernel(made, a.device.index)
+    arrays = {"a": a, "b": b, "c": result}
+    if bias is not None:
+        arrays["bias"] = bias.float().contiguous()
+    if residual is not None:
+        arrays["residual"] = residual
+    _kernels[key](arrays, stream=_stream(a))
+    return result
+
+
+def _stream(tensor: Any) -> int:
+    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+
+
+def _gemm_fake(
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    residual: Any = None,
+    activation: str = "none",
+    scale: float = 1.0,
+) -> Any:
+    return a.new_empty(_gemm_check(a, b, bias, residual, activation), dtype=_out(a))
+
+
+def _gemm_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    a, b, bias, _, activation, scale = inputs
+    ctx.activation, ctx.scale, ctx.bias = activation, scale, bias
+    ctx.save_for_backward(a, b)
+
+
+def _gemm_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    # c = scale a b + bias + residual: both matrix gradients are matmuls of the same kernel.
+    a, b = ctx.saved_tensors
+    if ctx.activation != "none" or a.dtype.itemsize == 1:
+        raise NotImplementedError(
+            f"warploom::gemm with activation {ctx.activation!r} of {a.dtype} has no backward "
+            "kernel; call it under torch.no_grad() or apply the activation outside of it"
+        )
+    # The dispatcher leaves out arguments that equal their defaults.
+    need_a, need_b, need_bias, need_residual = (*ctx.needs_input_grad, False, False)[:4]
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    left = gemm(grad, b.transpose(-1, -2), scale=ctx.scale) if need_a else None
+    right = gemm(a.transpose(-1, -2), grad, scale=ctx.scale) if need_b else None
+    lead = tuple(range(grad.dim() - 1))
+    bias = grad.sum(lead, dtype=torch.float32).to(ctx.bias.dtype) if need_bias else None
+    return left, right, bias, grad if need_residual else None, None, None
+
+
+def _attention_check(q: Any, k: Any, v: Any, window: int | None) -> int:
+    """Query heads a key head; raises `InputError` for what the kernel does not take."""
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if q.dim() != 4 or k.dim() != 4 or tuple(k.shape) != tuple(v.shape):
+        raise InputError(
+            f"attention of {shapes}: expected [batch, heads, rows, d] and twice "
+            "[batch, kv_heads, keys, d]"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise InputError(f"attention of {shapes}: batch and head sizes must agree")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise InputError(
+            f"attention of {shapes}: {q.shape[1]} query heads over {k.shape[1]} key heads is not "
+            "a whole number each"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"attention of {q.dtype}, {k.dtype}, {v.dtype}: expected one element type")
+    _type_of(q, "attention q", ("bf16", "fp16"))
+    if window is not None and window < 1:
+        raise InputError(f"attention window={window}: expected at least 1")
+    return q.shape[1] // k.shape[1]
+
+
+def _attend(
+    q: Any, k: Any, v: Any, causal: bool, window: int | None, scale: float | None, lse: bool
+) -> tuple[Any, Any]:
+    group = _attention_check(q, k, v, window)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    sums = torch.empty(q.shape[:3] if lse else (0,), dtype=torch.float32, device=q.device)
+    if out.numel() == 0:
+        return out, sums
+    base = AttentionConfig(
+        dtype=_type_of(q, "attention q", ("bf16", "fp16")),
+        head_dim=q.shape[3],
+        causal=causal,
+        window=window,
+        group=group,
+        lse=lse,
+        scale=scale,
+    )
+    choice = choose_attention(q.shape[2], base)
+    config = choice.config(base)
+    key = ("attention", choice.name, config, q.device.index)
+    if key not in _kernels:
+        made = build(attention_program(config), choice.schedule(config), ARCH, choice.allow)
+        _kernels[key] = Kernel(made, q.device.index)
+    arrays = {"q": q, "k": k, "v": v, "o": out, **({"lse": sums} if lse else {})}
+    _kernels[key](arrays, stream=_stream(q))
+    return out, sums
+
+
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Any:
+    return _attend(q, k, v, causal, window, scale, False)[0]
+
+
+def _attention_with_lse(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Any:
+    return _attend(q, k, v, causal, window, scale, True)
+
+
+def _attention_fake(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Any:
+    _attention_check(q, k, v, window)
+    return q.new_empty(q.shape)
+
+
+def _attention_with_lse_fake(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Any:
+    _attention_check(q, k, v, window)
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _operator(name: str, schema: str, run: Any, fake: Any, backward: Any, context: Any) -> Any:
+    made = torch.library.custom_op(
+        f"warploom::{name}", run, mutates_args=(), device_types="cuda", schema=schema
+    )
+    made.register_fake(fake)
+    made.register_autograd(backward, setup_context=context)
+    return made
+
+
+gemm = _operator("gemm", GEMM_SCHEMA, _gemm, _gemm_fake, _gemm_backward, _gemm_context)
+_HINT = "use torch's scaled_dot_product_attention for training"
+attention = _operator(
+    "attention",
+    f"{ATTENTION_SCHEMA} -> Tensor",
+    _attention,
+    _attention_fake,
+    refuse_backward("warploom::attention", _HINT),
+    None,
+)
+attention_with_lse = _operator(
+    "attention_with_lse",
+    f"{ATTENTION_SCHEMA} -> (Tensor, Tensor)",
+    _attention_with_lse,
+    _attention_with_lse_fake,
+    refuse_backward("warploom::attention_with_lse", _HINT),
+    None,
+)
+__all__ = ["attention", "attention_with_lse", "gemm"]

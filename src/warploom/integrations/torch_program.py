@@ -1,0 +1,148 @@
+"""Any tile program as a PyTorch operator: `torch.compile`, fake tensors and CUDA graphs included.
+
+    rmsnorm = torch_program("mine::rmsnorm", program, schedule)
+    y = rmsnorm(x, weight, 1e-6)
+
+Arguments are the arrays the program only reads, in their order, then its scalars; results are the
+arrays it writes. The sizes of results follow from the names of their dimensions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from warploom.codegen.build import build
+from warploom.codegen.launch import Kernel
+from warploom.codegen.plan import KernelSchedule
+from warploom.errors import InputError, ToolMissing
+from warploom.tile import Array, Program
+
+INSTALL = "pip install 'warploom[torch]'"
+# our element type -> torch's
+TORCH_TYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "int32": "int32",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "bool": "bool",
+}
+
+
+def torch_module() -> Any:
+    """The `torch` package; raises `ToolMissing` with the install line when absent.
+
+    Untyped on purpose: the core does not depend on torch, and what it gives is checked here.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise ToolMissing(f"torch is needed for operators ({error}); {INSTALL}") from None
+
+
+def refuse_backward(name: str, hint: str) -> Callable[..., Any]:
+    """A backward that says in one line that there is none."""
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            f"{name} has no backward kernel; call it under torch.no_grad() or {hint}"
+        )
+
+    return backward
+
+
+def written_arrays(program: Program) -> tuple[Array, ...]:
+    """The arrays a program stores to, in order; raises when one of them is also read."""
+    stored = {op.array.name for op in program.ops() if op.array and op.kind.startswith("store")}
+    for op in program.ops():
+        adds = op.kind == "store_add"
+        if op.array and op.array.name in stored and (adds or op.kind == "load"):
+            raise InputError(
+                f"{op.where}: array {op.array.name} is read and written; an operator gives new "
+                "tensors, so store to an array of its own"
+            )
+    return tuple(array for array in program.arrays if array.name in stored)
+
+
+def result_shapes(
+    inputs: Sequence[Array], outputs: Sequence[Array], shapes: Sequence[Sequence[Any]]
+) -> list[tuple[Any, ...]]:
+    """The sizes of the outputs, given those of the inputs; raises when they do not agree."""
+    sizes: dict[str, Any] = {}
+    for array, shape in zip(inputs, shapes, strict=True):
+        if len(shape) != len(array.dims):
+            raise InputError(f"array {array} was given with shape {list(shape)}")
+        for dim, extent in zip(array.dims, shape, strict=True):
+            if dim not in sizes:
+                sizes[dim] = extent
+            elif sizes[dim] != extent:
+                raise InputError(
+                    f"dimension {dim!r} is {sizes[dim]} in one array, {extent} in {array.name}"
+                )
+    missing = [dim for array in outputs for dim in array.dims if dim not in sizes]
+    if missing:
+        raise InputError(f"no input has dimension {missing[0]!r}, so the result's size is unknown")
+    return [tuple(sizes[dim] for dim in array.dims) for array in outputs]
+
+
+def torch_program(
+    name: str,
+    program: Program,
+    schedule: KernelSchedule,
+    arch: str = "sm_90a",
+    allow: tuple[str, ...] = (),
+) -> Any:
+    """Register `program` as the operator `name` ("library::name") and give it.
+
+    The kernel is compiled at the first call with tensors on a GPU. Raises `InputError` for a name
+    without a library or a program that reads what it writes.
+    """
+    torch = torch_module()
+    if name.count("::") != 1:
+        raise InputError(f"operator {name!r}: expected 'library::name'")
+    outputs = written_arrays(program)
+    inputs = tuple(array for array in program.arrays if array not in outputs)
+    result_shapes(inputs, outputs, [array.dims for array in inputs])
+    scalars = program.scalars
+    words = [f"Tensor {array.name}" for array in inputs]
+    words += [f"{'int' if s.type.dtype.name == 'int32' else 'float'} {s.name}" for s in scalars]
+    result = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
+    kernels: dict[int, Kernel] = {}
+
+    def empty(given: Sequence[Any]) -> list[Any]:
+        shapes = result_shapes(inputs, outputs, [tensor.shape for tensor in given])
+        kinds = [getattr(torch, TORCH_TYPES[array.dtype.name]) for array in outputs]
+        return [
+            given[0].new_empty(shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True)
+        ]
+
+    def packed(made: list[Any]) -> Any:
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def run(*args: Any) -> Any:
+        given, numbers = args[: len(inputs)], args[len(inputs) :]
+        made = empty(given)
+        device = given[0].device
+        if device.index not in kernels:
+            kernels[device.index] = Kernel(build(program, schedule, arch, allow), device.index)
+        tensors: Mapping[str, Any] = {
+            array.name: tensor
+            for array, tensor in zip((*inputs, *outputs), (*given, *made), strict=True)
+        }
+        values = {s.name: float(n) for s, n in zip(scalars, numbers, strict=True)}
+        stream = int(torch.cuda.current_stream(device).cuda_stream)
+        kernels[device.index](tensors, values, stream)
+        return packed(made)
+
+    def fake(*args: Any) -> Any:
+        return packed(empty(args[: len(inputs)]))
+
+    made = torch.library.custom_op(
+        name, run, mutates_args=(), device_types="cuda", schema=f"({', '.join(words)}) -> {result}"
+    )
+    made.register_fake(fake)
+    made.register_autograd(refuse_backward(name, "write its gradient as a program of its own"))
+    return made

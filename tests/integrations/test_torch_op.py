@@ -1,0 +1,161 @@
+"""PyTorch operators without a GPU: shapes and types of results, refusals, what autograd says."""
+
+import pytest
+
+from warploom import tile as t
+from warploom.codegen.named import multistage
+from warploom.codegen.plan import LaunchPlan
+from warploom.errors import InputError
+from warploom.kernels.gemm import GemmConfig, gemm
+
+torch = pytest.importorskip("torch")
+torch_op = pytest.importorskip("warploom.integrations.torch_op")
+torch_program = pytest.importorskip("warploom.integrations.torch_program")
+FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def fake():
+    with FakeTensorMode() as mode:
+        yield mode
+
+
+def make(*shape, dtype=BF16, device="cuda"):
+    return torch.empty(shape, device=device, dtype=dtype)
+
+
+def leaf(*shape, dtype=BF16):
+    """A tensor with a gradient; on "meta", as autograd needs a device this torch was built for."""
+    return make(*shape, dtype=dtype, device="meta").requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "out"),
+    [
+        ((3, 5), (5, 7), (3, 7)),
+        ((2, 3, 5), (2, 5, 7), (2, 3, 7)),
+        ((0, 5), (5, 7), (0, 7)),
+        ((3, 0), (0, 7), (3, 7)),
+    ],
+)
+def test_gemm_gives_the_shape_of_a_matmul(fake, a, b, out):
+    result = torch_op.gemm(make(*a), make(*b))
+    assert tuple(result.shape) == out and result.dtype is BF16 and result.device.type == "cuda"
+
+
+def test_gemm_of_fp8_gives_bf16(fake):
+    fp8 = torch.float8_e4m3fn
+    result = torch_op.gemm(make(32, 64, dtype=fp8), make(16, 64, dtype=fp8).T)
+    assert result.dtype is BF16
+
+
+def test_attention_gives_outputs_like_q_and_sums_a_row(fake):
+    q, k = make(2, 8, 100, 64), make(2, 2, 300, 64)
+    assert torch_op.attention(q, k, k, causal=True).shape == q.shape
+    out, lse = torch_op.attention_with_lse(q, k, k)
+    assert out.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype is torch.float32
+
+
+REFUSED = {
+    "5 columns and 6 rows": lambda: torch_op.gemm(make(3, 5), make(6, 7)),
+    "one element type": lambda: torch_op.gemm(make(3, 5), make(5, 7, dtype=torch.float16)),
+    "gemm a is float64": lambda: torch_op.gemm(
+        make(3, 5, dtype=torch.float64), make(5, 7, dtype=torch.float64)
+    ),
+    "activation='swish'": lambda: torch_op.gemm(make(3, 5), make(5, 7), activation="swish"),
+    r"bias has shape \[6\], expected \[7\]": lambda: torch_op.gemm(
+        make(3, 5), make(5, 7), bias=make(6)
+    ),
+    "residual is": lambda: torch_op.gemm(make(3, 5), make(5, 7), residual=make(3, 6)),
+    "two matrices or two batches": lambda: torch_op.gemm(make(5), make(5, 7)),
+    "6 query heads over 4 key heads": lambda: torch_op.attention(
+        make(1, 6, 8, 64), make(1, 4, 8, 64), make(1, 4, 8, 64)
+    ),
+    "head sizes must agree": lambda: torch_op.attention(
+        make(1, 4, 8, 64), make(1, 4, 8, 128), make(1, 4, 8, 128)
+    ),
+    "window=0": lambda: torch_op.attention(
+        make(1, 4, 8, 64), make(1, 4, 8, 64), make(1, 4, 8, 64), window=0
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_no_kernel_takes_is_refused_before_a_launch(fake, message):
+    with pytest.raises(InputError, match=message):
+        REFUSED[message]()
+
+
+def test_gemm_has_gradients_of_the_right_shapes():
+    a, b, bias = leaf(3, 5), leaf(5, 7), leaf(7, dtype=torch.float32)
+    torch_op.gemm(a, b, bias=bias).sum().backward()
+    assert a.grad.shape == a.shape and b.grad.shape == b.shape and bias.grad.shape == (7,)
+
+
+@pytest.mark.parametrize("kind", ["gemm", "attention"])
+def test_a_missing_backward_says_so(kind):
+    if kind == "gemm":
+        result = torch_op.gemm(leaf(3, 5), leaf(5, 7), activation="gelu")
+    else:
+        q = leaf(1, 4, 8, 64)
+        result = torch_op.attention(q, q, q)
+    with pytest.raises(NotImplementedError, match=f"warploom::{kind} .*no backward kernel"):
+        result.sum().backward()
+
+
+def test_compiling_a_whole_graph_keeps_the_operator():
+    seen = []
+
+    def keep(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    def f(a, b):
+        return torch_op.gemm(a.relu(), b, activation="relu") + 1
+
+    compiled = torch.compile(f, backend=keep, fullgraph=True, dynamic=True)
+    for m in (3, 4):
+        result = compiled(make(m, 5, device="meta"), make(5, 7, device="meta"))
+        assert tuple(result.shape) == (m, 7)
+    assert len(seen) == 1 and "warploom.gemm" in seen[0].code
+
+
+# ---- any program
+
+
+def scaled(x, y):
+    (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
+    rows, cols = t.span(i * 64, 64), t.span(0, 32)
+    t.store(y, rows, cols, tile=t.load(x, rows, cols) * t.scalar("factor"))
+
+
+def program(body=scaled):
+    return t.trace(body, {"x": t.array(t.FP32, "m n"), "y": t.array(t.FP32, "m n")})
+
+
+def schedule():
+    config = GemmConfig()
+    return multistage(gemm(config), 4, LaunchPlan(split="m"))
+
+
+def test_a_program_becomes_an_operator(fake):
+    made = torch_program.torch_program("warploom_tests::scaled", program(), schedule())
+    assert str(made._opoverload._schema).endswith("(Tensor x, float factor) -> Tensor")
+    result = made(make(5, 32, dtype=torch.float32), 2.0)
+    assert result.shape == (5, 32) and result.dtype is torch.float32
+    with pytest.raises(InputError, match="given with shape"):
+        made(make(5, dtype=torch.float32), 2.0)
+
+
+def test_a_program_that_reads_what_it_writes_is_no_operator():
+    def again(x, y):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
+        rows, cols = t.span(i * 64, 64), t.span(0, 32)
+        t.store(y, rows, cols, tile=t.load(x, rows, cols) + t.load(y, rows, cols))
+
+    with pytest.raises(InputError, match="array y is read and written"):
+        torch_program.torch_program("warploom_tests::again", program(again), schedule())
+    with pytest.raises(InputError, match="expected 'library::name'"):
+        torch_program.torch_program("again", program(), schedule())
