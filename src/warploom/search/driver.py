@@ -22,10 +22,14 @@ KEEP_FAILURES: Final = 16
 
 @dataclass(frozen=True)
 class Budget:
-    """Stop after so many seconds or scored candidates, whichever comes first."""
+    """Stop after so many seconds, scored candidates or measurements, whichever comes first.
+
+    A confirmation is a measurement more of the same candidate.
+    """
 
     seconds: float
     candidates: int | None = None
+    measurements: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class SearchResult:
     outcomes: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
     scored: int = 0
+    measured: int = 0
     curve: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])
     failures: list[tuple[str, Candidate, Candidate | None]] = field(
         default_factory=list[tuple[str, Candidate, "Candidate | None"]]
@@ -136,7 +141,8 @@ def run_search(
             result.seconds = time.monotonic() - began
             spent = result.seconds >= budget.seconds
             counted = budget.candidates is not None and result.scored >= budget.candidates
-            if spent or counted:
+            taken = result.measured + len(running) >= (budget.measurements or 1 << 62)
+            if spent or counted or taken:
                 break
             finished = evaluator.poll(min(1.0, max(0.0, budget.seconds - result.seconds)))
             _deliver(finished, running, evaluator, result, confirmations)
@@ -165,6 +171,7 @@ def _deliver(
         chain = running.pop(ticket, None)
         if chain is None or chain.waiting is None:
             continue
+        result.measured += 1
         right = measured.outcome == "ok"
         if right and _wants_confirmation(chain, measured, confirmations):
             running[evaluator.submit(chain.waiting)] = chain
@@ -203,6 +210,10 @@ def _drain(running: dict[int, _Chain], evaluator: Evaluator, result: SearchResul
         for ticket, score in evaluator.poll(0.5).items():
             chain = running.pop(ticket, None)
             if chain is not None and chain.waiting is not None:
+                result.measured += 1
+                if score.outcome == "ok":
+                    chain.scores.append(score.speedup)
+                    score = Score(sum(chain.scores) / len(chain.scores))  # noqa: PLW2901
                 result.record(chain.waiting, score, chain.right)
 
 
