@@ -82,7 +82,8 @@ def test_attention_machine_code_is_the_softmax_and_nothing_else(tmp_path):
     main = min(bodies, key=len)
     code = "\n".join(main)
     assert len(re.findall(r"MUFU.EX2", code)) == 66  # 64 weights and 2 rescales a thread
-    assert len(main) < 540
+    masks = [line for line in main if re.search(r"\b(FSEL|ISETP|VIADD|IADD3)\b", line)]
+    assert len(main) - len(masks) < 520
     assert not re.search(r"\b(LDL|STL|LDS|STS)\b", text)
 
 

@@ -91,6 +91,9 @@ class Pipeline:
 
     With trips > depth - 1: prologue[0..depth-1], then `steady` for each further iteration, then
     epilogue[0..depth-1]. With fewer trips: `plain`, one iteration after the other.
+
+    A loop with `until` may end earlier for this part: `skip` then runs for each iteration left
+    out, and `empty` once more when all of them are.
     """
 
     loop: Loop
@@ -99,6 +102,8 @@ class Pipeline:
     steady: tuple[Step, ...]
     epilogue: tuple[tuple[Step, ...], ...]
     plain: tuple[Step, ...]
+    skip: tuple[Step, ...] = ()
+    empty: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,4 +164,5 @@ def _section_lines(section: Straight | Pipeline) -> list[str]:
     lines += [f"      steady: {step}" for step in section.steady]
     for number, steps in enumerate(section.epilogue):
         lines += [f"      epilogue {number}: {step}" for step in steps]
+    lines += [f"      left out: {step}" for step in section.skip]
     return lines

@@ -267,7 +267,7 @@ class _Emitter:
 
     def _tasks(self, role: Role) -> list[str]:
         head, tail = task_lines(self.program, self.plan, role.loads)
-        values = Values(self.placement, role.part)
+        values = Values(self.placement, role.part, self.plan.skip_unit)
         body: list[str] = []
         if not role.loads:
             body += [values.declare(var) for var in self._registers()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.codegen.names import c_name
+from warploom.codegen.uniform import everywhere
 from warploom.codegen.values import FLOAT_OPS, PACKED, REDUCE, At, Values
 from warploom.errors import InputError
 from warploom.tile import Op, Var
@@ -38,7 +39,32 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
 def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     """`dst = f(srcs)` for every element this thread holds."""
     assert op.dst is not None
-    return _assign(values, op.dst, lambda at: values.expression(op, at, names))
+    lines = _assign(values, op.dst, lambda at: values.expression(op, at, names))
+    guard = _needless(values, op, names)
+    return lines if guard is None else [f"if (!({guard})) {{", *[f"  {x}" for x in lines], "}"]
+
+
+def _needless(values: Values, op: Op, names: Names) -> str | None:
+    """A condition, equal in all threads of a warp, under which the op writes what is there."""
+    if op.dst is None or values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
+        return None
+    if op.kind == "where" and op.srcs[1] == op.dst:
+        return everywhere(values, op.srcs[0], names)
+    factor = op.srcs[-1]
+    if (
+        values.skip_unit
+        and op.kind == "mul"
+        and op.srcs[0] == op.dst
+        and values.form(factor.type) == "row"
+        and factor.name not in values.placement.fusion.inlined
+    ):
+        ones = [
+            f"{c_name(factor.name)}[{t}][{h}] == 1.0f"
+            for t in range(values.blocks(op.dst.type))
+            for h in range(2)
+        ]
+        return f"__all_sync(0xffffffffu, {' && '.join(ones)})"
+    return None
 
 
 def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[str]:

@@ -80,9 +80,7 @@ class StepCode:
             return [line for step in section.steps for line in self._step(values, step, {})]
         loop = section.loop
         index, counter = loop.index, c_name(loop.index)
-        lines = [
-            f"const int {index}_start = {c_index(loop.start)}, {index}_stop = {c_index(loop.stop)};"
-        ]
+        lines = self._range(role, loop)
         block = ["{", *indent(lines)]
         inner: list[str] = []
         if section.depth == 0:
@@ -112,10 +110,44 @@ class StepCode:
                 )
             inner.append("}")
         block += indent(inner)
+        block += indent(self._left_out(role, values, section))
         for name in sorted(self.lazy):
             if not role.loads and self._accumulates(loop, name):
                 block += indent(self._zero_when_empty(values, name))
         return [*block, "}"]
+
+    def _range(self, role: Role, loop: Loop) -> list[str]:
+        index, placement = loop.index, self.block.placement
+        until = None if role.loads else placement.until(loop)
+        start, stop = c_index(loop.start), c_index(loop.stop)
+        if until is None:
+            return [f"const int {index}_start = {start}, {index}_stop = {stop};"]
+        size, split = placement.part_size, placement.split
+        names = {f"{split}.begin": f"(part * {size})", f"{split}.end": f"((part + 1) * {size})"}
+        own = f"::max({index}_start, ::min({index}_end, {c_index(until, names)}))"
+        return [
+            f"const int {index}_start = {start}, {index}_end = {stop};",
+            f"const int {index}_stop = {own};  // later iterations leave this part as it is",
+        ]
+
+    def _left_out(self, role: Role, values: Values, section: Pipeline) -> list[str]:
+        loop = section.loop
+        if role.loads or self.block.placement.until(loop) is None:
+            return []
+        index, counter = loop.index, c_name(loop.index)
+        lines = [
+            "#pragma unroll 1",
+            f"for (int {counter} = {index}_stop; {counter} < {index}_end; ++{counter}) {{",
+            *indent(self._steps(values, section.skip, loop, counter, 0)),
+            "}",
+        ]
+        if section.empty:
+            lines += [
+                f"if ({index}_stop == {index}_start && {index}_start < {index}_end) {{",
+                *indent(self._steps(values, section.empty, loop, f"{index}_start", 0)),
+                "}",
+            ]
+        return lines
 
     def _accumulates(self, loop: Loop, name: str) -> bool:
         return any(

@@ -8,6 +8,7 @@ releases when the last reader is done, the joins (`codegen.hazards`) and the tur
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.hazards import Effects, Queue, insert_joins, join_all, next_iteration
@@ -95,9 +96,10 @@ def _fill_steps(
 
 def _producer_loop(loop: Loop, schedule: Schedule, timed: Sequence[tuple[int, Step]]) -> Pipeline:
     interval = schedule.initiation_interval
-    least = min(time // interval for time, _ in timed)
-    steps = sorted(timed, key=lambda pair: pair[0] % interval)
-    ordered = [step.at(time // interval - least) for time, step in steps]
+    # From the first load on, so that no more iterations than necessary are started ahead.
+    first = min(time for time, _ in timed)
+    steps = sorted(timed, key=lambda pair: (pair[0] - first) % interval)
+    ordered = [step.at((time - first) // interval) for time, step in steps]
     plain = tuple(step for _, step in timed)
     depth = max(step.stage for step in ordered)
     prologue = tuple(tuple(s for s in ordered if s.stage <= i) for i in range(depth))
@@ -209,16 +211,38 @@ class _Compute:
         timed = [(times[op.id], 0, step) for op, step in zip(ops, self._straight(ops), strict=True)]
         timed += self._releases(loop, schedule, times)
         interval = schedule.initiation_interval
-        least = min(time // interval for time, _, _ in timed)
-        order = sorted(timed, key=lambda item: (item[0] % interval, item[1]))
-        steps = [step.at(time // interval - least) for time, _, step in order]
+        # The role's iteration begins with its own first op: what others do meanwhile is no matter.
+        first = min(times.values())
+        order = sorted(timed, key=lambda item: ((item[0] - first) % interval, item[1]))
+        steps = [step.at((time - first) // interval) for time, _, step in order]
         stage = {s.op.id: s.stage for s in steps if s.op is not None}
         rank = {s.op.id: place for place, s in enumerate(steps) if s.op is not None}
         check_order(self.placement, ops, stage, rank)
         steady = self._waits(self._local_rings(loop), steps)
         self._check_depths(loop, steady)
         plain = self._waits(self._local_rings(loop), self._plain(loop, ops))
-        return [self._pipeline(loop, steady, plain)]
+        return [self._early_end(loop, self._pipeline(loop, steady, plain))]
+
+    def _early_end(self, loop: Loop, pipeline: Pipeline) -> Pipeline:
+        """What this group does in iterations that do not change its part: take and give back."""
+        if self.placement.until(loop) is None:
+            return pipeline
+        if pipeline.depth > 1:
+            raise InputError(
+                f"{loop.where}: loop {loop.index} ends early for a part, which a schedule with "
+                f"{pipeline.depth} iterations started ahead cannot do; start at most one ahead"
+            )
+        steady = [step for step in pipeline.steady if step.action == "Wait"]
+        local = self._local_rings(loop)
+        skip: list[Step] = []
+        turns = [step for step in pipeline.steady if step.action in ("TurnWait", "TurnPass")]
+        skip += turns
+        for wait in (step for step in steady if step.ring in local):
+            skip += [wait.at(0), Step("Release", ring=wait.ring)]
+        around = [s for part in (*pipeline.prologue, *pipeline.epilogue) for s in part]
+        extra = [s for s in around if s.action in ("TurnWait", "TurnPass")]
+        empty = tuple(extra[len(turns) * pipeline.depth :])
+        return replace(pipeline, skip=tuple(skip), empty=empty)
 
     def _releases(
         self, loop: Loop, schedule: Schedule, times: Mapping[int, int]

@@ -16,7 +16,9 @@ LOCALS = frozenset(
     "shared shared_raw step t task tasks thread_col thread_row warp_group first round next stride "
     "task_ring task_full task_empty task_cursor task_counter".split()
 )
-SUFFIXES = ("_base _full _empty _cursor _oldest _at _live _start _stop _count _place _data").split()
+SUFFIXES = (
+    "_base _end _full _empty _cursor _oldest _at _live _start _stop _count _place _data"
+).split()
 KEYWORDS = frozenset(
     "alignas alignof and asm auto bool break case catch char class const constexpr continue "
     "decltype default delete do double dynamic_cast else enum explicit export extern false final "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from warploom.codegen.fuse import Fusion, fuse
 from warploom.codegen.layout import Operand, SharedTile, shared_tile
 from warploom.errors import InputError
-from warploom.tile import Loop, Op, Program, TileType, Var
+from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
@@ -40,6 +40,22 @@ class Placement:
         if self.split not in kind.names:
             return kind
         return kind.resized(self.split, kind.size(self.split) // self.parts)
+
+    def until(self, loop: Loop) -> Index | None:
+        """Where a part may leave a loop early, if the loop says so for the split axis."""
+        ours = {f"{self.split}.begin", f"{self.split}.end"}
+        if loop.until is None or self.parts == 1:
+            return None
+        parts = {name for name in loop.until.symbols() if "." in name}
+        return loop.until if parts <= ours else None
+
+    @property
+    def part_size(self) -> int:
+        """How much of the split axis one compute group holds."""
+        for op in self.program.ops():
+            if op.dst is not None and self.split in op.dst.type.names:
+                return op.dst.type.size(self.split) // self.parts
+        return 0
 
     def operand(self, op: Op, which: int) -> Operand:
         """The shared operand `which` (0 or 1) of a matmul."""

@@ -35,6 +35,7 @@ class LaunchPlan:
     store_panels    panels of 64x128 bytes a group may have in flight to global memory
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
+    skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     block_dim_warps is derived from the groups
     """
 
@@ -49,6 +50,7 @@ class LaunchPlan:
     store_panels: int = 2
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
+    skip_unit: bool = False
 
     def __post_init__(self) -> None:
         if self.cluster[1] not in (1, 2, 4, 8):

@@ -215,7 +215,8 @@ class Simulator:
                 yield from self._step(agent, step, symbols)
             return
         loop, depth = section.loop, section.depth
-        start, stop = loop.start.evaluate(symbols), loop.stop.evaluate(symbols)
+        start, end = loop.start.evaluate(symbols), loop.stop.evaluate(symbols)
+        stop = end if agent.role.loads else self._own_end(agent, section, start, end, symbols)
         rounds: list[tuple[tuple[Step, ...], int]] = []
         if stop - start >= depth:
             rounds += [(steps, start + i) for i, steps in enumerate(section.prologue)]
@@ -223,9 +224,24 @@ class Simulator:
             rounds += [(steps, max(start, stop) + i) for i, steps in enumerate(section.epilogue)]
         else:
             rounds += [(section.plain, i) for i in range(start, stop)]
+        rounds += [(section.skip, i) for i in range(max(start, stop), end)]
+        if stop <= start < end:
+            rounds.append((section.empty, start))
         for steps, newest in rounds:
             for step in steps:
                 yield from self._step(agent, step, {**symbols, loop.index: newest - step.stage})
+
+    def _own_end(
+        self, agent: Agent, section: Pipeline, start: int, end: int, symbols: dict[str, int]
+    ) -> int:
+        """Where this group's part of a loop ends."""
+        until = self.placement.until(section.loop)
+        if until is None:
+            return end
+        size, split = self.placement.part_size, self.placement.split
+        first = agent.role.part * size
+        own = until.evaluate({**symbols, f"{split}.begin": first, f"{split}.end": first + size})
+        return max(start, min(end, own))
 
     # ---- steps
 

@@ -83,7 +83,8 @@ def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
             "#pragma unroll 1",
             "for (;;) {",
             f"  barrier_wait({full}, task_cursor.parity);",
-            f"  const int task = shared_read({slot});",
+            # The shuffle tells the compiler that all lanes have one value: rings stay uniform.
+            f"  const int task = __shfl_sync(0xffffffffu, shared_read({slot}), 0);",
             f"  if (lane == 0) barrier_arrive({empty});",
             f"  {advance}",
             "  if (task >= tasks) break;",

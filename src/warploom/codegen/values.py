@@ -121,10 +121,13 @@ class At:
 
 
 class Values:
-    """Declares and reads the register tiles of one role."""
+    """Declares and reads the register tiles of one role.
 
-    def __init__(self, placement: Placement, part: int) -> None:
-        self.placement, self.part = placement, part
+    `skip_unit`: a tile is not multiplied by row factors that are 1 in all rows of a warp.
+    """
+
+    def __init__(self, placement: Placement, part: int, skip_unit: bool = False) -> None:
+        self.placement, self.part, self.skip_unit = placement, part, skip_unit
 
     def form(self, kind: TileType) -> str:
         """tile, row, col or scalar."""

@@ -38,7 +38,10 @@ from warploom.tile import (
     max_along,
     maximum,
     maximum_index,
+    minimum,
     minimum_index,
+    part_begin,
+    part_end,
     reciprocal,
     size,
     span,
@@ -57,7 +60,9 @@ class AttentionConfig:
     """What is static: element type, head size, masks, query heads a key head, and the tile.
 
     `window` w lets row position p see keys p - w + 1 ... (None: all); `tile` is (rows, keys);
-    `scale` defaults to 1 / sqrt(head_dim).
+    `scale` defaults to 1 / sqrt(head_dim). The sums of a row are rescaled only when its maximum
+    has grown by more than `slack` powers of 2, so that most blocks need no rescaling
+    (the rule of FlashAttention-4; weights then reach 2 ** slack: at most 15 for fp16).
     """
 
     dtype: DType = BF16
@@ -67,6 +72,7 @@ class AttentionConfig:
     group: int = 1
     lse: bool = False
     scale: float | None = None
+    slack: float = 8.0
     tile: tuple[int, int] = (128, 128)
 
     def __post_init__(self) -> None:
@@ -109,26 +115,23 @@ def _attention(
     queries = load(q, batch, head, rows, width)
     top, total, acc = full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=d)
 
-    def step(j: Index, masked: bool) -> None:
+    begin, end, until = _bounds(config, i)
+    for j in loop(begin, end, until=until):
         keys = span(j * bk, bk)
         scores = queries @ load(k, batch, kv_head, keys, width)
-        if masked:
-            scores[:] = where(_visible(config, row_at, j), scores, -math.inf)
+        scores[:] = where(_visible(config, row_at, j), scores, -math.inf)
         highest = maximum(top, max_along(scores, "keys"))
+        if config.slack:
+            highest = where((highest - top) * scale <= config.slack, top, highest)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
-        base = (where(highest.equals(-math.inf), 0.0, highest) if masked else highest) * scale
-        rescale = exp2(top * scale - base)
-        weights = exp2(scores * scale - base)
+        base = where(highest.equals(-math.inf), 0.0, highest)
+        rescale = exp2((top - base) * scale)
+        weights = exp2(scores * scale - base * scale)
         total[:] = total * rescale + sum_along(weights, "keys")
         top[:] = highest
         acc[:] = acc * rescale
         values = load(v, batch, kv_head, keys, width)
         acc[:] = acc + weights.cast(config.dtype) @ values
-
-    bounds = _bounds(config, i)
-    for begin, end, masked in bounds:
-        for j in loop(begin, end):
-            step(j, masked)
     none = total.equals(0.0)
     store(
         o,
@@ -145,30 +148,25 @@ def _attention(
 
 def _visible(config: AttentionConfig, row_at: Tile, j: Index) -> Tile:
     key_at = coordinate("keys", config.tile[1], j * config.tile[1])
-    seen = key_at < size("keys")
-    if config.causal:
-        seen = seen & (row_at >= key_at)
-    if config.window is not None:
-        seen = seen & (row_at - config.window < key_at)
-    return seen
+    if not config.causal:
+        seen = key_at < size("keys")
+    else:
+        seen = minimum(row_at + 1, size("keys")) > key_at
+    return seen if config.window is None else seen & (row_at - config.window < key_at)
 
 
-def _bounds(config: AttentionConfig, i: Index) -> list[tuple[Index, Index, bool]]:
-    """Blocks of keys (begin, end, masked): those every row sees whole run without a mask."""
+def _bounds(config: AttentionConfig, i: Index) -> tuple[Index, Index, Index]:
+    """The blocks of keys that row tile `i` sees: from, to, and to where a part of its rows does."""
     bq, bk = config.tile
-    keys, first = size("keys"), i * bq + size("keys") - size("rows")
-    whole, end = keys // bk, cdiv(keys, bk)
+    first, end = i * bq + size("keys") - size("rows"), cdiv(size("keys"), bk)
+    exists = minimum_index(maximum_index(size("rows") - i * bq - part_begin("rows"), 0), 1)
+    until = exists * end
     if config.causal:
-        whole = minimum_index(whole, maximum_index(first + 1, 0) // bk)
+        until = minimum_index(until, cdiv(maximum_index(first + part_end("rows"), 0), bk))
         end = minimum_index(end, cdiv(maximum_index(first + bq, 0), bk))
     if config.window is None:
-        zero = maximum_index(0, 0)
-        return [(zero, whole, False), (whole, end, True)]
-    begin = maximum_index(first - config.window + 1, 0) // bk
-    clear = cdiv(maximum_index(first + bq - config.window, 0), bk)
-    clear = minimum_index(maximum_index(clear, begin), end)
-    whole = maximum_index(whole, clear)
-    return [(begin, clear, True), (clear, whole, False), (whole, end, True)]
+        return maximum_index(0, 0), end, until
+    return maximum_index(first - config.window + 1, 0) // bk, end, until
 
 
 def default_schedule(config: AttentionConfig) -> KernelSchedule:

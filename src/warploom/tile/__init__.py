@@ -41,7 +41,7 @@ from warploom.tile.language import (
     zeros,
 )
 from warploom.tile.tiles import Tile, coordinate
-from warploom.tile.trace import array, grid, loop, size, trace
+from warploom.tile.trace import array, grid, loop, part_begin, part_end, size, trace
 from warploom.tile.verify import verify
 
 __all__ = [
@@ -90,6 +90,8 @@ __all__ = [
     "min_along",
     "minimum",
     "minimum_index",
+    "part_begin",
+    "part_end",
     "product_along",
     "reciprocal",
     "relu",

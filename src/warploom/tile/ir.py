@@ -137,13 +137,18 @@ class Op:
 
 @dataclass(frozen=True)
 class Loop:
-    """A counted loop: `index` runs over start, start + 1, ..., stop - 1; empty if stop <= start."""
+    """A counted loop: `index` runs over start, start + 1, ..., stop - 1; empty if stop <= start.
+
+    `until` promises that iterations from there on change nothing in a part of the tiles: the rows
+    that `part_begin` and `part_end` name. Whoever runs that part alone may leave them out.
+    """
 
     index: str
     start: Index
     stop: Index
     body: tuple[Op | Loop, ...]
     where: str = field(default="", compare=False)
+    until: Index | None = None
 
 
 @dataclass(frozen=True)
@@ -199,5 +204,6 @@ def _lines(body: tuple[Op | Loop, ...]) -> Iterator[str]:
         if isinstance(item, Op):
             yield f"{item.id:>3}  {item}"
             continue
-        yield f"     loop {item.index} from {item.start} to {item.stop}:"
+        until = "" if item.until is None else f", a part until {item.until}"
+        yield f"     loop {item.index} from {item.start} to {item.stop}{until}:"
         yield from (f"  {line}" for line in _lines(item.body))

@@ -6,7 +6,7 @@ import math
 
 from warploom.tile import typing as rules
 from warploom.tile.dtypes import FP32, DType
-from warploom.tile.index import IndexLike, as_index
+from warploom.tile.index import Index, IndexLike, as_index
 from warploom.tile.ir import Array, Span, TileType
 from warploom.tile.tiles import Tile, checked, elementwise, emit, fill
 from warploom.tile.trace import current, refuse
@@ -129,12 +129,12 @@ def relu(x: Tile) -> Tile:
     return elementwise("relu", x)
 
 
-def maximum(x: Tile, y: Tile | float) -> Tile:
+def maximum(x: Tile, y: Tile | float | Index) -> Tile:
     """The larger, elementwise; the number when one is NaN."""
     return elementwise("max", x, y)
 
 
-def minimum(x: Tile, y: Tile | float) -> Tile:
+def minimum(x: Tile, y: Tile | float | Index) -> Tile:
     """The smaller, elementwise; the number when one is NaN."""
     return elementwise("min", x, y)
 

@@ -167,8 +167,24 @@ def grid(**extents: IndexLike) -> tuple[Index, ...]:
     return tuple(result)
 
 
-def loop(start: IndexLike, stop: IndexLike | None = None) -> Iterator[Index]:
-    """`for j in loop(n)` or `for j in loop(start, stop)`: traced once, run any number of times."""
+def part_begin(axis: str) -> Index:
+    """In `until` of a loop: the first position along `axis` of the part of a tile that runs."""
+    return symbol(f"{axis}.begin")
+
+
+def part_end(axis: str) -> Index:
+    """In `until` of a loop: the position after the last along `axis` of the part that runs."""
+    return symbol(f"{axis}.end")
+
+
+def loop(
+    start: IndexLike, stop: IndexLike | None = None, *, until: Index | None = None
+) -> Iterator[Index]:
+    """`for j in loop(n)` or `for j in loop(start, stop)`: traced once, run any number of times.
+
+    `until`, written with `part_begin` and `part_end`, promises from which iteration on a part of
+    the tiles does not change any more (masked out); a warp group that holds that part skips them.
+    """
     tracer = current()
     where = user_line()
     first, last = (0, start) if stop is None else (start, stop)
@@ -183,5 +199,5 @@ def loop(start: IndexLike, stop: IndexLike | None = None) -> Iterator[Index]:
     tracer.ended |= {name for name, made in tracer.depth_of.items() if made > depth}
     for name in tracer.ended:
         tracer.depth_of.pop(name, None)
-    done = Loop(index, as_index(first), as_index(last), tuple(body), where)
+    done = Loop(index, as_index(first), as_index(last), tuple(body), where, until)
     tracer.stack[-1].append(done)

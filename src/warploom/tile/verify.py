@@ -40,6 +40,10 @@ def _body(
         if isinstance(item, Loop):
             for bound in (item.start, item.stop):
                 _check_symbols(f"{item.where}: bound of loop {item.index}", bound, symbols)
+            if item.until is not None:
+                parts = {n for n in item.until.symbols() if n.endswith((".begin", ".end"))}
+                what = f"{item.where}: until of loop {item.index}"
+                _check_symbols(what, item.until, symbols | parts)
             _body(program, item.body, dict(types), symbols | {item.index})
             continue
         try:
