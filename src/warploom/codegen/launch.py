@@ -17,7 +17,7 @@ from typing import Any
 from warploom.codegen import tensor_maps
 from warploom.codegen.build import Built
 from warploom.errors import DeviceError, InputError
-from warploom.runtime.bindings import import_binding
+from warploom.runtime.bindings import import_binding, one_line
 from warploom.runtime.tensors import View, view
 from warploom.tile import Array
 
@@ -44,7 +44,7 @@ class Kernel:
         self._driver = import_binding("driver")
         self._calls: dict[tuple[Any, ...], _Call] = {}
         self._maps: dict[tuple[Any, ...], bytes] = {}
-        self._call("cuInit", 0)
+        self._initialise()
         handle = self._call("cuDeviceGet", device)
         self._check_device(handle)
         self._context = self._call("cuDevicePrimaryCtxRetain", handle)
@@ -169,7 +169,7 @@ class Kernel:
                 f"array {spec.name}: its last dimension {spec.dims[-1]!r} has stride "
                 f"{found.strides[-1]}, expected 1; make it contiguous or build the transposed form"
             )
-        if found.device != self.device:
+        if found.device not in (None, self.device):
             raise InputError(
                 f"array {spec.name} is on device {found.device}, the kernel was loaded on device "
                 f"{self.device}"
@@ -239,6 +239,12 @@ class Kernel:
         self._call("cuEventRecord", event, int(producer))
         self._call("cuStreamWaitEvent", stream, event, 0)
         self._call("cuEventDestroy", event)
+
+    def _initialise(self) -> None:
+        try:
+            self._call("cuInit", 0)
+        except RuntimeError as error:  # cuda-bindings found no driver library
+            raise DeviceError(f"no NVIDIA driver here ({one_line(error)})") from None
 
     def _zeros(self, count: int) -> int:
         memory = int(self._call("cuMemAlloc", count))

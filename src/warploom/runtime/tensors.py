@@ -29,14 +29,15 @@ ALIASES = {
 class View:
     """A tensor in device memory: address, sizes and strides in elements, our element type.
 
-    `stream` is the producer's stream where the protocol names one that the launch must wait for.
+    `device` is None where the protocol does not say; `stream` is the producer's stream where the
+    protocol names one that the launch must wait for.
     """
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
-    device: int = 0
+    device: int | None = None
     stream: int | None = None
     writable: bool = True
 
@@ -75,7 +76,7 @@ def _torch(tensor: Any, name: str) -> View:
         tuple(tensor.shape),
         tuple(tensor.stride()),
         ALIASES.get(kind, kind),
-        int(getattr(getattr(tensor, "device", None), "index", 0) or 0),
+        getattr(getattr(tensor, "device", None), "index", None),
     )
 
 

@@ -1,0 +1,164 @@
+"""compute-sanitizer over small launches of every kernel family: memcheck, racecheck, initcheck.
+
+Each tool runs one process that does every case and says where it is; findings are counted by case.
+Results are also compared with the interpreter, as a tool that changes the answer has found
+something too. `--one` is that process; `--out FILE` writes evidence rows.
+
+    python bench/sanitize.py --out bench/results/sanitizer.json [--cases gemm,attention]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from tests.gpu.cases import CASES  # noqa: E402
+
+from warploom.errors import WarploomError  # noqa: E402
+from warploom.evidence import Evidence, write_rows  # noqa: E402
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+LIMIT_S = 150  # of one tool
+MARK = "##case "
+FINDING = re.compile(r"^={9} (?!COMPUTE-SANITIZER|ERROR SUMMARY|RACECHECK SUMMARY|LEAK|    )(\S.*)")
+
+
+def chosen(text: str) -> list[str]:
+    """The cases whose names begin with one of the comma-separated words."""
+    words = text.split(",") if text else [""]
+    return [name for name in CASES if any(name.startswith(word) for word in words)]
+
+
+def one(names: list[str]) -> int:
+    """Run cases in this process, each announced; the exit code says whether all were right."""
+    wrong = 0
+    for name in names:
+        print(MARK + name, flush=True)
+        case = CASES[name]()
+        try:
+            worst = max(case.errors().values())
+        except WarploomError as error:
+            print(f"##error {' '.join(str(error).split())}", flush=True)
+            wrong += 1
+            continue
+        print(f"##distance {worst:.3e} bound {case.bound:.0e}", flush=True)
+        wrong += not worst <= case.bound
+    print(MARK + "end", flush=True)
+    return 1 if wrong else 0
+
+
+def findings(text: str) -> dict[str, list[str]]:
+    """What a tool said of each case: the first line of every finding."""
+    found: dict[str, list[str]] = {}
+    name = "start"
+    for line in text.splitlines():
+        if line.startswith(MARK):
+            name = line.removeprefix(MARK).strip()
+            found[name] = []
+        elif line.startswith("##error"):
+            found.setdefault(name, []).append(line.removeprefix("##error "))
+        elif match := FINDING.match(line):
+            found.setdefault(name, []).append(match.group(1))
+    return found
+
+
+def distances(text: str) -> dict[str, float]:
+    """The distance from the interpreter that every case reported."""
+    found: dict[str, float] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.startswith(MARK):
+            name = line.removeprefix(MARK).strip()
+        elif line.startswith("##distance"):
+            found[name] = float(line.split()[1])
+    return found
+
+
+def run(tool: str, names: list[str]) -> tuple[str, str]:
+    """(output, trouble) of one tool over the cases; trouble is empty when it came to its end."""
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        return "", "compute-sanitizer is not on the PATH"
+    command = [sanitizer, "--tool", tool, "--print-limit", "20", sys.executable, __file__]
+    try:
+        done = subprocess.run(
+            [*command, "--one", "--cases", ",".join(names)],
+            capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        text = late.stdout.decode() if isinstance(late.stdout, bytes) else (late.stdout or "")
+        return text, f"no answer within {LIMIT_S} s"
+    text = done.stdout + done.stderr
+    return text, "" if MARK + "end" in text else f"stopped with code {done.returncode}"
+
+
+def device() -> tuple[str, str]:
+    """(name, driver) of the GPU."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        name, driver = (part.strip() for part in done.stdout.splitlines()[0].split(","))
+    except (OSError, IndexError, ValueError):
+        return "none", ""
+    return name, driver
+
+
+def main() -> int:
+    """Every tool over the chosen cases; a table, and rows when asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", action="store_true", help="run the cases in this process")
+    parser.add_argument("--cases", default="", help="names or beginnings of names, comma-separated")
+    parser.add_argument("--tools", default=",".join(TOOLS[:2]))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--log", type=Path, help="folder for what the tools printed")
+    args = parser.parse_args()
+    names = chosen(args.cases)
+    if args.one:
+        return one(names)
+    rows: list[Evidence] = []
+    name, driver = device()
+    total = 0
+    for tool in args.tools.split(","):
+        text, trouble = run(tool, names)
+        if args.log:
+            args.log.mkdir(parents=True, exist_ok=True)
+            (args.log / f"{tool}.txt").write_text(text)
+        said, far = findings(text), distances(text)
+        for case in names:
+            count = len(said.get(case, []))
+            state = trouble if case not in far and not count else ""
+            total += count + bool(state)
+            print(
+                f"{tool:10} {case:28} {count:4} findings  {far.get(case, float('nan')):.1e} {state}"
+            )
+            for line in said.get(case, [])[:3]:
+                print(f"           {line}")
+            rows.append(
+                Evidence(
+                    claim="sanitizer", kernel=case, shape="small", dtype="", device=name,
+                    driver=driver, compiler="", unit="findings", better="lower",
+                    date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+                    command=f"python bench/sanitize.py --tools {tool} --cases {case}",
+                    ours=float(count), baselines={}, ratio_to_best=1.0, samples=1,
+                    checks={"tool": tool, "findings": said.get(case, [])[:5],
+                            "distance": far.get(case), "trouble": state},
+                )
+            )  # fmt: skip
+    if args.out:
+        write_rows(args.out, rows)
+    print(f"{total} findings in {len(rows)} runs")
+    return 1 if total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

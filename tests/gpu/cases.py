@@ -1,0 +1,146 @@
+"""Small launches that tests and the sanitizer share: program, schedule, inputs, tolerance.
+
+`python tests/gpu/cases.py FOLDER` compiles them all into a cache, for a machine with a GPU and no
+compiler (`WARPLOOM_CACHE=FOLDER`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.codegen.build import Built, build
+from warploom.codegen.on_gpu import run_on_gpu
+from warploom.kernels.attention import AttentionConfig
+from warploom.kernels.choices import (
+    ATTENTION_CHOICES,
+    choose_attention,
+    choose_gemm,
+    gemm_choice,
+)
+from warploom.kernels.library import configure, entry, random_arrays
+from warploom.tile import Program, interpret
+
+Values = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch; the interpreter gives what it must leave, within `bound` (relative, in norm)."""
+
+    program: Program
+    schedule: Any
+    arrays: Mapping[str, NDArray[Any]]
+    scalars: Mapping[str, float] = field(default_factory=dict[str, float])
+    bound: float = 8e-3
+    arch: str = "sm_90a"
+    allow: tuple[str, ...] = ()
+    family: str = ""
+
+    def built(self) -> Built:
+        """The compiled kernel."""
+        return build(self.program, self.schedule, self.arch, self.allow)
+
+    def errors(self) -> dict[str, float]:
+        """Run it: the relative error of every array; infinite where other elements are finite."""
+        got = run_on_gpu(self.program, self.built(), self.arrays, self.scalars)
+        want = interpret(self.program, self.arrays, self.scalars)
+        return {name: distance(got[name], want[name]) for name in want}
+
+
+def distance(got: NDArray[Any], want: NDArray[Any]) -> float:
+    """Norm of the difference over the norm of `want`; inf when NaN or inf differ in place."""
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    if not np.array_equal(np.nan_to_num(got * 0.0, nan=1.0), np.nan_to_num(want * 0.0, nan=1.0)):
+        return float("inf")
+    finite = np.isfinite(want)
+    if not np.array_equal(got[~finite], want[~finite], equal_nan=True):
+        return float("inf")
+    gap = np.linalg.norm(got[finite] - want[finite])
+    return float(gap / (np.linalg.norm(want[finite]) or 1.0))
+
+
+def gemm(shape: str, variant: str = "", seed: int = 0, **settings: str) -> Case:
+    """A GEMM of m x n x k (or batch x m x n x k): the variant its shape gets, or a named one."""
+    sizes = dict(zip(("batch", "m", "n", "k")[-len(shape.split("x")) :], shape.split("x"),
+                     strict=True))  # fmt: skip
+    config, dims = configure("gemm", {**sizes, **settings})
+    batch = dims["batch"] if config.batched else 1
+    choice = gemm_choice(variant) if variant else choose_gemm(
+        dims["m"], dims["n"], dims["k"], config, batch
+    )  # fmt: skip
+    config = choice.config(config)
+    program = entry("gemm").program(config)
+    arrays = random_arrays(program, dims, seed)
+    return Case(program, choice.schedule(config), arrays, bound=5e-3, family="gemm")
+
+
+def attention(variant: str, seed: int = 0, **settings: str) -> Case:
+    """Attention with a named variant."""
+    choice = ATTENTION_CHOICES[variant]
+    config, dims = configure("attention", settings)
+    config = choice.config(config)
+    program = entry("attention").program(config)
+    arrays = random_arrays(program, dims, seed)
+    return Case(program, choice.schedule(config), arrays, allow=choice.allow, family="attention")
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "gemm": lambda: gemm("200x264x136", "128x256"),
+    "gemm-one-row": lambda: gemm("1x264x72"),
+    "gemm-no-depth": lambda: gemm("130x72x0", "128x256"),
+    "gemm-one-step": lambda: gemm("130x264x8", "128x128"),
+    "gemm-transposed": lambda: gemm("264x136x72", "128x128", a="km", b="nk"),
+    "gemm-batched-epilogue": lambda: gemm(
+        "2x200x264x136", "128x192", batched="true", bias="true", residual="true",
+        activation="gelu", scale="0.5",
+    ),
+    "gemm-fp16-silu": lambda: gemm("200x264x136", "256x128", dtype="fp16", out="fp16",
+                                   activation="silu"),
+    "gemm-fp8": lambda: gemm("200x272x144", "128x256", dtype="e4m3", b="nk"),
+    "gemm-cluster-of-4": lambda: gemm("700x264x136", "128x256-by-4"),
+    "attention": lambda: attention("128x128", rows="200", keys="200"),
+    "attention-one-key": lambda: attention("128x128", rows="130", keys="1"),
+    "attention-no-keys": lambda: attention("128x128", rows="130", keys="0", lse="true"),
+    "attention-causal": lambda: attention(
+        "128x128-draw16", rows="300", keys="300", causal="true", heads="4", group="2", lse="true"
+    ),
+    "attention-window": lambda: attention("192x128", rows="300", keys="400", head_dim="64",
+                                          causal="true", window="100"),
+}  # fmt: skip
+
+
+# What the tests of PyTorch operators launch: the kernels chosen for these shapes.
+OPERATORS: dict[str, Callable[[], Case]] = {
+    "operator-gemm": lambda: gemm("200x264x136"),
+    "operator-bias": lambda: gemm("200x264x136", bias="true", activation="gelu"),
+    "operator-transposed": lambda: gemm("200x264x136", a="km", b="nk"),
+    "operator-left-gradient": lambda: gemm("200x136x264", b="nk"),
+    "operator-right-gradient": lambda: gemm("136x264x200", a="km"),
+    **{
+        f"operator-attention-{lse}": lambda lse=lse: attention(
+            choose_attention(200, AttentionConfig(causal=True)).name,
+            causal="true", group="2", heads="4", lse=lse,
+        )
+        for lse in ("false", "true")
+    },
+}  # fmt: skip
+
+
+def main() -> None:
+    """Compile every case into the cache folder named on the command line."""
+    folder = Path(sys.argv[1])
+    for name, make in {**CASES, **OPERATORS}.items():
+        case = make()
+        done = build(case.program, case.schedule, case.arch, case.allow, folder)
+        print(f"{name:32} {len(done.cubin):8} B  {done.resources.registers} registers")
+
+
+if __name__ == "__main__":
+    main()

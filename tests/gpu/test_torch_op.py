@@ -1,0 +1,91 @@
+"""Operators on a GPU: torch's own checks of an operator, whole-graph compilation, gradients."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+torch_op = pytest.importorskip("warploom.integrations.torch_op")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+M, N, K = 200, 264, 136
+
+
+def matrix(*shape):
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+def close(got, want, bound=8e-3):
+    return float((got.double() - want.double()).norm() / want.double().norm()) < bound
+
+
+def heads():
+    return matrix(1, 4, 200, 128), matrix(1, 2, 200, 128), matrix(1, 2, 200, 128)
+
+
+def reference(q, k, v):
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    return torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=True
+    )
+
+
+def test_opcheck_of_gemm():
+    torch.library.opcheck(torch_op.gemm, (matrix(M, K), matrix(K, N)))
+    torch.library.opcheck(
+        torch_op.gemm, (matrix(M, K), matrix(K, N)), {"bias": matrix(N), "activation": "gelu"}
+    )
+
+
+def test_opcheck_of_gemm_with_gradients():
+    a, b = matrix(M, K).requires_grad_(), matrix(K, N).requires_grad_()
+    torch.library.opcheck(torch_op.gemm, (a, b))
+
+
+def test_opcheck_of_attention():
+    torch.library.opcheck(torch_op.attention, heads(), {"causal": True})
+    torch.library.opcheck(torch_op.attention_with_lse, heads(), {"causal": True})
+
+
+def test_gemm_of_transposed_views_copies_nothing():
+    a, b = matrix(K, M), matrix(N, K)
+    assert close(torch_op.gemm(a.T, b.T), a.T.double() @ b.T.double())
+
+
+def test_a_whole_graph_compiles():
+    def block(x, w, bias):
+        return torch_op.gemm(x.relu(), w, bias=bias, activation="gelu") * 2
+
+    x, w, bias = matrix(M, K), matrix(K, N), matrix(N)
+    got = torch.compile(block, fullgraph=True)(x, w, bias)
+    want = torch.nn.functional.gelu(x.relu().double() @ w.double() + bias.double()) * 2
+    assert close(got, want)
+
+
+def test_attention_compiles_and_is_right():
+    q, k, v = heads()
+    got = torch.compile(
+        lambda q, k, v: torch_op.attention(q, k, v, causal=True) + 0, fullgraph=True
+    )(q, k, v)
+    assert close(got, reference(q, k, v))
+
+
+def test_attention_reads_the_layout_of_a_projection():
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in heads())
+    assert close(torch_op.attention(q, k, v, causal=True), reference(q, k, v))
+
+
+def test_gradients_of_gemm():
+    a, b = matrix(M, K).requires_grad_(), matrix(K, N).requires_grad_()
+    grad = matrix(M, N)
+    torch_op.gemm(a, b).backward(grad)
+    assert close(a.grad, grad.double() @ b.double().T)
+    assert close(b.grad, a.double().T @ grad.double())
+
+
+def test_a_compiled_graph_is_captured():
+    x, w = matrix(M, K), matrix(K, N)
+    run = torch.compile(lambda x: torch_op.gemm(x, w), mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        x = matrix(M, K)
+        assert close(run(x).clone(), x.double() @ w.double())
