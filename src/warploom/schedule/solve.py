@@ -44,6 +44,7 @@ from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.schedule import Objective, Proof, Schedule
 from warploom.schedule.solver import NAME, Answer, Effort, IntVar, Variable, run
 from warploom.schedule.target import Target
+from warploom.schedule.uniform import add_uniform
 
 EXTRA_STAGES = 2
 GRACE = 10.0
@@ -56,6 +57,8 @@ class Problem:
 
     stages  most overlapped iterations; 0: as many as the modulo schedule needs, and one more
     pins    operations whose group a person decided
+    uniform every sub-tile runs the same program at a shift (`schedule.uniform`); pins, if any, must
+            then give each sub-tile the same kind of groups
     """
 
     graph: Graph
@@ -66,6 +69,7 @@ class Problem:
     stages: int = 0
     objectives: tuple[Stage, ...] = STAGES
     pins: Mapping[str, str] = field(default_factory=dict[str, str])
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         self.target.validate(self.graph)
@@ -192,8 +196,10 @@ def joint_encoding(
         stages,
         interval,
         without,
-        symmetric=not problem.pins,
+        symmetric=problem.uniform or not problem.pins,
     )
+    if problem.uniform:
+        add_uniform(it)
     if problem.target.groups:
         add_groups(it, problem.pins)
     else:
@@ -347,7 +353,8 @@ def _prove(problem: Problem, bounds: Bounds, start: Start, seconds: float) -> Pr
         return Proof(bounds.minimum, "analytic", bounds.reason, NAME, seconds, start.stages)
     if bound >= interval:
         reason = (
-            f"every interval below {interval} is refuted with up to {problem.stages} stages; "
+            f"every interval below {interval} is refuted with up to {problem.stages} stages"
+            f"{' among uniform schedules' * problem.uniform}; "
             f"the unit and recurrence bound is {bounds.minimum} ({bounds.reason})"
         )
         return Proof(interval, "infeasible", reason, NAME, seconds, start.stages)

@@ -30,6 +30,11 @@ def chains(graph: Graph) -> list[list[str]]:
     return [heaviest]
 
 
+def corresponding(graph: Graph) -> list[list[str]]:
+    """Operations of equal role in different sub-tiles, sub-tile 0 first."""
+    return list(_roles(graph).values())
+
+
 def _roles(graph: Graph) -> dict[tuple[str, int], list[str]]:
     """Nodes of equal role, by sub-tile: the k-th node of an op in each sub-tile are images."""
     met: dict[tuple[int, str], int] = defaultdict(int)

@@ -1,0 +1,293 @@
+"""`schedule="solve"`: a kernel schedule from the program, the machine and a launch plan alone.
+
+    extract     each loop's graph (`codegen.extract`)
+    solve       interval, times, registers, least ring depths, proof (`schedule.solve`)
+    deepen      what shared memory is left goes to the rings: loads vary more than the model says
+    release     a slot goes back where its reader is waited for anyway, or when it is done
+    turns       named barriers where shared units lose the schedule's order without them
+
+The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
+(`schedule.uniform`). Answers are kept in the user's cache by the hash of the problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from warploom.codegen.block import BlockProgram
+from warploom.codegen.build import cache_folder
+from warploom.codegen.emit import SHARED_LIMIT, emit
+from warploom.codegen.extract import Extraction, extract
+from warploom.codegen.lower import lower
+from warploom.codegen.named import REGISTERS, groups, multistage
+from warploom.codegen.place import ROWS_PER_GROUP, Placement, place
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.releases import releases
+from warploom.errors import CheckFailed, InputError
+from warploom.files import write_text_atomically
+from warploom.schedule.costs import CostTable, costs
+from warploom.schedule.schedule import Schedule
+from warploom.schedule.simulate import verify
+from warploom.tile import Op, Program
+
+RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
+MOST_DEPTH = 8  # slots beyond which a ring hides nothing more
+
+
+@dataclass(frozen=True)
+class Search:
+    """How hard to look: seconds of the solver a loop, its seed, and the cost table's end."""
+
+    seconds: float = 10.0
+    seed: int = 1
+    workers: int = 1
+    cost_end: str = "nominal"
+
+
+def solve_kernel(
+    program: Program,
+    launch: LaunchPlan | None = None,
+    gpu: str = "h200",
+    search: Search | None = None,
+    registers: tuple[int, int] | None = None,
+    cache: Path | None = None,
+) -> KernelSchedule:
+    """The solved schedule of a program.
+
+    launch      what is outside of the loops; without a split axis the rows of the accumulator are
+                split over as many groups as give the shortest interval
+    registers   (producer, consumer) a thread where the usual split does not fit
+    Raises `InputError` for a program without matmuls and `CheckFailed` when no schedule exists.
+    """
+    plan, chosen = launch or LaunchPlan(), search or Search()
+    table = costs(gpu, "nominal").at(chosen.cost_end)
+    if plan.split:
+        return _solved(program, plan, _parts_of(program, plan), table, chosen, registers, cache)
+    plan = plan.with_options(split=row_axis(program))
+    found: list[KernelSchedule] = []
+    refusals: list[str] = []
+    for parts in _divisions(program, plan.split):
+        try:
+            found.append(_solved(program, plan, parts, table, chosen, registers, cache))
+        except (CheckFailed, InputError) as error:
+            refusals.append(f"{parts} groups: {error}")
+    if not found:
+        raise CheckFailed(f"{program.name} has no schedule: {'; '.join(refusals)}")
+    return min(found, key=lambda one: sum(s.initiation_interval for s in one.loops.values()))
+
+
+def row_axis(program: Program) -> str:
+    """The rows of the accumulators: the axis a block can share out among warp groups."""
+    axes = {op.dst.type.names[0] for op in program.ops() if op.kind == "mma" and op.dst}
+    if len(axes) != 1:
+        raise InputError(
+            f"{program.name}: accumulators have row axes {sorted(axes)}; name the one to split in "
+            "the launch plan"
+        )
+    return axes.pop()
+
+
+def _rows(program: Program, split: str) -> int:
+    sizes = {
+        op.dst.type.size(split) for op in program.ops() if op.dst and split in op.dst.type.names
+    }
+    if len(sizes) != 1:
+        raise InputError(f"{program.name}: axis {split!r} has sizes {sorted(sizes)}, expected one")
+    return sizes.pop()
+
+
+def _divisions(program: Program, split: str) -> list[int]:
+    rows = _rows(program, split)
+    return [p for p in sorted(REGISTERS, reverse=True) if rows % (p * ROWS_PER_GROUP) == 0]
+
+
+def _parts_of(program: Program, plan: LaunchPlan) -> int:
+    # A named split axis: one group for every 64 rows, as the named schedules have it.
+    parts = _rows(program, plan.split) // ROWS_PER_GROUP
+    return parts if parts in REGISTERS else max(_divisions(program, plan.split), default=1)
+
+
+def _solved(
+    program: Program,
+    plan: LaunchPlan,
+    parts: int,
+    table: CostTable,
+    search: Search,
+    registers: tuple[int, int] | None,
+    cache: Path | None,
+) -> KernelSchedule:
+    placement = place(program, plan.split, parts)
+    fixed = fixed_bytes(program, plan, parts)
+    problems = [extract(placement, loop, table, fixed) for loop in program.loops()]
+    if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
+        raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
+    key = _key(problems, plan, search, registers)
+    kept = (cache or cache_folder()) / "schedule" / f"{key}.json"
+    if kept.is_file():
+        return KernelSchedule.from_json(json.loads(kept.read_text()), str(kept))
+    answers = {e.loop: _answer(e, search) for e in problems}
+    result = assemble(placement, plan, problems, answers, fixed, registers)
+    write_text_atomically(kept, json.dumps(result.to_json()))
+    return result
+
+
+def _key(
+    problems: Sequence[Extraction],
+    plan: LaunchPlan,
+    search: Search,
+    registers: tuple[int, int] | None,
+) -> str:
+    parts: list[Any] = [[e.graph.to_json(), e.target.to_json()] for e in problems]
+    text = json.dumps(parts) + repr((plan, search, registers))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _answer(problem: Extraction, search: Search) -> Schedule:
+    # Not at the top: named schedules work without the solver.
+    from warploom.schedule.objectives import LENGTH, REGISTER_TIME  # noqa: PLC0415
+    from warploom.schedule.solve import Problem, solve  # noqa: PLC0415
+    from warploom.schedule.solver import Effort  # noqa: PLC0415
+
+    return solve(
+        Problem(
+            problem.graph,
+            problem.target,
+            effort=Effort(search.seconds, search.workers, search.seed),
+            objectives=(REGISTER_TIME, LENGTH),
+            pins=problem.pins,
+            uniform=True,
+        )
+    )
+
+
+def fixed_bytes(program: Program, plan: LaunchPlan, parts: int) -> int:
+    """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
+
+    Read off the plainest kernel of the program, with one slot a ring.
+    """
+    block = lower(program, multistage(program, 1, plan, parts, in_flight=0))
+    return emit(block).shared_bytes - _ring_bytes(block) + RING_BARRIERS
+
+
+def _ring_bytes(block: BlockProgram) -> int:
+    loops = block.placement.program.loops()
+    inside = {op.id for loop in loops for op in loop.body if isinstance(op, Op)}
+    return sum(
+        ring.depth * ring.slot_bytes
+        for ring in block.rings
+        if any(load.id in inside for buffer in ring.buffers for load in buffer.loads)
+    )
+
+
+def assemble(
+    placement: Placement,
+    plan: LaunchPlan,
+    problems: Sequence[Extraction],
+    answers: Mapping[str, Schedule],
+    fixed: int,
+    registers: tuple[int, int] | None = None,
+) -> KernelSchedule:
+    """One kernel schedule from the schedules of its loops."""
+    own = groups(placement.parts, registers)
+    for name, answer in answers.items():
+        need = max(g.registers for g in answer.groups if g.warps > 1)
+        if need > own[1].registers:
+            raise CheckFailed(
+                f"loop {name}: its compute groups need {need} registers a thread, "
+                f"{placement.parts} groups have {own[1].registers}; make the tile smaller"
+            )
+    depths = deepen(placement, answers, SHARED_LIMIT - fixed)
+    plain = {
+        name: replace(answer, ring_depth=depths[name], groups=own)
+        for name, answer in answers.items()
+    }
+    provisional = KernelSchedule("solved", plain, plan)
+    loops: dict[str, Schedule] = {}
+    turns = False
+    for problem in problems:
+        schedule = plain[problem.loop]
+        answer = answers[problem.loop]
+        rates = verify(problem.graph, problem.target, answer)
+        turns |= rates.needs_order
+        latency = {node.id: node.latency for node in problem.graph.nodes}
+        chosen = releases(placement, provisional, problem.loop, latency)
+        params: dict[str, Any] = {
+            **schedule.params,
+            "release": chosen,
+            "least_depth": dict(answer.ring_depth),
+            "needed_registers": max(g.registers for g in answer.groups),
+            "free_running": rates.free,
+        }
+        loops[problem.loop] = replace(schedule, params=params)
+    return KernelSchedule("solved" + "-turns" * turns, loops, plan, turns)
+
+
+def ring_classes(placement: Placement) -> list[list[list[Op]]]:
+    """Loads that should share a ring: classes of columns of loads (one load a loop).
+
+    Loads of one loop with the same readers go together; loops that load equal tiles of the same
+    arrays take turns with one ring (`codegen.rings`).
+    """
+    found: dict[tuple[object, ...], list[list[Op]]] = {}
+    for loop in placement.program.loops():
+        together: dict[tuple[int, ...], list[Op]] = {}
+        for op in loop.body:
+            if isinstance(op, Op) and op.dst is not None and placement.is_shared(op.dst):
+                name = op.dst.name
+                readers = tuple(
+                    o.id for o in placement.program.ops() if any(v.name == name for v in o.srcs)
+                )
+                together.setdefault(readers, []).append(op)
+        for loads in together.values():
+            key = tuple((op.array, op.dst.type if op.dst else None) for op in loads)
+            found.setdefault(key, []).append(loads)
+    return list(found.values())
+
+
+def deepen(
+    placement: Placement, answers: Mapping[str, Schedule], capacity: int
+) -> dict[str, dict[str, int]]:
+    """Ring depths by loop and load: the least the times allow, then one slot each while they fit.
+
+    Deeper is always legal: a slot lives at most depth x II.
+    """
+    loop_of = {
+        op.id: loop.index
+        for loop in placement.program.loops()
+        for op in loop.body
+        if isinstance(op, Op)
+    }
+    classes = ring_classes(placement)
+    sizes = [
+        sum(placement.shared[op.dst.name][1].bytes for op in one[0] if op.dst) for one in classes
+    ]
+    depths = [
+        max(answers[loop_of[op.id]].ring_depth[op.label] for loads in one for op in loads)
+        for one in classes
+    ]
+    used = sum(d * s for d, s in zip(depths, sizes, strict=True))
+    if used > capacity:
+        raise CheckFailed(
+            f"{placement.program.name}: the rings of all its loops take {used} B, "
+            f"{capacity} B are left; make the tile smaller"
+        )
+    while True:
+        fitting = [
+            i for i, size in enumerate(sizes) if used + size <= capacity and depths[i] < MOST_DEPTH
+        ]
+        if not fitting:
+            break
+        least = min(fitting, key=lambda i: depths[i])
+        depths[least] += 1
+        used += sizes[least]
+    result: dict[str, dict[str, int]] = {name: {} for name in answers}
+    for depth, one in zip(depths, classes, strict=True):
+        for loads in one:
+            for op in loads:
+                result[loop_of[op.id]][op.label] = depth
+    return result
