@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention, reference
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention_reference import reference
 from warploom.tile import interpret
 from warploom.tile.interpret import bind
 

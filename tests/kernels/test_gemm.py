@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.errors import InputError
-from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, gemm, reference
+from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, gemm
+from warploom.kernels.gemm_reference import reference
 from warploom.tile import BF16, E4M3, FP16, interpret
 from warploom.tile.interpret import bind
 
@@ -14,15 +15,20 @@ from warploom.tile.interpret import bind
 def error_of(config, m, n, k, seed=0):
     rng = np.random.default_rng(seed)
     lead = (2,) if config.batched else ()
-    shapes = {"m": m, "n": n, "k": k, "batch": 2}
+    shapes = {"m": m, "n": n, "k": k, "batch": 2, "one": 1, "slices": config.slices}
+    specs = {**config.arrays, **config.epilogue}
     arrays = {
-        name: rng.normal(size=tuple(shapes[d] for d in spec.dims))
-        for name, spec in config.arrays.items()
+        name: rng.normal(size=tuple(shapes[d] for d in spec.dims)) for name, spec in specs.items()
     }
     arrays["c"] = np.full((*lead, m, n), np.nan)
     program = gemm(config)
-    got = interpret(program, arrays)["c"]
-    want = reference(config, bind(program, arrays))
+    bound = bind(program, arrays)
+    got = interpret(program, arrays)
+    if config.slices > 1:
+        second = combine(config)
+        bound |= bind(second, {**arrays, "parts": got["parts"]})
+        got = interpret(second, {**arrays, "parts": got["parts"]})
+    got, want = got["c"], reference(config, bound)
     assert got.shape == want.shape and not np.isnan(got).any()
     return np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0)
 
@@ -33,14 +39,18 @@ def error_of(config, m, n, k, seed=0):
     a=st.sampled_from(["mk", "km"]), b=st.sampled_from(["kn", "nk"]),
     dtype=st.sampled_from([BF16, FP16, E4M3]), activation=st.sampled_from(sorted(ACTIVATIONS)),
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
-    scale=st.sampled_from([1.0, 0.25]),
+    scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
+    dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
 )  # fmt: skip
 def test_gemm_is_close_to_float64_at_any_size(
-    m, n, k, a, b, dtype, activation, bias, residual, batched, scale
-):
+    m, n, k, a, b, dtype, activation, bias, residual, batched, scale, scales, gate, dual, promote,
+    slices,
+):  # fmt: skip
+    plain = slices == 1
     config = GemmConfig(
         dtype=dtype, a=a, b=b, activation=activation, bias=bias, residual=residual,
-        batched=batched, scale=scale, tile=(32, 32, 16),
+        batched=batched and plain, scale=scale, scales=scales, gate=gate, dual=dual and plain,
+        promote=promote, slices=slices, tile=(32, 32, 16),
     )  # fmt: skip
     assert error_of(config, m, n, k) < 4e-3
 

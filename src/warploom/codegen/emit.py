@@ -23,6 +23,11 @@ SHARED_LIMIT = 232448  # bytes a block may have on sm_90 (CUDA programming guide
 BARRIER_BYTES = 8
 
 
+def shared_limit(resident: int) -> int:
+    """Bytes of shared memory a block may have when so many share an SM (1 KiB a block is taken)."""
+    return (SHARED_LIMIT + 1024) // resident - 1024
+
+
 @dataclass(frozen=True)
 class CudaSource:
     """A kernel's text and what a launch must know.
@@ -93,7 +98,8 @@ class _Emitter:
         lines = [
             *head,
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
-            f'extern "C" __global__ void __launch_bounds__({threads}, 1){cluster} '
+            f'extern "C" __global__ void __launch_bounds__({threads}, {self.plan.resident})'
+            f"{cluster} "
             f"{self.program.name}(",
             f"    {signature}) {{",
             *body,
@@ -133,13 +139,16 @@ class _Emitter:
         at["tasks"] = used
         if self.plan.walk == "dynamic":
             used += TASK_SLOTS * (2 * BARRIER_BYTES + 4)
-        self.shared_bytes = used + 1024  # the base is rounded up to 1024
-        if self.shared_bytes > SHARED_LIMIT:
+        resident = self.plan.resident
+        # The base is rounded up to 1024, except where blocks share an SM and every KiB counts.
+        self.shared_bytes = used + (1024 if resident == 1 else 0)
+        if self.shared_bytes > (limit := shared_limit(resident)):
             rings = ", ".join(f"{r.name} {r.depth} x {r.slot_bytes}" for r in self.block.rings)
             raise InputError(
                 f"kernel {self.program.name} needs {self.shared_bytes} B of shared memory "
                 f"({rings}, store panels {self.maps.panel_bytes() * self.parts}), the GPU has "
-                f"{SHARED_LIMIT}; make a ring shallower or the tile smaller"
+                f"{limit}{f' a block for {resident} on an SM' if resident > 1 else ''}; make a "
+                "ring shallower or the tile smaller"
             )
         return at
 
@@ -192,10 +201,16 @@ class _Emitter:
         return indent(lines)
 
     def _setup(self, at: dict[str, int]) -> list[str]:
-        lines = [
-            "extern __shared__ __align__(1024) unsigned char shared_raw[];",
-            "const unsigned shared = (smem_address(shared_raw) + 1023u) & ~1023u;",
-        ]
+        lines = ["extern __shared__ __align__(1024) unsigned char shared_raw[];"]
+        if self.plan.resident == 1:
+            lines.append("const unsigned shared = (smem_address(shared_raw) + 1023u) & ~1023u;")
+        else:
+            lines += [
+                "const unsigned shared = smem_address(shared_raw);",
+                "if (shared % 1024) __trap();  // swizzled tiles need it; drivers give it",
+            ]
+        if self.plan.dependent:
+            lines.append("start_next_grid();")
         for ring in self.block.rings:
             lines += [
                 f"const unsigned {ring.name}_base = shared + {at[ring.name]};",
@@ -236,7 +251,7 @@ class _Emitter:
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
         if self.plan.dependent:
-            lines += ["wait_previous_grid();", "start_next_grid();"]
+            lines.append("wait_previous_grid();")
         return lines
 
     def _role(self, role: Role) -> list[str]:

@@ -30,7 +30,7 @@ def groups(compute: int, registers: tuple[int, int] | None = None) -> tuple[Grou
     if producer + compute * consumer > 512 or producer % 8 or consumer % 8:
         raise InputError(
             f"registers {producer} and {compute} x {consumer}: expected multiples of 8 that add up "
-            "to at most 512"
+            "to at most 512 (256 where two blocks share an SM)"
         )
     return (
         Group("load", 4, producer),

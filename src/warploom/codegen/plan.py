@@ -36,6 +36,7 @@ class LaunchPlan:
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
+    resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     block_dim_warps is derived from the groups
     """
 
@@ -51,6 +52,7 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
     skip_unit: bool = False
+    resident: int = 1
 
     def __post_init__(self) -> None:
         if self.cluster[1] not in (1, 2, 4, 8):
@@ -70,8 +72,10 @@ class LaunchPlan:
                 f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
                 "a cluster would take different tasks; use 'snake'"
             )
-        if self.store_panels < 1 or self.supergroup < 0:
-            raise InputError("launch plan: store_panels must be >= 1 and supergroup >= 0")
+        if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
+            raise InputError(
+                "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 4"
+            )
 
     def with_options(self, **changes: Any) -> LaunchPlan:
         """The plan with some fields changed."""

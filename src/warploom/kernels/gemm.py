@@ -1,4 +1,4 @@
-"""Matrix multiply with a fused epilogue: c = f(a b + bias) * scale + residual.
+"""Matrix multiply with a fused epilogue: c = f(a b * scale + bias) * gate + residual.
 
 Arrays are row-major in the order of their dimension names: `a: [batch, m, k]` or `[batch, k, m]`,
 `b: [batch, k, n]` or `[batch, n, k]`, so the four transposes are four declarations of one program.
@@ -6,13 +6,9 @@ Arrays are row-major in the order of their dimension names: `a: [batch, m, k]` o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
@@ -22,6 +18,7 @@ from warploom.tile import (
     FP32,
     Array,
     DType,
+    Index,
     Program,
     Tile,
     array,
@@ -31,6 +28,7 @@ from warploom.tile import (
     leaky_relu,
     load,
     loop,
+    minimum_index,
     relu,
     silu,
     size,
@@ -58,7 +56,12 @@ ACTIVATIONS: dict[str, Callable[[Tile], Tile]] = {
 class GemmConfig:
     """What is static in a GEMM: element types, storage orders, epilogue and the task's tile.
 
-    `a` and `b` are "mk" or "km", "kn" or "nk". `tile` is (m, n, k) in elements.
+    `a` and `b` are "mk" or "km", "kn" or "nk"; `tile` is (m, n, k) in elements.
+    scales    factors of a and b as one fp32 each in device memory (fp8 per-tensor scaling)
+    gate      multiply the activation by an array [m, n]
+    dual      multiply it by a b2 instead: silu gives the SwiGLU of a gated feed-forward layer
+    promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
+    slices    the contracted axis is cut into so many tasks, whose fp32 sums `combine` adds up
     """
 
     dtype: DType = BF16
@@ -70,16 +73,36 @@ class GemmConfig:
     residual: bool = False
     activation: str = "none"
     scale: float = 1.0
+    scales: bool = False
+    gate: bool = False
+    dual: bool = False
+    promote: bool = False
+    slices: int = 1
     tile: tuple[int, int, int] = (128, 256, 64)
 
     def __post_init__(self) -> None:
-        """Refuse orders and activations that do not exist."""
+        """Refuse orders and activations that do not exist, and what slices cannot do."""
         if self.a not in ("mk", "km") or self.b not in ("kn", "nk"):
             raise InputError(f"gemm a={self.a!r} b={self.b!r}: expected mk|km and kn|nk")
         if self.activation not in ACTIVATIONS:
             raise InputError(
                 f"gemm activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
             )
+        if self.slices < 1 or (self.slices > 1 and (self.batched or self.dual)):
+            raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
+
+    @property
+    def epilogue(self) -> dict[str, Array]:
+        """The arrays that the epilogue reads."""
+        lead = "batch " if self.batched else ""
+        found = {"scale_a": array(FP32, "one"), "scale_b": array(FP32, "one")}
+        specs = found if self.scales else dict[str, Array]()
+        if self.bias:
+            specs["bias"] = array(FP32, "n")
+        for name in ("gate", "residual"):
+            if getattr(self, name):
+                specs[name] = array(self.out, lead + "m n")
+        return specs
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -89,49 +112,101 @@ class GemmConfig:
             "a": array(self.dtype, lead + " ".join(self.a)),
             "b": array(self.dtype, lead + " ".join(self.b)),
         }
-        if self.bias:
-            specs["bias"] = array(FP32, "n")
-        if self.residual:
-            specs["residual"] = array(self.out, lead + "m n")
-        return {**specs, "c": array(self.out, lead + "m n")}
+        if self.dual:
+            specs["b2"] = specs["b"]
+        if self.slices > 1:
+            return {**specs, "parts": array(FP32, "slices m n")}
+        return {**specs, **self.epilogue, "c": array(self.out, lead + "m n")}
 
 
 def gemm(config: GemmConfig | None = None) -> Program:
-    """The tile program of a GEMM."""
+    """The tile program of a GEMM; with slices, of the sums that `combine` adds up."""
     chosen = config or GemmConfig()
     return trace(_gemm, chosen.arrays, name="gemm", config=chosen)
 
 
-def _gemm(
-    a: Array,
-    b: Array,
-    c: Array,
-    config: GemmConfig,
-    bias: Array | None = None,
-    residual: Array | None = None,
-) -> None:
+def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **rest: Array) -> None:
     bm, bn, bk = config.tile
     tiles = {"m": cdiv(size("m"), bm), "n": cdiv(size("n"), bn)}
-    if config.batched:
+    first, steps = 0, cdiv(size("k"), bk)
+    lead: tuple[Index, ...] = ()
+    where: tuple[Index, ...] = ()
+    if config.slices > 1:
+        part, m, n = grid(slices=config.slices, **tiles)
+        each = cdiv(steps, config.slices)
+        where = (part,)
+        first, steps = part * each, minimum_index(part * each + each, steps)
+    elif config.batched:
         batch, m, n = grid(batch=size("batch"), **tiles)
         lead = (batch,)
     else:
         m, n = grid(**tiles)
-        lead = ()
     rows, cols = span(m * bm, bm), span(n * bn, bn)
     acc = zeros(m=bm, n=bn)
-    for i in loop(cdiv(size("k"), bk)):
+    acc2 = zeros(m=bm, n=bn) if b2 is not None else acc
+    for i in loop(first, steps):
         depth = span(i * bk, bk)
+        right = (*lead, *((depth, cols) if config.b == "kn" else (cols, depth)))
         at = load(a, *lead, *((rows, depth) if config.a == "mk" else (depth, rows)))
-        bt = load(b, *lead, *((depth, cols) if config.b == "kn" else (cols, depth)))
-        acc += at @ bt
+        product = at @ load(b, *right)
+        if config.promote:
+            acc[:] = product + acc
+        else:
+            acc += product
+        if b2 is not None:
+            acc2 += at @ load(b2, *right)
+    if config.slices > 1:
+        store(rest["parts"], *where, rows, cols, tile=acc)
+    else:
+        second = acc2 if b2 is not None else None
+        _finish(config, acc, (*lead, rows, cols), rest, second)
+
+
+def _finish(
+    config: GemmConfig, acc: Tile, at: tuple[Any, ...], rest: dict[str, Array], acc2: Tile | None
+) -> None:
+    """The epilogue on fp32 sums, and the store."""
     result = acc * config.scale if config.scale != 1.0 else acc
-    if bias is not None:
-        result = result + load(bias, cols)
+    if config.scales:
+        result = result * (load(rest["scale_a"], 0) * load(rest["scale_b"], 0))
+    if config.bias:
+        result = result + load(rest["bias"], at[-1])
     result = ACTIVATIONS[config.activation](result)
-    if residual is not None:
-        result = result + load(residual, *lead, rows, cols).cast(FP32)
-    store(c, *lead, rows, cols, tile=result.cast(config.out))
+    if acc2 is not None:
+        result = result * acc2
+    if config.gate:
+        result = result * load(rest["gate"], *at).cast(FP32)
+    if config.residual:
+        result = result + load(rest["residual"], *at).cast(FP32)
+    store(rest["c"], *at, tile=result.cast(config.out))
+
+
+def combine(config: GemmConfig) -> Program:
+    """The second half of a GEMM in slices: add up the sums in order, then the epilogue."""
+    specs = {
+        "parts": array(FP32, "slices m n"),
+        **config.epilogue,
+        "c": array(config.out, "m n"),
+    }
+    return trace(_combine, specs, name="combine", config=config)
+
+
+def _combine(parts: Array, config: GemmConfig, **rest: Array) -> None:
+    m, n = grid(m=cdiv(size("m"), COMBINED[0]), n=cdiv(size("n"), COMBINED[1]))
+    rows, cols = span(m * COMBINED[0], COMBINED[0]), span(n * COMBINED[1], COMBINED[1])
+    acc = zeros(m=COMBINED[0], n=COMBINED[1])
+    for i in loop(size("slices")):
+        acc[:] = acc + load(parts, i, rows, cols)
+    _finish(config, acc, (rows, cols), rest, None)
+
+
+COMBINED = (64, 32)  # the tile of `combine`: small, so that many blocks read at a time
+
+
+def combine_schedule(config: GemmConfig) -> KernelSchedule:
+    """One group a block, several blocks an SM, begun while the sums are still being made."""
+    launch = LaunchPlan(persistent=False, dependent=True, resident=4, store="direct")
+    return multistage(combine(config), 1, launch, 1, registers=(24, 104))
 
 
 def default_schedule(config: GemmConfig) -> KernelSchedule:
@@ -141,51 +216,3 @@ def default_schedule(config: GemmConfig) -> KernelSchedule:
     """
     launch = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8)
     return multistage(gemm(config), 4, launch)
-
-
-def reference(config: GemmConfig, values: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
-    """c in float64; `values` has the arrays of `config`, already in their element types."""
-    wide = {name: value.astype(np.float64) for name, value in values.items()}
-    a = wide["a"] if config.a == "mk" else np.swapaxes(wide["a"], -1, -2)
-    b = wide["b"] if config.b == "kn" else np.swapaxes(wide["b"], -1, -2)
-    result = np.matmul(a, b) * config.scale
-    if config.bias:
-        result = result + wide["bias"]
-    result = REFERENCE[config.activation](result)
-    return result + wide["residual"] if config.residual else result
-
-
-Wide = NDArray[np.float64]
-
-
-def _erf(x: Wide) -> Wide:
-    return np.array([math.erf(value) for value in x.ravel()]).reshape(x.shape)
-
-
-def _silu(x: Wide) -> Wide:
-    return x / (1.0 + np.exp(-x))
-
-
-def _wide_relu(x: Wide) -> Wide:
-    return np.maximum(x, 0.0)
-
-
-def _wide_leaky(x: Wide) -> Wide:
-    return np.where(x > 0, x, 0.01 * x)
-
-
-def _wide_gelu(x: Wide) -> Wide:
-    return x * 0.5 * (1.0 + _erf(x * math.sqrt(0.5)))
-
-
-def _wide_identity(x: Wide) -> Wide:
-    return x
-
-
-REFERENCE: dict[str, Callable[[Wide], Wide]] = {
-    "none": _wide_identity,
-    "relu": _wide_relu,
-    "leaky_relu": _wide_leaky,
-    "gelu": _wide_gelu,
-    "silu": _silu,
-}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from warploom.codegen.plan import KernelSchedule
 from warploom.errors import InputError
-from warploom.kernels import attention, gemm
+from warploom.kernels import attention, attention_reference, gemm, gemm_reference
 from warploom.tile import Program, dtype, interpret
 from warploom.tile.interpret import bind
 
@@ -35,13 +35,13 @@ class Entry:
 
 
 def _gemm_outputs(config: gemm.GemmConfig, values: Values) -> dict[str, NDArray[np.float64]]:
-    return {"c": gemm.reference(config, values)}
+    return {"c": gemm_reference.reference(config, values)}
 
 
 def _attention_outputs(
     config: attention.AttentionConfig, values: Values
 ) -> dict[str, NDArray[np.float64]]:
-    out, lse = attention.reference(config, values)
+    out, lse = attention_reference.reference(config, values)
     return {"o": out, "lse": lse} if config.lse else {"o": out}
 
 

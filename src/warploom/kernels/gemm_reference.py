@@ -1,0 +1,68 @@
+"""GEMM in float64 with numpy: what `kernels.gemm` is checked against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.kernels.gemm import GemmConfig
+
+Wide = NDArray[np.float64]
+
+
+def reference(config: GemmConfig, values: dict[str, NDArray[Any]]) -> Wide:
+    """c in float64; `values` has the arrays of `config`, already in their element types."""
+    wide = {name: value.astype(np.float64) for name, value in values.items()}
+    a = wide["a"] if config.a == "mk" else np.swapaxes(wide["a"], -1, -2)
+
+    def product(name: str) -> Wide:
+        return np.matmul(a, wide[name] if config.b == "kn" else np.swapaxes(wide[name], -1, -2))
+
+    result = product("b") * config.scale
+    if config.scales:
+        result = result * (wide["scale_a"][0] * wide["scale_b"][0])
+    if config.bias:
+        result = result + wide["bias"]
+    result = REFERENCE[config.activation](result)
+    if config.dual:
+        result = result * product("b2")
+    if config.gate:
+        result = result * wide["gate"]
+    return result + wide["residual"] if config.residual else result
+
+
+def _erf(x: Wide) -> Wide:
+    return np.array([math.erf(value) for value in x.ravel()]).reshape(x.shape)
+
+
+def _silu(x: Wide) -> Wide:
+    return x / (1.0 + np.exp(-x))
+
+
+def _relu(x: Wide) -> Wide:
+    return np.maximum(x, 0.0)
+
+
+def _leaky(x: Wide) -> Wide:
+    return np.where(x > 0, x, 0.01 * x)
+
+
+def _gelu(x: Wide) -> Wide:
+    return x * 0.5 * (1.0 + _erf(x * math.sqrt(0.5)))
+
+
+def _identity(x: Wide) -> Wide:
+    return x
+
+
+REFERENCE: dict[str, Callable[[Wide], Wide]] = {
+    "none": _identity,
+    "relu": _relu,
+    "leaky_relu": _leaky,
+    "gelu": _gelu,
+    "silu": _silu,
+}
