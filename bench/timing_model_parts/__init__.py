@@ -1,0 +1,1 @@
+"""The steps of the `timing-model` claim: make schedules, measure them, report."""
