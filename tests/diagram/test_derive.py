@@ -21,10 +21,10 @@ from warploom.diagram.chunk import exchange
 from warploom.diagram.compare import compare_gpus, table
 from warploom.diagram.derive import Derivation, by_hand, derive, intensity, transfer_rows
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
-from warploom.diagram.kernel import Loop
+from warploom.diagram.kernel import Kernel, Loop
 from warploom.diagram.legal import make_kernel
 from warploom.diagram.library import formula
-from warploom.diagram.lower import check, clean, lower, unsplit
+from warploom.diagram.lower import check, clean, lower, programs, unsplit
 from warploom.diagram.pseudo import pseudocode
 from warploom.diagram.svg import draw
 from warploom.errors import InputError
@@ -100,6 +100,61 @@ def test_tile_programs_mean_the_same(name: str, nest: str) -> None:
 def test_derived_kernels_lower_with_slices_of_one(name: str) -> None:
     found = derive(exchange(formula(name)), memory=MEMORY).shrunk(limit=14)
     assert check(found.diagram, found.kernels, "fp16") < 3e-3
+
+
+# window 9, parts of 8 in slices of 4: loop bounds, merges, unrolled axes and steps in time
+SHAPED = (
+    ("window", "g_q s_x", {"g_q": 8, "s_x": 4}),
+    ("window", "g_q s_x", {"g_q": 4, "s_x": 8}),
+    ("causal", "g_q s_x", {"g_q": 4, "s_x": 8}),
+    ("matmul", "g_a g_c w_b s_b", {"w_b": 8, "s_b": 4}),
+    ("attention", "g_q w_x s_x", {"g_q": 8, "w_x": 8, "s_x": 4}),
+    ("gqa_decode", "g_n g_h w_x s_x", {"w_x": 8, "s_x": 4}),
+    ("gqa_decode", "g_n g_h w_x s_x", {"w_x": 8, "s_x": 8}),
+    ("variance", "g_m w_x s_x", {"g_m": 8, "w_x": 8, "s_x": 4}),
+    ("logsumexp", "g_m w_x s_x", {"g_m": 8, "w_x": 8, "s_x": 4}),
+    ("rmsnorm_matmul", "g_m g_n w_d s_d", {"g_m": 8, "w_d": 8, "s_d": 4}),
+    ("layernorm_matmul", "g_m g_n w_d s_d", {"g_m": 8, "w_d": 8, "s_d": 4}),
+    ("cross_entropy", "g_m w_v s_v", {"g_m": 8, "w_v": 8, "s_v": 4}),
+    ("router", "g_m s_n", {"g_m": 8, "s_n": 12}),
+    ("router", "g_m w_n s_n", {"g_m": 8, "w_n": 12, "s_n": 12}),
+    ("convolution", "g_o s_c", {"g_o": 8, "s_c": 4}),
+    ("convolution", "g_o g_n s_c", {"g_o": 8, "g_n": 4, "s_c": 4}),
+    ("ssm", "g_c s_t", {"g_c": 8, "s_t": 3}),
+)
+
+
+def shaped(name: str, nest: str, tiles: dict[str, int]) -> Kernel:
+    made = chunked(name, nest, limit=21 if name in ("window", "causal") else 17)
+    nodes = tuple(
+        replace(n, attrs=tuple((k, 9 if k == "window" else v) for k, v in n.attrs))
+        if n.kind == "mask" and n.attr("window")
+        else n
+        for n in made.body.nodes
+    )
+    made = replace(made, body=replace(made.body, nodes=nodes))
+    return made.tiled(
+        {
+            each.symbol: min(tiles.get(each.symbol, 16), made.body.size[each.axis])
+            for each in made.loops
+        }
+    )
+
+
+@pytest.mark.parametrize(("name", "nest", "tiles"), SHAPED)
+def test_splits_windows_top_k_and_scans_have_tile_programs(
+    name: str, nest: str, tiles: dict[str, int]
+) -> None:
+    made = shaped(name, nest, tiles)
+    assert check(made.body, (made,), "fp16") < 2e-3
+    assert len(programs(made)) == (2 if made.splits else 1)
+
+
+def test_a_wrong_merge_or_window_is_noticed() -> None:
+    split = shaped("attention", "g_q w_x s_x", {"g_q": 8, "w_x": 8, "s_x": 4})
+    assert check(split.body, (replace(split, corrections=()),), "fp16") > 1e-2
+    window = shaped("window", "g_q s_x", {"g_q": 8, "s_x": 4})
+    assert check(formula("causal").resized(window.body.size), (window,), "fp16") > 1e-2
 
 
 def test_a_broken_tile_program_is_noticed() -> None:
@@ -331,9 +386,12 @@ def test_bad_nests_are_refused_with_the_nearest_fix() -> None:
     assert isinstance(late, Refusal) and "groups first" in late.nearest
     with pytest.raises(InputError, match="splits axis"):
         lower(kernel("attention", "g_q w_x s_x").tiled({"g_q": 4, "w_x": 4, "s_x": 2}))
-    with pytest.raises(InputError, match="no tile form"):
-        made = kernel("convolution", "g_o s_w")
-        lower(made.tiled({each.symbol: 2 for each in made.loops}))
+    with pytest.raises(InputError, match="keep it out of the loops"):
+        made = kernel("router", "g_m s_n")
+        body = made.body.resized({"k": 40, "n": 60})
+        lower(replace(made, body=body).tiled({each.symbol: 2 for each in made.loops}))
+    with pytest.raises(InputError, match="nearest is 6"):
+        programs(kernel("attention", "g_q w_x s_x").tiled({"g_q": 4, "w_x": 8, "s_x": 3}))
     assert clean("out~") == "out_" and clean("0.5") == "v0_5"
     with pytest.raises(InputError, match="either"):
         derive(formula("attention"))

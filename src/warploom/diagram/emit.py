@@ -66,7 +66,7 @@ class Emitter:
             for operand in operands[1:]:
                 value = self.map("mul", value, operand)
             return self.add(replace(node, name="", inputs=(value,)), label)
-        inputs = self._gather(operands)
+        inputs = self._gather(operands, node.axes[0] if node.axes else "")
         if len(inputs) == 1:
             return self.add(Node("", "sum", inputs, node.axes, node.over), label)
         return self.add(replace(node, name="", inputs=inputs), label)
@@ -95,15 +95,21 @@ class Emitter:
             _visit(output, self.nodes, order)
         return replace(self.body, nodes=tuple(order.values()))
 
-    def _gather(self, operands: Sequence[str]) -> tuple[str, ...]:
-        """Multiply an operand into one that has all its axes, so a contraction has two inputs."""
+    def _gather(self, operands: Sequence[str], row: str) -> tuple[str, ...]:
+        """Multiply an operand into one that has all its axes, so a contraction has two inputs.
+
+        Of equal hosts the one with the result's first axis is taken: a tensor core can have a
+        computed first operand in registers, never a computed second one.
+        """
         kept: list[str] = []
         for operand in sorted(operands, key=lambda value: -len(self.axes[value])):
             hosts = [k for k in kept if set(self.axes[operand]) <= set(self.axes[k])]
             if not hosts:
                 kept.append(operand)
                 continue
-            host = min(hosts, key=lambda value: len(self.axes[value]))
+            host = min(
+                hosts, key=lambda value: (len(self.axes[value]), row not in self.axes[value])
+            )
             kept[kept.index(host)] = self.map("mul", host, operand)
         return tuple(sorted(kept, key=operands.index) if set(kept) <= set(operands) else kept)
 

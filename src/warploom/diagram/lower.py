@@ -1,11 +1,11 @@
-"""From a derived kernel to a tile program with the same meaning.
+"""From a derived kernel to tile programs with the same meaning.
 
-*requires* a kernel with tiles, without a split axis, whose tiles have at most two axes once batch
-groups are cut to one. *after*: group loops are the grid, the stream loop is a loop, states are
-tiles updated in place, corrections stand before the sums they correct. Axes that a tile does not
-divide are masked with the reduction's identity, so any size works. Accumulation is fp32, operands
-of matrix products are rounded to `dtype`; `check` runs the tile floor's interpreter against the
-diagram's float64 meaning.
+*requires* a kernel with tiles of at most two axes once batch groups are cut to one. *after*: group
+loops are the grid, the stream loop is a loop, states are tiles updated in place, corrections stand
+before the sums they correct. A split kernel gives two programs: the parts, and their merge. Axes
+that a tile does not divide are masked with the reduction's identity, so any size works.
+Accumulation is fp32, operands of matrix products are rounded to `dtype`; `check` runs the tile
+floor's interpreter against the diagram's float64 meaning.
 """
 
 from __future__ import annotations
@@ -16,45 +16,74 @@ from typing import Any
 import numpy as np
 
 from warploom import tile as tl
+from warploom.diagram.boxes import clean
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.graph import Diagram
 from warploom.diagram.kernel import Kernel, Loop
 from warploom.diagram.legal import group
-from warploom.diagram.tracing import Lowering, clean
+from warploom.diagram.merging import merge
+from warploom.diagram.tracing import Lowering, part_name, partial
 from warploom.errors import InputError
 
+MOST_UNROLLED = 16
+"""Positions of an axis that is walked while tracing."""
 
-def lower(kernel: Kernel, dtype: str = "bf16") -> tl.Program:
-    """The tile program of one kernel. Raises `InputError` naming the box that has no tile form."""
+
+def lower(kernel: Kernel, dtype: str = "bf16", out: str = "fp32") -> tl.Program:
+    """The tile program of a kernel without a split axis (`programs` takes any kernel).
+
+    `out` is the element type outputs are stored in. Raises `InputError` naming the box that has no
+    tile form.
+    """
     if kernel.splits:
         raise InputError(
-            f"kernel {kernel.name} splits axis {kernel.splits[0]!r} across cores; lower "
-            "`unsplit(kernel)` or derive with split=False"
+            f"kernel {kernel.name} splits axis {kernel.splits[0]!r} across cores and is two "
+            "programs: use `programs(kernel)`, or lower `unsplit(kernel)`"
         )
-    flat, batch = batched_to_one(kernel)
-    for node in flat.body.nodes:
-        if node.kind in ("view", "scan") or node.op == "topk":
-            raise InputError(f"box {node.name!r} ({node.op}) has no tile form; keep it on the host")
-    kind = tl.dtype(dtype)
-    arrays = {
-        clean(a.name): tl.array(
-            kind if a.name in _roots(flat) else tl.FP32, " ".join(map(clean, a.axes))
-        )
-        for a in flat.body.inputs
+    return programs(kernel, dtype, out)[0]
+
+
+def programs(kernel: Kernel, dtype: str = "bf16", out: str = "fp32") -> tuple[tl.Program, ...]:
+    """The tile programs of a kernel, to be run in order: one, or parts and merge of a split."""
+    flat, points = batched_to_one(_stepped(kernel))
+    unrolled = _unrolled(flat)
+    kind, stored = tl.dtype(dtype), tl.dtype(out)
+    inputs = {clean(a.name): tl.array(kind, " ".join(map(clean, a.axes))) for a in flat.body.inputs}
+    outputs = {
+        clean(name): tl.array(stored, " ".join(clean(a) for a in flat.body.axes_of(name)))
+        for name in flat.body.outputs
     }
-    for name in flat.body.outputs:
-        axes = flat.body.axes_of(name)
-        arrays[clean(name)] = tl.array(tl.FP32, " ".join(clean(a) for a in axes))
+    name = clean(f"{flat.body.name}_{kernel.name}")
 
-    def program(**given: tl.Array) -> None:
-        Lowering(flat, given, kind, batch).run()
+    def whole(**given: tl.Array) -> None:
+        Lowering(flat, given, kind, points, unrolled).run()
 
-    return tl.trace(program, arrays, name=clean(f"{flat.body.name}_{kernel.name}"))
+    if not flat.splits:
+        return (tl.trace(whole, {**inputs, **outputs}, name=name),)
+    (axis,) = flat.splits
+    parts = {
+        partial(n.name): tl.array(tl.FP32, " ".join([part_name(axis), *(clean(a) for a in n.axes)]))
+        for n in flat.parts
+    }
+
+    def second(**given: tl.Array) -> None:
+        merge(Lowering(flat, given, kind, points, unrolled))
+
+    late = {clean(n): inputs[clean(n)] for n in flat.finishing if clean(n) in inputs}
+    # The merge knows the length of the split axis from an array it loads nothing of.
+    source = next(name for name, spec in inputs.items() if clean(axis) in spec.dims)
+    return (
+        tl.trace(whole, {**_without(inputs, flat.after_merge), **parts}, name=f"{name}_parts"),
+        tl.trace(
+            second, {**parts, **late, source: inputs[source], **outputs}, name=f"{name}_merge"
+        ),
+    )
 
 
-def _roots(kernel: Kernel) -> frozenset[str]:
-    """Arrays stored in the element type: all external ones."""
-    return frozenset(kernel.body.array)
+def _without(inputs: dict[str, tl.Array], names: frozenset[str]) -> dict[str, tl.Array]:
+    """The arrays but those that only the merge reads."""
+    gone = {clean(name) for name in names}
+    return {name: spec for name, spec in inputs.items() if name not in gone}
 
 
 def unsplit(kernel: Kernel) -> Kernel:
@@ -64,12 +93,56 @@ def unsplit(kernel: Kernel) -> Kernel:
     return replace(kernel, loops=loops, tiles=tiles)
 
 
+def _stepped(kernel: Kernel) -> Kernel:
+    """Scans along time one step at a time; split axes streamed in slices that divide a part."""
+    loops, tiles = list(kernel.loops), dict(kernel.tiles)
+    for node in kernel.body.nodes:
+        if node.kind == "scan" and kernel.scan_axis(node) not in kernel.splits:
+            step = Loop(kernel.scan_axis(node), "stream")
+            if step not in loops:
+                loops.append(step)
+            tiles[step.symbol] = 1
+    for axis in kernel.splits:
+        step, width = Loop(axis, "stream"), tiles[f"w_{axis}"]
+        if step not in loops:
+            loops.append(step)
+            tiles[step.symbol] = width
+        if width % tiles[step.symbol]:
+            nearest = width // tiles[step.symbol] * tiles[step.symbol]
+            raise InputError(
+                f"kernel {kernel.name}: parts of {axis!r} are {width} long, not a multiple of its "
+                f"slices of {tiles[step.symbol]}; nearest is {max(nearest, tiles[step.symbol])}"
+            )
+    return replace(kernel, loops=tuple(loops)).tiled(tiles)
+
+
+def _unrolled(kernel: Kernel) -> frozenset[str]:
+    """Axes walked while tracing: the k of a top-k, and all but one driving axis of a window."""
+    found: set[str] = set()
+    for node in kernel.body.nodes:
+        if node.op == "topk":
+            found.add(str(node.attr("axis")))
+        if node.kind == "view":
+            for _, terms in node.attr("map"):
+                names = [name for name, _ in terms]
+                kept = [name for name in names if name in kernel.depth_of_axis] or names[:1]
+                found |= set(names) - set(kept[:1])
+    for axis in found:
+        if axis in kernel.depth_of_axis or kernel.body.size[axis] > MOST_UNROLLED:
+            raise InputError(
+                f"kernel {kernel.name}: axis {axis!r} of {kernel.body.size[axis]} would be walked "
+                f"while tracing: keep it out of the loops and at most {MOST_UNROLLED} long"
+            )
+    return frozenset(found)
+
+
 def batched_to_one(kernel: Kernel) -> tuple[Kernel, frozenset[str]]:
-    """(the kernel with every batch axis grouped one at a time, those axes).
+    """(the kernel with every batch axis grouped one at a time, those axes and stepped ones).
 
     A batch axis is carried by both operands of a product, or is a further row axis of one: the
     tile language multiplies two-axis tiles.
     """
+    stepped = {kernel.scan_axis(n) for n in kernel.body.nodes if n.kind == "scan"}
     batch: dict[str, None] = {}
     for node in kernel.body.nodes:
         if node.kind not in ("contract", "scan_contract") or len(node.inputs) < 2:
@@ -80,7 +153,7 @@ def batched_to_one(kernel: Kernel) -> tuple[Kernel, frozenset[str]]:
         for frame in frames:
             rows = [a for a in kernel.body.axes_of(node.name) if a in frame and a not in batch]
             batch |= dict.fromkeys(rows[:-1])
-    axes = [axis for axis in batch if group(kernel.body, axis) is None]
+    axes = [axis for axis in batch if group(kernel.body, axis) is None and axis not in stepped]
     looped = {loop.axis: loop for loop in kernel.loops}
     fresh = tuple(Loop(axis, "group") for axis in axes if axis not in looped)
     kept = frozenset(a for a in axes if a not in looped or looped[a].kind == "group")
@@ -88,7 +161,7 @@ def batched_to_one(kernel: Kernel) -> tuple[Kernel, frozenset[str]]:
     tiles = {
         loop.symbol: 1 if loop.axis in kept else kernel.tile[loop.symbol] for loop in widened.loops
     }
-    return widened.tiled(tiles), kept
+    return widened.tiled(tiles), kept | stepped
 
 
 def check(
@@ -105,11 +178,16 @@ def check(
     }
     memory: dict[str, Any] = {clean(name): value for name, value in arrays.items()}
     for kernel in kernels:
-        program = lower(kernel, dtype)
-        for name in kernel.body.outputs:
-            shape = [kernel.body.size[a] for a in kernel.body.axes_of(name)]
-            memory[clean(name)] = np.zeros(shape, np.float32)
-        wanted = {spec.name: memory[spec.name] for spec in program.arrays}
-        memory.update(tl.interpret(program, wanted))
+        sizes = {clean(axis): size for axis, size in kernel.body.sizes}
+        for loop in kernel.loops:
+            if loop.kind == "split":
+                width = kernel.tile[loop.symbol]
+                sizes[part_name(loop.axis)] = -(-kernel.body.size[loop.axis] // width)
+        for program in programs(kernel, dtype):
+            for spec in program.arrays:
+                if spec.name not in memory or spec.name in map(clean, kernel.body.outputs):
+                    memory[spec.name] = np.zeros([sizes[d] for d in spec.dims], np.float32)
+            wanted = {spec.name: memory[spec.name] for spec in program.arrays}
+            memory.update(tl.interpret(program, wanted))
     got = {name: memory[clean(name)] for name in diagram.outputs}
     return compare(got, evaluate(diagram, arrays))

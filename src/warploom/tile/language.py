@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from warploom.tile import typing as rules
-from warploom.tile.dtypes import FP32, DType
+from warploom.tile.dtypes import FP32, INT32, DType
 from warploom.tile.index import Index, IndexLike, as_index
 from warploom.tile.ir import Array, Span, TileType
 from warploom.tile.tiles import Tile, checked, elementwise, emit, fill
@@ -67,6 +67,11 @@ def scalar(name: str, dtype: DType = FP32) -> Tile:
         raise refuse(f"scalar {name!r} was declared before")
     tracer.scalars.append(var)
     return Tile(var)
+
+
+def number(value: IndexLike, dtype: DType = FP32) -> Tile:
+    """The value of an index expression (a size, a position) as a tile without axes."""
+    return emit("coordinate", TileType(INT32, ()), (), "at", start=as_index(value)).cast(dtype)
 
 
 def exp(x: Tile) -> Tile:
