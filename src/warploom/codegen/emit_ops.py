@@ -40,11 +40,11 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     """`dst = f(srcs)` for every element this thread holds."""
     assert op.dst is not None
     lines = _assign(values, op.dst, lambda at: values.expression(op, at, names))
-    guard = _needless(values, op, names)
+    guard = needless(values, op, names)
     return lines if guard is None else [f"if (!({guard})) {{", *[f"  {x}" for x in lines], "}"]
 
 
-def _needless(values: Values, op: Op, names: Names) -> str | None:
+def needless(values: Values, op: Op, names: Names) -> str | None:
     """A condition, equal in all threads of a warp, under which the op writes what is there."""
     if op.dst is None or values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
         return None

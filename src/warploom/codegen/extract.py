@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+from warploom.codegen.emit_ops import needless
 from warploom.codegen.instructions import Work, work
 from warploom.codegen.place import Placement, contracted
 from warploom.codegen.values import Values
@@ -32,6 +33,7 @@ from warploom.tile.ops import OPS
 LANES = 128  # threads of a warp group
 WORD = 4  # bytes
 KIB = 1024
+GUARD = 8  # instructions of a thread that find out that an op changes nothing
 HALF_RATE = "HALF"  # the unit of comparisons, selections and conversions
 
 
@@ -51,13 +53,16 @@ def extract(
     costs: CostTable,
     shared_bytes: int = 0,
     copies: Mapping[str, int] | None = None,
+    skip_unit: bool = False,
 ) -> Extraction:
     """The graph of one loop and the block it runs on.
 
     shared_bytes    shared memory that other tiles of the block take for good
     copies          register copies of a tile by variable (default 1), see `expandable`
+    skip_unit       as in the launch plan: a product with row factors of 1 costs a test
     """
-    return _Extractor(placement, loop, costs, dict(copies or {})).result(shared_bytes)
+    values = Values(placement, 0, skip_unit)
+    return _Extractor(placement, loop, costs, dict(copies or {}), values).result(shared_bytes)
 
 
 def expandable(placement: Placement, loop: Loop) -> tuple[str, ...]:
@@ -88,10 +93,15 @@ def _touches(placement: Placement, op: Op, name: str) -> bool:
 
 class _Extractor:
     def __init__(
-        self, placement: Placement, loop: Loop, costs: CostTable, copies: dict[str, int]
+        self,
+        placement: Placement,
+        loop: Loop,
+        costs: CostTable,
+        copies: dict[str, int],
+        values: Values,
     ) -> None:
         self.placement, self.loop, self.costs, self.copies = placement, loop, costs, copies
-        self.values = Values(placement, 0)
+        self.values = values
         body = [op for op in loop.body if isinstance(op, Op)]
         if len(body) != len(loop.body):
             raise InputError(f"{loop.where}: a loop inside a scheduled loop cannot be extracted")
@@ -186,6 +196,9 @@ class _Extractor:
             raise InputError(f"{op.where}: {op.kind} inside a loop has no cost model")
         assert op.dst is not None
         done = work(self.placement.fusion, op, self._sizes(op))
+        if needless(self.values, op, {}) is not None:
+            # In the steady state the op is left out: what remains is the test.
+            done = Work({"fma": 0.0, "alu": GUARD * LANES, "mufu": 0.0})
         costs, uses = self.costs, list[UnitUse]()
         fma, half = done.pipes["fma"], done.pipes["alu"]
         special = ceil(done.pipes["mufu"] / costs.rate("mufu.rate"))

@@ -366,9 +366,14 @@ def turn_runs(
             for part in range(len(schedule.compute)):
                 time = times.time[node_of(times, ops[op.id], part)]
                 found.append((time % interval, part, op.id))
+    found.sort()
+    # An interval has no beginning: a run that goes over its end is one run.
+    whole = next((n for n, item in enumerate(found) if item[1] != found[-1][1]), 0)
+    if whole and found[0][1] == found[-1][1]:
+        found = found[whole:] + found[:whole]
     runs: dict[tuple[int, int], int] = {}
     owners: list[int] = []
-    for _, part, op in sorted(found):
+    for _, part, op in found:
         if not owners or owners[-1] != part:
             owners.append(part)
         runs[(op, part)] = len(owners) - 1

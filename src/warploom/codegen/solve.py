@@ -41,12 +41,16 @@ MOST_DEPTH = 8  # slots beyond which a ring hides nothing more
 
 @dataclass(frozen=True)
 class Search:
-    """How hard to look: seconds of the solver a loop, its seed, and the cost table's end."""
+    """How hard to look: seconds of the solver a loop, its seed, and the cost table's end.
+
+    At the high end of every cost a schedule is legal for all values within, so it has slack where
+    the machine is slower than its table.
+    """
 
     seconds: float = 10.0
     seed: int = 1
     workers: int = 1
-    cost_end: str = "nominal"
+    cost_end: str = "high"
 
 
 def solve_kernel(
@@ -123,7 +127,9 @@ def _solved(
 ) -> KernelSchedule:
     placement = place(program, plan.split, parts)
     fixed = fixed_bytes(program, plan, parts)
-    problems = [extract(placement, loop, table, fixed) for loop in program.loops()]
+    problems = [
+        extract(placement, loop, table, fixed, skip_unit=plan.skip_unit) for loop in program.loops()
+    ]
     if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
         raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
     key = _key(problems, plan, search, registers)

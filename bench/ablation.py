@@ -1,0 +1,286 @@
+"""Claim `schedule-ablation`: one program under named and solved schedules, model beside machine.
+
+    python bench/ablation.py build              here, no GPU: cubins under out/bench/ablation
+    python bench/ablation.py run --out DIR      on the GPU machine: numerics, cycles, times, a table
+
+Predicted cycles an iteration are the model's (`codegen.predict`: the loop's graph in the order of
+the schedule, first come first served at shared units). Measured ones are counted by the kernel
+itself (`codegen.probe`): the SM clock before and after every steady state, over all blocks and
+groups, divided by the iterations. Times are those of the kernel without counters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
+
+import kernel_bench as kb  # noqa: E402
+from warploom.codegen.build import Built, build, compile_source  # noqa: E402
+from warploom.codegen.launch import Kernel  # noqa: E402
+from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
+from warploom.codegen.predict import predict  # noqa: E402
+from warploom.codegen.probe import LOG, WORDS, probe, readings  # noqa: E402
+from warploom.codegen.schedules import NAMES, schedule_named  # noqa: E402
+from warploom.codegen.solve import Search  # noqa: E402
+from warploom.errors import WarploomError  # noqa: E402
+from warploom.evidence import Evidence, write_rows  # noqa: E402
+from warploom.kernels import attention as attention_kernel  # noqa: E402
+from warploom.kernels import gemm as gemm_kernel  # noqa: E402
+from warploom.tile import Program  # noqa: E402
+
+FOLDER = kb.ROOT / "out" / "bench" / "ablation"
+SEARCH = Search(seconds=40.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program with the launch plan that all its schedules share, and the sizes to run."""
+
+    program: Program
+    launch: LaunchPlan
+    sizes: tuple[int, ...]
+    schedules: tuple[str, ...]
+    causal: bool = False
+
+
+def _gemm() -> Case:
+    config = gemm_kernel.GemmConfig()
+    plan = gemm_kernel.default_schedule(config).launch
+    names = tuple(name for name in NAMES if name not in ("overlapped", "pingpong"))
+    return Case(gemm_kernel.gemm(config), plan, (4096, 8192), names)
+
+
+def _attention(causal: bool) -> Case:
+    config = attention_kernel.AttentionConfig(causal=causal)
+    plan = attention_kernel.default_schedule(config).launch
+    if causal:
+        plan = plan.with_options(persistent=False)
+    names = (*(name for name in NAMES if name != "inflight"), "solve+turns")
+    return Case(attention_kernel.attention(config), plan, (4096, 8192, 16384), names, causal)
+
+
+CASES = {"gemm": _gemm(), "attention": _attention(False), "attention causal": _attention(True)}
+
+
+def _folder(case: str, name: str, probed: bool) -> Path:
+    return FOLDER / case.replace(" ", "-") / f"{name}{'-probe' * probed}"
+
+
+def build_all() -> None:
+    """Compile every schedule of every case, plain and with counters, and predict its cycles."""
+    for title, case in CASES.items():
+        for name in case.schedules:
+            try:
+                kind, _, turns = name.partition("+")
+                schedule = schedule_named(case.program, kind, case.launch, search=SEARCH)
+                schedule = replace(schedule, turns=schedule.turns or bool(turns))
+                built = build(case.program, schedule)
+                _write(title, name, case, schedule, built)
+            except WarploomError as error:
+                print(f"{title:18} {name:12} REFUSED {error}", flush=True)
+
+
+def _write(title: str, name: str, case: Case, schedule: KernelSchedule, built: Built) -> None:
+    built.write(_folder(title, name, False))
+    source, loops = probe(built.source)
+    cubin, resources = compile_source(source, built.arch, ("spills", "stack"))
+    replace(built, source=source, cubin=cubin, resources=resources).write(
+        _folder(title, name, True)
+    )
+    found = predict(case.program, schedule)
+    rows = {
+        loop: {"cycles": found[loop].cycles, "bound": found[loop].bound, "why": found[loop].reason}
+        for loop in loops
+    }
+    text = {
+        "loops": loops,
+        "predicted": rows,
+        "turns": schedule.turns,
+        "proof": schedule.any_loop.proof.status,
+        "interval": schedule.any_loop.initiation_interval,
+    }
+    (_folder(title, name, False) / "prediction.json").write_text(json.dumps(text))
+    cycles = {loop: round(row["cycles"]) for loop, row in rows.items()}
+    print(f"{title:18} {name:12} predicted {cycles}, {built.resources.registers} registers")
+
+
+def _operands(torch: Any, title: str, size: int, seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+
+    def rand(*shape: int) -> Any:
+        return torch.randn(*shape, device="cuda").to(torch.bfloat16)
+
+    if title == "gemm":
+        v = {"a": rand(size, size), "b": rand(size, size)}
+        return {**v, "c": torch.full_like(v["a"], math.nan)}
+    b, h = max(1, 16384 // size), 16
+    v = {name: rand(b, h, size, 128) for name in "qkv"}
+    return {**v, "o": torch.full_like(v["q"], math.nan)}
+
+
+def _reference(torch: Any, title: str, v: dict[str, Any]) -> Any:
+    if title == "gemm":
+        return v["a"].float() @ v["b"].float()
+    f = torch.nn.functional
+    return f.scaled_dot_product_attention(v["q"], v["k"], v["v"], is_causal="causal" in title)
+
+
+def case(name: str, rounds: int) -> dict[str, Any]:
+    """One case in a worker: `TITLE SIZE`."""
+    torch = kb.load_torch()
+    title, number = name.rsplit(" ", 1)
+    size, it = int(number), CASES[title]
+    data = [_operands(torch, title, size, s) for s in range(2)]
+    want = _reference(torch, title, data[0]).float()
+    out = "c" if title == "gemm" else "o"
+    candidates: dict[str, Any] = {}
+    result: dict[str, Any] = {"title": title, "size": size, "rows": {}}
+    for schedule in it.schedules:
+        folder = _folder(title, schedule, False)
+        if not folder.is_dir():
+            continue
+        kernel, probed = (
+            Kernel(Built.read(folder)),
+            Kernel(Built.read(_folder(title, schedule, True))),
+        )
+        stream = torch.cuda.current_stream().cuda_stream
+        data[0][out].fill_(math.nan)
+        kernel(data[0], stream=stream)
+        error = float((data[0][out].float() - want).norm() / want.norm())
+        kernel_of = json.loads((folder / "prediction.json").read_text())
+        row = {"error": error, **kernel_of}
+        row["counted"] = _count(torch, probed, data, tuple(kernel_of["loops"]))
+        result["rows"][schedule] = row
+        turn = [0]
+
+        def call(kernel: Any = kernel, turn: list[int] = turn) -> None:
+            turn[0] ^= 1
+            kernel(data[turn[0]], stream=torch.cuda.current_stream().cuda_stream)
+
+        candidates[schedule] = call
+    candidates["solve again"] = candidates["solve"]
+    result["samples"] = kb.interleave(candidates, rounds)
+    return result
+
+
+def _count(
+    torch: Any, kernel: Any, data: list[dict[str, Any]], loops: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Readings of five launches after a warm-up, each on its own."""
+    driver = kernel._driver
+    module = kernel._call("cuFuncGetModule", kernel._function)
+    address, size = driver.cuModuleGetGlobal(module, LOG.encode())[1:]
+    found: list[dict[str, Any]] = []
+    for launch in range(8):
+        kernel._call("cuMemsetD32", address, 0, size // 4)
+        torch.cuda.synchronize()
+        for _ in range(3):
+            kernel(data[launch % 2], stream=torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        words = (ctypes.c_ulonglong * (WORDS * len(loops)))()
+        kernel._call("cuMemcpyDtoH", ctypes.addressof(words), address, size)
+        if launch >= 3:
+            found.append(
+                {
+                    r.loop: [r.cycles_an_iteration, r.gigahertz, r.iterations]
+                    for r in readings(loops, list(words))
+                }
+            )
+    return found
+
+
+def _measured(row: dict[str, Any], loop: str) -> tuple[float, float, int]:
+    """(cycles an iteration, GHz, iterations): medians over the launches."""
+    values = [reading[loop] for reading in row["counted"]]
+    cycles, clock, count = (statistics.median(v[i] for v in values) for i in range(3))
+    return cycles, clock, int(count)
+
+
+def main() -> None:
+    """Command line."""
+    args = kb.arguments(__doc__ or "")
+    if args.mode == "build":
+        build_all()
+        return
+    if args.mode == "worker":
+        kb.work(case, args)
+        return
+    names = [f"{title} {size}" for title, it in CASES.items() for size in it.sizes]
+    results = kb.run_workers(str(Path(__file__)), args, [n for n in names if args.only in n])
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "ablation_raw.json").write_text(json.dumps(results))
+    _report(args.out, results)
+
+
+def _report(out: Path, results: list[dict[str, Any]]) -> None:
+    env = kb.environment()
+    head: list[object] = ["case", "schedule", "predicted", "counted", "error", "GHz", "ms"]
+    table: list[list[object]] = [[*head, "vs best named", "95 %", "numerics"]]
+    evidence: list[Evidence] = []
+    for result in results:
+        if "rows" not in result:
+            print(json.dumps(result)[:400])
+            continue
+        samples = result["samples"]
+        named = [n for n in result["rows"] if not n.startswith("solve")]
+        middle = {n: statistics.median(samples[n]) for n in samples}
+        best = min(named, key=lambda n: middle[n])
+        _, low, high = kb.ratio_interval(samples["solve again"], samples["solve"])
+        for name, row in result["rows"].items():
+            loop = row["loops"][0]
+            cycles, clock, count = _measured(row, loop)
+            model = row["predicted"][loop]["cycles"]
+            ratio, lo, hi = kb.ratio_interval(samples[name], samples[best])
+            fine = "pass" if row["error"] < 0.01 else f"fail {row['error']:.3g}"
+            shape = f"{result['title']} {result['size']}"
+            table.append(
+                [shape, name, round(model), round(cycles), f"{model / cycles - 1:+.1%}", clock,
+                 middle[name], ratio, f"{lo:.3f}..{hi:.3f}", fine]
+            )  # fmt: skip
+            evidence.append(
+                Evidence(
+                    "schedule-ablation",
+                    f"{result['title']} {name}",
+                    str(result["size"]),
+                    "bf16",
+                    env["device"],
+                    env["driver"],
+                    Built.read(_folder(result["title"], name, False)).resources.compiler,
+                    env["date"],
+                    "python bench/ablation.py run",
+                    "ms",
+                    "lower",
+                    middle[name],
+                    {f"best named: {best}": middle[best]},
+                    ratio,
+                    (lo, hi),
+                    (low, high),
+                    len(samples[name]),
+                    {
+                        "numerics": fine,
+                        "predicted cycles": round(model, 1),
+                        "counted cycles": round(cycles, 1),
+                        "model error": round(model / cycles - 1, 4),
+                        "lower bound": row["predicted"][loop]["bound"],
+                        "clock GHz": round(clock, 3),
+                        "iterations counted": count,
+                    },
+                    f"torch {env['torch']}; turns {row['turns']}; proof {row['proof']}",
+                )
+            )
+    write_rows(out / "schedule_ablation.json", evidence)
+    print(json.dumps(env))
+    print(kb.table(table))
+
+
+if __name__ == "__main__":
+    main()

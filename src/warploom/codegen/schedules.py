@@ -1,0 +1,79 @@
+"""Kernel schedules by name, for any program: what `build(..., schedule="...")` understands.
+
+unpipelined   one slot a ring, one matmul at a time: nothing overlaps inside a block but groups
+multistage    two slots a ring, matmuls drained every iteration
+lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
+inflight      the same with one matmul in flight across iterations
+overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
+pingpong      the same, and groups take turns with the tensor core (section 3.1)
+solve         the solver's (`codegen.solve`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from warploom.codegen.block import BlockProgram
+from warploom.codegen.emit import SHARED_LIMIT, emit
+from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage, overlapped
+from warploom.codegen.place import ROWS_PER_GROUP
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.solve import MOST_DEPTH, Search, row_axis, solve_kernel
+from warploom.errors import InputError
+from warploom.tile import Program
+
+NAMES = (
+    "unpipelined",
+    "multistage",
+    "lcsf",
+    "inflight",
+    "overlapped",
+    "pingpong",
+    "solve",
+)
+
+
+def schedule_named(
+    program: Program,
+    name: str,
+    launch: LaunchPlan | None = None,
+    gpu: str = "h200",
+    search: Search | None = None,
+    registers: tuple[int, int] | None = None,
+) -> KernelSchedule:
+    """The schedule of that name for a program under a launch plan.
+
+    Raises `InputError` for an unknown name or where the name's shape does not fit the program.
+    """
+    if name not in NAMES:
+        raise InputError(f"schedule {name!r}: expected one of {', '.join(NAMES)}")
+    if name == "solve":
+        return solve_kernel(program, launch, gpu, search, registers)
+    plan = launch or LaunchPlan()
+    plan = plan if plan.split else plan.with_options(split=row_axis(program))
+    rows = {
+        op.dst.type.size(plan.split)
+        for op in program.ops()
+        if op.dst is not None and plan.split in op.dst.type.names
+    }
+    groups = max(1, max(rows, default=ROWS_PER_GROUP) // ROWS_PER_GROUP)
+
+    def make(depth: int) -> KernelSchedule:
+        if name in ("overlapped", "pingpong"):
+            turns = name == "pingpong" and groups > 1
+            return overlapped(program, depth, plan, groups, turns, registers)
+        flying = int(name == "inflight")
+        return multistage(program, depth, plan, groups, flying, registers)
+
+    depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(program, make)
+    made = make(depth)
+    return KernelSchedule(name, made.loops, made.launch, made.turns)
+
+
+def _deepest(program: Program, make: Callable[[int], KernelSchedule]) -> int:
+    """The deepest rings that fit the block beside everything else."""
+    block: BlockProgram = lower(program, make(2))
+    taken = emit(block).shared_bytes
+    slots = sum(ring.slot_bytes for ring in block.rings if ring.depth == 2)
+    return min(MOST_DEPTH, 2 + max(0, SHARED_LIMIT - taken) // max(1, slots))
