@@ -21,7 +21,7 @@ COUNT = 25
 
 
 def test_there_is_a_player_of_each_kind() -> None:
-    assert set(PLAYERS) == {"random", "greedy", "sip", "anneal", "block-exact"}
+    assert set(PLAYERS) == {"random", "greedy", "sip", "anneal", "evolve", "block-exact"}
     assert PLAYERS["sip"].family is Family.MEMORY
 
 
@@ -40,7 +40,7 @@ def test_every_candidate_is_legal(cubin_of: Callable[[str], Cubin], name: str) -
         candidate = play.send(Score(model.original_cycles / model.cycles(candidate)))
 
 
-@pytest.mark.parametrize("name", ["random", "greedy", "sip", "anneal"])
+@pytest.mark.parametrize("name", ["random", "greedy", "sip", "anneal", "evolve"])
 def test_a_seed_fixes_the_game(cubin_of: Callable[[str], Cubin], name: str) -> None:
     cubin = cubin_of(RMSNORM)
     kernel = cubin.kernel().name

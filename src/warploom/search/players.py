@@ -12,27 +12,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final
 
 from warploom.search.actions import Move
 from warploom.search.block_exact import solved_orders
-from warploom.search.game import Candidate, Family, Game, Refusal
+from warploom.search.evolve import evolve
+from warploom.search.game import Family, Game, Refusal
+from warploom.search.play import Play, Player, Score, next_legal
 
-PATIENCE: Final = 200
 PLATEAU: Final = 5e-4
-
-
-@dataclass(frozen=True)
-class Score:
-    """How a candidate did: `speedup` over the original (> 1 is faster); 0 when it failed."""
-
-    speedup: float
-    outcome: str = "ok"
-
-
-Play = Generator[Candidate, Score, None]
 
 
 @dataclass(frozen=True)
@@ -118,29 +107,6 @@ def block_exact(game: Game, rng: random.Random) -> Play:
     yield from greedy(game, rng)
 
 
-def next_legal(game: Game, rng: random.Random) -> Candidate | None:
-    """The next random legal state, or None when none was found in many tries."""
-    for _ in range(PATIENCE):
-        action = game.propose(rng)
-        if action is None:
-            return None
-        result = game.apply(action)
-        if isinstance(result, Candidate):
-            return result
-    return None
-
-
-@dataclass(frozen=True)
-class Player:
-    """A named player: its family of actions, how it plays and how many chains it is worth."""
-
-    name: str
-    family: Family
-    play: Callable[[Game, random.Random], Play]
-    about: str
-    most_chains: int = 64
-
-
 PLAYERS: Final[dict[str, Player]] = {
     player.name: player
     for player in (
@@ -148,8 +114,9 @@ PLAYERS: Final[dict[str, Player]] = {
         Player("greedy", Family.WIDE, greedy, "hill climbing, wide moves"),
         Player("sip", Family.MEMORY, anneal, "SIP: annealing over one-step memory moves"),
         Player("anneal", Family.WIDE, anneal, "annealing over wide moves and control edits"),
+        Player("evolve", Family.WIDE, evolve, "evolution: orders crossed, moves as mutations", 3),
         Player("block-exact", Family.WIDE, block_exact, "blocks solved by CP-SAT, then greedy", 1),
     )
 }
 
-__all__ = ["PLAYERS", "Annealing", "Move", "Play", "Player", "Score"]
+__all__ = ["PLAYERS", "Annealing", "Move", "Play", "Player", "Score", "next_legal"]

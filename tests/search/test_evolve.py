@@ -1,0 +1,66 @@
+"""Evolution: children keep every precedence, crossing mixes both parents, the best survives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warploom.sass.cubin import Cubin
+from warploom.search.evolve import Evolution, evolve, listed
+from warploom.search.game import Game
+from warploom.search.play import Score
+
+pytestmark = pytest.mark.usefixtures("disassembled_once")
+
+RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
+
+
+@given(st.permutations(range(9)), st.sets(st.tuples(st.integers(0, 8), st.integers(0, 8))))
+def test_a_listing_keeps_every_pair(wanted: list[int], raw: set[tuple[int, int]]) -> None:
+    pairs = [(first, second) for first, second in raw if first < second]
+    priority = {index: float(place) for place, index in enumerate(wanted)}
+    order = listed(priority, pairs)
+    assert sorted(order) == list(range(9))
+    assert all(order.index(first) < order.index(second) for first, second in pairs)
+    if not pairs:
+        assert list(order) == wanted
+
+
+def test_children_hold_genes_of_both_parents(cubin_of: Callable[[str], Cubin]) -> None:
+    game = Game(cubin_of(RMSNORM))
+    settings = Evolution(population=4, mutations=1, crossed=1.0)
+    play = evolve(game, random.Random(5), settings)
+    candidate, scores = next(play), random.Random(1)
+    orders: list[dict[int, tuple[int, ...]]] = []
+    for _ in range(40):
+        assert candidate.verdict.legal
+        orders.append({n: state.order for n, state in enumerate(game.editor.states)})
+        candidate = play.send(Score(1 + scores.random()))
+    # Some later state joins blocks first seen in two different earlier states.
+    identity = [tuple(range(b.start, b.end)) for b in game.kernel.blocks]
+
+    def changed(state: dict[int, tuple[int, ...]]) -> set[tuple[int, tuple[int, ...]]]:
+        return {(n, order) for n, order in state.items() if order != identity[n]}
+
+    joined = [
+        late
+        for place, late in enumerate(orders)
+        if not any(changed(late) <= changed(early) for early in orders[:place])
+        and len([early for early in orders[:place] if changed(early) & changed(late)]) >= 2
+    ]
+    assert joined
+
+
+def test_failures_never_enter_the_population(cubin_of: Callable[[str], Cubin]) -> None:
+    game = Game(cubin_of(RMSNORM))
+    play = evolve(game, random.Random(0), Evolution(population=3, mutations=1, crossed=0.0))
+    next(play)
+    for _ in range(12):
+        play.send(Score(0.0, "wrong"))
+    # With every child a failure each one is a few moves from the original still.
+    assert game.current().verdict.moved <= 64
+    assert len(list(game.tally)) > 0
