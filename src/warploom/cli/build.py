@@ -11,6 +11,7 @@ import typer
 
 from warploom.codegen.build import build as build_kernel
 from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.library import check_on_cpu, configure, entry
 
@@ -53,8 +54,8 @@ def build(
     gpu: Annotated[str, typer.Option(help="h100 or h200")] = "h200",
     settings: Settings = None,
     schedule: Annotated[
-        Path | None, typer.Option(help="a schedule.json to use instead of the default one")
-    ] = None,
+        str, typer.Option(help="default, a schedule.json, or " + ", ".join(NAMES))
+    ] = "default",
     allow: Annotated[
         list[str] | None, typer.Option(help="accept a compiler fault by name: spills, serialized")
     ] = None,
@@ -65,8 +66,12 @@ def build(
         raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(ARCHITECTURES)}")
     started = time.perf_counter()
     config, _ = configure(name, settings_of(settings))
-    chosen = entry(name).schedule(config) if schedule is None else read_schedule(schedule)
     program = entry(name).program(config)
+    chosen = entry(name).schedule(config)
+    if schedule.endswith(".json"):
+        chosen = read_schedule(Path(schedule))
+    elif schedule != "default":
+        chosen = schedule_named(program, schedule, chosen.launch, gpu)
     built = build_kernel(program, chosen, ARCHITECTURES[gpu], tuple(allow or ()))
     built.write(out)
     seconds = time.perf_counter() - started
