@@ -14,16 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
+from tests.codegen.simt_programs import make as simt_program
 
 from warploom.codegen.build import Built, build
 from warploom.codegen.on_gpu import run_on_gpu
-from warploom.kernels.attention import AttentionConfig
-from warploom.kernels.choices import (
-    ATTENTION_CHOICES,
-    choose_attention,
-    choose_gemm,
-    gemm_choice,
-)
+from warploom.codegen.simt.schedule import simt
+from warploom.kernels.choices import GemmChoice, choose_attention, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
 from warploom.tile import Program, interpret
 
@@ -57,13 +54,22 @@ class Case:
 def distance(got: NDArray[Any], want: NDArray[Any]) -> float:
     """Norm of the difference over the norm of `want`; inf when NaN or inf differ in place."""
     got, want = got.astype(np.float64), want.astype(np.float64)
-    if not np.array_equal(np.nan_to_num(got * 0.0, nan=1.0), np.nan_to_num(want * 0.0, nan=1.0)):
-        return float("inf")
     finite = np.isfinite(want)
+    if not np.array_equal(finite, np.isfinite(got)):
+        return float("inf")
     if not np.array_equal(got[~finite], want[~finite], equal_nan=True):
         return float("inf")
     gap = np.linalg.norm(got[finite] - want[finite])
     return float(gap / (np.linalg.norm(want[finite]) or 1.0))
+
+
+VARIANTS = {
+    "128x256": GemmChoice("128x256", (128, 256)),
+    "128x128": GemmChoice("128x128", (128, 128), depth=6),
+    "128x192": GemmChoice("128x192", (128, 192)),
+    "256x128": GemmChoice("256x128", (256, 128), panels=1),
+    "128x256-by-4": GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
+}
 
 
 def gemm(shape: str, variant: str = "", seed: int = 0, **settings: str) -> Case:
@@ -72,7 +78,7 @@ def gemm(shape: str, variant: str = "", seed: int = 0, **settings: str) -> Case:
                      strict=True))  # fmt: skip
     config, dims = configure("gemm", {**sizes, **settings})
     batch = dims["batch"] if config.batched else 1
-    choice = gemm_choice(variant) if variant else choose_gemm(
+    choice = VARIANTS[variant] if variant else choose_gemm(
         dims["m"], dims["n"], dims["k"], config, batch
     )  # fmt: skip
     config = choice.config(config)
@@ -81,16 +87,25 @@ def gemm(shape: str, variant: str = "", seed: int = 0, **settings: str) -> Case:
     return Case(program, choice.schedule(config), arrays, bound=5e-3, family="gemm")
 
 
-def attention(variant: str, seed: int = 0, **settings: str) -> Case:
-    """Attention with a named variant."""
-    choice = ATTENTION_CHOICES[variant]
+def attention(seed: int = 0, **settings: str) -> Case:
+    """Attention with the variant its shape gets."""
     config, dims = configure("attention", settings)
+    choice = choose_attention(dims["rows"], config)
     config = choice.config(config)
     program = entry("attention").program(config)
     arrays = random_arrays(program, dims, seed)
     return Case(program, choice.schedule(config), arrays, allow=choice.allow, family="attention")
 
 
+def simt_case(name: str) -> Case:
+    """A program without a matmul, under the schedule its sizes get."""
+    program, arrays, scalars, bound = simt_program(name)
+    # MUFU approximations: exp2 and log2 have 2 ulp, tanh 2^-11 (PTX ISA, ex2, lg2, tanh)
+    return Case(program, simt(program), arrays, scalars, max(bound, LOOSER.get(name, 0.0)),
+                family="simt")  # fmt: skip
+
+
+LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
     "gemm-one-row": lambda: gemm("1x264x72"),
@@ -105,14 +120,15 @@ CASES: dict[str, Callable[[], Case]] = {
                                    activation="silu"),
     "gemm-fp8": lambda: gemm("200x272x144", "128x256", dtype="e4m3", b="nk"),
     "gemm-cluster-of-4": lambda: gemm("700x264x136", "128x256-by-4"),
-    "attention": lambda: attention("128x128", rows="200", keys="200"),
-    "attention-one-key": lambda: attention("128x128", rows="130", keys="1"),
-    "attention-no-keys": lambda: attention("128x128", rows="130", keys="0", lse="true"),
+    "attention": lambda: attention(rows="200", keys="200"),
+    "attention-one-key": lambda: attention(rows="130", keys="1"),
+    "attention-no-keys": lambda: attention(rows="130", keys="0", lse="true"),
     "attention-causal": lambda: attention(
-        "128x128-draw16", rows="300", keys="300", causal="true", heads="4", group="2", lse="true"
+        rows="300", keys="300", causal="true", heads="4", group="2", lse="true"
     ),
-    "attention-window": lambda: attention("192x128", rows="300", keys="400", head_dim="64",
+    "attention-window": lambda: attention(rows="300", keys="400", head_dim="64",
                                           causal="true", window="100"),
+    **{f"simt-{name}": lambda name=name: simt_case(name) for name in SIMT_PROGRAMS},
 }  # fmt: skip
 
 
@@ -125,8 +141,7 @@ OPERATORS: dict[str, Callable[[], Case]] = {
     "operator-right-gradient": lambda: gemm("136x264x200", a="km"),
     **{
         f"operator-attention-{lse}": lambda lse=lse: attention(
-            choose_attention(200, AttentionConfig(causal=True)).name,
-            causal="true", group="2", heads="4", lse=lse,
+            causal="true", group="2", heads="4", lse=lse, rows="200", keys="200"
         )
         for lse in ("false", "true")
     },

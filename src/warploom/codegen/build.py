@@ -21,7 +21,9 @@ from typing import Any
 from warploom import toolchain
 from warploom.codegen.emit import CudaSource, emit
 from warploom.codegen.lower import lower
-from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.simt.emit import emit_simt
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.tile import Array, Index, Program, dtype
@@ -29,6 +31,7 @@ from warploom.tile import Array, Index, Program, dtype
 SCHEMA = "warploom.kernel"
 VERSION = 1
 ARCHITECTURES = ("sm_90a",)
+SIMT_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 # What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.
 FAULTS = {
     "serialized": r"wgmma.*serializ|serializ.*wgmma|Potential Performance Loss",
@@ -124,15 +127,30 @@ class Built:
 
 def build(
     program: Program,
-    schedule: KernelSchedule,
+    schedule: KernelSchedule | SimtSchedule | str,
     arch: str = "sm_90a",
     allow: tuple[str, ...] = (),
     cache: Path | None = None,
     debug: bool = False,
+    launch: LaunchPlan | None = None,
 ) -> Built:
-    """Program and schedule to a cubin; raises `CheckFailed` for a fault not in `allow`."""
-    source = emit(lower(program, schedule), debug)
-    cubin, resources = compile_source(source, arch, allow, cache)
+    """Program and schedule to a cubin; raises `CheckFailed` for a fault not in `allow`.
+
+    A schedule may be a name ("solve", "lcsf", ..., `codegen.schedules`) under a launch plan.
+    """
+    if isinstance(schedule, str):
+        # Not at the top: solving and its cache stand above this.
+        from warploom.codegen.schedules import schedule_named  # noqa: PLC0415
+
+        schedule = schedule_named(program, schedule, launch)
+    if isinstance(schedule, SimtSchedule):
+        if arch not in SIMT_ARCHITECTURES:
+            raise InputError(f"architecture {arch!r}: expected {', '.join(SIMT_ARCHITECTURES)}")
+        source = emit_simt(program, schedule, arch)
+        cubin, resources = compile_source(source, arch, allow, cache, SIMT_ARCHITECTURES)
+    else:
+        source = emit(lower(program, schedule), debug)
+        cubin, resources = compile_source(source, arch, allow, cache)
     return Built(source, cubin, resources, arch, str(program), schedule.to_json())
 
 
@@ -143,11 +161,15 @@ def cache_folder() -> Path:
 
 
 def compile_source(
-    source: CudaSource, arch: str, allow: tuple[str, ...] = (), cache: Path | None = None
+    source: CudaSource,
+    arch: str,
+    allow: tuple[str, ...] = (),
+    cache: Path | None = None,
+    architectures: tuple[str, ...] = ARCHITECTURES,
 ) -> tuple[bytes, Resources]:
     """Compile one file; gives the cubin and the compiler's report."""
-    if arch not in ARCHITECTURES:
-        raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(ARCHITECTURES)}")
+    if arch not in architectures:
+        raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(architectures)}")
     folder = (cache or cache_folder()) / "cubin"
     stem = hashlib.sha256(f"{arch} {source.text}".encode()).hexdigest()[:32]
     try:

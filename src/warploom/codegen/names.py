@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 
 from warploom.codegen.prelude import PRELUDE
+from warploom.codegen.simt.prelude import SIMT_PRELUDE
 
 # What emitted bodies declare for themselves.
 LOCALS = frozenset(
     "a at b band band_rows h high i in_band in_plane j lane low part panel panels rank rest row s "
     "shared shared_raw step t task tasks thread_col thread_row warp_group first round next stride "
+    "running best found before total carry value_of set add_to better swap_with "
     "task_ring task_full task_empty task_cursor task_counter".split()
 )
 SUFFIXES = (
@@ -29,7 +31,7 @@ KEYWORDS = frozenset(
     "DEVICE INFINITY NAN blockIdx blockDim gridDim threadIdx warpSize min max abs "
     "fabsf fmaf fmaxf fminf copysignf rsqrtf sinf cosf".split()
 )
-RESERVED = LOCALS | KEYWORDS | PRELUDE.keys()
+RESERVED = LOCALS | KEYWORDS | PRELUDE.keys() | SIMT_PRELUDE.keys()
 _DERIVED = re.compile(rf"({'|'.join(SUFFIXES)}|_map\d*|_stride\d+|_|^__.*)$")
 _MADE = re.compile(r"^(wgmma|tma|pack|half|read|write|registers|barrier)_")
 

@@ -213,7 +213,8 @@ def leaky_relu(x: Tile, slope: float = 0.01) -> Tile:
 
 def causal(rows: Tile, cols: Tile, x: Tile, fill_value: float = -math.inf) -> Tile:
     """Keep x where column <= row, by absolute coordinates; else `fill_value`."""
-    return where(cols <= rows, x, fill_value)
+    # In this order two vectors make a tile [rows, cols].
+    return where(rows >= cols, x, fill_value)
 
 
 class Complex:

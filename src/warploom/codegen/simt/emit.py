@@ -1,0 +1,358 @@
+"""Emission of SIMT kernels: program and schedule to one standalone CUDA C++ file.
+
+Meaning and order are the program's own: every op is one block of code, run by all threads, with
+the threads' exchanges through one piece of shared memory that the ops use in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.codegen.emit import SHARED_LIMIT, CudaSource
+from warploom.codegen.names import c_name
+from warploom.codegen.prelude import needed
+from warploom.codegen.simt import emit_axis, emit_exchange
+from warploom.codegen.simt.emit_map import NAMES, expression
+from warploom.codegen.simt.emit_memory import access_lines, pointer_type, unroll
+from warploom.codegen.simt.forms import (
+    C_TYPES,
+    COL,
+    ROW,
+    SCALAR,
+    TILE,
+    Layout,
+    check_registers,
+    forms_of,
+)
+from warploom.codegen.simt.prelude import SIMT_PRELUDE
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.tasks import task_lines
+from warploom.codegen.values import c_index
+from warploom.errors import InputError
+from warploom.tile import BOOL, Loop, Op, Program, TileType, Var
+from warploom.tile.ops import OPS
+
+EXCHANGES = ("transpose", "slice", "gather")
+FP8 = ("e4m3", "e5m2")
+FP8_FROM = 89  # sm_89 is the first with conversions of fp8 (PTX ISA 9.7.9.21)
+BF16_ADD_FROM = 90  # red.add.noftz.bf16
+
+
+def emit_simt(program: Program, schedule: SimtSchedule, arch: str) -> CudaSource:
+    """The CUDA C++ of a program without a matmul; raises `InputError` when it does not fit."""
+    return _Emitter(program, schedule, arch).source()
+
+
+class _Emitter:
+    def __init__(self, program: Program, schedule: SimtSchedule, arch: str) -> None:
+        self.program, self.schedule = program, schedule
+        self.layout = Layout(schedule)
+        self.forms = forms_of(program)
+        self.shared = 0
+        self.temporaries = 0
+        self.stored = {
+            op.array.name for op in program.ops() if op.array and op.kind.startswith("store")
+        }
+        self.loaded = {op.array.name for op in program.ops() if op.array and op.kind == "load"}
+        self._check(arch)
+
+    def _check(self, arch: str) -> None:
+        number = int("".join(filter(str.isdigit, arch)))
+        for op in self.program.ops():
+            if op.kind == "mma":
+                raise InputError(
+                    f"{op.where}: a matmul; SIMT schedules are for programs without one"
+                )
+            if op.dst is not None:
+                check_registers(self.layout, op, self.forms[op.dst.name])
+            kinds = {v.type.dtype.name for v in (*op.srcs, *((op.dst,) if op.dst else ()))}
+            if number < FP8_FROM and kinds & set(FP8):
+                raise InputError(
+                    f"{op.where}: {op.kind} of {'/'.join(sorted(kinds & set(FP8)))}: fp8 "
+                    f"conversions need sm_{FP8_FROM}, the target is {arch}"
+                )
+            if op.kind == "store_add" and number < BF16_ADD_FROM and "bf16" in kinds:
+                raise InputError(
+                    f"{op.where}: store add=True of bf16 needs sm_{BF16_ADD_FROM}, the target is "
+                    f"{arch}; add in fp32"
+                )
+            if OPS[op.kind].group in ("reduce", "scan") and op.srcs[0].type.dtype is BOOL:
+                raise InputError(f"{op.where}: {op.kind} of conditions; cast to int32 first")
+
+    def source(self) -> CudaSource:
+        head, tail = task_lines(self.program, self.schedule.launch)
+        declared = [self._declare(var) for var in self._variables()]
+        body = self._body(self.program.body)
+        lines = [
+            "extern __shared__ __align__(16) unsigned char shared[];",
+            *self._positions(),
+            *head,
+            *[f"  {line}" for line in (*declared, *body)],
+            *tail.split("\n"),
+        ]
+        shared = self.shared
+        if shared > SHARED_LIMIT:
+            raise InputError(
+                f"kernel {self.program.name} needs {shared:,} B of shared memory for its largest "
+                f"exchange, the GPU has {SHARED_LIMIT:,}; make the tile smaller"
+            )
+        parameters = self._parameters()
+        signature = ",\n    ".join(_declaration(p) for p in parameters)
+        text = "\n".join(lines)
+        helpers = needed(text + signature, SIMT_PRELUDE)
+        plain = SIMT_PRELUDE["Plain"]
+        if plain not in helpers:
+            helpers.insert(0, plain)
+        note = [
+            f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
+            f'"{self.schedule.name}":',
+            f"// {self.schedule.threads} threads, {self.schedule.lanes} along the columns, "
+            f"{self.schedule.vector} columns each.",
+            "//",
+            *[f"//   {line}" for line in str(self.program).splitlines()],
+            "",
+            "#define DEVICE __device__ __forceinline__",
+            "#ifndef INFINITY",
+            "#define INFINITY __int_as_float(0x7f800000)",
+            "#define NAN __int_as_float(0x7fffffff)",
+            "#endif",
+            "",
+        ]
+        code = [
+            *note,
+            *[f"{helper}\n" for helper in helpers],
+            f'extern "C" __global__ void __launch_bounds__({self.schedule.threads}) '
+            f"{self.program.name}(",
+            f"    {signature}) {{",
+            *[f"  {line}" for line in lines],
+            "}",
+            "",
+        ]
+        return CudaSource(
+            self.program.name,
+            "\n".join(code),
+            tuple(parameters),
+            shared,
+            self.schedule.threads,
+            1,
+            self.program.grid,
+            "",
+            self.schedule.launch.persistent,
+            self.program.arrays,
+        )
+
+    def _positions(self) -> list[str]:
+        lanes = self.schedule.lanes
+        col = "threadIdx.x" if lanes == self.schedule.threads else f"threadIdx.x % {lanes}"
+        row = "0" if self.schedule.rows == 1 else f"int(threadIdx.x / {lanes})"
+        return [
+            f"const int thread_col = int({col});" if lanes > 1 else "const int thread_col = 0;",
+            f"const int thread_row = {row};",
+        ]
+
+    def _parameters(self) -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = []
+        for array in self.program.arrays:
+            if array.name not in self.stored | self.loaded:
+                continue
+            written = array.name in self.stored
+            result.append(
+                {"kind": "pointer", "array": array.name, "dtype": array.dtype.name,
+                 "written": written}
+            )  # fmt: skip
+            result += [
+                {"kind": "stride", "array": array.name, "dim": dim}
+                for dim in range(len(array.dims) - 1)
+            ]
+        result += [{"kind": "dim", "name": dim} for dim in self.program.dims]
+        result += [
+            {"kind": "scalar", "name": var.name, "dtype": var.type.dtype.name}
+            for var in self.program.scalars
+        ]
+        return result
+
+    def _variables(self) -> list[Var]:
+        found: dict[str, Var] = {}
+        for op in self.program.ops():
+            if op.dst is not None:
+                found[op.dst.name] = op.dst
+        return list(found.values())
+
+    def _declare(self, var: Var) -> str:
+        extents = self.layout.extents(var.type, self.forms[var.name])
+        word = C_TYPES[var.type.dtype.kind]
+        return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
+
+    # ---- the body
+
+    def _body(self, items: tuple[Op | Loop, ...]) -> list[str]:
+        lines: list[str] = []
+        for item in items:
+            if isinstance(item, Op):
+                where = item.where.rsplit("/", 1)[-1]
+                lines += [f"// {item}  {where}", *self._op(item)]
+                continue
+            index = c_name(item.index)
+            start, stop = c_index(item.start), c_index(item.stop)
+            lines += [
+                "#pragma unroll 1",
+                f"for (int {index} = {start}; {index} < {stop}; ++{index}) {{",
+                *[f"  {line}" for line in self._body(item.body)],
+                "}",
+            ]
+        return lines
+
+    def _op(self, op: Op) -> list[str]:
+        if op.kind == "load":
+            return self._load(op)
+        if op.kind in ("store", "store_add"):
+            return self._store(op)
+        group = OPS[op.kind].group
+        if op.kind in EXCHANGES:
+            lines = self._exchange(op)
+        elif group == "reduce":
+            lines = self._reduce(op)
+        elif group == "scan":
+            source = op.srcs[0]
+            form = self._form(source)
+            self._need(emit_axis.shared_bytes(self.layout, op, form))
+            into = self._into(op, form)
+            lines = emit_axis.scan_lines(self.layout, op, form, c_name(source.name), into[0])
+            lines = [*into[1], *lines, *into[2]]
+        else:
+            return self._map(op)
+        return ["{", *[f"  {line}" for line in lines], "}"]
+
+    def _form(self, var: Var) -> str:
+        return self.forms[var.name]
+
+    def _need(self, count: int) -> None:
+        self.shared = max(self.shared, count)
+
+    def _temporary(self, kind: TileType, form: str) -> tuple[str, str]:
+        """(name, declaration) of a variable of one op."""
+        name = f"held{self.temporaries}_at"
+        self.temporaries += 1
+        extents = "".join(f"[{n}]" for n in self.layout.extents(kind, form))
+        return name, f"{C_TYPES[kind.dtype.kind]} {name}{extents};"
+
+    def _operand(self, var: Var, wanted: str) -> tuple[str, list[str]]:
+        """(name, lines before) of a variable in the form that is wanted."""
+        form = self._form(var)
+        if form in (wanted, SCALAR, TILE):
+            return c_name(var.name), []
+        name, declaration = self._temporary(var.type, wanted)
+        self._need(emit_exchange.exchange_bytes(var.type))
+        lines = emit_exchange.convert_lines(
+            self.layout, var.type, form, wanted, c_name(var.name), name
+        )
+        return name, [declaration, *lines]
+
+    def _into(self, op: Op, form: str) -> tuple[str, list[str], list[str]]:
+        """(name to write in that form, lines before, lines after) for an op's result."""
+        assert op.dst is not None
+        own = self._form(op.dst)
+        if own == form:
+            return c_name(op.dst.name), [], []
+        name, declaration = self._temporary(op.dst.type, form)
+        self._need(emit_exchange.exchange_bytes(op.dst.type))
+        after = emit_exchange.convert_lines(
+            self.layout, op.dst.type, form, own, name, c_name(op.dst.name)
+        )
+        return name, [declaration], after
+
+    def _wanted(self, kind: TileType, form: str, var: Var) -> str:
+        """The form a vector must have to meet a result of that type and form."""
+        if form != TILE or len(var.type.axes) != 1:
+            return form
+        return ROW if var.type.names[0] == kind.names[0] else COL
+
+    def _map(self, op: Op) -> list[str]:
+        assert op.dst is not None
+        form = self._form(op.dst)
+        before: list[str] = []
+        operands: list[str] = []
+        for src in op.srcs:
+            wanted = self._wanted(op.dst.type, form, src)
+            name, lines = self._operand(src, wanted)
+            before += lines
+            own = SCALAR if self._form(src) == SCALAR else wanted
+            operands.append(f"{name}{NAMES[own]}")
+        value = expression(self.layout, op, form, operands)
+        name = c_name(op.dst.name)
+        extents = self.layout.extents(op.dst.type, form)
+        line = [f"{name}{NAMES[form]} = {value};"]
+        if form in (TILE, COL):
+            line = unroll("j", extents[-1], line)
+        if form in (TILE, ROW):
+            line = unroll("i", extents[0], line)
+        return ["{", *[f"  {text}" for text in (*before, *line)], "}"] if before else line
+
+    def _reduce(self, op: Op) -> list[str]:
+        assert op.dst is not None
+        source = op.srcs[0]
+        form = self._form(source)
+        self._need(emit_axis.shared_bytes(self.layout, op, form))
+        make = emit_axis.argmax_lines if op.kind == "argmax" else emit_axis.reduce_lines
+        if form != TILE:
+            return make(self.layout, op, form, c_name(source.name), f"&{c_name(op.dst.name)}")
+        along = emit_axis.axis_form(source.type, form, op.axis)
+        name, before, after = self._into(op, ROW if along == COL else COL)
+        return [*before, *make(self.layout, op, form, c_name(source.name), name), *after]
+
+    def _exchange(self, op: Op) -> list[str]:
+        assert op.dst is not None
+        source = op.srcs[0]
+        form, name = self._form(source), c_name(source.name)
+        self._need(emit_exchange.exchange_bytes(source.type))
+        into, before, after = self._into(op, form)
+        if op.kind == "transpose" and form == TILE:
+            lines = emit_exchange.transpose_lines(self.layout, op, name, into)
+        elif op.kind == "transpose":
+            lines = self._copy(op, form, name, into)
+        elif op.kind == "slice":
+            lines = emit_exchange.slice_lines(self.layout, op, form, name, into)
+        else:
+            index = op.srcs[1]
+            wanted = self._wanted(op.dst.type, form, index)
+            where, needed_lines = self._operand(index, wanted)
+            before += needed_lines
+            element = f"{where}{NAMES[wanted]}"
+            lines = emit_exchange.gather_lines(self.layout, op, form, name, element, into)
+        return [*before, *lines, *after]
+
+    def _copy(self, op: Op, form: str, source: str, into: str) -> list[str]:
+        # A vector transposed is the vector.
+        assert op.dst is not None
+        extents = self.layout.extents(op.dst.type, form)
+        if form == SCALAR:
+            return [f"{into} = {source};"]
+        name = "i" if form == ROW else "j"
+        return unroll(name, extents[0], [f"{into}[{name}] = {source}[{name}];"])
+
+    def _load(self, op: Op) -> list[str]:
+        assert op.dst is not None and op.array is not None
+        form = self._form(op.dst)
+        lines = access_lines(self.layout, op, op.dst.type, form, c_name(op.dst.name))
+        # What other threads of the block stored before is read only after all of them did.
+        return ["__syncthreads();", *lines] if op.array.name in self.stored else lines
+
+    def _store(self, op: Op) -> list[str]:
+        assert op.array is not None
+        source = op.srcs[0]
+        write = "add" if op.kind == "store_add" else "write"
+        lines = access_lines(
+            self.layout, op, source.type, self._form(source), c_name(source.name), write
+        )
+        return ["__syncthreads();", *lines] if op.array.name in self.loaded else lines
+
+
+def _declaration(parameter: dict[str, Any]) -> str:
+    kind = parameter["kind"]
+    if kind == "pointer":
+        return f"{pointer_type(parameter['dtype'], parameter['written'])} {parameter['array']}_data"
+    if kind == "stride":
+        return f"long long {parameter['array']}_stride{parameter['dim']}"
+    if kind == "dim":
+        return f"int {c_name(parameter['name'])}"
+    return f"{'int' if parameter['dtype'] == 'int32' else 'float'} {c_name(parameter['name'])}"

@@ -1,0 +1,148 @@
+"""Code along an axis: reductions, argmax and running sums over what threads hold and share."""
+
+from __future__ import annotations
+
+from warploom.codegen.simt.emit_map import rounded
+from warploom.codegen.simt.emit_memory import unroll
+from warploom.codegen.simt.forms import COL, ROW, TILE, Layout
+from warploom.codegen.values import FLOAT_OPS, INT_OPS
+from warploom.tile import Op, TileType
+
+FLOAT_IDENTITY = {"add": "0.0f", "max": "-INFINITY", "min": "INFINITY", "mul": "1.0f"}
+INT_IDENTITY = {"add": "0", "max": "-2147483647 - 1", "min": "2147483647", "mul": "1"}
+COMBINES = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul"}
+WARP = 32
+
+
+def axis_form(kind: TileType, form: str, axis: str) -> str:
+    """COL when the axis lies along the columns a thread holds, else ROW."""
+    if form == TILE:
+        return COL if axis == kind.names[1] else ROW
+    return form
+
+
+def _own(layout: Layout, kind: TileType, form: str, axis: str) -> tuple[int, int, str]:
+    """(results, elements of each a thread holds, condition that element `s` of result `t` is one).
+
+    Results are the thread's rows or columns that stay; the reduced axis is what is run over.
+    """
+    extents = layout.extents(kind, form)
+    along = axis_form(kind, form, axis)
+    size = kind.size(axis)
+    place = layout.col("s") if along == COL else layout.row("s")
+    ragged = layout.ragged_cols(size) if along == COL else layout.ragged_rows(size)
+    count = extents[-1] if along == COL else extents[0]
+    if form != TILE:
+        return 1, count, f"{place} < {size}" if ragged else ""
+    kept = extents[0] if along == COL else extents[1]
+    return kept, count, f"{place} < {size}" if ragged else ""
+
+
+def element(form: str, along: str, name: str) -> str:
+    """Element s of result t."""
+    if form != TILE:
+        return f"{name}[s]"
+    return f"{name}[t][s]" if along == COL else f"{name}[s][t]"
+
+
+def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:
+    """`into` (an array of results, or the address of a scalar) = the reduction of `source`."""
+    assert op.dst is not None
+    kind = op.srcs[0].type
+    along = axis_form(kind, form, op.axis)
+    results, count, inside = _own(layout, kind, form, op.axis)
+    integer = kind.dtype.kind == "int"
+    combine = COMBINES[op.kind]
+    table, identity = (INT_OPS, INT_IDENTITY) if integer else (FLOAT_OPS, FLOAT_IDENTITY)
+    word = "int" if integer else "float"
+    value = element(form, along, source)
+    step = table[combine].format("total", f"({inside} ? {value} : {identity[combine]})" if inside
+                                 else value)  # fmt: skip
+    function = table[combine].format("a", "b")
+    body = [f"{word} total = {identity[combine]};", *unroll("s", count, [f"total = {step};"])]
+    lines = [
+        *unroll("t", results, [*body, f"({into})[t] = total;"]),
+        f"combine<{layout.peers(along)}, {results}>({into}, shared, "
+        f"[]({word} a, {word} b) {{ return {function}; }});",
+    ]
+    if not integer and op.dst.type.dtype.bits < 32:
+        text = rounded(f"({into})[t]", op.dst.type.dtype)
+        lines += unroll("t", results, [f"({into})[t] = {text};"])
+    return lines
+
+
+def argmax_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:
+    """`into` = the position of the first largest element along the axis."""
+    kind = op.srcs[0].type
+    along = axis_form(kind, form, op.axis)
+    results, count, inside = _own(layout, kind, form, op.axis)
+    integer = kind.dtype.kind == "int"
+    word, least = ("FoundInt", INT_IDENTITY["max"]) if integer else ("Found", "-INFINITY")
+    place = layout.col("s") if along == COL else layout.row("s")
+    value = element(form, along, source)
+    found = f"{word}{{{value}, {place}}}"
+    step = f"best = better(best, {found});"
+    body = [
+        f"{word} best{{{least}, 2147483647}};",
+        *unroll("s", count, [f"if ({inside}) {step}" if inside else step]),
+        "found[t] = best;",
+    ]
+    return [
+        f"{word} found[{results}];",
+        *unroll("t", results, body),
+        f"combine<{layout.peers(along)}, {results}>(found, shared, "
+        f"[]({word} a, {word} b) {{ return better(a, b); }});",
+        *unroll("t", results, [f"({into})[t] = found[t].place;"]),
+    ]
+
+
+def scan_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:
+    """`into` = running sums of `source`: within the thread's neighbours, over the peers, on from
+    one chunk (or group of rows) to the next.
+    """
+    assert op.dst is not None
+    kind = op.srcs[0].type
+    along = axis_form(kind, form, op.axis)
+    results, count, inside = _own(layout, kind, form, op.axis)
+    width = layout.schedule.vector if along == COL else 1
+    pieces = count // width
+    word = "int" if kind.dtype.kind == "int" else "float"
+    value = element(form, along, source)
+    value = f"({inside} ? {value} : 0)" if inside else value
+    target = element(form, along, into)
+    number = results * pieces
+    at = f"t * {pieces} + part"
+    summed = [f"const int s = part * {width} + h;", f"before[{at}] += {value};"]
+    written = [f"const int s = part * {width} + h;", f"running += {value};"]
+    kept = rounded("running", op.dst.type.dtype) if word == "float" else "running"
+    written.append(f"{target} = {kept};")
+    return [
+        f"{word} before[{number}], total[{number}];",
+        *unroll("t", results, unroll("part", pieces, [
+            f"before[{at}] = 0;", *unroll("h", width, summed)])),
+        f"scan<{layout.peers(along)}, {number}>(before, total, shared);",
+        *unroll("t", results, [
+            f"{word} carry = 0;",
+            *unroll("part", pieces, [
+                f"{word} running = carry + before[{at}];",
+                *unroll("h", width, written),
+                f"carry += total[{at}];",
+            ]),
+        ]),
+    ]  # fmt: skip
+
+
+def shared_bytes(layout: Layout, op: Op, form: str) -> int:
+    """Bytes of shared memory that an op along an axis exchanges."""
+    kind = op.srcs[0].type
+    along = axis_form(kind, form, op.axis)
+    results, count, _ = _own(layout, kind, form, op.axis)
+    schedule = layout.schedule
+    peers, stride = (schedule.lanes, 1) if along == COL else (schedule.rows, schedule.lanes)
+    in_warp = min(max(1, WARP // stride), peers)
+    if peers == in_warp:
+        return 0
+    each = {"argmax": 8}.get(op.kind, 4)
+    if op.kind == "cumsum":
+        results *= count // (schedule.vector if along == COL else 1)
+    return schedule.threads // in_warp * results * each

@@ -1,0 +1,62 @@
+"""Code for what each thread does with its own elements: maps, joins, conversions, fills."""
+
+from __future__ import annotations
+
+from warploom.codegen.simt.forms import COL, MEMORY_TYPES, ROW, SCALAR, TILE, Layout
+from warploom.codegen.values import ANY_OPS, FLOAT_OPS, INT_OPS, c_index, literal
+from warploom.errors import InputError
+from warploom.tile import DType, Op
+from warploom.tile.dtypes import FP32
+
+# Ops whose result is a value of the type when the operands are: nothing to round.
+EXACT = ("abs", "neg", "relu", "max", "min", "where", "copy")
+NAMES = {TILE: "[i][j]", ROW: "[i]", COL: "[j]", SCALAR: ""}
+
+
+def expression(layout: Layout, op: Op, form: str, operands: list[str]) -> str:
+    """One element of the result, from one of each operand."""
+    assert op.dst is not None
+    kind = op.dst.type.dtype
+    if op.kind == "fill":
+        return fill_value(op, kind)
+    if op.kind == "coordinate":
+        assert op.start is not None
+        start = c_index(op.start)
+        inner = {ROW: layout.row(), COL: layout.col()}.get(form)
+        return f"{start} + {inner}" if inner else start
+    if op.kind == "cast":
+        return cast(operands[0], op.srcs[0].type.dtype, kind)
+    values = op.srcs[-1].type.dtype
+    table = INT_OPS if values.kind == "int" else FLOAT_OPS
+    template = ANY_OPS.get(op.kind) or table.get(op.kind)
+    if template is None:
+        raise InputError(f"{op.where}: {op.kind} of {op.srcs[-1].type} has no code")
+    text = template.format(*operands)
+    return text if op.kind in EXACT or kind.kind != "float" else rounded(text, kind)
+
+
+def fill_value(op: Op, kind: DType) -> str:
+    """The constant of a fill."""
+    if kind.kind == "bool":
+        return "true" if op.value else "false"
+    if kind.kind == "int":
+        return literal(float(op.value or 0), "int32")
+    return rounded(literal(float(op.value or 0), "fp32"), kind)
+
+
+def rounded(text: str, kind: DType) -> str:
+    """`text` rounded to a floating type."""
+    return text if kind is FP32 else f"rounded<{MEMORY_TYPES[kind.name]}>({text})"
+
+
+def cast(value: str, source: DType, target: DType) -> str:
+    """A conversion, rounding as `tile.dtypes.round_to` does."""
+    if target.kind == "bool":
+        return f"({value} != 0)"
+    if target.kind == "int":
+        return f"int({value})" if source.kind != "float" else f"__float2int_rz({value})"
+    if source.kind == "bool":
+        return rounded(f"({value} ? 1.0f : 0.0f)", target)
+    if source.kind == "int":
+        return rounded(f"__int2float_rn({value})", target)
+    return value if source is target else rounded(value, target)

@@ -1,0 +1,188 @@
+// CUDA enough to run emitted kernels on a CPU: every thread of a block is a fiber, and the next one
+// to run is drawn at random whenever one waits, so that a missing barrier gives wrong results.
+// What is PTX in the kernel's helpers is C++ here; everything else is the emitted text.
+#include <ucontext.h>
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__
+#define __align__(n)
+#define __grid_constant__
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct Extent { unsigned x = 1, y = 1, z = 1; };
+static Extent gridDim, blockDim, blockIdx, threadIdx;
+
+namespace machine {
+struct Barrier { int arrived = 0, round = 0; };
+static std::vector<ucontext_t> fibers;
+static std::vector<char> done, stacks;
+static std::vector<Barrier> warps;
+static std::vector<unsigned long long> slots;
+static Barrier block;
+static ucontext_t home;
+static int current = 0, alive = 0;
+static std::mt19937 random_of(1);
+static void (*body)() = nullptr;
+
+static void yield() { swapcontext(&fibers[current], &home); }
+static void wait(Barrier& at, int count) {
+  const int round = at.round;
+  if (++at.arrived >= count) { at.arrived = 0; ++at.round; return; }
+  for (long tries = 0; at.round == round; ++tries) {
+    if (tries > 10000000) { fprintf(stderr, "deadlock\n"); abort(); }
+    yield();
+  }
+}
+static void start() { body(); done[current] = 1; --alive; swapcontext(&fibers[current], &home); }
+static void run_block(int threads) {
+  const size_t size = 128 << 10;
+  fibers.assign(threads, {});
+  done.assign(threads, 0);
+  stacks.resize(size * threads);
+  warps.assign(threads / 32, {});
+  slots.assign(threads, 0);
+  block = {};
+  alive = threads;
+  for (int f = 0; f < threads; ++f) {
+    getcontext(&fibers[f]);
+    fibers[f].uc_stack.ss_sp = stacks.data() + size * f;
+    fibers[f].uc_stack.ss_size = size;
+    makecontext(&fibers[f], start, 0);
+  }
+  std::vector<int> order(threads);
+  for (int f = 0; f < threads; ++f) order[f] = f;
+  for (int turn = 0; alive; ++turn) {
+    if (turn % 8 == 0) std::shuffle(order.begin(), order.end(), random_of);
+    for (int f : order) {
+      if (done[f]) continue;
+      current = f;
+      threadIdx.x = f;
+      swapcontext(&home, &fibers[f]);
+    }
+  }
+}
+}  // namespace machine
+
+static void __syncthreads() {
+  const int me = machine::current;
+  machine::wait(machine::block, blockDim.x);
+  threadIdx.x = machine::current = me;
+}
+static void warp_wait() { machine::wait(machine::warps[machine::current / 32], 32); }
+template <class T> static T exchange(T x, int from) {
+  const int me = machine::current, first = me / 32 * 32;
+  unsigned long long bits = 0;
+  memcpy(&bits, &x, sizeof(T));
+  machine::slots[me] = bits;
+  warp_wait();
+  T y;
+  memcpy(&y, &machine::slots[first + (from & 31)], sizeof(T));
+  warp_wait();
+  return y;
+}
+static int lane_of() { return machine::current % 32; }
+template <class T> static T __shfl_xor_sync(unsigned, T x, int mask) {
+  return exchange(x, lane_of() ^ mask);
+}
+template <class T> static T __shfl_sync(unsigned, T x, int lane) { return exchange(x, lane); }
+template <class T> static T __shfl_up_sync(unsigned, T x, int by) {
+  const int lane = lane_of();
+  T y = exchange(x, lane >= by ? lane - by : lane);
+  return y;
+}
+
+static float __uint_as_float(unsigned v) { float f; memcpy(&f, &v, 4); return f; }
+static float __int_as_float(int v) { float f; memcpy(&f, &v, 4); return f; }
+static int __float2int_rz(float x) {
+  if (x != x) return 0;
+  if (x >= 2147483648.0f) return 2147483647;
+  return x <= -2147483648.0f ? -2147483647 - 1 : int(x);
+}
+static float __int2float_rn(int x) { return float(x); }
+static float __fdividef(float a, float b) { return a / b; }
+static float __fsqrt_rn(float x) { return sqrtf(x); }
+static float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static float exp2_fast(float x) { return exp2f(x); }
+static float log2_fast(float x) { return log2f(x); }
+static float tanh_fast(float x) { return tanhf(x); }
+static float rcp_fast(float x) { return 1.0f / x; }
+template <class T> static void atomicAdd(T* p, T x) { *p += x; }
+static int min(int a, int b) { return a < b ? a : b; }
+static int max(int a, int b) { return a > b ? a : b; }
+using std::abs;
+
+// One rounding, to nearest even, to a type of `mantissa` stored bits; clamped when `saturates`.
+static float narrow(float x, int mantissa, int least, float largest, bool saturates) {
+  if (x != x) return x;
+  if (std::isinf(x)) return saturates ? copysignf(largest, x) : x;
+  int exponent;
+  frexp(double(x), &exponent);
+  const double step = ldexp(1.0, std::max(exponent - 1, least) - mantissa);
+  double y = nearbyint(x / step) * step;
+  if (fabs(y) > largest) y = saturates ? copysign(double(largest), x) : copysign(INFINITY, x);
+  return float(copysign(y, double(x)));
+}
+struct Bf16 { unsigned short bits; };
+static float value_of(Bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+static void set(Bf16& y, float x) {
+  unsigned v;
+  float r = narrow(x, 7, -126, 3.3895313892515355e38f, false);
+  memcpy(&v, &r, 4);
+  y.bits = v >> 16;
+}
+struct Fp16 { unsigned short bits; };
+static float value_of(Fp16 x) { _Float16 h; memcpy(&h, &x.bits, 2); return float(h); }
+static void set(Fp16& y, float x) { _Float16 h = _Float16(x); memcpy(&y.bits, &h, 2); }
+template <int kMantissa, int kBias> static float small_value(unsigned char bits) {
+  const int exponent = (bits & 127) >> kMantissa, fraction = bits & ((1 << kMantissa) - 1);
+  const bool e5m2 = kMantissa == 2;
+  float v = exponent ? ldexpf(1 + fraction / float(1 << kMantissa), exponent - kBias)
+                     : ldexpf(fraction / float(1 << kMantissa), 1 - kBias);
+  if (e5m2 && exponent == 31) v = fraction ? NAN : INFINITY;
+  if (!e5m2 && (bits & 127) == 127) v = NAN;
+  return bits & 128 ? -v : v;
+}
+template <int kMantissa, int kBias> static unsigned char small_bits(float x, float largest) {
+  const unsigned char sign = std::signbit(x) ? 128 : 0;
+  if (x != x) return 127;
+  const float want = fabsf(narrow(x, kMantissa, 1 - kBias, largest, true));
+  for (int bits = 0; bits < 128; ++bits)
+    if (small_value<kMantissa, kBias>(bits) == want) return sign | bits;
+  abort();
+}
+struct E4m3 { unsigned char bits; };
+static float value_of(E4m3 x) { return small_value<3, 7>(x.bits); }
+static void set(E4m3& y, float x) { y.bits = small_bits<3, 7>(x, 448.0f); }
+struct E5m2 { unsigned char bits; };
+static float value_of(E5m2 x) { return small_value<2, 15>(x.bits); }
+static void set(E5m2& y, float x) { y.bits = small_bits<2, 15>(x, 57344.0f); }
+template <class T> static void add_to(T* p, float x) { set(*p, value_of(*p) + x); }
+
+template <class T> static T argument(void** p, size_t i) { return *(T*)p[i]; }
+template <class... A, size_t... I>
+static void call(void (*f)(A...), void** p, std::index_sequence<I...>) { f(argument<A>(p, I)...); }
+template <class... A> static void launch(void (*f)(A...), void** p, int blocks, int threads) {
+  static void (*kernel)(A...);
+  static void** arguments;
+  kernel = f;
+  arguments = p;
+  machine::body = [] { call(kernel, arguments, std::index_sequence_for<A...>{}); };
+  gridDim.x = blocks;
+  blockDim.x = threads;
+  for (int b = 0; b < blocks; ++b) {
+    blockIdx.x = b;
+    machine::run_block(threads);
+  }
+}
