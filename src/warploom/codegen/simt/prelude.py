@@ -150,7 +150,8 @@ DEVICE Found better(Found a, Found b) {
   return larger ? b : a;
 }
 DEVICE Found swap_with(Found x, int lanes) {
-  return {__shfl_xor_sync(0xffffffffu, x.value, lanes), __shfl_xor_sync(0xffffffffu, x.place, lanes)};
+  return {__shfl_xor_sync(0xffffffffu, x.value, lanes),
+          __shfl_xor_sync(0xffffffffu, x.place, lanes)};
 }""",
     "FoundInt": """\
 struct FoundInt { int value; int place; };
@@ -158,7 +159,8 @@ DEVICE FoundInt better(FoundInt a, FoundInt b) {
   return b.value > a.value || (b.value == a.value && b.place < a.place) ? b : a;
 }
 DEVICE FoundInt swap_with(FoundInt x, int lanes) {
-  return {__shfl_xor_sync(0xffffffffu, x.value, lanes), __shfl_xor_sync(0xffffffffu, x.place, lanes)};
+  return {__shfl_xor_sync(0xffffffffu, x.value, lanes),
+          __shfl_xor_sync(0xffffffffu, x.place, lanes)};
 }""",
     "swap_with": """\
 DEVICE float swap_with(float x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }

@@ -21,6 +21,7 @@ WARP = 32
 MOST_THREADS = 1024
 WIDEST_BYTES = 16  # of one access
 ELEMENTS_A_THREAD = 32  # aimed at: enough loads in flight, no pressure on registers
+GRID = LaunchPlan(persistent=False)  # one block a task
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class SimtSchedule:
     threads: int
     lanes: int
     vector: int
-    launch: LaunchPlan = LaunchPlan(persistent=False)
+    launch: LaunchPlan = GRID
 
     def __post_init__(self) -> None:
         """Refuse what no block can be."""
@@ -70,8 +71,8 @@ class SimtSchedule:
             launch = dict(data["launch"])
             launch["cluster"] = tuple(launch["cluster"])
             launch["reverse"] = tuple(launch["reverse"])
-            numbers = (int(data[key]) for key in ("threads", "lanes", "vector"))
-            return cls(str(data["name"]), *numbers, LaunchPlan(**launch))
+            threads, lanes, vector = (int(data[key]) for key in ("threads", "lanes", "vector"))
+            return cls(str(data["name"]), threads, lanes, vector, LaunchPlan(**launch))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{origin}: incomplete or malformed: {error}") from None
 
