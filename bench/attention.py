@@ -2,6 +2,7 @@
 
     python bench/attention.py build              here, no GPU: cubins under out/bench/attention
     python bench/attention.py run --out DIR      on the GPU machine: numerics, timing, a table
+    python bench/attention.py merge FILE...      evidence of runs into bench/results
 
 FlashAttention-4 is a baseline where `flash_attn.cute` can be imported; a row's ratio is to the best
 baseline of that row, and its notes say which there were.
@@ -11,7 +12,6 @@ Operations: 4 * batch * heads * rows * keys * head_dim, halved when causal.
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -27,7 +27,6 @@ from warploom.codegen.launch import Kernel  # noqa: E402
 from warploom.codegen.named import multistage  # noqa: E402
 from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
-from warploom.evidence import Evidence, write_rows  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
 from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention  # noqa: E402
 from warploom.tile import FP16  # noqa: E402
@@ -45,46 +44,60 @@ def _plain(config: AttentionConfig) -> KernelSchedule:
     return multistage(attention(config), {"k": 2, "v": 2}, LaunchPlan(split="rows"), 2, in_flight=0)
 
 
-D128 = (
-    "128x128",
-    "128x128-together",
-    "128x128-ahead-together",
-    "128x176",
-    "128x176-together",
-    "128x128-grid",
-)
-D128_CAUSAL = (
-    "128x128-grid",
-    "128x128-grid-together",
-    "128x128-snake",
-    "128x128-draw4",
-    "128x128-draw16",
-    "128x128-draw16-together",
-    "128x160-draw4",
-)
-D64 = ("128x128-ahead-together", "192x128", "192x128-ahead", "192x128-grid")
-D64_CAUSAL = (
-    "128x128-draw16",
-    "192x128-grid",
-    "192x128-snake",
-    "192x128-draw8",
-    "192x128-draw16",
-    "192x128-draw16-together",
-)
+TIMED: dict[str, tuple[str, ...]] = {
+    "d128": (
+        "128x128-ahead",
+        "128x128-ahead-together",
+        "128x128-ahead-together-eager",
+        "128x176-together",
+    ),
+    "d128 causal": (
+        "128x128-draw4-together",
+        "128x128-draw16",
+        "128x128-draw16-together",
+        "128x128-draw16-together-eager",
+        "128x176-draw4-together",
+    ),
+    "d64": (
+        "192x128-ahead",
+        "192x128-ahead-together",
+        "192x128-ahead-eager",
+        "128x192-ahead",
+        "256x64-ahead",
+    ),
+    "d64 causal": (
+        "128x128-draw16",
+        "128x192-draw16",
+        "192x128-snake",
+        "192x128-draw4",
+        "192x128-draw16",
+        "192x128-draw16-eager",
+        "192x64-draw16",
+        "256x64-draw16",
+    ),
+}
+
+
+def _timed(kind: str) -> dict[str, Variant]:
+    dim, causal = int(kind.split(maxsplit=1)[0][1:]), kind.endswith("causal")
+    return {f"{kind} {n}": _choice(n, head_dim=dim, causal=causal) for n in TIMED[kind]}
+
+
 VARIANTS: dict[str, Variant] = {
-    **{f"d128 {name}": _choice(name) for name in D128},
+    **{name: variant for kind in TIMED for name, variant in _timed(kind).items()},
     "d128 plain": (AttentionConfig(), _plain, ()),
-    **{f"d128 causal {name}": _choice(name, causal=True) for name in D128_CAUSAL},
-    **{f"d64 {name}": _choice(name, head_dim=64) for name in D64},
-    **{f"d64 causal {name}": _choice(name, head_dim=64, causal=True) for name in D64_CAUSAL},
-    "d96": _choice("128x128", head_dim=96),
+    "d96": _choice("128x128-ahead-together", head_dim=96),
+    "d96-causal": _choice("128x128-draw16-together", head_dim=96, causal=True),
     "d256": _choice("128x64", head_dim=256),
-    "d128-fp16": _choice("128x128", dtype=FP16),
+    "d256-causal": _choice("128x64", head_dim=256, causal=True),
+    "d128-fp16": _choice("128x128-ahead", dtype=FP16),
+    "d64-fp16-causal": _choice("192x128-draw16", head_dim=64, causal=True, dtype=FP16),
     "d128-lse": _choice("128x128", lse=True),
     "d128-causal-window-gqa-lse": _choice("128x128", causal=True, window=300, group=4, lse=True),
+    "d128-window-draw": _choice("128x128-draw16", causal=True, window=1000),
 }
 # Numerics alone; the others are timed too.
-UNTIMED = ("d96", "d256", "d128-fp16", "d128-lse", "d128-causal-window-gqa-lse")
+UNTIMED = tuple(name for name in VARIANTS if " " not in name)
 CHECKED = (
     (1, 2, 128, 128),
     (2, 4, 256, 256),
@@ -95,6 +108,7 @@ CHECKED = (
     (3, 8, 515, 515),
     (5, 16, 515, 515),  # more tasks than SMs
 )
+FA4 = "FlashAttention-4"
 LENGTHS = (1024, 1536, 3072, 6144, 12288, 16384)
 
 
@@ -102,10 +116,6 @@ def schedule_of(name: str) -> KernelSchedule:
     """The schedule of a variant."""
     config, make, _ = VARIANTS[name]
     return make(config)
-
-
-def _slug(name: str) -> str:
-    return name.replace(" ", "-")
 
 
 def build_all(folder: Path) -> None:
@@ -116,7 +126,7 @@ def build_all(folder: Path) -> None:
                 allow = ("spills", "stack") if debug else VARIANTS[name][2]
                 program, schedule = attention(VARIANTS[name][0]), schedule_of(name)
                 built = build(program, schedule, allow=allow, debug=debug)
-                built.write(folder / ("debug" if debug else "plain") / _slug(name))
+                built.write(folder / ("debug" if debug else "plain") / kb.slug(name))
         except WarploomError as error:
             print(f"{name:28} REFUSED {error}")
             continue
@@ -204,8 +214,8 @@ def case(name: str, rounds: int) -> dict[str, Any]:
         return _time(torch, which, rounds)
     result: dict[str, Any] = {}
     for flavour in ("debug", "plain"):
-        kernel = Kernel(Built.read(FOLDER / flavour / _slug(which)))
-        for shape in CHECKED:
+        kernel = Kernel(Built.read(FOLDER / flavour / kb.slug(which)))
+        for shape in CHECKED if flavour == "plain" else CHECKED[2:]:
             found = _check(torch, kernel, VARIANTS[which][0], shape)
             result[f"{flavour} {shape}"] = found
             if "diagnosis" in found:
@@ -226,7 +236,7 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
         if name not in UNTIMED
         and name.startswith(lead)
         and VARIANTS[name][0].causal == causal
-        and (FOLDER / "plain" / _slug(name)).is_dir()
+        and (FOLDER / "plain" / kb.slug(name)).is_dir()
     ]
     chosen = lead + choose_attention(n, VARIANTS[names[0]][0]).name
     config = VARIANTS[names[0]][0]
@@ -248,14 +258,16 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
         return call
 
     cudnn = sdpa(backends.CUDNN_ATTENTION)
-    candidates: dict[str, Any] = {"cudnn": cudnn, "cudnn again": cudnn}
+    candidates: dict[str, Any] = {"cuDNN": cudnn, "control": cudnn}
     turn[0] = 1
     want = cudnn().float()
     four = _flash_attention(data, pick, causal)
     if four is not None:
-        candidates["fa4"] = four
+        candidates[FA4] = four
     for name in ("default", *names):
-        kernel = Kernel(Built.read(FOLDER / "plain" / _slug(chosen if name == "default" else name)))
+        kernel = Kernel(
+            Built.read(FOLDER / "plain" / kb.slug(chosen if name == "default" else name))
+        )
 
         def ours(kernel: Any = kernel) -> None:
             v = pick()
@@ -269,7 +281,7 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
     if four is not None:
         turn[0] = 1
         error = float((four().transpose(1, 2).float() - want).norm() / want.norm())
-        checks["fa4"] = "pass" if error < 0.01 else f"fail {error:.3g}"
+        checks[FA4] = "pass" if error < 0.01 else f"fail {error:.3g}"
     for name in ("default", *names):
         turn[0] = 1
         data[0]["o"].fill_(math.nan)
@@ -280,10 +292,12 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
     work = 4 * b * h * n * n * d * (0.5 if causal else 1.0)
     return {
         "shape": which,
+        "dtype": "bf16",
         "default": chosen,
         "work": work,
         "samples": samples,
         "checks": checks,
+        "baselines": [name for name in ("cuDNN", FA4) if name in samples],
     }
 
 
@@ -304,6 +318,7 @@ def _flash_attention(data: list[dict[str, Any]], pick: Any, causal: bool) -> Any
 
 
 FOLDER = kb.ROOT / "out" / "bench" / "attention"
+RESULTS = kb.ROOT / "bench" / "results" / "attention_forward.json"
 
 
 def main() -> None:
@@ -311,83 +326,21 @@ def main() -> None:
     args = kb.arguments(__doc__ or "")
     if args.mode == "build":
         build_all(FOLDER)
-        return
-    if args.mode == "worker":
+    elif args.mode == "worker":
         kb.work(case, args)
-        return
-    built = [name for name in VARIANTS if (FOLDER / "plain" / _slug(name)).is_dir()]
-    names = [f"check {name}" for name in built] if args.stage != "timing" else []
-    if args.stage != "numerics":
-        names += [
-            f"time {d} {m} {n}" for d in (128, 64) for m in ("full", "causal") for n in LENGTHS
-        ]
-    results = kb.run_workers(str(Path(__file__)), args, [n for n in names if args.only in n])
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "attention_raw.json").write_text(json.dumps(results, indent=1))
-    _report(args.out, results)
-
-
-def _report(out: Path, results: list[dict[str, Any]]) -> None:
-    env = kb.environment()
-    head: list[object] = ["shape", "kernel", "TFLOP/s", "vs cuDNN", "vs best", "95 %", "check"]
-    rows: list[list[object]] = [head]
-    evidence: list[Evidence] = []
-    for result in results:
-        if "samples" not in result:
-            continue
-        samples, work = result["samples"], result["work"] * 1e-9
-        _, low, high = kb.ratio_interval(samples["cudnn again"], samples["cudnn"])
-        present = {"cuDNN": "cudnn", "FlashAttention-4": "fa4"}
-        present = {k: v for k, v in present.items() if v in samples}
-        rates = {k: work / sorted(samples[v])[len(samples[v]) // 2] for k, v in present.items()}
-        best = present[max(rates, key=lambda name: rates[name])]
-        for name, ms in samples.items():
-            ratio, lo, hi = kb.ratio_interval(ms, samples[best])
-            beside = kb.ratio_interval(ms, samples["cudnn"])[0]
-            rate, check = work / sorted(ms)[len(ms) // 2], result["checks"].get(name, "")
-            interval = f"{lo:.3f}..{hi:.3f}"
-            rows.append([result["shape"], name, rate, beside, ratio, interval, check])
-            if name in ("cudnn", "cudnn again", "fa4"):
-                continue
-            which = result["default"] if name == "default" else name
-            evidence.append(
-                Evidence(
-                    "attention-forward",
-                    f"attention {name}",
-                    result["shape"],
-                    "bf16",
-                    env["device"],
-                    env["driver"],
-                    Built.read(FOLDER / "plain" / _slug(which)).resources.compiler,
-                    env["date"],
-                    "python bench/attention.py run",
-                    "TFLOP/s",
-                    "higher",
-                    rate,
-                    rates,
-                    ratio,
-                    (lo, hi),
-                    (low, high),
-                    len(ms),
-                    {"numerics": check},
-                    f"torch {env['torch']}; {which}; baselines present: {', '.join(present)}",
-                )
-            )
-    write_rows(out / "attention-forward.json", evidence)
-    checks = [r for r in results if r["name"].startswith("check")]
-    print(json.dumps(env))
-    print(
-        kb.table(
-            [
-                ["numerics", "ok", "worst error"],
-                *[
-                    [r["name"], r.get("ok", "FAIL"), r.get("worst", r.get("error", "see raw"))]
-                    for r in checks
-                ],
+    elif args.mode == "merge":
+        kb.merge(RESULTS, args.files, args.fresh)
+    else:
+        built = [name for name in VARIANTS if (FOLDER / "plain" / kb.slug(name)).is_dir()]
+        names = [f"check {name}" for name in built] if args.stage != "timing" else []
+        if args.stage != "numerics":
+            names += [
+                f"time {d} {m} {n}" for d in (128, 64) for m in ("full", "causal") for n in LENGTHS
             ]
-        )
-    )
-    print(kb.table(rows))
+        names = [n for n in names if any(o in n for o in args.only.split(","))]
+        results = kb.run_workers(str(Path(__file__)), args, names)
+        folder = FOLDER / "plain"
+        kb.report(args.out, "attention-forward", results, lambda n: Built.read(folder / kb.slug(n)))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src")]
+
+from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
+
 # Seconds without a word before a worker counts as hung: FlashAttention-4 compiles on first use.
 SILENCE = 150.0
 
@@ -30,9 +34,11 @@ SILENCE = 150.0
 def arguments(description: str) -> argparse.Namespace:
     """The command line every kernel benchmark has."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("mode", choices=("build", "run", "worker"))
+    parser.add_argument("mode", choices=("build", "run", "worker", "merge"))
+    parser.add_argument("files", nargs="*", type=Path, help="merge: evidence files of runs")
+    parser.add_argument("--fresh", action="store_true", help="merge: forget the rows there are")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/results")))
-    parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--only", default="", help="run cases that contain one of these")
     parser.add_argument("--stage", default="all", choices=("all", "numerics", "timing"))
     parser.add_argument("--rounds", type=int, default=12)
     return parser.parse_args()
@@ -161,6 +167,82 @@ def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float
     draw = random.Random(1)
     medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
     return statistics.median(ratios), medians[25], medians[974]
+
+
+def slug(name: str) -> str:
+    """A variant's name as a folder's."""
+    return name.replace(" ", "-")
+
+
+def merge(target: Path, files: Sequence[Path], fresh: bool = False) -> None:
+    """Put the rows of some runs into `target`: a row replaces the one of its kernel and shape."""
+    rows: dict[tuple[str, str, str, str], Evidence] = {}
+    for path in [*([] if fresh or not target.is_file() else [target]), *files]:
+        for row in read_rows(path):
+            rows[(row.claim, row.kernel, row.shape, row.dtype)] = row
+    write_rows(target, rows.values())
+    print(f"{len(rows)} rows in {target}")
+
+
+def report(
+    out: Path, claim: str, results: list[dict[str, Any]], built: Callable[[str], Any]
+) -> None:
+    """Raw results, evidence rows and two tables of a run.
+
+    A timed result has `shape`, `dtype`, `work` (operations), `samples` (milliseconds by name, a
+    second copy of the first baseline as "control"), `baselines`, `checks` and `default` (the
+    variant that stood for "default"). Ratios are to the baseline that was fastest there.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{slug(claim)}_raw.json").write_text(json.dumps(results, indent=1))
+    env = environment()
+    rows: list[list[object]] = [["shape", "type", "kernel", "TFLOP/s", "ratio", "95 %", "check"]]
+    evidence: list[Evidence] = []
+    for result in results:
+        if "samples" not in result:
+            continue
+        samples, work = result["samples"], result["work"] * 1e-9
+        rates = {n: work / statistics.median(samples[n]) for n in result["baselines"]}
+        best = max(rates, key=lambda name: rates[name])
+        _, low, high = ratio_interval(samples["control"], samples[result["baselines"][0]])
+        for name, ms in samples.items():
+            ratio, lo, hi = ratio_interval(ms, samples[best])
+            rate, check = work / statistics.median(ms), result["checks"].get(name, "")
+            shown = f"{name} = {result['default']}" if name == "default" else name
+            interval = f"{lo:.3f}..{hi:.3f}"
+            rows.append([result["shape"], result["dtype"], shown, rate, ratio, interval, check])
+            if name in rates or name == "control":
+                continue
+            which = result["default"] if name == "default" else name
+            evidence.append(
+                Evidence(
+                    claim,
+                    f"{claim} {name}",
+                    result["shape"],
+                    result["dtype"],
+                    env["device"],
+                    env["driver"],
+                    built(which).resources.compiler,
+                    env["date"],
+                    f"python bench/{claim.split('-', maxsplit=1)[0]}.py run",
+                    "TFLOP/s",
+                    "higher",
+                    rate,
+                    rates,
+                    ratio,
+                    (lo, hi),
+                    (low, high),
+                    len(ms),
+                    {"numerics": check},
+                    f"torch {env['torch']}; {which}",
+                )
+            )
+    write_rows(out / f"{slug(claim)}.json", evidence)
+    print(json.dumps(env))
+    checks = [r for r in results if "ok" in r or "error" in r]
+    states = [[r["name"], r.get("ok", "FAIL"), r.get("worst", r.get("error", ""))] for r in checks]
+    print(table([["case", "ok", "worst error"], *states]))
+    print(table(rows))
 
 
 def environment() -> dict[str, str]:

@@ -48,8 +48,8 @@ def test_shapes_get_the_variant_that_measured_best():
     assert choose_gemm(8200, 1032, 8192).name == "128x192"
     assert choose_gemm(4096, 4096, 4096).name == "128x256"
     assert choose_gemm(1024, 1024, 1024).tile in ((128, 64), (64, 128))
-    assert choose_attention(16384, AttentionConfig(head_dim=64)).name == "192x128"
-    assert choose_attention(16384).name == "128x176"
+    assert choose_attention(16384, AttentionConfig(head_dim=64)).name == "192x128-ahead"
+    assert choose_attention(16384).name == "128x176-together"
 
 
 @pytest.mark.parametrize("name", [choice.name for choice in GEMM_CHOICES])

@@ -40,6 +40,7 @@ class GemmChoice:
     supergroup: int = 8
     efficiency: float = 1.0  # of MATMUL_RATE: small tiles read more shared memory a multiply
     dependent: bool = False
+    resident: int = 1
 
     def config(self, base: GemmConfig) -> GemmConfig:
         """`base` with this tile; a step of k is 128 bytes."""
@@ -53,8 +54,10 @@ class GemmChoice:
             supergroup=self.supergroup,
             store_panels=self.panels,
             dependent=self.dependent,
+            resident=self.resident,
         )
-        return multistage(gemm(config), self.depth, launch, self.groups)
+        registers = SHARED_REGISTERS if self.resident > 1 else None
+        return multistage(gemm(config), self.depth, launch, self.groups, registers=registers)
 
     def microseconds(self, config: GemmConfig, m: int, n: int, k: int, batch: int = 1) -> float:
         """Predicted time of a launch."""
@@ -66,6 +69,8 @@ class GemmChoice:
         else:
             cols = -(-cols // blocks)
         waves = -(-rows * cols * batch // (SMS // blocks))
+        if self.resident > 1:  # blocks of an SM share its rate, so that a half-full wave is shorter
+            waves = max(1.0, rows * cols * batch / SMS)
         a_line = (k if config.a == "mk" else m) * size
         b_line = (n if config.b == "kn" else k) * size
         copied = bm * (1 if a_line % LINE == 0 else 2) / (blocks if axis == "n_tile" else 1)
@@ -75,6 +80,17 @@ class GemmChoice:
         )
         epilogue = EPILOGUE * bm * bn / (128 * 256)
         return waves * (-(-k // bk) * step + epilogue) + START
+
+
+ALONE = ("", 1)  # no cluster
+SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
+
+
+def _pair(
+    name: str, tile: tuple[int, int], depth: int, efficiency: float, dependent: bool = False
+) -> GemmChoice:
+    # Two blocks of one compute group on an SM: one's epilogue beside the other's matmuls.
+    return GemmChoice(name, tile, ALONE, depth, 1, 1, 8, efficiency, dependent, 2)
 
 
 GEMM_CHOICES: tuple[GemmChoice, ...] = (
@@ -92,6 +108,14 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("64x128-by-4", (64, 128), ("m_tile", 4), 8, groups=1, panels=1, efficiency=0.85),
     GemmChoice("64x128-by-8", (64, 128), ("m_tile", 8), 8, groups=1, panels=1, efficiency=0.85),
     GemmChoice("128x256-dependent", (128, 256), efficiency=0.99, dependent=True),
+    _pair("128x128-pair", (128, 128), 3, 0.93),
+    _pair("128x128-pair-dependent", (128, 128), 3, 0.92, True),
+    _pair("64x128-pair", (64, 128), 4, 0.9, True),
+    _pair("128x64-pair", (128, 64), 4, 0.9, True),
+    _pair("64x64-pair", (64, 64), 6, 0.8, True),
+    GemmChoice("128x64-alone", (128, 64), ALONE, 8, panels=1, efficiency=0.85, dependent=True),
+    GemmChoice("128x128-alone", (128, 128), ALONE, 6, efficiency=0.95, dependent=True),
+    GemmChoice("64x256-alone", (64, 256), ALONE, 4, 1, 1, efficiency=0.9, dependent=True),
 )
 
 
@@ -141,15 +165,18 @@ class AttentionChoice:
     registers: tuple[int, int] | None = None
     launch: dict[str, Any] = field(default_factory=dict[str, Any])
     allow: tuple[str, ...] = ()
+    slack: float = 8.0
 
     def config(self, base: AttentionConfig) -> AttentionConfig:
         """`base` with this tile."""
-        return replace(base, tile=self.tile)
+        return replace(base, tile=self.tile, slack=min(self.slack, base.slack))
 
     def schedule(self, config: AttentionConfig) -> KernelSchedule:
         """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
         reverse = ("rows_tile",) if config.causal else ()
-        launch = LaunchPlan(split="rows", reverse=reverse, **self.launch)
+        launch = LaunchPlan(
+            split="rows", reverse=reverse, skip_unit=config.slack > 0, **self.launch
+        )
         depths = {"k": self.depth, "v": self.depth}
         groups = self.tile[0] // 64
         return overlapped(
@@ -159,54 +186,54 @@ class AttentionChoice:
 
 def _draw(band: int, **rest: Any) -> dict[str, Any]:
     # The next free task, longest first within so many heads, whose keys stay in the L2 cache.
-    return {"walk": "dynamic", "supergroup": band, "grouped": "all", **rest}
+    return {"walk": "dynamic", "supergroup": band, "grouped": "all", **AHEAD, **rest}
 
 
-GRID = {"persistent": False}
-AHEAD = {"task_rings": {"q_t": 2}, "store_panels": 1}  # the next task's queries come early
-SNAKE = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all"}
+AHEAD: dict[str, Any] = {
+    "task_rings": {"q_t": 2},
+    "store_panels": 1,
+}  # the next task's queries come early
+ONE_Q: dict[str, Any] = {"task_rings": dict[str, int](), "store_panels": 1}
+SNAKE: dict[str, Any] = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all", **AHEAD}
 WIDE = (40, 232)  # the producer of a dynamic walk needs more than 24 registers
-SPILLS = ("spills", "stack")
+_A = AttentionChoice
 ATTENTION_CHOICES: dict[str, AttentionChoice] = {
     choice.name: choice
     for choice in (
-        AttentionChoice("128x128"),
-        AttentionChoice("128x128-together", turns=False),
-        AttentionChoice("128x128-ahead-together", turns=False, launch=AHEAD),
-        AttentionChoice("128x176", (128, 176), launch={"store_panels": 1}),
-        AttentionChoice("128x176-together", (128, 176), turns=False, launch={"store_panels": 1}),
-        AttentionChoice("128x128-grid", launch=GRID),
-        AttentionChoice("128x128-grid-together", turns=False, launch=GRID),
-        AttentionChoice("128x128-snake", launch=SNAKE),
-        AttentionChoice("128x128-draw4", registers=WIDE, launch=_draw(4, **AHEAD)),
-        AttentionChoice("128x128-draw16", registers=WIDE, launch=_draw(16, **AHEAD)),
-        AttentionChoice(
-            "128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16, **AHEAD)
-        ),
-        AttentionChoice(
-            "128x160-draw4", (128, 160), registers=WIDE, launch=_draw(4, store_panels=1)
-        ),
-        AttentionChoice("192x128", (192, 128), 3),
-        AttentionChoice("192x128-ahead", (192, 128), 3, launch=AHEAD),
-        AttentionChoice("192x128-grid", (192, 128), 3, launch=GRID),
-        AttentionChoice("192x128-snake", (192, 128), 3, launch=SNAKE),
-        AttentionChoice("192x128-draw8", (192, 128), 3, launch=_draw(8), allow=SPILLS),
-        AttentionChoice("192x128-draw16", (192, 128), 3, launch=_draw(16, **AHEAD), allow=SPILLS),
-        AttentionChoice(
-            "192x128-draw16-together", (192, 128), 3, False, launch=_draw(16, store_panels=1)
-        ),
-        AttentionChoice("128x64", (128, 64), launch={"store_panels": 1}),
+        _A("128x128"),
+        _A("128x128-together", turns=False),
+        _A("128x128-ahead", launch=AHEAD),
+        _A("128x128-ahead-together", turns=False, launch=AHEAD),
+        _A("128x128-ahead-together-eager", turns=False, launch=AHEAD, slack=0.0),
+        _A("128x176-together", (128, 176), turns=False, launch=ONE_Q),
+        _A("128x128-draw4-together", turns=False, registers=WIDE, launch=_draw(4)),
+        _A("128x128-draw16", registers=WIDE, launch=_draw(16)),
+        _A("128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16)),
+        _A("128x128-draw16-together-eager", (128, 128), 2, False, WIDE, _draw(16), (), 0.0),
+        _A("128x176-draw4-together", (128, 176), 2, False, WIDE, _draw(4, **ONE_Q)),
+        _A("128x192-ahead", (128, 192), launch=AHEAD),
+        _A("128x192-draw16", (128, 192), registers=WIDE, launch=_draw(16)),
+        _A("192x128-ahead", (192, 128), 3, launch=AHEAD),
+        _A("192x128-ahead-together", (192, 128), 3, False, launch=AHEAD),
+        _A("192x128-ahead-eager", (192, 128), 3, launch=AHEAD, slack=0.0),
+        _A("192x128-snake", (192, 128), 3, launch=SNAKE),
+        _A("192x128-draw4", (192, 128), 3, launch=_draw(4)),
+        _A("192x128-draw16", (192, 128), 3, launch=_draw(16)),
+        _A("192x128-draw16-eager", (192, 128), 3, launch=_draw(16), slack=0.0),
+        _A("192x64-draw16", (192, 64), 4, launch=_draw(16)),
+        _A("256x64-ahead", (256, 64), 4, launch=AHEAD),
+        _A("256x64-draw16", (256, 64), 4, registers=(40, 112), launch=_draw(16)),
+        _A("128x64", (128, 64), launch=ONE_Q),
+        _A("128x80", (128, 80), launch=ONE_Q),
     )
 }
 # (head sizes up to, causal, rows up to) -> variant; the first row that fits
 ATTENTION_TABLE: tuple[tuple[int, bool, float, str], ...] = (
-    (64, False, float("inf"), "192x128"),
-    (64, True, 1024, "128x128-draw16"),
+    (64, False, float("inf"), "192x128-ahead"),
     (64, True, float("inf"), "192x128-draw16"),
-    (128, False, 4096, "128x128-together"),
-    (128, False, float("inf"), "128x176"),
-    (128, True, 2048, "128x128-draw16"),
-    (128, True, float("inf"), "128x128-grid"),
+    (128, False, 4096, "128x128-ahead-together"),
+    (128, False, float("inf"), "128x176-together"),
+    (128, True, float("inf"), "128x128-draw16-together"),
     (256, False, float("inf"), "128x64"),
     (256, True, float("inf"), "128x64"),
 )

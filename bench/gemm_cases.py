@@ -1,0 +1,179 @@
+"""What `bench/gemm.py` builds, checks and times: variants, operands, references, shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from warploom.codegen.build import Built, build
+from warploom.codegen.named import multistage
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.kernels.choices import (
+    GEMM_CHOICES,
+    SHARED_REGISTERS,
+    GemmChoice,
+    gemm_choice,
+)
+from warploom.kernels.gemm import GemmConfig, combine, combine_schedule, gemm
+from warploom.tile import BF16, E4M3, FP16, FP32, Program
+
+Make = Callable[[GemmConfig], KernelSchedule]
+Variant = tuple[GemmConfig, Make, Callable[[GemmConfig], Program]]
+WIDE = (40, 232)  # registers a thread where the producer needs more than 24
+
+
+def _hand(config: GemmConfig, plan: LaunchPlan, flying: int = 1, depth: int = 4) -> Variant:
+    def make(c: GemmConfig) -> KernelSchedule:
+        return multistage(gemm(c), depth, plan, in_flight=flying, registers=WIDE)
+
+    return config, make, gemm
+
+
+def _plan(cluster: int = 2, **rest: Any) -> LaunchPlan:
+    along = ("m_tile", cluster) if cluster > 1 else ("", 1)
+    return LaunchPlan(split="m", cluster=along, supergroup=8, **rest)
+
+
+def choice_variant(choice: GemmChoice, base: GemmConfig | None = None) -> Variant:
+    """A variant of the table for some element types and epilogue."""
+    return choice.config(base or GemmConfig()), choice.schedule, gemm
+
+
+FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128))
+LEAKY = GemmConfig(dtype=FP16, out=FP16, activation="leaky_relu")
+NARROW = (128, 128, 64)
+PAIR = LaunchPlan(resident=2, store_panels=1)
+VARIANTS: dict[str, Variant] = {
+    **{choice.name: choice_variant(choice) for choice in GEMM_CHOICES},
+    "single": _hand(GemmConfig(), _plan(1)),
+    "drain": _hand(GemmConfig(), _plan(), 0),
+    "nt": _hand(GemmConfig(b="nk"), _plan()),
+    "tn": _hand(GemmConfig(a="km"), _plan()),
+    "tt": _hand(GemmConfig(a="km", b="nk"), _plan()),
+    "fp16": _hand(GemmConfig(dtype=FP16, out=FP16), _plan()),
+    "fp32-out": _hand(GemmConfig(out=FP32), _plan()),
+    "batched": _hand(GemmConfig(batched=True), _plan()),
+    "bias-gelu": _hand(GemmConfig(bias=True, activation="gelu"), _plan()),
+    "silu-gate": _hand(GemmConfig(activation="silu", gate=True, tile=NARROW), _plan()),
+    "swiglu": _hand(GemmConfig(activation="silu", dual=True, tile=NARROW), _plan()),
+    "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), _plan()),
+    "slices4": _hand(GemmConfig(slices=4, tile=NARROW), _plan(1, dependent=True)),
+    "slices8": _hand(GemmConfig(slices=8, tile=NARROW), _plan(1, dependent=True)),
+    "combine": (GemmConfig(slices=8), combine_schedule, combine),
+    **{
+        f"leaky {name}": choice_variant(gemm_choice(name), LEAKY)
+        for name in ("128x256", "256x128", "128x192", "128x128-pair")
+    },
+    **{
+        f"fp8 {name}": choice_variant(gemm_choice(name), FP8)
+        for name in ("128x256", "256x128", "128x192", "256x128-along-n", "128x128-pair")
+    },
+    "fp8 promoted": _hand(replace(FP8, promote=True, tile=(128, 128, 128)), _plan(), 0),
+    "fp8 promoted-pair": (
+        replace(FP8, promote=True, tile=(128, 64, 128)),
+        lambda c: multistage(gemm(c), 4, PAIR, 1, in_flight=0, registers=SHARED_REGISTERS),
+        gemm,
+    ),
+}
+CHOICES = tuple(choice.name for choice in GEMM_CHOICES)
+LARGE = ("128x256", "256x128", "256x128-along-n", "128x192", "128x128", "128x128-pair", "single")
+FEW = (
+    "128x128",
+    "128x64",
+    "128x128-pair",
+    "128x128-pair-dependent",
+    "64x128-pair",
+    "128x64-pair",
+    "64x64-pair",
+    "128x64-alone",
+    "128x128-alone",
+    "64x256-alone",
+)
+# shape -> the variants timed beside the default one
+SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
+    (4096, 4096, 4096): LARGE,
+    (8192, 8192, 8192): (*LARGE, "drain"),
+    (16384, 16384, 16384): LARGE,
+    (4000, 6008, 3000): LARGE,
+    (8200, 1032, 8192): LARGE,
+    (5000, 5000, 5000): LARGE,
+    (1000, 20000, 2000): LARGE,
+    (12345, 1544, 3080): LARGE,
+    (2048, 2048, 16384): LARGE,
+    (16384, 1024, 4096): LARGE,
+    (2048, 2048, 2048): FEW,
+    (1024, 1024, 1024): FEW,
+    (512, 512, 16384): (*FEW, "slices4", "slices8"),
+}
+# sizes of the numerics: m, n, k; 16-byte pitches for TMA
+CHECKED = (
+    (256, 256, 128),
+    (1, 16, 16),
+    (200, 272, 80),
+    (520, 1040, 336),
+    (129, 512, 4096),
+    (1000, 1008, 1008),
+    (2100, 4208, 208),  # more tasks than SMs
+)
+
+
+def built_of(name: str, debug: bool = False) -> Built:
+    """Compile a variant."""
+    config, make, program = VARIANTS[name]
+    allow = ("spills", "stack") if debug else ()
+    return build(program(config), make(config), allow=allow, debug=debug)
+
+
+def operands(torch: Any, config: GemmConfig, m: int, n: int, k: int, seed: int) -> dict[str, Any]:
+    """Random operands of a configuration, and c inside of a guarded buffer of NaN."""
+    kinds = {
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "fp32": torch.float32,
+        "e4m3": torch.float8_e4m3fn,
+    }
+    torch.manual_seed(seed)
+    sizes = {"m": m, "n": n, "k": k, "batch": 3, "one": 1, "slices": config.slices}
+    values: dict[str, Any] = {}
+    for name, spec in {**config.arrays, **config.epilogue}.items():
+        shape = [sizes[dim] for dim in spec.dims]
+        values[name] = torch.randn(*shape, device="cuda").to(kinds[spec.dtype.name])
+    for name in ("scale_a", "scale_b"):
+        if name in values:
+            values[name].fill_(0.5 if name == "scale_a" else 1.5)
+    guard = 4096
+    lead = (3,) if config.batched else ()
+    count = math.prod(lead) * m * n
+    kind = kinds[config.out.name]
+    whole = torch.full((count + 2 * guard,), math.nan, device="cuda", dtype=kind)
+    values["c"] = whole[guard : guard + count].view(*lead, m, n)
+    values["whole"] = whole
+    return values
+
+
+def expected(torch: Any, config: GemmConfig, v: dict[str, Any], rows: Any, wide: Any) -> Any:
+    """c in the type `wide`, of some rows (None: all)."""
+    a = v["a"] if config.a == "mk" else v["a"].transpose(-1, -2)
+    a = (a if rows is None else a[..., rows, :]).to(wide)
+
+    def product(name: str) -> Any:
+        return a @ (v[name] if config.b == "kn" else v[name].transpose(-1, -2)).to(wide)
+
+    def some(name: str) -> Any:
+        return (v[name] if rows is None else v[name][..., rows, :]).to(wide)
+
+    x = product("b") * config.scale
+    if config.scales:
+        x = x * v["scale_a"].to(wide) * v["scale_b"].to(wide)
+    if config.bias:
+        x = x + v["bias"].to(wide)
+    f = torch.nn.functional
+    table = {"relu": f.relu, "leaky_relu": f.leaky_relu, "gelu": f.gelu, "silu": f.silu}
+    x = table[config.activation](x) if config.activation != "none" else x
+    if config.dual:
+        x = x * product("b2")
+    if config.gate:
+        x = x * some("gate")
+    return x + some("residual") if config.residual else x
