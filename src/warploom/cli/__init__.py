@@ -10,6 +10,7 @@ from warploom import __version__
 from warploom.cli.build import build, run
 from warploom.cli.derive import derive
 from warploom.cli.doctor import doctor
+from warploom.cli.optimize import optimize
 from warploom.cli.sass import sass
 from warploom.cli.schedule import schedule
 from warploom.cli.tune import tune
@@ -29,6 +30,7 @@ app.command()(build)
 app.command()(run)
 app.command()(derive)
 app.command()(doctor)
+app.command()(optimize)
 app.command()(schedule)
 app.command()(tune)
 app.add_typer(sass)

@@ -50,8 +50,9 @@ class Kernel:
         self._context = self._call("cuDevicePrimaryCtxRetain", handle)
         self._call("cuCtxSetCurrent", self._context)
         image = ctypes.create_string_buffer(built.cubin, len(built.cubin) + 1)
-        module = self._call("cuModuleLoadData", ctypes.addressof(image))
-        self._function = self._call("cuModuleGetFunction", module, built.source.name.encode())
+        self._module = self._call("cuModuleLoadData", ctypes.addressof(image))
+        name = built.source.name.encode()
+        self._function = self._call("cuModuleGetFunction", self._module, name)
         attribute = self._driver.CUfunction_attribute
         limit = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", self._function, limit, built.source.shared_bytes)
@@ -100,6 +101,11 @@ class Kernel:
                 self._call("cuCtxPopCurrent")
             return
         self._launch(call.blocks, stream, ctypes.addressof(call.addresses))
+
+    def global_memory(self, name: str) -> tuple[int, int]:
+        """Address and bytes of a `__device__` variable of the kernel's file."""
+        address, size = self._call("cuModuleGetGlobal", self._module, name.encode())
+        return int(address), int(size)
 
     def tasks(self, sizes: Mapping[str, int]) -> int:
         """Tasks of a launch: grid points, counted in clusters along the clustered axis."""
@@ -313,4 +319,4 @@ class Kernel:
         status = result[0]
         if status != self._driver.CUresult.CUDA_SUCCESS:
             raise DeviceError(f"{name}: {status.name}, kernel {self.built.source.name}")
-        return result[1] if len(result) > 1 else None
+        return result[1] if len(result) == 2 else result[1:] or None

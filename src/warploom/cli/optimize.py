@@ -1,0 +1,58 @@
+"""`warploom optimize`: all floors for one kernel of the library, one report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from warploom.cli.build import Settings, settings_of
+from warploom.codegen.schedules import NAMES
+from warploom.pipeline.optimize import Optimized, OptimizeSettings
+from warploom.pipeline.optimize import optimize as run_optimize
+
+
+def optimize(
+    name: Annotated[str, typer.Argument(help="a kernel of the library: gemm, attention")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="folder for the results")],
+    gpu: Annotated[str, typer.Option(help="h100 or h200")] = "h200",
+    settings: Settings = None,
+    schedule: Annotated[str, typer.Option(help=", ".join(NAMES))] = "solve",
+    measure: Annotated[
+        str, typer.Option(help="gpu, none, or auto: the GPU when there is one")
+    ] = "auto",
+    time_limit: Annotated[float, typer.Option(help="seconds of the solver, a loop")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+) -> None:
+    """Program, solved schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
+    request = OptimizeSettings(name, gpu, settings_of(settings), schedule, measure, time_limit)
+    try:
+        found = run_optimize(request, out, lambda text: print(text, file=sys.stderr))
+    except KeyboardInterrupt:
+        print(f"interrupted; what lies in {out} is whole", file=sys.stderr)
+        raise typer.Exit(130) from None
+    typer.echo(json.dumps(found.to_json()) if as_json else summary(found))
+
+
+def summary(found: Optimized) -> str:
+    """The result in a few lines, with where it lies."""
+    lines = ["schedule      cycles an iteration (predicted)"]
+    for name, rows in found.predictions.items():
+        mark = " <- built" if name == found.settings.schedule else ""
+        if isinstance(rows, str):
+            lines.append(f"  {name:12}does not fit: {rows[:90]}")
+            continue
+        text = ", ".join(f"{row.cycles:.0f} (bound {row.bound})" for row in rows.values())
+        lines.append(f"  {name:12}{text}{mark}")
+    lines.append(f"static verdict: {found.verdict}")
+    if found.measured is None:
+        lines.append("not measured: no GPU was used")
+    else:
+        lines += [f"{what}: {value}" for what, value in found.measured.rows(found.chosen)]
+    spent = ", ".join(f"{name} {value:.1f} s" for name, value in found.seconds.items())
+    lines.append(f"{spent}")
+    lines.append(f"result: {found.folder}/report.html")
+    return "\n".join(lines)

@@ -1,0 +1,225 @@
+"""A built kernel of the library on the GPU here, in a process of its own with a watchdog.
+
+Numerics against float64 at small sizes, then time and counted cycles at sizes that fill the GPU.
+A kernel that hangs costs the process, not the user's session.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from warploom.codegen.build import Built, compile_source
+from warploom.codegen.launch import Kernel
+from warploom.codegen.on_gpu import run_on_gpu
+from warploom.codegen.predict import Prediction
+from warploom.codegen.probe import LOG, WORDS, probe, readings
+from warploom.errors import DeviceError
+from warploom.kernels.library import configure, entry, random_arrays
+from warploom.runtime.arrays import DeviceArray
+from warploom.runtime.driver import CudaDevice
+from warploom.tile import Program
+from warploom.tile.interpret import bind
+
+LIMIT = 240.0  # seconds before the worker counts as hung
+SIZES: dict[str, dict[str, int]] = {
+    "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 1},
+    "attention": {"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
+}
+ROUNDS, REPEATS = 15, 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the GPU said.
+
+    errors      relative error of each output against float64, small sizes
+    bound       the error allowed
+    microseconds, control   medians of two interleaved series of the same kernel
+    counted     loop -> [cycles an iteration, SM clock in GHz]
+    """
+
+    device: str
+    errors: dict[str, float]
+    bound: float
+    sizes: dict[str, int]
+    microseconds: float
+    control: float
+    flops: float
+    counted: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    @property
+    def correct(self) -> bool:
+        """Every output is within its bound."""
+        return all(error <= self.bound for error in self.errors.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The measurement as plain JSON data."""
+        return asdict(self)
+
+    def rows(self, predicted: Mapping[str, Prediction]) -> list[tuple[str, str]]:
+        """The measurement beside the model, for people."""
+        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        rows = [
+            ("device", self.device),
+            ("relative error against float64", f"{errors} (allowed {self.bound:.0e})"),
+            ("sizes timed", sizes),
+            ("time", f"{self.microseconds:.1f} us (the same kernel again: {self.control:.1f} us)"),
+        ]
+        if self.flops:
+            rate = self.flops / self.microseconds * 1e-6
+            rows.append(("rate", f"{rate:.0f} TFLOP/s"))
+        for loop, (cycles, clock) in self.counted.items():
+            model = predicted[loop].cycles
+            rows.append(
+                (
+                    f"cycles an iteration, loop {loop}",
+                    f"{cycles:.0f} counted at {clock:.2f} GHz, {model:.0f} predicted "
+                    f"({model / cycles - 1:+.1%})",
+                )
+            )
+        return rows
+
+
+def measure_in_worker(
+    name: str, settings: Mapping[str, str], built: Built, say: Callable[[str], None]
+) -> Measured:
+    """Measure in a new process; raises `DeviceError` when it fails or hangs."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        built.write(folder / "plain")
+        source, loops = probe(built.source)
+        cubin, resources = compile_source(source, built.arch, ("spills", "stack"))
+        replace(built, source=source, cubin=cubin, resources=resources).write(folder / "probe")
+        request = {"name": name, "settings": dict(settings), "loops": list(loops)}
+        (folder / "request.json").write_text(json.dumps(request))
+        command = [sys.executable, "-m", "warploom.pipeline.optimize_measure", text]
+        say("measuring on the GPU")
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise DeviceError(f"{name}: no answer from the GPU in {LIMIT:g} s") from None
+        if done.returncode:
+            last = (done.stderr.strip() or "no message").splitlines()[-1]
+            raise DeviceError(f"{name}: the measuring process failed: {last}")
+        return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(folder: Path) -> Measured:
+    """The worker's side: what `measure_in_worker` wrote to `folder`."""
+    request = json.loads((folder / "request.json").read_text())
+    name, loops = request["name"], tuple(request["loops"])
+    config, small = configure(name, request["settings"])
+    kernel = entry(name)
+    program = kernel.program(config)
+    built = Built.read(folder / "plain")
+    arrays = random_arrays(program, small)
+    got = run_on_gpu(program, built, arrays)
+    wanted = kernel.outputs(config, bind(program, arrays))
+    errors = {output: _error(got[output], want) for output, want in wanted.items()}
+    sizes = {**small, **SIZES.get(name, {}), **_given(small, request["settings"])}
+    device = CudaDevice(0)
+    memory = _memory(program, sizes)
+    plain = Kernel(built)
+    times = _times(device, plain, memory)
+    counted = _counted(device, Kernel(Built.read(folder / "probe")), memory, loops)
+    return Measured(
+        device.info.name,
+        errors,
+        kernel.bound,
+        {dim: sizes[dim] for dim in program.dims},
+        statistics.median(times[0]),
+        statistics.median(times[1]),
+        _flops(name, config, sizes),
+        counted,
+    )
+
+
+def _given(sizes: Mapping[str, int], settings: Mapping[str, str]) -> dict[str, int]:
+    return {name: sizes[name] for name in settings if name in sizes}
+
+
+def _error(got: Any, want: Any) -> float:
+    finite = np.isfinite(want)
+    if not np.array_equal(finite, np.isfinite(got)):
+        return float("inf")
+    gap = np.linalg.norm(np.where(finite, got - np.where(finite, want, 0), 0))
+    return float(gap / (np.linalg.norm(np.where(finite, want, 0)) or 1.0))
+
+
+def _memory(program: Program, sizes: Mapping[str, int]) -> dict[str, DeviceArray]:
+    random = np.random.default_rng(0)
+    return {
+        spec.name: DeviceArray(
+            random.standard_normal(tuple(sizes[dim] for dim in spec.dims), np.float32),
+            spec.dtype.name,
+        )
+        for spec in program.arrays
+    }
+
+
+def _times(
+    device: CudaDevice, kernel: Kernel, memory: Mapping[str, DeviceArray]
+) -> tuple[list[float], list[float]]:
+    """Microseconds a launch, two series of the same kernel in turn: time and A/A control."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(2 * ROUNDS + 4):
+        start, stop = device.event(), device.event()
+        device.record(start)
+        for _ in range(REPEATS):
+            kernel(memory)
+        device.record(stop)
+        device.synchronize()
+        if number >= 4:
+            found[number % 2].append(device.elapsed_us(start, stop) / REPEATS)
+    return found
+
+
+def _counted(
+    device: CudaDevice,
+    kernel: Kernel,
+    memory: Mapping[str, DeviceArray],
+    loops: tuple[str, ...],
+) -> dict[str, list[float]]:
+    address, size = kernel.global_memory(LOG)
+    series: list[dict[str, list[float]]] = []
+    for _ in range(5):
+        device.memset(address, 0, size)
+        for _ in range(REPEATS):
+            kernel(memory)
+        device.synchronize()
+        data = device.download(address, size)
+        words = [int(x) for x in np.frombuffer(data, np.uint64)[: WORDS * len(loops)]]
+        series.append(
+            {r.loop: [r.cycles_an_iteration, r.gigahertz] for r in readings(loops, words)}
+        )
+    return {
+        loop: [statistics.median(one[loop][i] for one in series) for i in range(2)]
+        for loop in loops
+    }
+
+
+def _flops(name: str, config: Any, sizes: Mapping[str, int]) -> float:
+    if name == "gemm":
+        batch = sizes["batch"] if config.batched else 1
+        return 2.0 * batch * sizes["m"] * sizes["n"] * sizes["k"]
+    if name == "attention" and config.window is None:
+        work = 4.0 * sizes["batch"] * sizes["heads"] * sizes["rows"] * sizes["keys"] * sizes["d"]
+        return work * (0.5 if config.causal else 1.0)
+    return 0.0
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Path(sys.argv[1])).to_json()))
