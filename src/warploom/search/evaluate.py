@@ -10,7 +10,7 @@ from warploom.sass.cubin import Cubin
 from warploom.sass.edit import Editor
 from warploom.sass.timing_model import ModelSettings, TimingModel
 from warploom.search.game import Candidate
-from warploom.search.players import Score
+from warploom.search.play import Score
 
 
 class Evaluator(Protocol):
@@ -46,8 +46,12 @@ class ModelEvaluator:
 
     def cycles(self, candidate: Candidate) -> float:
         """Modelled cycles of a candidate."""
+        return self.cycles_of(candidate.cubin)
+
+    def cycles_of(self, image: bytes) -> float:
+        """Modelled cycles of a candidate's cubin."""
         section = self._editor.original.kernel(self._editor.kernel.name).text
-        code = candidate.cubin[section.offset : section.offset + section.size]
+        code = image[section.offset : section.offset + section.size]
         words = [
             (
                 int.from_bytes(code[place : place + 8], "little"),
