@@ -7,6 +7,7 @@ import sys
 import typer
 
 from warploom import __version__
+from warploom.cli.bench import bench
 from warploom.cli.build import build, run
 from warploom.cli.derive import derive
 from warploom.cli.doctor import doctor
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 
 
+app.command()(bench)
 app.command()(build)
 app.command()(run)
 app.command()(derive)
