@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from tests.gpu.cases import CASES  # noqa: E402
+from tests.gpu.cases import CASES, PLANTED  # noqa: E402
 
 from warploom.errors import WarploomError  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
@@ -37,12 +37,16 @@ def chosen(text: str) -> list[str]:
     return [name for name in CASES if any(name.startswith(word) for word in words)]
 
 
-def one(names: list[str]) -> int:
-    """Run cases in this process, each announced; the exit code says whether all were right."""
+def one(names: list[str], planted: str = "") -> int:
+    """Run cases in this process, each announced; the exit code says whether all were right.
+
+    The planted fault of a tool comes last, as a fault may end the process.
+    """
     wrong = 0
-    for name in names:
+    table = {**CASES, **{f"planted-{tool}": make for tool, make in PLANTED.items()}}
+    for name in [*names, *([f"planted-{planted}"] if planted in PLANTED else [])]:
         print(MARK + name, flush=True)
-        case = CASES[name]()
+        case = table[name]()
         try:
             worst = max(case.errors().values())
         except WarploomError as error:
@@ -90,7 +94,7 @@ def run(tool: str, names: list[str]) -> tuple[str, str]:
     command = [sanitizer, "--tool", tool, "--print-limit", "20", sys.executable, __file__]
     try:
         done = subprocess.run(
-            [*command, "--one", "--cases", ",".join(names)],
+            [*command, "--one", "--planted", tool, "--cases", ",".join(names)],
             capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as late:
@@ -117,6 +121,7 @@ def main() -> int:
     """Every tool over the chosen cases; a table, and rows when asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", action="store_true", help="run the cases in this process")
+    parser.add_argument("--planted", default="", help="with --one: end with this tool's fault")
     parser.add_argument("--cases", default="", help="names or beginnings of names, comma-separated")
     parser.add_argument("--tools", default=",".join(TOOLS[:2]))
     parser.add_argument("--out", type=Path)
@@ -124,7 +129,7 @@ def main() -> int:
     args = parser.parse_args()
     names = chosen(args.cases)
     if args.one:
-        return one(names)
+        return one(names, args.planted)
     rows: list[Evidence] = []
     name, driver = device()
     total = 0
@@ -134,6 +139,11 @@ def main() -> int:
             args.log.mkdir(parents=True, exist_ok=True)
             (args.log / f"{tool}.txt").write_text(text)
         said, far = findings(text), distances(text)
+        seen = len(said.get(f"planted-{tool}", []))
+        print(f"{tool:10} {'planted fault':28} {seen:4} findings")
+        if tool in PLANTED and not seen:
+            trouble = trouble or "did not see the planted fault"
+            total += 1
         for case in names:
             count = len(said.get(case, []))
             state = trouble if case not in far and not count else ""
@@ -151,7 +161,8 @@ def main() -> int:
                     command=f"python bench/sanitize.py --tools {tool} --cases {case}",
                     ours=float(count), baselines={}, ratio_to_best=1.0, samples=1,
                     checks={"tool": tool, "findings": said.get(case, [])[:5],
-                            "distance": far.get(case), "trouble": state},
+                            "distance": far.get(case), "trouble": state,
+                            "findings_of_planted_fault": seen},
                 )
             )  # fmt: skip
     if args.out:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 
-from warploom.codegen.build import Built, build
+from warploom.codegen.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.simt.schedule import simt
 from warploom.kernels.choices import GemmChoice, choose_attention, choose_gemm
@@ -39,10 +39,17 @@ class Case:
     arch: str = "sm_90a"
     allow: tuple[str, ...] = ()
     family: str = ""
+    edit: tuple[str, str] | None = None  # a text of the emitted code and what it becomes
 
-    def built(self) -> Built:
+    def built(self, cache: Path | None = None) -> Built:
         """The compiled kernel."""
-        return build(self.program, self.schedule, self.arch, self.allow)
+        done = build(self.program, self.schedule, self.arch, self.allow, cache)
+        if self.edit is None:
+            return done
+        assert self.edit[0] in done.source.text
+        source = replace(done.source, text=done.source.text.replace(*self.edit))
+        cubin, resources = compile_source(source, self.arch, self.allow, cache, SIMT_ARCHITECTURES)
+        return replace(done, source=source, cubin=cubin, resources=resources)
 
     def errors(self) -> dict[str, float]:
         """Run it: the relative error of every array; infinite where other elements are finite."""
@@ -148,12 +155,20 @@ OPERATORS: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 
+# Kernels with a fault put in by hand: a tool that does not see it proves nothing of the others.
+PLANTED: dict[str, Callable[[], Case]] = {
+    "memcheck": lambda: replace(
+        simt_case("line"), edit=("place + h < length) line", "place + h < length + 64) line")
+    ),
+    "racecheck": lambda: replace(simt_case("transposed"), edit=("__syncthreads();", "")),
+}
+
+
 def main() -> None:
     """Compile every case into the cache folder named on the command line."""
     folder = Path(sys.argv[1])
-    for name, make in {**CASES, **OPERATORS}.items():
-        case = make()
-        done = build(case.program, case.schedule, case.arch, case.allow, folder)
+    for name, make in {**CASES, **OPERATORS, **PLANTED}.items():
+        done = make().built(folder)
         print(f"{name:32} {len(done.cubin):8} B  {done.resources.registers} registers")
 
 
