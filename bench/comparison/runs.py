@@ -83,7 +83,7 @@ def player_of(run: Run) -> Player:
         start = Path(run.policy) if run.method == "ppo-pre" and run.policy else None
         if run.method == "ppo-pre" and start is None:
             raise InputError("ppo-pre needs --policy, a policy trained on the model")
-        return player_for(profile, run.measurements, run.seed, start)
+        return player_for(profile, run.seed, policy=start)
     if run.method not in PLAYERS:
         raise InputError(f"no player {run.method!r}")
     return PLAYERS[run.method]

@@ -169,6 +169,9 @@ class BlockBatch:
         for one, other in tables.early:
             if block_of[one] == block_of[other] == block:
                 self.early[one - start, other - start] = True
+        column = self.sources.T[:, None, :]
+        banks = np.arange(_BANKS)[None, :, None]
+        self._reads = (column != _NO_REGISTER) & (column % _BANKS == banks)
         groups: dict[tuple[int, int], list[int]] = {}
         for number, identity in enumerate(tables.identity[here]):
             groups.setdefault(identity, []).append(number)
@@ -221,7 +224,8 @@ class BlockBatch:
         away = np.where(rows[:, 2] == 1, duration[:, None] - inside, inside)
         ok &= (away >= rows[:, 1]).all(1)
         ok &= duration >= self.least_duration
-        ok &= ~self.stale_reuse(Versions(order, *_fields_of(versions))).any(1)
+        stale = self.stale_reuse(Versions(order, *_fields_of(versions)))
+        ok &= np.logical_not(stale.any(1))
         ok &= self._waited(versions, order, position)
         first, last, spaced = self._spaced(order, start)
         ok &= spaced
@@ -259,7 +263,7 @@ class BlockBatch:
         bad |= self.read_sb[versions.order] != self.read_sb[order]
         early = (self.sets[order[:, :-1]] & versions.wait[:, 1:] != 0) & (stall[:, :-1] < 2)
         early &= ~self.early[order[:, :-1], order[:, 1:]]
-        return ~(bad.any(1) | early.any(1))
+        return np.logical_not(bad.any(1) | early.any(1))
 
     def stale_reuse(self, versions: Versions) -> Bools:
         """[K, rows of `reuse_rows`]: kept operands neither read again nor displaced in time."""
@@ -271,13 +275,12 @@ class BlockBatch:
         kept = np.take_along_axis(versions.reuse, position[:, holder], 1) >> slot & 1 == 1
         if not kept.any():
             return kept
-        where = np.arange(self.size)
-        last = np.empty((SLOTS, _BANKS, *order.shape), np.int64)
-        for number in range(SLOTS):
-            column = self.sources[order, number]
-            for bank in range(_BANKS):
-                reads = (column != _NO_REGISTER) & (column % _BANKS == bank)
-                last[number, bank] = np.maximum.accumulate(np.where(reads, where, -1), 1)
+        # Short integers: this is the largest array of a check.
+        where = np.arange(self.size, dtype=np.int16)
+        last = np.empty((SLOTS, _BANKS, *order.shape), np.int16)
+        for number, bank in sorted(set(zip(slot.tolist(), (register % _BANKS).tolist()))):
+            reads = self._reads[number, bank][order]
+            last[number, bank] = np.maximum.accumulate(np.where(reads, where, np.int16(-1)), 1)
         versions_axis = np.arange(len(order))[:, None]
         refreshed = last[slot, register % _BANKS, versions_axis, position[:, writer]]
         return kept & ~(refreshed > position[:, holder])
@@ -382,7 +385,7 @@ class Coupling:
         return (tail + head >= need).all(1)
 
     def _visible(self, block: int, timed: Timed) -> Bools:
-        """Scoreboards set by the last instruction of a block and awaited by the next one's first."""
+        """Scoreboards set by a block's last instruction and awaited by the next one's first."""
         ok = np.ones(len(timed.duration), bool)
         if block > 0:
             before, start = self.now[block - 1], self.blocks[block - 1].start

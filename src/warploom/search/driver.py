@@ -128,13 +128,15 @@ def run_search(
     began = time.monotonic()
     running: dict[int, _Chain] = {}
     games: list[Game] = []
+    plays: list[Play] = []
     try:
         for number in range(min(chains, player.most_chains)):
             game = Game(original, kernel, mode, player.family, shared)
             if start is not None:
                 game.editor.adopt(start.kernel(game.kernel.name).words)
             games.append(game)
-            chain = _Chain(game, player.play(game, random.Random(f"{seed}/{number}")))
+            plays.append(player.play(game, random.Random(f"{seed}/{number}")))
+            chain = _Chain(game, plays[-1])
             _advance(chain, None, evaluator, running)
         last_report = 0.0
         while running:
@@ -153,6 +155,8 @@ def run_search(
         result.interrupted = True
     result.seconds = time.monotonic() - began
     _drain(running, evaluator, result)
+    for play in plays:
+        play.close()
     for game in games:
         result.tally.update(game.tally)
     if on_progress is not None:

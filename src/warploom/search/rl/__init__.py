@@ -1,0 +1,1 @@
+"""The assembly game for learned players: an environment, its observations, policies, training."""
