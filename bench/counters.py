@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 from warploom import toolchain  # noqa: E402
 from warploom.codegen.build import Built, build  # noqa: E402
 from warploom.codegen.launch import Kernel as Launch  # noqa: E402
-from warploom.codegen.named import multistage  # noqa: E402
+from warploom.codegen.named import multistage, overlapped  # noqa: E402
 from warploom.codegen.plan import LaunchPlan  # noqa: E402
 from warploom.diagram import frontend as front  # noqa: E402
 from warploom.diagram.cache import Level2, Moved, Walk, compulsory_bytes, dram_bytes  # noqa: E402
@@ -42,7 +42,6 @@ from warploom.diagram.legal import make_kernel  # noqa: E402
 from warploom.diagram.library import formula  # noqa: E402
 from warploom.errors import CheckFailed, InputError  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.choices import ATTENTION_CHOICES  # noqa: E402
 from warploom.kernels.gemm import GemmConfig, gemm  # noqa: E402
 from warploom.runtime.bindings import import_binding  # noqa: E402
 
@@ -68,7 +67,6 @@ class Variant:
 
     config: GemmConfig | AttentionConfig
     launch: LaunchPlan
-    choice: str = ""
 
     @property
     def walk(self) -> Walk:
@@ -95,10 +93,10 @@ def _gemm(
     return Variant(GemmConfig(tile=tile), plan)
 
 
-def _attention(choice: str, **config: Any) -> Variant:
-    chosen = ATTENTION_CHOICES[choice]
-    made = chosen.config(AttentionConfig(**config))
-    return Variant(made, chosen.schedule(made).launch, choice)
+def _attention(persistent: bool = True, **config: Any) -> Variant:
+    made = AttentionConfig(tile=(128, 128), **config)
+    reverse = ("rows_tile",) if made.causal else ()
+    return Variant(made, LaunchPlan(split="rows", persistent=persistent, reverse=reverse))
 
 
 VARIANTS: dict[str, Variant] = {
@@ -107,10 +105,10 @@ VARIANTS: dict[str, Variant] = {
     "gemm-band16": _gemm(16),
     "gemm-band64": _gemm(64),
     "gemm-128x128-rows": _gemm(0, tile=(128, 128, 64)),
-    "attention": _attention("128x128"),
-    "attention-grid": _attention("128x128-grid"),
-    "attention-causal": _attention("128x128-grid", causal=True),
-    "attention-group8": _attention("128x128", group=8),
+    "attention": _attention(),
+    "attention-grid": _attention(persistent=False),
+    "attention-causal": _attention(persistent=False, causal=True),
+    "attention-group8": _attention(group=8),
 }
 # (m, n, k), or (batch, heads, rows, keys)
 CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -200,7 +198,7 @@ def build_all() -> None:
             schedule = multistage(program, 4, variant.launch)
         else:
             program = attention(variant.config)
-            schedule = ATTENTION_CHOICES[variant.choice].schedule(variant.config)
+            schedule = overlapped(program, {"k": 2, "v": 2}, variant.launch)
         built = build(program, schedule)
         built.write(FOLDER / name)
         print(f"{name:20} {built.resources.registers} registers, {built.resources.seconds:.0f} s")
@@ -380,7 +378,7 @@ def _profile(tool: str, metrics: list[str], log: Path, labels: Path) -> None:
 
 
 def parse(text: str, names: list[str]) -> dict[str, dict[str, float]]:
-    """ncu's raw page as {label: {metric: value}}; raises when a kernel is missing or foreign."""
+    """ncu's raw page as {label: {metric: value}}, of our metrics; raises for a foreign kernel."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.reader(lines))
     if len(rows) < 3:
@@ -396,7 +394,7 @@ def parse(text: str, names: list[str]) -> dict[str, dict[str, float]]:
             raise CheckFailed(f"counter row {row[0]} is of {kernel}, expected {name}")
         values: dict[str, float] = {}
         for title, unit, cell in zip(head, units, row, strict=True):
-            if "__" in title and cell not in ("", "n/a"):
+            if title in METRICS and cell not in ("", "n/a"):
                 if unit not in ("", "byte", "sector", "ns", "nsecond", "%"):
                     raise CheckFailed(f"counter {title} is in {unit!r}, expected a base unit")
                 values[title] = float(cell.replace(",", ""))
@@ -450,10 +448,11 @@ def main() -> None:
     parser.add_argument("mode", choices=("build", "predict", "run", "worker", "table"))
     parser.add_argument("path", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/results")))
-    parser.add_argument("--capacity", type=float, default=60, help="L2 bytes used, MiB")
-    parser.add_argument("--policy", choices=("lru", "random"), default="lru")
+    parser.add_argument("--capacity", type=float, default=60, help="L2, MiB")
+    parser.add_argument("--slices", type=int, default=2, help="L2 partitions")
+    parser.add_argument("--dirty", type=float, default=25.75, help="MiB that wait to be written")
     options = parser.parse_args()
-    level = Level2(options.capacity * MIB, options.policy)
+    level = Level2(options.capacity * MIB, options.slices, options.dirty * MIB)
     if options.mode == "build":
         build_all()
     elif options.mode == "run":

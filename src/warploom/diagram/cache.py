@@ -5,25 +5,18 @@ the tasks and on which run at the same time, so it is not a posynomial: this mod
 dispatch. Workers (SMs, or clusters of them) take tasks in the launch's order and do one stream step
 each in turn; each step looks its slices up in a cache that holds `capacity` bytes; a miss is read
 from DRAM, a displaced written slice is written to it. What is still dirty at the end stays.
-
-Replacement is least-recently-used or random; `reread_fraction` is the closed form of a
-cyclic scan, the calibration kernel of bench/counters.py.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from warploom.diagram.counts import tile_lengths, visited_starts
 from warploom.diagram.kernel import Kernel
 from warploom.errors import InputError
-
-Policy = Literal["lru", "random"]
 
 
 @dataclass(frozen=True)
@@ -55,10 +48,17 @@ class Walk:
 
 @dataclass(frozen=True)
 class Level2:
-    """The cache: bytes it holds, and what it displaces."""
+    """The cache: `slices` partitions of `capacity / slices` bytes, least recently used goes first.
+
+    Every address has a home partition. An SM asks its own partition; what is at home elsewhere is
+    kept there and in the asking one. Data that all SMs read fills every partition, so that only
+    `capacity / slices` bytes of it fit. Written data is at home only, and no more than `dirty`
+    bytes wait to be written.
+    """
 
     capacity: float
-    policy: Policy = "lru"
+    slices: int = 1
+    dirty: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -77,51 +77,75 @@ class Moved:
 
 
 @dataclass
-class _Cache:
-    """Items with sizes; `dirty` ones are written when displaced."""
+class _Part:
+    """One partition: items with sizes, oldest first."""
 
-    level: Level2
+    capacity: float
     items: OrderedDict[Hashable, float] = field(default_factory=OrderedDict[Hashable, float])
-    order: list[Hashable] = field(default_factory=list[Hashable])
-    dirty: set[Hashable] = field(default_factory=set[Hashable])
     held: float = 0.0
-    read: float = 0.0
-    written: float = 0.0
-    draw: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def touch(self, key: Hashable, size: float, write: bool = False) -> None:
-        """Look an item up; fetch it when it is not there (a write fetches nothing)."""
-        if key in self.items:
-            if self.level.policy == "lru":
-                self.items.move_to_end(key)
-        else:
-            if not write:
-                self.read += size
-            self._admit(key, size)
-        if write:
-            self.dirty.add(key)
+    def has(self, key: Hashable) -> bool:
+        """Whether an item is here; it is then the youngest."""
+        if key not in self.items:
+            return False
+        self.items.move_to_end(key)
+        return True
 
-    def _admit(self, key: Hashable, size: float) -> None:
-        while self.items and self.held + size > self.level.capacity:
-            self._displace()
+    def admit(self, key: Hashable, size: float) -> list[Hashable]:
+        """Take an item in; what it displaced."""
+        gone: list[Hashable] = []
+        while self.items and self.held + size > self.capacity:
+            old, freed = self.items.popitem(last=False)
+            self.held -= freed
+            gone.append(old)
         self.items[key] = size
         self.held += size
-        if self.level.policy == "random":
-            self.order.append(key)
+        return gone
 
-    def _displace(self) -> None:
-        if self.level.policy == "lru":
-            key, size = self.items.popitem(last=False)
-        else:
-            place = self.draw.randrange(len(self.order))
-            key = self.order[place]
-            self.order[place] = self.order[-1]
-            self.order.pop()
-            size = self.items.pop(key)
-        self.held -= size
-        if key in self.dirty:
-            self.dirty.discard(key)
-            self.written += size
+
+class _Cache:
+    """The partitions; an item is spread evenly over all homes."""
+
+    def __init__(self, level: Level2) -> None:
+        self.level = level
+        self.parts = [_Part(level.capacity / level.slices) for _ in range(level.slices)]
+        self.dirty: OrderedDict[Hashable, float] = OrderedDict()
+        self.waiting = 0.0
+        self.read = 0.0
+        self.written = 0.0
+
+    def touch(self, key: Hashable, size: float, asking: int, write: bool = False) -> None:
+        """Look an item up from partition `asking`; fetch what is not there (a write fetches
+        nothing)."""
+        share = size / self.level.slices
+        for home in range(self.level.slices):
+            piece = (key, home)
+            if write:
+                self._write(piece, share, home)
+            elif not self.parts[asking].has(piece):
+                if home == asking or not self.parts[home].has(piece):
+                    self.read += share
+                    self._admit(piece, share, home)
+                if home != asking:
+                    self._admit(piece, share, asking)
+
+    def _write(self, piece: Hashable, share: float, home: int) -> None:
+        if not self.parts[home].has(piece):
+            self._admit(piece, share, home)
+        if piece not in self.dirty:
+            self.dirty[piece] = share
+            self.waiting += share
+        while self.waiting > self.level.dirty:
+            self._clean(next(iter(self.dirty)))
+
+    def _admit(self, piece: Hashable, share: float, where: int) -> None:
+        for old in self.parts[where].admit(piece, share):
+            self._clean(old)
+
+    def _clean(self, piece: Hashable) -> None:
+        size = self.dirty.pop(piece, 0.0)
+        self.waiting -= size
+        self.written += size
 
 
 def task_order(counts: Mapping[str, int], walk: Walk) -> Iterator[dict[str, int]]:
@@ -205,7 +229,9 @@ class _Replay:
             for each in self.groups
         }
         order = list(task_order(counts, self.walk))
-        workers = [self._work(tasks) for tasks in self._shares(order)]
+        slices = self.cache.level.slices
+        shares = enumerate(self._shares(order))
+        workers = [self._work(tasks, number % slices) for number, tasks in shares]
         while workers:
             workers = [worker for worker in workers if next(worker, None) is not None]
         return Moved(self.cache.read, self.cache.written, self.requested, self.stored)
@@ -225,7 +251,7 @@ class _Replay:
                     shares[worker].append(tasks[mine])
         return [iter(share) for share in shares]
 
-    def _work(self, tasks: Iterator[dict[str, int]]) -> Iterator[int]:
+    def _work(self, tasks: Iterator[dict[str, int]], side: int) -> Iterator[int]:
         """One worker: a task's first loads, its steps, its stores; yields once a step."""
         axis, blocks = self.walk.cluster
         for task in tasks:
@@ -234,13 +260,13 @@ class _Replay:
                 base = task[axis] * blocks
                 last = len(self.lengths[axis])
                 places = [{**task, axis: base + r} for r in range(blocks) if base + r < last]
-            self._touch(self.once, places, {})
+            self._touch(self.once, places, {}, side)
             for step in self._steps(places):
                 at = {self.streams[0].axis: step} if self.streams else {}
-                self._touch(self.each, places, at)
-                self._touch(self.emitted, places, at, write=True)
+                self._touch(self.each, places, at, side)
+                self._touch(self.emitted, places, at, side, write=True)
                 yield 1
-            self._touch(self.saved, places, {}, write=True)
+            self._touch(self.saved, places, {}, side, write=True)
         return
 
     def _steps(self, places: Sequence[Mapping[str, int]]) -> Iterator[int]:
@@ -263,6 +289,7 @@ class _Replay:
         arrays: Sequence[tuple[str, tuple[str, ...]]],
         places: Sequence[Mapping[str, int]],
         at: Mapping[str, int],
+        side: int,
         write: bool = False,
     ) -> None:
         """The tiles of some arrays; blocks of a cluster that want the same one ask once."""
@@ -281,30 +308,10 @@ class _Replay:
                     self.stored += size
                 else:
                     self.requested += size
-                self.cache.touch(key, size, write)
+                self.cache.touch(key, size, side, write)
 
 
 def compulsory_bytes(kernel: Kernel, element: float) -> float:
     """Inputs once and outputs once."""
     values = sum(kernel.body.elements(a.name) for a in kernel.body.inputs)
     return element * (values + sum(kernel.body.elements(o) for o in kernel.body.outputs))
-
-
-def reread_fraction(footprint: float, level: Level2) -> float:
-    """Share of a cyclic scan of `footprint` bytes that misses once the cache is warm.
-
-    Least recently used keeps nothing of a longer cycle. Random replacement keeps an item over one
-    cycle with probability exp(-misses/capacity), so the miss rate solves 1 - m = exp(-m F / C).
-    """
-    if footprint <= level.capacity:
-        return 0.0
-    if level.policy == "lru":
-        return 1.0
-    low, high = 1e-9, 1.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        if 1 - middle > math.exp(-middle * footprint / level.capacity):
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
