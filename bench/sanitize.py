@@ -68,7 +68,7 @@ def findings(text: str) -> dict[str, list[str]]:
             name = line.removeprefix(MARK).strip()
             found[name] = []
         elif line.startswith("##error"):
-            found.setdefault(name, []).append(line.removeprefix("##error "))
+            found.setdefault(name, []).append("error: " + line.removeprefix("##error "))
         elif match := FINDING.match(line):
             found.setdefault(name, []).append(match.group(1))
     return found
@@ -139,7 +139,7 @@ def main() -> int:
             args.log.mkdir(parents=True, exist_ok=True)
             (args.log / f"{tool}.txt").write_text(text)
         said, far = findings(text), distances(text)
-        seen = len(said.get(f"planted-{tool}", []))
+        seen = sum(not line.startswith("error:") for line in said.get(f"planted-{tool}", []))
         print(f"{tool:10} {'planted fault':28} {seen:4} findings")
         if tool in PLANTED and not seen:
             trouble = trouble or "did not see the planted fault"
