@@ -134,7 +134,7 @@ def build_all(folder: Path) -> None:
         print(f"{name:28} {res.registers} registers, {res.spill_bytes} B spilled, {res.seconds} s")
 
 
-def _operands(
+def operands(
     torch: Any, c: AttentionConfig, b: int, h: int, rows: int, keys: int, seed: int
 ) -> dict[str, Any]:
     kind = torch.float16 if c.dtype is FP16 else torch.bfloat16
@@ -152,7 +152,7 @@ def _operands(
     return v
 
 
-def _expected(torch: Any, c: AttentionConfig, v: dict[str, Any]) -> tuple[Any, Any]:
+def expected(torch: Any, c: AttentionConfig, v: dict[str, Any]) -> tuple[Any, Any]:
     q = v["q"].double()
     k, x = (v[n].double().repeat_interleave(c.group, 1) for n in ("k", "v"))
     s = q @ k.transpose(-1, -2) * c.factor
@@ -171,7 +171,7 @@ def _expected(torch: Any, c: AttentionConfig, v: dict[str, Any]) -> tuple[Any, A
 def _check(
     torch: Any, kernel: Any, c: AttentionConfig, shape: tuple[int, int, int, int]
 ) -> dict[str, Any]:
-    v = _operands(torch, c, *shape, seed=sum(shape))
+    v = operands(torch, c, *shape, seed=sum(shape))
     stream = torch.cuda.current_stream().cuda_stream
     kernel(v, stream=stream)
     torch.cuda.synchronize()
@@ -181,7 +181,7 @@ def _check(
         kernel(v, stream=stream)
         torch.cuda.synchronize()
         same = same and bool(torch.equal(v["o"], first))
-    want, lse = _expected(torch, c, v)
+    want, lse = expected(torch, c, v)
     result: dict[str, Any] = {
         "error": float((first.double() - want).norm() / want.norm()),
         "nan": int(torch.isnan(first).sum()),
@@ -240,7 +240,7 @@ def _time(torch: Any, which: str, rounds: int) -> dict[str, Any]:
     ]
     chosen = lead + choose_attention(n, VARIANTS[names[0]][0]).name
     config = VARIANTS[names[0]][0]
-    data = [_operands(torch, config, b, h, n, n, s) for s in range(2)]
+    data = [operands(torch, config, b, h, n, n, s) for s in range(2)]
     turn = [0]
 
     def pick() -> dict[str, Any]:

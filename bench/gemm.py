@@ -111,7 +111,7 @@ def case(name: str, rounds: int) -> Values:
     return {"ok": True, "worst": max(c["error"] for c in result.values()), "count": len(result)}
 
 
-def _baselines(torch: Any, what: str) -> dict[str, Call]:
+def baselines(torch: Any, what: str) -> dict[str, Call]:
     f = torch.nn.functional
 
     def plain(v: Values) -> None:
@@ -197,7 +197,7 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
     shape = m, n, k = tuple(map(int, which.split("x")))  # type: ignore[assignment]
     sets = 3 if m * n * k <= 2**37 else 1
     names = _names(what, shape)  # type: ignore[arg-type]
-    bases = _baselines(torch, what)
+    bases = baselines(torch, what)
     config = VARIANTS[names[0]][0]
     data = [operands(torch, config, m, n, k, s) for s in range(sets)]
     for v in data:
