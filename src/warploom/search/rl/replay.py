@@ -8,14 +8,13 @@ replaying takes the same actions through the same masks and must end with the sa
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import write_bytes_atomically, write_text_atomically
@@ -93,20 +92,22 @@ class Replay:
         return image
 
 
-def main(
-    replay: Annotated[Path, typer.Argument(help="replay.json")],
-    original: Annotated[Path, typer.Argument(help="the cubin as compiled")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="where to write the result")],
-) -> None:
-    """Replay a learned player's best state."""
+def main(arguments: list[str]) -> int:
+    """Replay a learned player's best state; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="replay", description="replay a player's best state")
+    parser.add_argument("replay", type=Path, help="replay.json")
+    parser.add_argument("original", type=Path, help="the cubin as compiled")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="where to write the result")
+    given = parser.parse_args(arguments)
     try:
-        found = Replay.read(replay)
-        write_bytes_atomically(out, found.play(load(original)))
+        found = Replay.read(given.replay)
+        write_bytes_atomically(given.out, found.play(load(given.original)))
     except WarploomError as error:
         print(f"replay: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
-    print(f"{out}: {found.kernel}, {len(found.actions)} actions, the same bits")
+        return error.exit_code
+    print(f"{given.out}: {found.kernel}, {len(found.actions)} actions, the same bits")
+    return 0
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main(sys.argv[1:]))
