@@ -58,10 +58,12 @@ def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
 
     `debug` bounds every wait, so that a deadlock becomes a fault.
     """
-    return _Emitter(block, debug).source()
+    return Emitter(block, debug).source()
 
 
-class _Emitter:
+class Emitter:
+    """Writes a kernel; `emit_sm80` changes its verbs."""
+
     def __init__(self, block: BlockProgram, debug: bool) -> None:
         self.block = block
         self.plan = block.schedule.launch
