@@ -18,7 +18,9 @@ from warploom.sass.aliasing import AliasMode
 from warploom.search.driver import Progress
 from warploom.search.players import PLAYERS
 
-PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.values())
+PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.values()) + (
+    "; ppo: reinforcement learning over wide moves; ppo-cuasmrl: as CuAsmRL published it"
+)
 
 
 def tune(
@@ -39,6 +41,10 @@ def tune(
     samples: Annotated[int, typer.Option(help="random inputs for the final check")] = 0,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the best in --out")] = False,
+    policy: Annotated[
+        Path | None, typer.Option(help="ppo: start from this pre-trained policy")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="ppo: stop after so many steps in all")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
 ) -> None:
     """Search for a faster order and control code of one kernel; verify, test, write the result."""
@@ -55,6 +61,8 @@ def tune(
         seed=seed,
         samples=samples,
         resume=resume,
+        policy=policy,
+        steps=steps,
     )
     print(
         f"{chosen.kernel} ({chosen.cubin.arch}, {chosen.cubin.compiler}): {search} for "

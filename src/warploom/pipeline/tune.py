@@ -12,10 +12,11 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from warploom.errors import CheckFailed, InputError
+from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.integrations.deploy import FolderStore, content_key
 from warploom.pipeline.targets import Target
@@ -46,6 +47,9 @@ SCHEMA: Final = 1
 LEADERS: Final = 5
 SCHEDULERS: Final = 4
 CHAINS: Final = {"gpu": 6, "model": 1}
+# Learned players by the name of `--search`, with their profile; they need the extra `rl`.
+LEARNED: Final = {"ppo": "wide", "ppo-cuasmrl": "cuasmrl"}
+LEARNER: Final = "ppo"  # the folder of a learned player's checkpoint, logs and replay
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,16 @@ class TuneSettings:
     seed: int = 0
     samples: int = 0
     resume: bool = False
+    policy: Path | None = None
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown names and an empty budget."""
-        if self.player not in PLAYERS:
-            raise InputError(f"--search {self.player!r}, expected one of {', '.join(PLAYERS)}")
+        if self.player not in PLAYERS and self.player not in LEARNED:
+            known = ", ".join((*PLAYERS, *LEARNED))
+            raise InputError(f"--search {self.player!r}, expected one of {known}")
+        if self.player not in LEARNED and (self.policy is not None or self.steps is not None):
+            raise InputError("--policy and --steps are of learned players: --search ppo")
         if self.measure not in CHAINS:
             raise InputError(f"--measure {self.measure!r}, expected gpu or model")
         if self.seconds <= 0:
@@ -128,7 +137,7 @@ def _tune(
     measurer: Measurer | None,
     on_progress: Callable[[Progress], None] | None,
 ) -> TuneReport:
-    player: Player = PLAYERS[settings.player]
+    player = _player(settings, folder)
     verifier = Verifier(target.cubin, target.kernel, settings.mode)
     keeper = _Keeper(target, settings, folder)
     search = run_search(
@@ -141,12 +150,13 @@ def _tune(
         seed=settings.seed,
         chains=CHAINS[settings.measure],
         confirmations=2 if measurer is not None else 0,
-        start=keeper.resumed(),
+        # A learned player goes on from its own checkpoint, which holds the way from the original.
+        start=None if settings.player in LEARNED else keeper.resumed(),
         verifier=verifier,
         on_progress=on_progress,
         on_best=keeper.keep,
     )
-    report = _choose(target, settings, search, verifier, measurer, keeper.resumed())
+    report = _choose(target, settings, search, verifier, measurer, keeper)
     report.folder = folder
     if measurer is not None and report.changed:
         report.check = measurer.check(
@@ -163,16 +173,40 @@ def _tune(
     return report
 
 
+def _player(settings: TuneSettings, folder: Path) -> Player:
+    """The player asked for; a learned one keeps its state in the folder.
+
+    Raises `ToolMissing` when the extra `rl` is not installed.
+    """
+    profile = LEARNED.get(settings.player)
+    if profile is None:
+        return PLAYERS[settings.player]
+    try:
+        learned = import_module("warploom.search.rl.player")
+    except ImportError as error:
+        raise ToolMissing(
+            f"--search {settings.player} needs {error.name}; install it with: "
+            "pip install 'warploom[rl]'"
+        ) from None
+    state = folder / LEARNER
+    if not settings.resume:
+        (state / learned.CHECKPOINT).unlink(missing_ok=True)
+    return learned.player_for(
+        profile, settings.seed, state, settings.resume, settings.policy, settings.steps
+    )
+
+
 def _choose(
     target: Target,
     settings: TuneSettings,
     search: SearchResult,
     verifier: Verifier,
     measurer: Measurer | None,
-    resumed: Cubin | None,
+    keeper: _Keeper,
 ) -> TuneReport:
     """The best candidate: by the model's score, or by a longer comparison on the GPU."""
     leaders = [candidate.cubin for _, candidate in search.best[:LEADERS]]
+    resumed = keeper.resumed()
     if resumed is not None:
         leaders.append(resumed.data)
     timing: Timing | None = None
@@ -181,6 +215,9 @@ def _choose(
         if search.best and search.best[0][0] > 1.0:
             speedup, candidate = search.best[0]
             chosen = parse(candidate.cubin, "result")
+        if resumed is not None and keeper.best > speedup:
+            # The model has no noise: what an earlier run in this folder reached still holds.
+            chosen, speedup = resumed, keeper.best
     elif leaders:
         images = {f"leader {number}": image for number, image in enumerate(leaders)}
         timing = measurer.compare({"original": target.cubin.data, **images}, TimingSettings())
@@ -200,10 +237,13 @@ class _Keeper:
         self.folder = folder
         self.key = content_key(target.cubin.data)
         self.settings = settings
-        self.last = 0.0
+        self.best = self._state()["speedup"] if settings.resume and self._started() else 1.0
 
     def keep(self, candidate: Candidate, speedup: float) -> None:
-        """Called for every new best."""
+        """Called for every new best of this run; kept when it beats an earlier run's too."""
+        if speedup <= self.best:
+            return
+        self.best = speedup
         write_bytes_atomically(self.folder / "best.cubin", candidate.cubin)
         state = {"schema": SCHEMA, "key": self.key, "speedup": speedup, "seconds": time.time()}
         write_text_atomically(self.folder / "progress.json", json.dumps(state) + "\n")
@@ -212,17 +252,24 @@ class _Keeper:
         """The best of an earlier run in this folder, when asked for."""
         if not self.settings.resume:
             return None
-        path = self.folder / "progress.json"
-        if not path.is_file():
+        if not self._started():
+            if self.settings.player in LEARNED and (self.folder / LEARNER).is_dir():
+                return None  # stopped before its first improvement: only the learner's state
             raise InputError(f"{self.folder} holds no earlier search; leave out --resume")
-        try:
-            state = json.loads(path.read_text())
-            key = state["key"]
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{path}: not a search's progress ({error})") from None
-        if key != self.key:
+        if self._state()["key"] != self.key:
             raise InputError(f"{self.folder} holds the search of another kernel; choose another -o")
         return parse((self.folder / "best.cubin").read_bytes(), str(self.folder / "best.cubin"))
+
+    def _started(self) -> bool:
+        return (self.folder / "progress.json").is_file()
+
+    def _state(self) -> dict[str, Any]:
+        path = self.folder / "progress.json"
+        try:
+            state = json.loads(path.read_text())
+            return {"key": str(state["key"]), "speedup": float(state["speedup"])}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: not a search's progress ({error})") from None
 
 
 def write_report(report: TuneReport) -> None:

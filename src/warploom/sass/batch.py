@@ -263,7 +263,7 @@ class BlockBatch:
         bad |= self.read_sb[versions.order] != self.read_sb[order]
         early = (self.sets[order[:, :-1]] & versions.wait[:, 1:] != 0) & (stall[:, :-1] < 2)
         early &= ~self.early[order[:, :-1], order[:, 1:]]
-        return np.logical_not(bad.any(1) | early.any(1))
+        return ~(bad.any(1) | early.any(1))
 
     def stale_reuse(self, versions: Versions) -> Bools:
         """[K, rows of `reuse_rows`]: kept operands neither read again nor displaced in time."""
@@ -278,7 +278,8 @@ class BlockBatch:
         # Short integers: this is the largest array of a check.
         where = np.arange(self.size, dtype=np.int16)
         last = np.empty((SLOTS, _BANKS, *order.shape), np.int16)
-        for number, bank in sorted(set(zip(slot.tolist(), (register % _BANKS).tolist()))):
+        needed = set(zip(slot.tolist(), (register % _BANKS).tolist(), strict=True))
+        for number, bank in sorted(needed):
             reads = self._reads[number, bank][order]
             last[number, bank] = np.maximum.accumulate(np.where(reads, where, np.int16(-1)), 1)
         versions_axis = np.arange(len(order))[:, None]
@@ -300,8 +301,8 @@ class BlockBatch:
         holder, consumer, scoreboard = rows.T
         floor = np.where(holder == BLOCK_EDGE, -1, position[:, holder])
         until = np.where(consumer == BLOCK_EDGE, self.size - 1, position[:, consumer])
-        waited = last[scoreboard, np.arange(len(order))[:, None], until]
-        return (waited > floor).all(1)
+        waited: Ints = last[scoreboard, np.arange(len(order))[:, None], until]
+        return np.all(waited > floor, axis=1)
 
     def _spaced(self, order: Ints, start: Ints) -> tuple[Ints, Ints, Bools]:
         """(first and last instruction in each pipe [K, pipes], distances inside the block kept)."""

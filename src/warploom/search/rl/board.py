@@ -25,7 +25,7 @@ from warploom.search.rl.profile import KINDS, Kind, Profile
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-REMEMBERED: Final = 400
+REMEMBERED: Final = 48  # states of blocks whose offers are kept: a few megabytes each
 
 
 @dataclass(frozen=True)
@@ -314,9 +314,12 @@ class Board:
         position = batch.positions(self.now[block].version.order)[0]
         first = np.where(must, position[:, None], -1).max(0) + 1
         last = np.where(must, position[None, :], batch.size).min(1) - 1
-        for pin in batch.pinned.tolist():
-            first = np.where(position > pin, np.maximum(first, pin + 1), first)
-            last = np.where(position < pin, np.minimum(last, pin - 1), last)
+        # What is pinned stands at its own number and is not crossed.
+        pins = batch.pinned
+        behind = np.where(pins[:, None] < position, pins[:, None] + 1, 0)
+        ahead = np.where(pins[:, None] > position, pins[:, None] - 1, batch.size - 1)
+        first = np.maximum(first, behind.max(0, initial=0))
+        last = np.minimum(last, ahead.min(0, initial=batch.size - 1))
         return first, last
 
     @staticmethod

@@ -42,15 +42,11 @@ class BatchDeriver:
         self._producers, self._gaps = _padded(
             size, [(int(b), int(a), int(need)) for a, b, need in batch.gap_rows]
         )
-        inside = batch.wait_rows[:, 1] != BLOCK_EDGE if len(batch.wait_rows) else []
+        at_edge = batch.wait_rows[:, 1] == BLOCK_EDGE
         self._holders, self._boards = _padded(
-            size, [(int(c), int(h), int(s)) for h, c, s in batch.wait_rows[inside]]
+            size, [(int(c), int(h), int(s)) for h, c, s in batch.wait_rows[~at_edge]]
         )
-        self._at_exit = (
-            batch.wait_rows[batch.wait_rows[:, 1] == BLOCK_EDGE][:, [0, 2]]
-            if len(batch.wait_rows)
-            else np.zeros((0, 2), np.int64)
-        )
+        self._at_exit: Ints = batch.wait_rows[at_edge][:, [0, 2]]
         self._head = np.zeros(size, np.int64)
         self._tail = np.zeros(size, np.int64)
         for instruction, cycles, at_end in batch.edge_rows:
@@ -92,7 +88,7 @@ class BatchDeriver:
     def _derive(self, order: Ints, wishes: Wishes) -> Versions:
         batch = self.batch
         count, size = order.shape
-        rows = np.arange(count)
+        rows: Ints = np.arange(count, dtype=np.int64)
         floors = self._floors(order, wishes)
         waits = np.zeros((count, size), np.int64)
         stalls = np.zeros((count, size), np.int64)

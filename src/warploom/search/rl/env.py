@@ -48,7 +48,6 @@ class ModelScorer:
     def __init__(self, board: Board, settings: ModelSettings | None = None) -> None:
         self._model = TimingModel(board.kernel, settings)
         self._known: dict[int, tuple[BlockNow, Any]] = {}
-        blocks = range(len(board.batches))
         compiled = tuple(
             (
                 tuple(range(block.start, block.end)),
@@ -56,7 +55,6 @@ class ModelScorer:
             )
             for block in board.kernel.blocks
         )
-        assert len(compiled) == len(blocks)
         self._original = self._model.kernel_cycles(compiled)
 
     def score(self, board: Board) -> Score:
@@ -220,6 +218,7 @@ def make_env(
 
 
 if ENVIRONMENT not in gymnasium.registry:
-    gymnasium.register(
+    # Gymnasium leaves a parameter of `register` untyped.
+    gymnasium.register(  # pyright: ignore[reportUnknownMemberType]
         ENVIRONMENT, entry_point="warploom.search.rl.env:make_env", disable_env_checker=True
     )

@@ -9,7 +9,7 @@ dependence graph with the distance each pair has to spare.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class Listing:
                     self._operands[line, slot] = place[register] / len(registers)
 
     @staticmethod
-    def space(lines: int) -> spaces.Space[Observation]:
+    def space(lines: int) -> spaces.Space[Any]:
         """The Gymnasium space; rows past the kernel's lines are -1."""
         return spaces.Box(-1.0, 16.0, (lines, LISTING_COLUMNS), np.float32)
 
@@ -97,7 +97,8 @@ class GraphView:
         self.board = board
         count, room = len(board.lines), board.profile.lines
         self._fixed = np.zeros((room, FIXED_COLUMNS), np.float32)
-        for line, index in enumerate(board.lines.tolist()):
+        for line, number in enumerate(board.lines):
+            index = int(number)
             item = board.kernel.instructions[index]
             self._fixed[line, PIPES.index(item.effects.info.pipe)] = 1.0
             depth = board.depth[board.kernel.block_of[index]]
@@ -142,7 +143,7 @@ class GraphView:
         self._pairs.append((block, pairs[:, 0] * PARTNERS + pairs[:, 1], pairs[:, 2], pairs[:, 3]))
 
     @staticmethod
-    def space(lines: int) -> spaces.Space[Observation]:
+    def space(lines: int) -> spaces.Space[Any]:
         """The Gymnasium space; rows past the kernel's lines are 0."""
         return spaces.Dict(
             {

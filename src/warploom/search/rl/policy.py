@@ -170,7 +170,7 @@ class LinePolicy(MaskableActorCriticPolicy):
         last = self.mlp_extractor.actor[-1]
         nn.init.orthogonal_(last.weight, HEAD_GAIN)
         nn.init.zeros_(last.bias)
-        self.optimizer = self.optimizer_class(
+        self.optimizer = torch.optim.Adam(
             self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs
         )
 
