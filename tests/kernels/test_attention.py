@@ -5,10 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warploom.codegen.build import build
+from warploom.codegen.emit import emit
+from warploom.codegen.lower import lower
+from warploom.codegen.named import overlapped
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.simulate import simulate
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.attention_reference import reference
-from warploom.tile import interpret
+from warploom.kernels.attention_reference import reference, task_table
+from warploom.tile import E4M3, interpret
 from warploom.tile.interpret import bind
 
 
@@ -64,3 +70,78 @@ def test_large_scores_do_not_overflow():
 def test_bad_configs_are_refused():
     with pytest.raises(InputError, match="expected >= 1"):
         AttentionConfig(group=0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 70), st.integers(0, 70)), min_size=1, max_size=4),
+    causal=st.booleans(), window=st.sampled_from([None, 9]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_packed_sequences_are_each_their_own_attention(lengths, causal, window, seed):
+    config = AttentionConfig(
+        head_dim=16, causal=causal, window=window, group=2, lse=True, tile=(32, 16), packed=True
+    )
+    arrays = packed_arrays(config, lengths, heads=4, seed=seed)
+    got = interpret(attention(config), arrays) if len(arrays["tiles"]) else arrays
+    want, lse = reference(config, bind(attention(config), arrays))
+    assert not np.isnan(got["o"]).any()
+    assert np.linalg.norm(got["o"] - want) <= 8e-3 * np.linalg.norm(want)
+    finite = np.isfinite(lse)
+    assert np.array_equal(np.isfinite(got["lse"]), finite)
+    np.testing.assert_allclose(got["lse"][finite], lse[finite], atol=1e-5)
+
+
+def packed_arrays(config, lengths, heads, seed=0):
+    rng = np.random.default_rng(seed)
+    rows, keys = ([0, *np.cumsum([pair[n] for pair in lengths])] for n in (0, 1))
+    d, kv = config.head_dim, heads // config.group
+    arrays = {
+        "q": rng.normal(size=(rows[-1], heads, d)), "k": rng.normal(size=(keys[-1], kv, d)),
+        "v": rng.normal(size=(keys[-1], kv, d)), "row_bounds": np.array(rows),
+        "key_bounds": np.array(keys), "o": np.full((rows[-1], heads, d), np.nan),
+        "tiles": task_table(*zip(*lengths, strict=True), config.tile[0]),
+    }  # fmt: skip
+    return {**arrays, "lse": np.full((heads, rows[-1]), np.nan)} if config.lse else arrays
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
+    config = AttentionConfig(head_dim=32, causal=causal, tile=(128, 32), packed=True)
+    arrays = packed_arrays(config, [(150, 90), (0, 40), (64, 200), (5, 5)], heads=1)
+    program = attention(config)
+    plan = LaunchPlan(split="rows", walk="dynamic", skip_unit=True)
+    block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan))
+    got = simulate(block, arrays, seed=4)["o"]
+    assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
+    text = emit(block).text
+    assert "__shfl_sync(0xffffffffu, __ldg(tiles_data" in text, "what a task reads is uniform"
+    assert "if (row_bounds_read + " in text.replace("((", "(").replace("((", "(")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_of_8_bits_is_close_to_float64(causal):
+    config = AttentionConfig(dtype=E4M3, head_dim=32, causal=causal, lse=True, tile=(64, 32))
+    rng = np.random.default_rng(2)
+    arrays = {
+        "q": rng.normal(size=(1, 2, 150, 32)), "k": rng.normal(size=(1, 2, 150, 32)),
+        "v": rng.normal(size=(1, 2, 32, 150)), "scale_q": np.array([0.5]),
+        "scale_k": np.array([1.5]), "scale_v": np.array([2.0]),
+        "o": np.full((1, 2, 150, 32), np.nan), "lse": np.full((1, 2, 150), np.nan),
+    }  # fmt: skip
+    program = attention(config)
+    got = interpret(program, arrays)
+    want, lse = reference(config, bind(program, arrays))
+    assert np.linalg.norm(got["o"] - want) <= 0.03 * np.linalg.norm(want)
+    np.testing.assert_allclose(got["lse"], lse, atol=1e-5)
+    build(program, overlapped(program, {"k": 2, "v": 2}, LaunchPlan(), 1))
+
+
+def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():
+    """`quad_fragment` as written, on column numbers: lane q must end with columns 4 q to 4 q + 3."""
+    pairs = {q: [2 * q, 2 * q + 1, 8 + 2 * q, 9 + 2 * q] for q in range(4)}
+    for q in range(4):
+        start = 2 * q & 3
+        both = pairs[start] + pairs[start + 1]
+        selector = 0x5410 if q < 2 else 0x7632
+        found = [both[selector >> 4 * n & 7] for n in range(4)]
+        assert found == [4 * q + n for n in range(4)]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from warploom.codegen.names import c_name
 from warploom.codegen.uniform import everywhere
-from warploom.codegen.values import FLOAT_OPS, PACKED, REDUCE, At, Values
+from warploom.codegen.values import FLOAT_OPS, FRAGMENTS, PACKED, REDUCE, At, Values
 from warploom.errors import InputError
 from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
@@ -23,6 +23,8 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     group = OPS[op.kind].group
     if op.kind in REDUCE:
         return reduce_lines(values, op, names)
+    if op.kind == "cast" and op.dst.type.dtype.name in FRAGMENTS:
+        return fragment_lines(values, op, names)
     if group in ("unary", "binary", "compare", "select") or op.kind in (
         "cast",
         "copy",
@@ -84,6 +86,32 @@ def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[s
 
 def _for(name: str, count: int) -> list[str]:
     return ["#pragma unroll", f"for (int {name} = 0; {name} < {count}; ++{name})"]
+
+
+def fragment_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """A tile cast to 8 bits, as the first operand of a matmul wants it.
+
+    Of every 16 columns a lane holds the pairs 2 q, 2 q + 1 and 8 + 2 q, 9 + 2 q (q = lane % 4) and
+    must give columns 4 q to 4 q + 3: two lanes of its quad have them (PTX ISA, wgmma register
+    fragments of 32-bit accumulators and of 8-bit operands).
+    """
+    assert op.dst is not None
+    if op.dst.type.shape[1] % 32:
+        raise InputError(f"{op.where}: cast to {op.dst.type}: columns must be a multiple of 32")
+    name, kind = c_name(op.dst.name), op.dst.type.dtype.name
+    # word r of k step s: rows + 8 (r % 2), columns 32 s + 16 (r / 2)
+    first = "16 * (i / 4) + 8 * (i % 4 / 2) + 2 * (i % 2)"
+    at = [
+        values.element(op.srcs[0], At("tile", i=f"{first} + {4 * pair + c}"), names)
+        for pair in range(2)
+        for c in range(2)
+    ]
+    blocks, words = values.extents(op.dst.type)
+    return [
+        *_for("t", blocks),
+        *_for("i", words),
+        f"    {name}[t][i] = quad_fragment(pack_{kind}({', '.join(at)}));",
+    ]
 
 
 def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:

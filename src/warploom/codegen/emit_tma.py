@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from warploom.codegen.block import BlockProgram
+from warploom.codegen.emit_ops import direct_store_lines
 from warploom.codegen.layout import CORE_ROWS, SWIZZLES, SharedTile, shared_tile
 from warploom.codegen.names import c_name
 from warploom.codegen.plan import LaunchPlan
@@ -36,12 +38,17 @@ class Maps:
         program = self.placement.program
         cluster_axis(program, self.plan)
         for op in program.ops():
+            stopped = any(span.stop is not None for span in op.spans)
             if op.kind.startswith("store") and self.through_shared(op):
                 self.stores.append(op)
-                continue
+                if not stopped:
+                    continue
             shared = op.dst is not None and self.placement.is_shared(op.dst)
             if op.array is not None and not shared and op.array.name not in self.direct:
                 self.direct.append(op.array.name)
+        for read in program.reads:
+            if read.array.name not in self.direct:
+                self.direct.append(read.array.name)
 
     def through_shared(self, op: Op) -> bool:
         """Whether a store goes through shared memory: a tile, under a plan that says so."""
@@ -154,6 +161,20 @@ def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> li
     maps.helpers[name] = text
     first = values.first_row(kind.names[0], kind.shape[0])
     lines: list[str] = []
+    row = next(span for span in op.spans if span.axis == kind.names[0])
+    if row.stop is not None:
+        # A box cannot end early: the last tile of a range is written element by element.
+        whole = f"{c_index(row.start, names)} + {first} + {rows} <= {c_index(row.stop, names)}"
+        stopless = replace(
+            op, spans=tuple(replace(s, stop=None) if s is row else s for s in op.spans)
+        )
+        return [
+            f"if ({whole}) {{",
+            *[f"  {line}" for line in store_lines(maps, values, stopless, names)],
+            "} else {",
+            *[f"  {line}" for line in direct_store_lines(values, op, names)],
+            "}",
+        ]
     for panel in range(panels):
         # Slots are taken in turn within a task; the first panel finds all of them free. A panel
         # outside of the array is skipped; the branch also keeps ptxas from beginning it early.

@@ -38,4 +38,4 @@ def _span(placement: Placement, span: Span, part: int) -> Span:
     if span.axis != placement.split or span.size is None:
         return span
     size = span.size // placement.parts
-    return Span(span.start + part * size, size, span.axis)
+    return replace(span, start=span.start + part * size, size=size)

@@ -166,6 +166,30 @@ DEVICE unsigned pack_fp16(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
   return x;
 }""",
+    "pack_e4m3": """\
+DEVICE unsigned pack_e4m3(float a, float b, float c, float d) {
+  unsigned x;
+  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\\n"
+      "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
+      : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return x;
+}""",
+    "pack_e5m2": """\
+DEVICE unsigned pack_e5m2(float a, float b, float c, float d) {
+  unsigned x;
+  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, %2, %1;\\n"
+      "cvt.rn.satfinite.e5m2x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
+      : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return x;
+}""",
+    "quad_fragment": """\
+// From columns 2q, 2q + 1, 8 + 2q, 9 + 2q of 16 (q = lane % 4) to columns 4q to 4q + 3.
+DEVICE unsigned quad_fragment(unsigned pairs) {
+  const int q = threadIdx.x & 3, from = threadIdx.x & 28 | (2 * q & 3);
+  const unsigned x = __shfl_sync(0xffffffffu, pairs, from);
+  const unsigned y = __shfl_sync(0xffffffffu, pairs, from + 1);
+  return __byte_perm(x, y, q < 2 ? 0x5410 : 0x7632);
+}""",
     "half_bf16": """\
 DEVICE float half_bf16(unsigned x, int high) {
   return __uint_as_float(high ? x & 0xffff0000u : x << 16);

@@ -26,7 +26,7 @@ from warploom.codegen.tasks import TASK_SLOTS
 from warploom.errors import CheckFailed
 from warploom.tile import Op
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
-from warploom.tile.interpret import bind, points, scalar_state, sizes
+from warploom.tile.interpret import bind, points, scalar_state, sizes, task_symbols
 
 WARPS = 4  # arrivals of one compute group at an empty barrier
 
@@ -184,6 +184,7 @@ class Simulator:
             if task >= len(points_of_block):
                 return
             symbols = {**self.symbols, **points_of_block[task]}
+            symbols = task_symbols(self.program, self.source, symbols)
             agent.state = dict(scalar_state(self.program, self.scalars))
             for section in agent.role.sections:
                 yield from self._section(agent, section, symbols)

@@ -12,7 +12,7 @@ from warploom.codegen.names import c_name
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.values import c_index
 from warploom.errors import InputError
-from warploom.tile import Program
+from warploom.tile import Program, Read
 
 TASK_SLOTS = 2  # tasks handed over ahead of the compute groups
 
@@ -56,7 +56,21 @@ def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[
         if number == clustered:
             value = f"{value} * {blocks} + static_cast<int>(rank)"
         body.append(f"const int {c_name(name)} = {value};")
+    body += [_read(read, loads) for read in program.reads]
     return [*head, *opening, *[f"  {line}" for line in body]], closing
+
+
+def _read(read: Read, loads: bool) -> str:
+    last = len(read.at) - 1
+    terms = [
+        c_index(place) + ("" if number == last else f" * {read.array.name}_stride{number}")
+        for number, place in enumerate(read.at)
+    ]
+    value = f"__ldg({read.array.name}_data + {' + '.join(terms)})"
+    # As with tasks: the shuffle keeps what depends on it uniform. The producer is one thread.
+    return f"const int {c_name(read.name)} = " + (
+        f"{value};" if loads else f"__shfl_sync(0xffffffffu, {value}, 0);"
+    )
 
 
 def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:

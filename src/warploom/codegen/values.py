@@ -5,6 +5,7 @@ warp w holds rows 16 w + l / 4 (h = 0) and + 8 (h = 1) and, of every 8 columns j
 8 j + 2 (l % 4) and + 1. Element i of a thread is j = i / 4, h = i / 2 % 2, column parity i % 2.
 
     tile    T x[blocks][columns / 2]          16-bit: unsigned x[blocks][columns / 4], packed pairs
+                                              8-bit: unsigned x[blocks][columns / 8], a fragment
     row     T v[blocks][2]                    one value a row, the same in the 4 lanes of a row
     col     T w[columns / 4]                  one value a column this thread holds
     scalar  T s
@@ -20,8 +21,12 @@ from warploom.codegen.place import ROWS_PER_GROUP, Placement
 from warploom.errors import InputError
 from warploom.tile import Index, Op, TileType, Var
 
-C_TYPES = {"fp32": "float", "int32": "int", "bf16": "unsigned", "fp16": "unsigned"}
+C_TYPES = {"fp32": "float", "int32": "int"} | dict.fromkeys(
+    ("bf16", "fp16", "e4m3", "e5m2"), "unsigned"
+)
 PACKED = ("bf16", "fp16")
+# Four to a word, and only as the first operand of a matmul: in the order of its fragment.
+FRAGMENTS = ("e4m3", "e5m2")
 
 # Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
 FLOAT_OPS = {
@@ -152,9 +157,8 @@ class Values:
     def extents(self, kind: TileType) -> tuple[int, ...]:
         """The C array extents of a register tile."""
         form = self.form(kind)
-        packed = kind.dtype.name in PACKED
         if form == "tile":
-            return self.blocks(kind), kind.shape[1] // (4 if packed else 2)
+            return self.blocks(kind), kind.shape[1] * kind.dtype.bytes // 8
         if form == "row":
             return self.blocks(kind), 2
         return (kind.shape[0] // 4,) if form == "col" else ()
@@ -184,6 +188,10 @@ class Values:
             return f"{name}[{at.c}]"
         if var.type.dtype.name in PACKED:
             return f"half_{var.type.dtype}({name}[{at.t}][({at.i}) >> 1], ({at.i}) & 1)"
+        if var.type.dtype.name in FRAGMENTS:
+            raise InputError(
+                f"tile {var.name}: {var.type} in registers can only be a matmul's first operand"
+            )
         return f"{name}[{at.t}][{at.i}]"
 
     def expression(self, op: Op, at: At, names: dict[str, str]) -> str:
@@ -252,6 +260,8 @@ class Values:
             start = c_index(span.start, names)
             place = start if span.size is None else f"({start} + {inner[span.axis]})"
             checks.append(f"{place} < {c_name(dim)}")
+            if span.stop is not None:
+                checks.append(f"{place} < {c_index(span.stop)}")
             stride = "" if number == last else f" * {op.array.name}_stride{number}"
             terms.append(f"static_cast<long long>({place}){stride}")
         return " + ".join(terms), " && ".join(checks)

@@ -1,7 +1,9 @@
 """Attention forward: o = softmax(scale q k^T + mask) v, one pass over the keys.
 
 Arrays: `q, o: [batch, heads, rows, d]`, `k, v: [batch, kv_heads, keys, d]`, `lse: [batch, heads,
-rows]` (natural logarithm). Query row r stands at key position r + keys - rows, so that the last
+rows]` (natural logarithm). Packed: `q, o: [row_tokens, heads, d]`, sequence s in tokens
+`row_bounds[s]` to `row_bounds[s + 1]`, and so for `k, v`; `tiles` says which row tile of which
+sequence a task is. Query row r stands at key position r + keys - rows, so that the last
 row sees every key (FlashAttention's convention). A row that sees no key gives o = 0, lse = -inf.
 Source: online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1).
 """
@@ -9,6 +11,7 @@ Source: online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from warploom.codegen.named import overlapped
@@ -17,6 +20,7 @@ from warploom.errors import InputError
 from warploom.tile import (
     BF16,
     FP32,
+    INT32,
     Array,
     DType,
     Index,
@@ -38,6 +42,7 @@ from warploom.tile import (
     minimum_index,
     part_begin,
     part_end,
+    read,
     reciprocal,
     size,
     span,
@@ -53,12 +58,13 @@ LOG2E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """What is static: element type, head size, masks, query heads a key head, and the tile.
+    """What is static: element types, head size, masks, query heads a key head, and the tile.
 
     `window` w lets row position p see keys p - w + 1 ... (None: all); `tile` is (rows, keys);
     `scale` defaults to 1 / sqrt(head_dim). The sums of a row are rescaled only when its maximum
     has grown by more than `slack` powers of 2, so that most blocks need no rescaling
     (the rule of FlashAttention-4; weights then reach 2 ** slack: at most 15 for fp16).
+    `packed`: sequences of different lengths behind one another, see `task_table`.
     """
 
     dtype: DType = BF16
@@ -70,6 +76,7 @@ class AttentionConfig:
     scale: float | None = None
     slack: float = 8.0
     tile: tuple[int, int] = (128, 128)
+    packed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -82,80 +89,154 @@ class AttentionConfig:
         return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
 
     @property
+    def narrow(self) -> bool:
+        """8-bit elements: v is `[..., d, keys]`, o is bf16, scale_* are factors of q, k and v."""
+        return self.dtype.bits == 8
+
+    @property
+    def lift(self) -> float:
+        """Powers of 2 by which weights are raised: 8-bit ones would lose what is below 2 ** -9."""
+        return 4.0 if self.narrow else 0.0
+
+    @property
     def arrays(self) -> dict[str, Array]:
         """The parameters of the program."""
-        specs = {
-            "q": array(self.dtype, "batch heads rows d"),
-            "k": array(self.dtype, "batch kv_heads keys d"),
-            "v": array(self.dtype, "batch kv_heads keys d"),
-            "o": array(self.dtype, "batch heads rows d"),
-        }
-        return {**specs, "lse": array(FP32, "batch heads rows")} if self.lse else specs
+        rows, keys = ("batch heads rows d", "batch kv_heads keys d")
+        if self.packed:
+            rows, keys = ("row_tokens heads d", "key_tokens kv_heads d")
+        specs = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
+        specs["v"] = array(self.dtype, "batch kv_heads d keys" if self.narrow else keys)
+        specs["o"] = array(BF16 if self.narrow else self.dtype, rows)
+        if self.narrow:
+            specs |= {f"scale_{x}": array(FP32, "one") for x in "qkv"}
+        if self.packed:
+            specs |= {x: array(INT32, "bounds") for x in ("row_bounds", "key_bounds")}
+            specs["tiles"] = array(INT32, "tasks pair")
+        lse = array(FP32, "heads row_tokens" if self.packed else "batch heads rows")
+        return {**specs, "lse": lse} if self.lse else specs
 
 
 def attention(config: AttentionConfig | None = None) -> Program:
     """The tile program of attention forward."""
     chosen = config or AttentionConfig()
-    return trace(_attention, chosen.arrays, name="attention", config=chosen)
+    front = _packed if chosen.packed else _dense
+    return trace(front, chosen.arrays, name="attention", config=chosen)
 
 
-def _attention(
-    q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, lse: Array | None = None
-) -> None:
-    bq, bk = config.tile
-    d, scale = config.head_dim, config.factor * LOG2E
+@dataclass(frozen=True)
+class Task:
+    """A row tile of one sequence: its number, the lengths, and where everything is."""
+
+    number: Index
+    rows: Index
+    keys: Index
+    queries: Tile
+    key_block: Callable[[Index], Tile]
+    value_block: Callable[[Index], Tile]
+    put: Callable[[Tile, Tile | None], None]
+
+
+def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
+    (bq, bk), d = config.tile, span(0, config.head_dim)
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), bq))
-    rows, width, kv_head = span(i * bq, bq), span(0, d), head // config.group
-    shift = size("keys") - size("rows")
-    row_at = coordinate("rows", bq, i * bq + shift)
-    queries = load(q, batch, head, rows, width)
-    top, total, acc = full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=d)
+    rows, kv_head = span(i * bq, bq), head // config.group
 
-    begin, end, until = _bounds(config, i)
-    for j in loop(begin, end, until=until):
+    def value_block(j: Index) -> Tile:
         keys = span(j * bk, bk)
-        scores = queries @ load(k, batch, kv_head, keys, width)
-        scores[:] = where(_visible(config, row_at, j), scores, -math.inf)
+        return load(v, batch, kv_head, *((d, keys) if config.narrow else (keys, d)))
+
+    def put(out: Tile, natural: Tile | None) -> None:
+        store(o, batch, head, rows, d, tile=out)
+        if natural is not None:
+            store(rest["lse"], batch, head, rows, tile=natural)
+
+    task = Task(
+        i,
+        size("rows"),
+        size("keys"),
+        load(q, batch, head, rows, d),
+        lambda j: load(k, batch, kv_head, span(j * bk, bk), d),
+        value_block,
+        put,
+    )
+    _forward(config, task, rest)
+
+
+def _packed(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
+    (bq, bk), d = config.tile, span(0, config.head_dim)
+    head, task_at = grid(heads=size("heads"), tasks=size("tasks"))
+    sequence, i = read(rest["tiles"], task_at, 0), read(rest["tiles"], task_at, 1)
+    first, last = (read(rest["row_bounds"], sequence + n) for n in (0, 1))
+    from_key, to_key = (read(rest["key_bounds"], sequence + n) for n in (0, 1))
+    kv_head = head // config.group
+    rows = span(first + i * bq, bq, "rows", last)
+
+    def block(of: Array, j: Index) -> Tile:
+        return load(of, span(from_key + j * bk, bk, "keys"), kv_head, d)
+
+    def put(out: Tile, natural: Tile | None) -> None:
+        store(o, rows, head, d, tile=out)
+        if natural is not None:
+            store(rest["lse"], head, rows, tile=natural)
+
+    def key_block(j: Index) -> Tile:
+        return block(k, j)
+
+    def value_block(j: Index) -> Tile:
+        return block(v, j)
+
+    queries = load(q, span(first + i * bq, bq, "rows"), head, d)
+    task = Task(i, last - first, to_key - from_key, queries, key_block, value_block, put)
+    _forward(config, task, rest)
+
+
+def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> None:
+    (bq, bk), i = config.tile, task.number
+    scale: Tile | float = config.factor * LOG2E
+    if config.narrow:
+        scale = load(rest["scale_q"], 0) * load(rest["scale_k"], 0) * scale
+    row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
+    top, total, acc = full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=config.head_dim)
+
+    begin, end, until = _bounds(config, task)
+    for j in loop(begin, end, until=until):
+        scores = task.queries @ task.key_block(j)
+        scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
         highest = maximum(top, max_along(scores, "keys"))
         if config.slack:
-            highest = where((highest - top) * scale <= config.slack, top, highest)
+            slack = min(config.slack, 8.0 - config.lift)
+            highest = where((highest - top) * scale <= slack, top, highest)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
         base = where(highest.equals(-math.inf), 0.0, highest)
         rescale = exp2((top - base) * scale)
-        weights = exp2(scores * scale - base * scale)
+        least = base * scale - config.lift if config.lift else base * scale
+        weights = exp2(scores * scale - least)
         total[:] = total * rescale + sum_along(weights, "keys")
         top[:] = highest
         acc[:] = acc * rescale
-        values = load(v, batch, kv_head, keys, width)
-        acc[:] = acc + weights.cast(config.dtype) @ values
+        acc[:] = acc + weights.cast(config.dtype) @ task.value_block(j)
     none = total.equals(0.0)
-    store(
-        o,
-        batch,
-        head,
-        rows,
-        width,
-        tile=(acc * where(none, 0.0, reciprocal(total))).cast(config.dtype),
-    )
-    if lse is not None:
-        natural = (top * scale + log2(total)) * (1.0 / LOG2E)
-        store(lse, batch, head, rows, tile=where(none, -math.inf, natural))
+    share = where(none, 0.0, reciprocal(total))
+    if config.narrow:
+        share = share * load(rest["scale_v"], 0)
+    out = (acc * share).cast(BF16 if config.narrow else config.dtype)
+    if not config.lse:
+        return task.put(out, None)
+    natural = top * scale + (log2(total) - config.lift if config.lift else log2(total))
+    return task.put(out, where(none, -math.inf, natural * (1.0 / LOG2E)))
 
 
-def _visible(config: AttentionConfig, row_at: Tile, j: Index) -> Tile:
-    key_at = coordinate("keys", config.tile[1], j * config.tile[1])
-    if not config.causal:
-        seen = key_at < size("keys")
-    else:
-        seen = minimum(row_at + 1, size("keys")) > key_at
+def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index) -> Tile:
+    key_at = coordinate("keys", config.tile[1], first_key)
+    seen = minimum(row_at + 1, task.keys) > key_at if config.causal else key_at < task.keys
     return seen if config.window is None else seen & (row_at - config.window < key_at)
 
 
-def _bounds(config: AttentionConfig, i: Index) -> tuple[Index, Index, Index]:
-    """The blocks of keys that row tile `i` sees: from, to, and to where a part of its rows does."""
-    bq, bk = config.tile
-    first, end = i * bq + size("keys") - size("rows"), cdiv(size("keys"), bk)
-    exists = minimum_index(maximum_index(size("rows") - i * bq - part_begin("rows"), 0), 1)
+def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index]:
+    """The blocks of keys that a row tile sees: from, to, and to where a part of its rows does."""
+    (bq, bk), i = config.tile, task.number
+    first, end = i * bq + task.keys - task.rows, cdiv(task.keys, bk)
+    exists = minimum_index(maximum_index(task.rows - i * bq - part_begin("rows"), 0), 1)
     until = exists * end
     if config.causal:
         until = minimum_index(until, cdiv(maximum_index(first + part_end("rows"), 0), bk))

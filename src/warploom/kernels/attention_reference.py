@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,49 @@ from numpy.typing import NDArray
 
 from warploom.kernels.attention import AttentionConfig
 
+Wide = NDArray[np.float64]
 
-def reference(
-    config: AttentionConfig, values: dict[str, NDArray[Any]]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+
+def task_table(row_lengths: Sequence[int], key_lengths: Sequence[int], rows: int) -> NDArray[Any]:
+    """`tiles` of packed attention: (sequence, row tile) of every task, most keys first.
+
+    `rows` is the tile's. Sorting by work is the longest-first rule for the last wave.
+    """
+    tasks = [
+        (length, sequence, tile)
+        for sequence, (count, length) in enumerate(zip(row_lengths, key_lengths, strict=True))
+        for tile in range(-(-count // rows))
+    ]
+    tasks.sort(key=lambda task: (-task[0], task[1], -task[2]))
+    return np.array([task[1:] for task in tasks], dtype=np.int32).reshape(-1, 2)
+
+
+def reference(config: AttentionConfig, values: dict[str, NDArray[Any]]) -> tuple[Wide, Wide]:
     """(o, lse) in float64; `values` has q, k, v already in their element type."""
-    q = values["q"].astype(np.float64)
-    k, v = (np.repeat(values[n].astype(np.float64), config.group, axis=1) for n in ("k", "v"))
+    wide = {name: value.astype(np.float64) for name, value in values.items()}
+    if config.packed:
+        return _packed(config, wide)
+    if config.narrow:
+        wide["q"], wide["k"] = wide["q"] * wide["scale_q"][0], wide["k"] * wide["scale_k"][0]
+        wide["v"] = np.swapaxes(wide["v"], -1, -2) * wide["scale_v"][0]
+    return _dense(config, wide)
+
+
+def _packed(config: AttentionConfig, wide: dict[str, Wide]) -> tuple[Wide, Wide]:
+    out, lse = np.zeros_like(wide["q"]), np.zeros(wide["q"].shape[1::-1])
+    rows, keys = (wide[name].astype(int) for name in ("row_bounds", "key_bounds"))
+    for s in range(len(rows) - 1):
+        r, k = slice(rows[s], rows[s + 1]), slice(keys[s], keys[s + 1])
+        part = {"q": wide["q"][r], "k": wide["k"][k], "v": wide["v"][k]}
+        one = {name: value.transpose(1, 0, 2)[None] for name, value in part.items()}
+        o, natural = _dense(config, one)
+        out[r], lse[:, r] = o[0].transpose(1, 0, 2), natural[0]
+    return out, lse
+
+
+def _dense(config: AttentionConfig, values: dict[str, Wide]) -> tuple[Wide, Wide]:
+    q = values["q"]
+    k, v = (np.repeat(values[n], config.group, axis=1) for n in ("k", "v"))
     scores = np.einsum("bhrd,bhkd->bhrk", q, k) * config.factor
     rows, keys = scores.shape[-2:]
     row_at, key_at = np.indices((rows, keys), dtype=np.int64)

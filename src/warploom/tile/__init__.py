@@ -3,7 +3,7 @@
 from warploom.tile.dtypes import BF16, BOOL, E4M3, E5M2, FP16, FP32, INT32, DType, dtype, round_to
 from warploom.tile.index import Index, cdiv, maximum_index, minimum_index
 from warploom.tile.interpret import interpret
-from warploom.tile.ir import Array, Loop, Op, Program, Span, TileType, Var
+from warploom.tile.ir import Array, Loop, Op, Program, Read, Span, TileType, Var
 from warploom.tile.language import (
     Complex,
     argmax_along,
@@ -42,7 +42,7 @@ from warploom.tile.language import (
     zeros,
 )
 from warploom.tile.tiles import Tile, coordinate
-from warploom.tile.trace import array, grid, loop, part_begin, part_end, size, trace
+from warploom.tile.trace import array, grid, loop, part_begin, part_end, read, size, trace
 from warploom.tile.verify import verify
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "Loop",
     "Op",
     "Program",
+    "Read",
     "Span",
     "Tile",
     "TileType",
@@ -95,6 +96,7 @@ __all__ = [
     "part_begin",
     "part_end",
     "product_along",
+    "read",
     "reciprocal",
     "relu",
     "round_to",

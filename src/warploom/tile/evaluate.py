@@ -114,6 +114,8 @@ def bounds(
                 return None
             outer.append(start)
             continue
+        if span.stop is not None:
+            length = min(length, span.stop.evaluate(symbols))  # noqa: PLW2901
         low, high = max(start, 0), min(start + span.size, length)
         if low >= high:
             return None

@@ -26,8 +26,22 @@ def interpret(
     values = dict(scalars or {})
     for point in points(program, symbols):
         state = scalar_state(program, values)
-        _run(program.body, state, memory, {**symbols, **point})
+        _run(program.body, state, memory, task_symbols(program, memory, {**symbols, **point}))
     return memory
+
+
+def task_symbols(
+    program: Program, memory: Mapping[str, Value], symbols: Mapping[str, int]
+) -> dict[str, int]:
+    """`symbols` and the numbers a task reads; raises when a place lies outside of its array."""
+    known = dict(symbols)
+    for read in program.reads:
+        place = tuple(index.evaluate(known) for index in read.at)
+        shape = memory[read.array.name].shape
+        if any(not 0 <= at < extent for at, extent in zip(place, shape, strict=True)):
+            raise InputError(f"{read} reads element {list(place)} of shape {list(shape)}")
+        known[read.name] = int(memory[read.array.name][place])
+    return known
 
 
 def bind(program: Program, arrays: Mapping[str, Value]) -> dict[str, Value]:

@@ -90,15 +90,29 @@ class Array:
 class Span:
     """A range of one array dimension: `size` elements from `start`; size None takes one, dropped.
 
-    `axis` is the tile axis the range becomes.
+    `axis` is the tile axis the range becomes. From `stop` on a store drops what it is given.
     """
 
     start: Index
     size: int | None = None
     axis: str = ""
+    stop: Index | None = None
 
     def __str__(self) -> str:
-        return str(self.start) if self.size is None else f"{self.start} +{self.size}"
+        stop = "" if self.stop is None else f" below {self.stop}"
+        return str(self.start) if self.size is None else f"{self.start} +{self.size}{stop}"
+
+
+@dataclass(frozen=True)
+class Read:
+    """A number that a task reads from an int32 array before its body; then a symbol of indices."""
+
+    name: str
+    array: Array
+    at: tuple[Index, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.array.name}[{', '.join(map(str, self.at))}]"
 
 
 @dataclass(frozen=True)
@@ -160,6 +174,7 @@ class Program:
     grid: tuple[tuple[str, Index], ...]
     body: tuple[Op | Loop, ...]
     scalars: tuple[Var, ...] = ()
+    reads: tuple[Read, ...] = ()
 
     def array(self, name: str) -> Array:
         """The parameter of that name."""
@@ -186,6 +201,7 @@ class Program:
         head = ", ".join([*map(str, self.arrays), *(f"{s.name}: {s.type}" for s in self.scalars)])
         lines = [f"program {self.name}({head})"]
         lines += [f"  for each {name} < {extent}" for name, extent in self.grid]
+        lines += [f"  {read}" for read in self.reads]
         lines += [f"  {line}" for line in _lines(self.body)]
         return "\n".join(lines) + "\n"
 

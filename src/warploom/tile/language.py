@@ -14,9 +14,12 @@ from warploom.tile.trace import current, refuse
 EDGES = (0.0, -math.inf, math.inf)
 
 
-def span(start: IndexLike, size: int, axis: str = "") -> Span:
-    """`size` elements from `start` of an array dimension; the tile axis is named after it."""
-    return Span(as_index(start), size, axis)
+def span(start: IndexLike, size: int, axis: str = "", stop: IndexLike | None = None) -> Span:
+    """`size` elements from `start` of an array dimension; the tile axis is named after it.
+
+    `stop`: a store drops elements from there on; loads take no `stop` (mask what they give).
+    """
+    return Span(as_index(start), size, axis, None if stop is None else as_index(stop))
 
 
 def _spans(target: Array, where: tuple[Span | IndexLike, ...]) -> tuple[Span, ...]:
@@ -27,7 +30,7 @@ def _spans(target: Array, where: tuple[Span | IndexLike, ...]) -> tuple[Span, ..
     result: list[Span] = []
     for dim, item in zip(target.dims, where, strict=True):
         if isinstance(item, Span):
-            result.append(Span(item.start, item.size, item.axis or dim))
+            result.append(Span(item.start, item.size, item.axis or dim, item.stop))
         else:
             result.append(Span(as_index(item), None, dim))
     return tuple(result)
@@ -38,6 +41,8 @@ def load(source: Array, *where: Span | IndexLike, edge: float = 0.0) -> Tile:
     if edge not in EDGES:
         raise refuse(f"load edge={edge}: expected 0.0, inf or -inf")
     spans = _spans(source, where)
+    if any(item.stop is not None for item in spans):
+        raise refuse(f"load of {source} with a stop: only stores drop elements; mask the tile")
     kind = checked(rules.span_type, source, spans)
     return emit("load", kind, (), stem=f"{source.name}_t", array=source, spans=spans, value=edge)
 

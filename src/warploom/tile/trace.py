@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from warploom.errors import InputError
-from warploom.tile.dtypes import DType
+from warploom.tile.dtypes import INT32, DType
 from warploom.tile.index import Index, IndexLike, as_index, symbol
-from warploom.tile.ir import Array, Loop, Op, Program, TileType, Var
+from warploom.tile.ir import Array, Loop, Op, Program, Read, TileType, Var
 from warploom.tile.tidy import tidy
 from warploom.tile.verify import verify
 
@@ -48,6 +48,7 @@ class Tracer:
     arrays: dict[str, Array] = field(default_factory=dict[str, Array])
     scalars: list[Var] = field(default_factory=list[Var])
     grid: list[tuple[str, Index]] = field(default_factory=list[tuple[str, Index]])
+    reads: list[Read] = field(default_factory=list[Read])
     stack: list[list[Op | Loop]] = field(default_factory=lambda: [[]])
     names: dict[str, int] = field(default_factory=dict[str, int])
     indices: list[str] = field(default_factory=list[str])
@@ -90,6 +91,7 @@ class Tracer:
             tuple(self.grid),
             tuple(self.stack[0]),
             tuple(self.scalars),
+            tuple(self.reads),
         )
         program = tidy(program)
         verify(program)
@@ -165,6 +167,18 @@ def grid(**extents: IndexLike) -> tuple[Index, ...]:
         tracer.grid.append((name, as_index(extent)))
         result.append(symbol(name))
     return tuple(result)
+
+
+def read(source: Array, *at: IndexLike) -> Index:
+    """One element of an int32 array, as a number for ranges and bounds; read once a task."""
+    tracer = current()
+    if source.dtype is not INT32 or len(at) != len(source.dims):
+        raise refuse(f"read of {source} at {len(at)} positions: expected int32, one a dimension")
+    if len(tracer.stack) != 1:
+        raise refuse("read inside of a loop: what a task reads does not change, read it before")
+    name = tracer.fresh(f"{source.name}_read")
+    tracer.reads.append(Read(name, source, tuple(as_index(place) for place in at)))
+    return symbol(name)
 
 
 def part_begin(axis: str) -> Index:

@@ -24,6 +24,14 @@ from warploom.tile.ops import OPS
 def verify(program: Program) -> None:
     """Raise `InputError` at the user's line for the first invariant that does not hold."""
     symbols = set(program.dims) | {name for name, _ in program.grid}
+    for read in program.reads:
+        for place in read.at:
+            _check_symbols(f"place of {read.name}", place, symbols)
+        if read.array != program.array(read.array.name) or read.array.dtype is not INT32:
+            raise InputError(f"{read.name} reads {read.array}, which is no int32 parameter")
+        if read.name in symbols:
+            raise InputError(f"{read.name} is read twice or hides another index")
+        symbols.add(read.name)
     for name, extent in program.grid:
         _check_symbols(f"grid extent of {name}", extent, set(program.dims))
     ids = [op.id for op in program.ops()]
@@ -65,8 +73,7 @@ def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str])
             raise InputError(f"reads {src.name} before anything wrote it")
         if types[src.name] != src.type:
             raise InputError(f"reads {src.name} as {src.type}, it is {types[src.name]}")
-    for span in op.spans:
-        _check_symbols("array range", span.start, symbols)
+    _ranges(op, symbols)
     if op.start is not None:
         _check_symbols("coordinate", op.start, symbols)
     expected = _result(program, op)
@@ -78,6 +85,15 @@ def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str])
         raise InputError(f"writes {op.dst.type}, the operands give {expected}")
     if types.setdefault(op.dst.name, expected) != expected:
         raise InputError(f"writes {expected} to {op.dst.name}, made as {types[op.dst.name]}")
+
+
+def _ranges(op: Op, symbols: set[str]) -> None:
+    for span in op.spans:
+        _check_symbols("array range", span.start, symbols)
+        if span.stop is not None:
+            _check_symbols("stop of an array range", span.stop, symbols)
+            if op.kind == "load":
+                raise InputError("a load with a stop; only stores drop elements")
 
 
 def _result(program: Program, op: Op) -> TileType | None:
