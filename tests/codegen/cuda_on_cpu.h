@@ -3,11 +3,14 @@
 // What is PTX in the kernel's helpers is C++ here; everything else is the emitted text.
 #include <ucontext.h>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <random>
 #include <utility>
 #include <vector>
@@ -31,6 +34,14 @@ static std::vector<char> done, stacks;
 static std::vector<Barrier> warps;
 static std::vector<unsigned long long> slots;
 static Barrier block;
+static unsigned char* memory = nullptr;  // the block's shared memory; addresses count from here
+struct Mbarrier { unsigned count = 0, pending = 0, parity = 0; };
+static std::map<unsigned, Mbarrier> mbarriers;
+struct Copy { unsigned to; unsigned char bytes[16]; };
+struct Batch { int thread; unsigned bar; std::vector<Copy> copies; };
+static std::vector<std::vector<Copy>> started;  // by thread: copies that no barrier tracks yet
+static std::deque<Batch> in_flight;
+static std::vector<std::array<unsigned, 8>> words;
 static ucontext_t home;
 static int current = 0, alive = 0;
 static std::mt19937 random_of(1);
@@ -45,6 +56,23 @@ static void wait(Barrier& at, int count) {
     yield();
   }
 }
+static void arrive(unsigned bar) {
+  Mbarrier& b = mbarriers.at(bar);
+  if (b.pending == 0) { fprintf(stderr, "too many arrivals\n"); abort(); }
+  if (--b.pending == 0) { b.pending = b.count; b.parity ^= 1; }
+}
+// Copies land when they like, only in order for each thread.
+static void land(bool all) {
+  while (!in_flight.empty() && (all || random_of() % 3 == 0)) {
+    size_t pick = all ? 0 : random_of() % in_flight.size();
+    for (size_t at = 0; at < pick; ++at)
+      if (in_flight[at].thread == in_flight[pick].thread) { pick = at; break; }
+    for (const Copy& c : in_flight[pick].copies) memcpy(memory + c.to, c.bytes, 16);
+    const unsigned bar = in_flight[pick].bar;
+    in_flight.erase(in_flight.begin() + pick);
+    arrive(bar);
+  }
+}
 static void start() { body(); done[current] = 1; --alive; swapcontext(&fibers[current], &home); }
 static void run_block(int threads) {
   const size_t size = 128 << 10;
@@ -53,6 +81,10 @@ static void run_block(int threads) {
   stacks.resize(size * threads);
   warps.assign(threads / 32, {});
   slots.assign(threads, 0);
+  words.assign(threads, {});
+  started.assign(threads, {});
+  in_flight.clear();
+  mbarriers.clear();
   block = {};
   alive = threads;
   for (int f = 0; f < threads; ++f) {
@@ -64,6 +96,8 @@ static void run_block(int threads) {
   std::vector<int> order(threads);
   for (int f = 0; f < threads; ++f) order[f] = f;
   for (int turn = 0; alive; ++turn) {
+    if (turn > 3000000) { fprintf(stderr, "deadlock\n"); abort(); }
+    land(false);
     if (turn % 8 == 0) std::shuffle(order.begin(), order.end(), random_of);
     for (int f : order) {
       if (done[f]) continue;
@@ -170,15 +204,102 @@ static float value_of(E5m2 x) { return small_value<2, 15>(x.bits); }
 static void set(E5m2& y, float x) { y.bits = small_bits<2, 15>(x, 57344.0f); }
 template <class T> static void add_to(T* p, float x) { set(*p, value_of(*p) + x); }
 
+// ---- helpers of the warp-specialised kernels (codegen/prelude.py, prelude_sm80.py)
+template <class T> static T __ldg(const T* p) { return *p; }
+static size_t __cvta_generic_to_shared(const void* p) {
+  return size_t((const unsigned char*)p - machine::memory);
+}
+static void barrier_init(unsigned bar, unsigned count) {
+  machine::mbarriers[bar] = {count, count, 0};
+}
+static void barrier_arrive(unsigned bar) { machine::arrive(bar); }
+static void barrier_wait(unsigned bar, unsigned parity) {
+  while (machine::mbarriers.at(bar).parity == (parity & 1)) machine::yield();
+}
+static void copy_async(unsigned to, const void* from, unsigned count) {
+  machine::Copy copy{to, {}};
+  if (to % 16 || (count && (uintptr_t)from % 16)) { fprintf(stderr, "misaligned\n"); abort(); }
+  memcpy(copy.bytes, from, count);
+  machine::started[machine::current].push_back(copy);
+}
+static void copies_arrive(unsigned bar) {
+  const int me = machine::current;
+  machine::in_flight.push_back({me, bar, machine::started[me]});
+  machine::started[me].clear();
+}
+static unsigned short half_at(unsigned at) {
+  unsigned short x;
+  memcpy(&x, machine::memory + at, 2);
+  return x;
+}
+static void matrices(unsigned (&x)[4], unsigned at, bool transposed) {
+  const int me = machine::current, first = me / 32 * 32, lane = me % 32;
+  machine::slots[me] = at;
+  if (at % 16) { fprintf(stderr, "misaligned\n"); abort(); }
+  warp_wait();
+  for (int q = 0; q < 4; ++q) {
+    unsigned short low, high;
+    if (transposed) {
+      low = half_at(unsigned(machine::slots[first + q * 8 + lane % 4 * 2]) + lane / 4 * 2);
+      high = half_at(unsigned(machine::slots[first + q * 8 + lane % 4 * 2 + 1]) + lane / 4 * 2);
+    } else {
+      const unsigned row = unsigned(machine::slots[first + q * 8 + lane / 4]) + lane % 4 * 4;
+      low = half_at(row);
+      high = half_at(row + 2);
+    }
+    x[q] = low | unsigned(high) << 16;
+  }
+  warp_wait();
+}
+static void load_matrix(unsigned (&x)[4], unsigned at) { matrices(x, at, false); }
+static void load_matrix_transposed(unsigned (&x)[4], unsigned at) { matrices(x, at, true); }
+template <class T> static void multiply(float* d, const unsigned* a, const unsigned* b) {
+  const int me = machine::current, first = me / 32 * 32, lane = me % 32;
+  machine::words[me] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  warp_wait();
+  auto half = [&](int from, int word, int k) {
+    T x;
+    x.bits = (unsigned short)(machine::words[first + from][word] >> (k % 2 * 16));
+    return double(value_of(x));
+  };
+  for (int c = 0; c < 4; ++c) {
+    const int row = lane / 4 + c / 2 * 8, col = lane % 4 * 2 + c % 2;
+    double sum = 0;
+    for (int k = 0; k < 16; ++k)
+      sum += half(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k) *
+             half(col * 4 + k % 8 / 2, 4 + k / 8, k);
+    d[c] += float(sum);
+  }
+  warp_wait();
+}
+static void mma_bf16(float* d, const unsigned* a, const unsigned* b) { multiply<Bf16>(d, a, b); }
+static void mma_fp16(float* d, const unsigned* a, const unsigned* b) { multiply<Fp16>(d, a, b); }
+template <class T> static unsigned pack(float low, float high) {
+  T x, y;
+  set(x, low);
+  set(y, high);
+  return x.bits | unsigned(y.bits) << 16;
+}
+static unsigned pack_bf16(float low, float high) { return pack<Bf16>(low, high); }
+static unsigned pack_fp16(float low, float high) { return pack<Fp16>(low, high); }
+static float half_fp16(unsigned x, int high) {
+  return value_of(Fp16{(unsigned short)(high ? x >> 16 : x)});
+}
+static float read_fp16(const unsigned short* p) { return value_of(Fp16{*p}); }
+static void write_bf16(unsigned short* p, float x) { Bf16 y; set(y, x); *p = y.bits; }
+static void write_fp16(unsigned short* p, float x) { Fp16 y; set(y, x); *p = y.bits; }
+
 template <class T> static T argument(void** p, size_t i) { return *(T*)p[i]; }
 template <class... A, size_t... I>
 static void call(void (*f)(A...), void** p, std::index_sequence<I...>) { f(argument<A>(p, I)...); }
-template <class... A> static void launch(void (*f)(A...), void** p, int blocks, int threads) {
+template <class... A>
+static void launch(void (*f)(A...), void** p, int blocks, int threads, unsigned char* memory) {
   static void (*kernel)(A...);
   static void** arguments;
   kernel = f;
   arguments = p;
   machine::body = [] { call(kernel, arguments, std::index_sequence_for<A...>{}); };
+  machine::memory = memory;
   gridDim.x = blocks;
   blockDim.x = threads;
   for (int b = 0; b < blocks; ++b) {

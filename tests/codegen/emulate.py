@@ -1,4 +1,4 @@
-"""Running emitted SIMT kernels on the CPU: the emitted text, compiled as C++ (cuda_on_cpu.h)."""
+"""Running emitted kernels on the CPU: the emitted text, compiled as C++ (cuda_on_cpu.h)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from warploom.codegen.prelude import PRELUDE
+from warploom.codegen.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.simt.prelude import TYPES
 from warploom.runtime.dtypes import decode, dtype_named, encode
 from warploom.tile.interpret import bind, sizes
@@ -18,7 +19,8 @@ HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 # Helpers that are PTX: the header has them in C++.
 REPLACED = (
     *TYPES.values(),
-    *(PRELUDE[name] for name in ("exp2_fast", "log2_fast", "tanh_fast", "rcp_fast")),
+    *(text for text in PRELUDE.values() if "asm" in text),
+    *(text for text in SM80_PRELUDE.values() if "asm" in text),
 )
 CODES = {"int32": np.int32, "bool": np.uint8, "fp32": np.float32}
 
@@ -31,11 +33,11 @@ def compile_all(sources, folder):
         for helper in REPLACED:
             text = text.replace(helper, "")
         text = text.replace('extern "C" __global__', "__global__")
-        memory = "alignas(1024) unsigned char shared[1 << 18];"
+        memory = "alignas(1024) unsigned char shared[1 << 18], shared_raw[1 << 18];"
         parts.append(f"namespace k{number} {{ {memory}\n{text}}}")
         parts.append(
             f'extern "C" void run_{number}(void** p, int blocks, int threads) '
-            f"{{ launch(k{number}::{source.name}, p, blocks, threads); }}"
+            f"{{ launch(k{number}::{source.name}, p, blocks, threads, k{number}::shared_raw); }}"
         )
     whole = "\n".join(parts).replace("#define DEVICE __device__ __forceinline__\n", "")
     whole = "#define DEVICE __device__ __forceinline__\n" + whole

@@ -18,7 +18,9 @@ from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 
 from warploom.codegen.build import SIMT_ARCHITECTURES, Built, build, compile_source
+from warploom.codegen.named import multistage
 from warploom.codegen.on_gpu import run_on_gpu
+from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.simt.schedule import simt
 from warploom.kernels.choices import GemmChoice, choose_attention, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
@@ -112,6 +114,24 @@ def simt_case(name: str) -> Case:
                 family="simt")  # fmt: skip
 
 
+def copied_gemm(shape: str, **settings: str) -> Case:
+    """A GEMM by cp.async and mma.sync, built for any GPU of compute capability 9.0."""
+    sizes = dict(zip(("m", "n", "k"), shape.split("x"), strict=True))
+    config, dims = configure("gemm", {"tile": "128,128,32", **sizes, **settings})
+    program = entry("gemm").program(config)
+    schedule = multistage(program, 4, LaunchPlan(split="m", store="direct"))
+    return Case(program, schedule, random_arrays(program, dims), bound=5e-3, arch="sm_90",
+                family="sm80")  # fmt: skip
+
+
+def copied_attention(**settings: str) -> Case:
+    """Attention by the same means."""
+    config, dims = configure("attention", {"tile": "128,64", "head_dim": "64", **settings})
+    program = entry("attention").program(config)
+    schedule = multistage(program, 2, LaunchPlan(split="rows", store="direct"), in_flight=0)
+    return Case(program, schedule, random_arrays(program, dims), arch="sm_90", family="sm80")
+
+
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -135,6 +155,11 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "attention-window": lambda: attention(rows="300", keys="400", head_dim="64",
                                           causal="true", window="100"),
+    "sm80-gemm": lambda: copied_gemm("200x264x136"),
+    "sm80-gemm-transposed": lambda: copied_gemm("264x136x72", a="km", b="nk", bias="true",
+                                                activation="gelu"),
+    "sm80-gemm-no-depth": lambda: copied_gemm("130x72x0"),
+    "sm80-attention": lambda: copied_attention(rows="200", keys="300", causal="true", lse="true"),
     **{f"simt-{name}": lambda name=name: simt_case(name) for name in SIMT_PROGRAMS},
 }  # fmt: skip
 

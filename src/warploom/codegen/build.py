@@ -20,6 +20,7 @@ from typing import Any
 
 from warploom import toolchain
 from warploom.codegen.emit import CudaSource, emit
+from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
 from warploom.codegen.lower import lower
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.emit import emit_simt
@@ -31,6 +32,7 @@ from warploom.tile import Array, Index, Program, dtype
 SCHEMA = "warploom.kernel"
 VERSION = 1
 ARCHITECTURES = ("sm_90a",)
+SM80_ARCHITECTURES = tuple(SHARED_LIMITS)  # cp.async and mma.sync
 SIMT_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 # What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.
 FAULTS = {
@@ -148,6 +150,9 @@ def build(
             raise InputError(f"architecture {arch!r}: expected {', '.join(SIMT_ARCHITECTURES)}")
         source = emit_simt(program, schedule, arch)
         cubin, resources = compile_source(source, arch, allow, cache, SIMT_ARCHITECTURES)
+    elif arch in SM80_ARCHITECTURES:
+        source = emit_sm80(lower(program, schedule), arch)
+        cubin, resources = compile_source(source, arch, allow, cache, SM80_ARCHITECTURES)
     else:
         source = emit(lower(program, schedule), debug)
         cubin, resources = compile_source(source, arch, allow, cache)
@@ -169,7 +174,8 @@ def compile_source(
 ) -> tuple[bytes, Resources]:
     """Compile one file; gives the cubin and the compiler's report."""
     if arch not in architectures:
-        raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(architectures)}")
+        known = dict.fromkeys((*architectures, *ARCHITECTURES, *SM80_ARCHITECTURES))
+        raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(known)}")
     folder = (cache or cache_folder()) / "cubin"
     stem = hashlib.sha256(f"{arch} {source.text}".encode()).hexdigest()[:32]
     try:

@@ -215,6 +215,8 @@ class Kernel:
             raise InputError(f"array {name} is read-only, the kernel writes to it")
         if kind == "map":
             return self._map(parameter, of)
+        if parameter.get("aligned"):
+            tensor_maps.check(of, name, "copies of 16 B")
         if kind == "stride":
             return struct.pack("<q", of.strides[int(parameter["dim"])])
         return bytes(ctypes.c_void_p(of.address))

@@ -42,7 +42,7 @@ def pitches_of(of: View, element: int) -> list[int]:
     return result
 
 
-def check(of: View, name: str) -> None:
+def check(of: View, name: str, purpose: str = "TMA") -> None:
     """Raise `InputError`, with the numbers, for a tensor that no tensor map can describe."""
     if of.dtype not in MAP_TYPES:
         raise InputError(f"array {name}: element type {of.dtype} has no tensor map")
@@ -52,19 +52,19 @@ def check(of: View, name: str) -> None:
     pitches = pitches_of(of, element)
     if of.address % PITCH:
         raise InputError(
-            f"array {name}: address {of.address:#x} must be a multiple of {PITCH} B for TMA, it is "
-            f"{of.address % PITCH} B past one; start the view at a multiple of {PITCH // element} "
-            "elements"
+            f"array {name}: address {of.address:#x} must be a multiple of {PITCH} B for {purpose}, "
+            f"it is {of.address % PITCH} B past one; start the view at a multiple of "
+            f"{PITCH // element} elements"
         )
     if any(pitch % PITCH for pitch in pitches):
         raise InputError(
-            f"array {name}: pitches {pitches} B must be multiples of {PITCH} B for TMA; pad its "
-            f"last dimension of {of.shape[-1]} to a multiple of {PITCH // element} elements"
+            f"array {name}: pitches {pitches} B must be multiples of {PITCH} B for {purpose}; pad "
+            f"its last dimension of {of.shape[-1]} to a multiple of {PITCH // element} elements"
         )
     if any(not 0 < pitch < MOST_PITCH for pitch in pitches):
         raise InputError(
-            f"array {name}: pitches {pitches} B must be between 1 and 2^40 - 1 for TMA; copy an "
-            "expanded or reversed view first"
+            f"array {name}: pitches {pitches} B must be between 1 and 2^40 - 1 for {purpose}; copy "
+            "an expanded or reversed view first"
         )
 
 
