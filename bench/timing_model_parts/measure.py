@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import multiprocessing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from warploom.files import write_text_atomically
 from warploom.runtime import LocalMeasurer, MeasureSettings, Workload
 from warploom.runtime.launch import LaunchSpec
 from warploom.runtime.session import open_cuda
-from warploom.search.calibration.images import read_images
+from warploom.search.calibration.images import ProbeImage, read_images
 from warploom.search.calibration.run import run_probes
 from warploom.search.schedules import ScheduleSet
 
 SETTINGS = MeasureSettings(rounds=12, window_us=50.0)
 COPIES = 16  # of the original among the candidates of a pass: what a measurement says of itself
+MOST_FAULTS = 6  # probes that may fault before the micro-benchmarks are given up
 AHEAD = 24  # candidates queued at the worker
 
 
@@ -32,10 +35,8 @@ def measure(folder: Path, kernels: tuple[str, ...], raw: Path, passes: int, seed
     }
     archive = folder / "probes.tar.xz"
     if archive.exists():
-        device = open_cuda(0)
-        result["probes"] = [row.to_json() for row in run_probes(device, read_images(archive))]
-        device.close()
-        print(f"{len(result['probes'])} micro-benchmark results")
+        result["probes"] = micro_benchmarks(archive)
+        print(f"{len(result['probes'])} micro-benchmark results", flush=True)
     with LocalMeasurer(settings=SETTINGS) as measurer:
         for number in range(passes):
             for name in kernels:
@@ -45,6 +46,44 @@ def measure(folder: Path, kernels: tuple[str, ...], raw: Path, passes: int, seed
                 result["device"] = part["device"]
                 write_text_atomically(raw, json.dumps(result) + "\n")
                 print(f"pass {number} {name}: {describe(part)}", flush=True)
+
+
+def micro_benchmarks(archive: Path) -> list[dict[str, Any]]:
+    """Every probe of the archive, each in a process of its own context: one that faults is named
+    and costs no other."""
+    found: list[dict[str, Any]] = []
+    left = read_images(archive)
+    context = multiprocessing.get_context("spawn")
+    faults = 0
+    while left and faults < MOST_FAULTS:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_probe_process, args=(theirs, left), daemon=True)
+        process.start()
+        theirs.close()
+        done = 0
+        while ours.poll(30) and (rows := _received(ours)) is not None:
+            found.extend(rows)
+            done += 1
+        process.kill()
+        process.join()
+        if done < len(left):
+            faults += 1
+            print(f"probe {left[done].name} stall {left[done].stall} failed", flush=True)
+        left = left[done + 1 :]
+    return found
+
+
+def _received(pipe: Connection) -> list[dict[str, Any]] | None:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
+def _probe_process(pipe: Connection, images: list[ProbeImage]) -> None:
+    device = open_cuda(0)
+    for rows in run_probes(device, images):
+        pipe.send([row.to_json() for row in rows])
 
 
 def one_pass(measurer: LocalMeasurer, schedules: ScheduleSet, seed: int) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from warploom.search.calibration.matrix_probes import GROUP, matrix_probes, matr
 from warploom.search.calibration.probes import PREFIX, Probe, probes, source
 
 MANIFEST: Final = "probes.json"
+REPEATED: Final = 3  # a spelling the compiler uses this often in the loop is the probe's own
 FIXED_CHAINS: Final = frozenset("ffma fadd fmul imad lop3 prmt shf hfma2 f2fp".split())
 
 
@@ -93,14 +94,23 @@ def _expect(name: str, found: list[Instruction], wanted: int) -> None:
 
 
 def _in_loop(kernel: Kernel, opcode: str) -> list[Instruction]:
-    """The instructions of one opcode inside loops (the probe's loop is the largest)."""
-    blocks = {block for loop in natural_loops(kernel) for block in loop.blocks}
-    return [
-        item
-        for block in sorted(blocks)
-        for item in kernel.instructions[kernel.blocks[block].start : kernel.blocks[block].end]
-        if item.base == opcode
-    ]
+    """The probe's own instructions: in the loop that holds most, those of repeated spellings.
+
+    The loop's counter and the loop that fills the tile may use the same opcode; they are not ours.
+    """
+    best: list[Instruction] = []
+    for loop in natural_loops(kernel):
+        items = [
+            item
+            for block in loop.blocks
+            for item in kernel.instructions[kernel.blocks[block].start : kernel.blocks[block].end]
+            if item.base == opcode
+        ]
+        if items:
+            spellings = Counter(item.line.opcode for item in items)
+            alike = [item for item in items if spellings[item.line.opcode] >= REPEATED]
+            best = max(best, alike, key=len)
+    return best
 
 
 def _variants(probe: Probe, plain: ProbeImage) -> Iterable[ProbeImage]:

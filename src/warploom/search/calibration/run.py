@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -59,13 +59,15 @@ class ProbeResult:
         return asdict(self)
 
 
-def run_probes(device: Device, images: Iterable[ProbeImage]) -> list[ProbeResult]:
-    """Run every probe; a probe the driver refuses is left out. `CudaError` when one faults."""
+def run_probes(device: Device, images: Iterable[ProbeImage]) -> Iterator[list[ProbeResult]]:
+    """Run every probe, the results of one at a time; none for a probe the driver refuses.
+
+    Raises `CudaError` when one faults.
+    """
     own = device.allocate(SELF_BYTES)
     device.upload(own, struct.pack(f"<{SELF_BYTES // 8}Q", *_own_addresses(own)))
     out = device.allocate(2 * 8 * WARP * SCHEDULERS * max(WARPS))
     starts = {name: _chase(device, size) for name, size in FOOTPRINTS.items()}
-    results: list[ProbeResult] = []
     for image in images:
         try:
             module = device.load(image.cubin)
@@ -73,14 +75,16 @@ def run_probes(device: Device, images: Iterable[ProbeImage]) -> list[ProbeResult
         except CudaError as error:
             if error.fatal:
                 raise
+            yield []
             continue
+        results: list[ProbeResult] = []
         for warps in _warp_counts(image):
             threads = WARP if warps == 0 else WARP * SCHEDULERS * warps
             params = _params(out, own, starts.get(image.name, own), _rounds(image))
             shape = Shape((1, 1, 1), (threads, 1, 1), image.shared)
             results.append(_measure(device, image, function, shape, params, out, warps))
         device.unload(module)
-    return results
+        yield results
 
 
 def _own_addresses(base: int) -> list[int]:
