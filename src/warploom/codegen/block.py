@@ -16,7 +16,8 @@ what is checked is what is emitted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from warploom.codegen.layout import SharedTile
 from warploom.codegen.place import Placement
@@ -64,8 +65,9 @@ class Step:
     ring: str = ""
     count: int = 0
     stage: int = 0
-    # variables whose value becomes readable (Join) or whose slot goes (Release)
+    # variables whose value becomes readable (Join), and by how many iterations each lags
     names: tuple[str, ...] = ()
+    lags: tuple[int, ...] = ()
 
     def at(self, stage: int) -> Step:
         """The same action in another stage."""
@@ -92,6 +94,9 @@ class Pipeline:
     With trips > depth - 1: prologue[0..depth-1], then `steady` for each further iteration, then
     epilogue[0..depth-1]. With fewer trips: `plain`, one iteration after the other.
 
+    `copies`: register tiles with several copies, used in turn (`codegen.copies`); `plain` uses the
+    first ones only.
+
     A loop with `until` may end earlier for this part: `skip` then runs for each iteration left
     out, and `empty` once more when all of them are.
     """
@@ -104,6 +109,7 @@ class Pipeline:
     plain: tuple[Step, ...]
     skip: tuple[Step, ...] = ()
     empty: tuple[Step, ...] = ()
+    copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,7 @@ def _section_lines(section: Straight | Pipeline) -> list[str]:
     if isinstance(section, Straight):
         return [f"    {step}" for step in section.steps]
     lines = [f"    loop {section.loop.index}, {section.depth} started ahead"]
+    lines += [f"      {name} x{count}" for name, count in sorted(section.copies.items())]
     for number, steps in enumerate(section.prologue):
         lines += [f"      prologue {number}: {step}" for step in steps]
     lines += [f"      steady: {step}" for step in section.steady]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.codegen.block import BlockProgram, Role
+from warploom.codegen.block import BlockProgram, Pipeline, Role
+from warploom.codegen.copies import extra_tiles
 from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
 from warploom.codegen.names import c_name
@@ -300,6 +301,13 @@ class Emitter:
                 continue
             if not self.placement.is_shared(op.dst):
                 found[op.dst.name] = op.dst
+        copies = [
+            extra_tiles(self.program, section.copies)
+            for role in self.block.roles
+            for section in role.sections
+            if isinstance(section, Pipeline)
+        ]
+        found.update({var.name: var for one in copies for var in one})
         return list(found.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.emit_expand import Expanded
 from warploom.codegen.emit_mma import issue_lines
 from warploom.codegen.emit_ops import compute_lines, direct_store_lines
 from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast, store_lines
@@ -83,7 +84,9 @@ class StepCode:
         lines = self._range(role, loop)
         block = ["{", *indent(lines)]
         inner: list[str] = []
-        if section.depth == 0:
+        if section.copies:
+            inner = Expanded(values, section, self._steps).lines()
+        elif section.depth == 0:
             inner = self._steady(values, section, f"{index}_start")
             for tail in section.epilogue:
                 inner += self._steps(values, tail, loop, f"{index}_stop", 0)

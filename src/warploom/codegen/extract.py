@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+from warploom.codegen.copies import expandable, touches
 from warploom.codegen.emit_ops import needless
 from warploom.codegen.instructions import Work, work
 from warploom.codegen.place import Placement, contracted
@@ -63,32 +64,6 @@ def extract(
     """
     values = Values(placement, 0, skip_unit)
     return _Extractor(placement, loop, costs, dict(copies or {}), values).result(shared_bytes)
-
-
-def expandable(placement: Placement, loop: Loop) -> tuple[str, ...]:
-    """Register tiles that every iteration writes before it reads them, so that copies may exist."""
-    own = [op for op in loop.body if isinstance(op, Op) and op.id in placement.fusion.kept]
-    outside = {
-        var.name
-        for op in placement.program.ops()
-        if op.id not in {o.id for o in loop.body if isinstance(o, Op)}
-        for var in (*op.srcs, *((op.dst,) if op.dst else ()))
-    }
-    found: list[str] = []
-    for op in own:
-        if op.dst is None or op.dst.name in placement.shared or op.dst.name in found:
-            continue
-        name = op.dst.name
-        first = next(o for o in own if _touches(placement, o, name))
-        fresh = first is op and name not in {v.name for v in placement.fusion.sources(op)}
-        if fresh and name not in outside:
-            found.append(name)
-    return tuple(found)
-
-
-def _touches(placement: Placement, op: Op, name: str) -> bool:
-    reads = {var.name for var in placement.fusion.sources(op)}
-    return name in reads or (op.dst is not None and op.dst.name == name)
 
 
 class _Extractor:
@@ -306,7 +281,7 @@ class _Extractor:
 
     def _tile_edges(self, name: str, part: int) -> None:
         """Read after write, write after read and write after write of one register tile."""
-        touching = [op for op in self.ops if _touches(self.placement, op, name)]
+        touching = [op for op in self.ops if touches(self.placement, op, name)]
         writers = [op for op in touching if op.dst is not None and op.dst.name == name]
         turn = self.copies.get(name, 1)
         for op in touching:

@@ -12,8 +12,8 @@ the largest n that is enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from warploom.codegen.block import Step
 from warploom.codegen.place import Placement
@@ -38,9 +38,16 @@ class Effects:
     placement: Placement
     ops: dict[int, Op]
     readers: dict[str, frozenset[int]]  # matmuls that read a ring
+    copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def conflicts(self, step: Step, token: Token) -> bool:
         """Whether `step` must not run while the matmul of `token` is unfinished."""
+        apart = token.age - step.stage
+
+        def same(name: str) -> bool:
+            # A tile with copies is another one in the next iteration.
+            return apart % self.copies.get(name, 1) == 0
+
         started = self.ops[token.op]
         assert started.dst is not None
         if step.action == "Release":
@@ -51,9 +58,11 @@ class Effects:
         writes = set[str]() if step.op.dst is None else {step.op.dst.name}
         if step.action == "Issue":
             # Matmuls into one accumulator follow each other in the tensor core.
-            return started.dst.name in {var.name for var in step.op.srcs[:2]}
-        operand = started.srcs[0].name
-        return started.dst.name in reads | writes or operand in writes
+            name = started.dst.name
+            return name in {var.name for var in step.op.srcs[:2]} and same(name)
+        result, operand = started.dst.name, started.srcs[0].name
+        touched = result in reads | writes and same(result)
+        return touched or (operand in writes and same(operand))
 
 
 def insert_joins(
@@ -74,9 +83,21 @@ def join_all(
     effects: Effects, entries: Iterable[Queue]
 ) -> tuple[tuple[Step, ...], frozenset[Queue]]:
     """Wait for everything that may be unfinished."""
-    names = _names(effects, [token for queue in entries for token in queue])
-    steps = (Step("Join", count=0, names=names),) if names else ()
+    found = _names(effects, [token for queue in entries for token in queue])
+    steps = (_joined(0, found),) if found else ()
     return steps, frozenset({()})
+
+
+def join_down(
+    effects: Effects, entries: Iterable[Queue], count: int
+) -> tuple[tuple[Step, ...], frozenset[Queue]]:
+    """Wait until at most `count` matmuls are unfinished, where more may be."""
+    queues = set(entries)
+    if max((len(queue) for queue in queues), default=0) <= count:
+        return (), frozenset(queues)
+    result: list[Step] = []
+    left = _wait(effects, queues, count, result)
+    return tuple(result), frozenset(left)
 
 
 def next_iteration(queues: Iterable[Queue]) -> frozenset[Queue]:
@@ -92,19 +113,28 @@ def _join(effects: Effects, step: Step, queues: set[Queue], result: list[Step]) 
             counts.append(len(queue) - 1 - bad[-1])
     if not counts:
         return queues
-    count = min(counts)
+    return _wait(effects, queues, min(counts), result)
+
+
+def _wait(effects: Effects, queues: set[Queue], count: int, result: list[Step]) -> set[Queue]:
     done = [token for queue in queues for token in queue[: max(0, len(queue) - count)]]
     left = {queue[max(0, len(queue) - count) :] for queue in queues}
     busy = set(_names(effects, [token for queue in left for token in queue]))
-    names = tuple(name for name in _names(effects, done) if name not in busy)
-    result.append(Step("Join", count=count, names=names))
+    found = [pair for pair in _names(effects, done) if pair not in busy]
+    result.append(_joined(count, found))
     return left
 
 
-def _names(effects: Effects, tokens: Sequence[Token]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+def _joined(count: int, found: Sequence[tuple[str, int]]) -> Step:
+    names, lags = tuple(name for name, _ in found), tuple(lag for _, lag in found)
+    return Step("Join", count=count, names=names, lags=lags)
+
+
+def _names(effects: Effects, tokens: Sequence[Token]) -> list[tuple[str, int]]:
+    """The accumulators of matmuls, each once: (name, lag of its copy)."""
+    found: set[tuple[str, int]] = set()
     for token in tokens:
         dst = effects.ops[token.op].dst
         assert dst is not None
-        found[dst.name] = None
-    return tuple(sorted(found))
+        found.add((dst.name, token.age % effects.copies.get(dst.name, 1)))
+    return sorted(found)

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
-from warploom.codegen.hazards import Effects, Queue, insert_joins, join_all, next_iteration
+from warploom.codegen.copies import expandable
+from warploom.codegen.hazards import (
+    Effects,
+    Queue,
+    insert_joins,
+    join_all,
+    join_down,
+    next_iteration,
+)
 from warploom.codegen.order import check_order
 from warploom.codegen.place import Placement, place, sections
 from warploom.codegen.plan import KernelSchedule
@@ -132,7 +140,9 @@ class _Compute:
             )
             for ring in rings
         }
-        self.effects = Effects(placement, self.ops, readers)
+        copies = [copies_of(placement, schedule, loop) for loop in placement.program.loops()]
+        together = {name: count for one in copies for name, count in one.items()}
+        self.effects = Effects(placement, self.ops, readers, together)
 
     def sections(self) -> tuple[Straight | Pipeline, ...]:
         """The role's sections."""
@@ -211,26 +221,66 @@ class _Compute:
         timed = [(times[op.id], 0, step) for op, step in zip(ops, self._straight(ops), strict=True)]
         timed += self._releases(loop, schedule, times)
         interval = schedule.initiation_interval
-        # The role's iteration begins with its own first op: what others do meanwhile is no matter.
-        first = min(times.values())
-        order = sorted(timed, key=lambda item: ((item[0] - first) % interval, item[1]))
-        steps = [step.at((time - first) // interval) for time, _, step in order]
+        steps = self._rotated(loop, timed, times, interval)
         stage = {s.op.id: s.stage for s in steps if s.op is not None}
         rank = {s.op.id: place for place, s in enumerate(steps) if s.op is not None}
-        check_order(self.placement, ops, stage, rank)
+        check_order(self.placement, ops, stage, rank, self.effects.copies)
         steady = self._waits(self._local_rings(loop), steps)
         self._check_depths(loop, steady)
         plain = self._waits(self._local_rings(loop), self._plain(loop, ops))
-        return [self._early_end(loop, self._pipeline(loop, steady, plain))]
+        pipeline = self._early_end(loop, self._pipeline(loop, steady, plain))
+        return [replace(pipeline, copies=copies_of(self.placement, self.schedule, loop))]
+
+    def _rotated(
+        self,
+        loop: Loop,
+        timed: Sequence[tuple[int, int, Step]],
+        times: Mapping[int, int],
+        interval: int,
+    ) -> list[Step]:
+        """The steps of one interval, from the op on at which the role's iteration begins.
+
+        An interval has no beginning; the role's own first op is one, unless matmuls are unfinished
+        there and another op has fewer: ptxas follows matmuls over the back edge of a loop only when
+        nothing reads their results, and serialises them otherwise (C7514).
+        """
+
+        def begin_at(start: int) -> list[Step]:
+            order = sorted(timed, key=lambda item: ((item[0] - start) % interval, item[1]))
+            least = min((time - start) // interval for time, _, _ in timed)
+            return [step.at((time - start) // interval - least) for time, _, step in order]
+
+        def key(start: int) -> tuple[int, int, int]:
+            steps = begin_at(start)
+            unfinished = max(len(queue) for queue in self._steady(loop, steps)[1])
+            return unfinished, max(step.stage for step in steps), start
+
+        first = min(times.values())
+        if key(first)[0] == 0:
+            return begin_at(first)
+        return begin_at(min(times.values(), key=key))
+
+    def _steady(
+        self, loop: Loop, steady: Sequence[Step], queues: frozenset[Queue] = EMPTY
+    ) -> tuple[tuple[Step, ...], frozenset[Queue], frozenset[Queue]]:
+        """One interval with its joins, and the queues possible before and after it."""
+        entries = queues
+        while True:
+            block, exits = insert_joins(self.effects, self._turns(loop, steady), entries)
+            grown = entries | next_iteration(exits)
+            if grown == entries:
+                return block, entries, exits
+            entries = grown
 
     def _early_end(self, loop: Loop, pipeline: Pipeline) -> Pipeline:
         """What this group does in iterations that do not change its part: take and give back."""
         if self.placement.until(loop) is None:
             return pipeline
-        if pipeline.depth > 1:
+        if pipeline.depth > 1 and self.schedule.turns:
             raise InputError(
-                f"{loop.where}: loop {loop.index} ends early for a part, which a schedule with "
-                f"{pipeline.depth} iterations started ahead cannot do; start at most one ahead"
+                f"{loop.where}: loop {loop.index} ends early for a part, so its groups pass on "
+                f"different numbers of turns with {pipeline.depth} iterations started ahead; start "
+                "at most one ahead, or take no turns"
             )
         steady = [step for step in pipeline.steady if step.action == "Wait"]
         local = self._local_rings(loop)
@@ -301,13 +351,13 @@ class _Compute:
             block, queues = insert_joins(self.effects, self._turns(loop, some), queues)
             prologue.append(block)
             queues = next_iteration(queues)
-        entries = queues
-        while True:
-            block, exits = insert_joins(self.effects, self._turns(loop, steady), entries)
-            grown = entries | next_iteration(exits)
-            if grown == entries:
-                break
-            entries = grown
+        if depth:
+            # Nothing more in flight on entry than after any later iteration: ptxas follows matmuls
+            # by number only where every way into the loop agrees.
+            usual = max(len(queue) for queue in self._steady(loop, steady)[2])
+            down, queues = join_down(self.effects, queues, usual)
+            prologue[-1] = (*prologue[-1], *down)
+        block, entries, exits = self._steady(loop, steady, queues)
         queues, epilogue = entries, list[tuple[Step, ...]]()
         for number in range(depth):
             some = [step for step in steady if step.stage > number]
@@ -349,6 +399,18 @@ class _Compute:
         if open_run >= 0:
             result.append(Step("TurnPass", stage=0))
         return result
+
+
+def copies_of(placement: Placement, schedule: KernelSchedule, loop: Loop) -> dict[str, int]:
+    """Tiles of a loop with more than one copy; raises for a tile that cannot have copies."""
+    asked: Mapping[str, int] = schedule.loops[loop.index].params.get("copies", {})
+    found = {name: int(count) for name, count in asked.items() if count > 1}
+    if odd := sorted(set(found) - set(expandable(placement, loop))):
+        raise InputError(
+            f"schedule of loop {loop.index!r} gives tile {odd[0]} {found[odd[0]]} copies, but it "
+            "is carried from iteration to iteration or read outside of the loop; give it one"
+        )
+    return found
 
 
 def turn_runs(

@@ -52,20 +52,28 @@ def _release(
     done = at[last.id] + latency[f"{last.label}/{part}"]
     loads = [load for buffer in ring.buffers for load in buffer.loads if load in loop.body]
     latest = min(times.time[load.label] for load in loads) + ring.depth * interval
-    wished = _waited_for(placement, ops, at, last, interval)
+    copies: dict[str, int] = dict(times.params.get("copies", {}))
+    wished = _waited_for(placement, ops, at, last, interval, copies)
     return wished if done - 1 <= wished <= latest else min(done, latest)
 
 
 def _waited_for(
-    placement: Placement, ops: list[Op], at: dict[int, int], matmul: Op, interval: int
+    placement: Placement,
+    ops: list[Op],
+    at: dict[int, int],
+    matmul: Op,
+    interval: int,
+    copies: dict[str, int],
 ) -> int:
     """Just before the first op after the matmul that must wait for it; else after the next one."""
-    effects = Effects(placement, {op.id: op for op in ops}, {})
+    effects = Effects(placement, {op.id: op for op in ops}, {}, copies)
+    most = max(copies.values(), default=1)
     moments: list[int] = []
     for op in ops:
         step = Step("Issue" if op.kind == "mma" else "Run", op=op)
-        if op is matmul or not effects.conflicts(step, Token(matmul.id, 0)):
-            continue
         ahead = max(0, -((at[op.id] - at[matmul.id] - 1) // interval))
-        moments.append(at[op.id] + ahead * interval - 1)
+        for later in range(ahead, ahead + most if op is not matmul else 0):
+            if effects.conflicts(step, Token(matmul.id, later)):
+                moments.append(at[op.id] + later * interval - 1)
+                break
     return min(moments, default=at[matmul.id] + interval)

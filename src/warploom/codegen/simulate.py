@@ -12,16 +12,17 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from warploom.codegen.barriers import NamedBarrier, PhaseBarrier, TaskRing
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.copies import names_at, rename, renamed
 from warploom.codegen.emit_tma import is_multicast
 from warploom.codegen.localise import localise
-from warploom.codegen.place import contracted
+from warploom.codegen.place import Placement, contracted
 from warploom.codegen.tasks import TASK_SLOTS
 from warploom.errors import CheckFailed
 from warploom.tile import Op
@@ -74,6 +75,7 @@ class Agent:
     at: dict[str, Slot] = field(default_factory=dict[str, Slot])
     flying: deque[Matmul] = field(default_factory=deque[Matmul])
     waits_for: str = ""
+    view: Placement | None = None  # with the copies of the iteration at hand
 
 
 class Simulator:
@@ -228,9 +230,15 @@ class Simulator:
         rounds += [(section.skip, i) for i in range(max(start, stop), end)]
         if stop <= start < end:
             rounds.append((section.empty, start))
+        spread: Mapping[str, int] = section.copies if stop - start >= depth else dict[str, int]()
         for steps, newest in rounds:
             for step in steps:
-                yield from self._step(agent, step, {**symbols, loop.index: newest - step.stage})
+                here = newest - step.stage
+                names = names_at(spread, here - start)
+                own = step if step.op is None else replace(step, op=rename(step.op, names))
+                agent.view = renamed(self.placement, names)
+                yield from self._step(agent, own, {**symbols, loop.index: here})
+        agent.view = None
 
     def _own_end(
         self, agent: Agent, section: Pipeline, start: int, end: int, symbols: dict[str, int]
@@ -404,7 +412,7 @@ class Simulator:
     def _do_run(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
         op = step.op
         assert op is not None
-        for var in self.placement.fusion.sources(op):
+        for var in (agent.view or self.placement).fusion.sources(op):
             self._touch(agent, op, var.name)
         part = agent.role.part
         local = localise(self.placement, op, part)
@@ -429,7 +437,7 @@ class Simulator:
         return True
 
     def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:
-        inner = self.placement.fusion.inlined.get(name)
+        inner = (agent.view or self.placement).fusion.inlined.get(name)
         if inner is None:
             return agent.state[name]
         local = localise(self.placement, inner, agent.role.part)

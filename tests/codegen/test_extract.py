@@ -1,0 +1,229 @@
+"""Graphs from programs, solved schedules, copies of tiles, counters: with planted faults."""
+
+import importlib.util
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom.codegen.block import Pipeline
+from warploom.codegen.copies import expandable, extra_tiles
+from warploom.codegen.emit import emit
+from warploom.codegen.extract import extract
+from warploom.codegen.lower import lower
+from warploom.codegen.named import overlapped
+from warploom.codegen.place import place
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.predict import predict
+from warploom.codegen.probe import probe, readings
+from warploom.codegen.schedules import schedule_named
+from warploom.codegen.simulate import simulate
+from warploom.codegen.solve import Search, solve_kernel
+from warploom.errors import CheckFailed, InputError
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.schedule.checker import check
+from warploom.schedule.costs import costs
+from warploom.tile import interpret
+
+_SPEC = importlib.util.spec_from_file_location("programs", Path(__file__).parent / "programs.py")
+assert _SPEC is not None and _SPEC.loader is not None
+programs = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(programs)
+
+QUICK = Search(seconds=6.0)
+
+
+def graph_of(program, split, parts=2, **options):
+    placement = place(program, split, parts)
+    return placement, extract(placement, program.loops()[0], costs("h200"), **options)
+
+
+def agree(program, schedule, arrays, seeds=3):
+    want = interpret(program, arrays)
+    block = lower(program, schedule)
+    for seed in range(seeds):
+        got = simulate(block, arrays, seed=seed)
+        for name in want:
+            assert np.array_equal(got[name], want[name], equal_nan=True), (name, seed)
+
+
+def test_units_of_attention_are_those_of_the_formula():
+    _, problem = graph_of(attention(AttentionConfig()), "rows")
+    load = {}
+    for node in problem.graph.nodes:
+        for use in node.uses:
+            load[use.unit] = load.get(use.unit, 0) + use.cycles
+    # 4 x 128 x 128 x 128 operations at 4096 a cycle; 128 x 128 exponentials at 16 a cycle.
+    assert load["TC"] == 2048
+    assert 1024 <= load["SFU"] < 1100
+    assert problem.graph.flops == 4 * 128**3
+    assert {n.id for n in problem.graph.nodes if n.variable_latency} == set(problem.graph.rings)
+
+
+def test_every_pair_of_ops_on_one_tile_is_ordered_by_an_edge():
+    placement, problem = graph_of(attention(AttentionConfig()), "rows")
+    edges = {(e.src, e.dst, e.distance) for e in problem.graph.edges}
+    product = next(n.id for n in problem.graph.nodes if n.op == "mma")
+    readers = [dst for src, dst, distance in edges if src == product and distance == 0]
+    assert readers
+    assert any((reader, product, 1) in edges for reader in readers + [e[1] for e in edges])
+    assert "product" in expandable(placement, placement.program.loops()[0])
+
+
+def test_copies_of_a_carried_tile_are_refused():
+    with pytest.raises(InputError, match="carried from iteration to iteration"):
+        graph_of(gemm(GemmConfig()), "m", copies={"acc": 2})
+
+
+def test_the_solved_gemm_meets_its_bound_and_fills_shared_memory(tmp_path):
+    program = gemm(GemmConfig())
+    launch = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8)
+    schedule = solve_kernel(program, launch, search=QUICK, cache=tmp_path)
+    loop = schedule.any_loop
+    assert loop.initiation_interval == 1024
+    assert loop.proof.status == "analytic"
+    assert set(loop.ring_depth.values()) == {4}
+    again = solve_kernel(program, launch, search=QUICK, cache=tmp_path)
+    assert again.to_json() == KernelSchedule.from_json(schedule.to_json()).to_json()
+    assert predict(program, schedule)["i"].cycles == pytest.approx(1024, rel=0.05)
+
+
+def test_solved_times_are_legal_on_the_extracted_graph_and_a_moved_one_is_not(tmp_path):
+    program = gemm(GemmConfig())
+    schedule = solve_kernel(program, LaunchPlan(split="m"), search=QUICK, cache=tmp_path)
+    _, problem = graph_of(program, "m")
+    table = costs("h200").at("high")
+    problem = extract(place(program, "m", 2), program.loops()[0], table)
+    loop = schedule.any_loop
+    legal = replace(loop, groups=(replace(loop.groups[0], warps=1), *loop.groups[1:]))
+    assert check(problem.graph, problem.target, legal).passed
+    first = next(n.id for n in problem.graph.nodes if n.op == "mma")
+    moved = replace(legal, time={**legal.time, first: legal.time[first] - 400})
+    assert not check(problem.graph, problem.target, moved).passed
+
+
+@cache
+def solved(kernel):
+    """The schedule of a small kernel, solved once a test run."""
+    small = programs.gemm_case if kernel == "gemm" else programs.attention_case
+    plan = LaunchPlan(split="m" if kernel == "gemm" else "rows")
+    with tempfile.TemporaryDirectory() as folder:
+        return solve_kernel(small(64, 64, 3)[0], plan, search=QUICK, cache=Path(folder))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    m=st.integers(1, 260), n=st.integers(1, 70), k=st.integers(0, 120), seed=st.integers(0, 10**6)
+)
+def test_a_solved_gemm_agrees_with_the_interpreter(m, n, k, seed):
+    program, _, arrays = programs.gemm_case(m, n, k, seed=seed)
+    agree(program, solved("gemm"), arrays, seeds=1)
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(1, 200), keys=st.integers(1, 200), seed=st.integers(0, 10**6))
+def test_a_solved_attention_agrees_with_the_interpreter(rows, keys, seed):
+    program, _, arrays = programs.attention_case(rows, keys, seed=seed)
+    agree(program, solved("attention"), arrays, seeds=1)
+
+
+def ahead(schedule, copies):
+    """Scores start one iteration before their softmax, so two of them live at a time."""
+    index, loop = next(iter(schedule.loops.items()))
+    interval = loop.initiation_interval
+    first = next(name for name in loop.time if name.startswith("mma")).split("/")[0]
+    time = {
+        name: at if name.startswith("load") or name.split("/")[0] == first else at + interval
+        for name, at in loop.time.items()
+    }
+    release = {name: at + interval for name, at in loop.params["release"].items()}
+    params = {**loop.params, "release": release, "copies": copies}
+    return replace(schedule, loops={index: replace(loop, time=time, params=params)})
+
+
+def test_a_tile_that_outlives_the_interval_is_refused_without_copies():
+    program, schedule, _ = programs.attention_case(64, 64, depth=4, turns=False)
+    with pytest.raises(InputError, match="give the tile copies"):
+        lower(program, ahead(schedule, {}))
+
+
+def test_two_copies_agree_at_every_trip_count():
+    _, schedule, _ = programs.attention_case(64, 64, depth=4, turns=False)
+    for keys in (1, 32, 64, 96, 128, 160, 300):
+        program, _, arrays = programs.attention_case(130, keys, depth=4, turns=False)
+        agree(program, ahead(schedule, {"product": 2}), arrays)
+
+
+def test_forgetting_the_copies_is_noticed():
+    program, schedule, arrays = programs.attention_case(130, 300, depth=4, turns=False)
+    block = lower(program, ahead(schedule, {"product": 2}))
+    want = interpret(program, arrays)["o"]
+
+    def single(section):
+        return replace(section, copies={}) if isinstance(section, Pipeline) else section
+
+    roles = [replace(role, sections=tuple(map(single, role.sections))) for role in block.roles]
+    broken = replace(block, roles=tuple(roles))
+    found = 0
+    for seed in range(6):
+        try:
+            got = simulate(broken, arrays, seed=seed)["o"]
+            found += not np.array_equal(got, want, equal_nan=True)
+        except CheckFailed:
+            found += 1
+    assert found
+
+
+def test_copies_are_declared_and_code_is_unrolled():
+    config = AttentionConfig(head_dim=64, tile=(128, 64))
+    program = attention(config)
+    plan = LaunchPlan(split="rows", store_panels=1)
+    schedule = overlapped(program, {"k": 3, "v": 3}, plan, 2, False)
+    text = emit(lower(program, ahead(schedule, {"product": 2}))).text
+    assert "float product_copy1[1][32];" in text
+    assert "i_ += 2" in text
+    assert [v.name for v in extra_tiles(program, {"product": 3})] == [
+        "product_copy1",
+        "product_copy2",
+    ]
+
+
+def test_schedules_by_name_and_an_unknown_one():
+    program = gemm(GemmConfig())
+    launch = LaunchPlan(split="m")
+    depths = {
+        name: set(schedule_named(program, name, launch).any_loop.ring_depth.values())
+        for name in ("unpipelined", "multistage", "lcsf")
+    }
+    assert depths == {"unpipelined": {1}, "multistage": {2}, "lcsf": {4}}
+    with pytest.raises(InputError, match="expected one of"):
+        schedule_named(program, "fastest", launch)
+
+
+def test_a_shallower_ring_is_predicted_slower():
+    program = gemm(GemmConfig())
+    launch = LaunchPlan(split="m")
+    one, deep = (
+        predict(program, schedule_named(program, name, launch))["i"]
+        for name in ("unpipelined", "lcsf")
+    )
+    assert one.cycles > 1.5 * deep.cycles >= 1.5 * deep.bound
+
+
+def test_counters_surround_the_steady_loop_of_every_group_and_nothing_else():
+    program = gemm(GemmConfig())
+    source = emit(lower(program, schedule_named(program, "lcsf", LaunchPlan(split="m"))))
+    probed, loops = probe(source)
+    assert loops == ("i",)
+    groups = source.text.count("matmuls and everything in registers")
+    assert probed.text.count("probe_clock() - probe_i)") == groups >= 1
+    kept = [line for line in probed.text.split("\n") if "probe" not in line]
+    assert [x for x in source.text.split("\n") if x not in kept] == []
+    (reading,) = readings(loops, [3000, 3, 2000])
+    assert (reading.cycles_an_iteration, reading.gigahertz) == (1000.0, 1.5)
