@@ -174,11 +174,14 @@ def slug(name: str) -> str:
     return name.replace(" ", "-")
 
 
-def merge(target: Path, files: Sequence[Path], fresh: bool = False) -> None:
-    """Put the rows of some runs into `target`: a row replaces the one of its kernel and shape."""
+def merge(target: Path, files: Sequence[Path], fresh: bool = False, only: str = "") -> None:
+    """Put the rows of some runs into `target`: a row replaces the one of its kernel and shape.
+
+    `only`: the rows whose claim contains this.
+    """
     rows: dict[tuple[str, str, str, str], Evidence] = {}
     for path in [*([] if fresh or not target.is_file() else [target]), *files]:
-        for row in read_rows(path):
+        for row in (r for r in read_rows(path) if path == target or only in r.claim):
             rows[(row.claim, row.kernel, row.shape, row.dtype)] = row
     write_rows(target, rows.values())
     print(f"{len(rows)} rows in {target}")

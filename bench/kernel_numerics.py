@@ -262,7 +262,7 @@ def main() -> None:
     if args.mode == "worker":
         kb.work(case, args)
     elif args.mode == "merge":
-        kb.merge(RESULTS, args.files, args.fresh)
+        kb.merge(RESULTS, args.files, args.fresh, args.only)
     else:
         names = [*(f"gemm {n}" for n in GEMMS), *(f"attention {n}" for n in ATTENTIONS)]
         results = kb.run_workers(str(Path(__file__)), args, names)

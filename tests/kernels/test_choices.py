@@ -47,7 +47,7 @@ def test_the_time_model_is_within_a_tenth_and_ranks_as_measured(shape):
 def test_shapes_get_the_variant_that_measured_best():
     assert choose_gemm(8200, 1032, 8192).name == "128x192"
     assert choose_gemm(4096, 4096, 4096).name == "128x256"
-    assert choose_gemm(1024, 1024, 1024).tile in ((128, 64), (64, 128))
+    assert choose_gemm(1024, 1024, 1024).name == "128x64-alone"  # 5.1 us; the next best 5.9
     assert choose_attention(16384, AttentionConfig(head_dim=64)).name == "192x128-ahead"
     assert choose_attention(16384).name == "128x176-together"
 

@@ -248,6 +248,6 @@ def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index]:
 
 def default_schedule(config: AttentionConfig) -> KernelSchedule:
     """FlashAttention-3's: two groups in turns, P V one iteration behind Q K^T, rings of two."""
-    reverse = ("rows_tile",) if config.causal else ()
+    reverse = ("rows_tile",) if config.causal and not config.packed else ()
     launch = LaunchPlan(split="rows", reverse=reverse)
     return overlapped(attention(config), {"k": 2, "v": 2}, launch, config.tile[0] // 64)

@@ -21,10 +21,12 @@ from warploom.kernels.gemm import GemmConfig, gemm
 SMS = 132  # streaming multiprocessors of H100 SXM and H200
 STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
 MATMUL_RATE = 5.1e6  # 16-bit operations a microsecond and SM, under the power limit
-COPY_RATE = 80e3  # bytes a microsecond and SM from L2
-LINE = 128  # bytes: rows that do not begin at a line cost two of them
+COPY_RATE = 115e3  # bytes a microsecond and SM from L2
+LINE = 128  # bytes: rows that do not begin at a line cost more of them
+BETWEEN = 2.6  # copies of such a row, in copies of one that does
 EPILOGUE = 0.5  # microseconds for a tile of 128 x 256
 START = 2.5  # microseconds: launch, barriers, first copies, last stores
+EARLY = 1.8  # the same where the launch is hidden behind the previous grid
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,14 @@ class GemmChoice:
             waves = max(1.0, rows * cols * batch / SMS)
         a_line = (k if config.a == "mk" else m) * size
         b_line = (n if config.b == "kn" else k) * size
-        copied = bm * (1 if a_line % LINE == 0 else 2) / (blocks if axis == "n_tile" else 1)
-        copied += bn * (1 if b_line % LINE == 0 else 2) / (blocks if axis == "m_tile" else 1)
+        copied = bm * (1 if a_line % LINE == 0 else BETWEEN) / (blocks if axis == "n_tile" else 1)
+        copied += bn * (1 if b_line % LINE == 0 else BETWEEN) / (blocks if axis == "m_tile" else 1)
         step = max(
             bm * bn * STEP_BYTES / (MATMUL_RATE * self.efficiency), copied * STEP_BYTES / COPY_RATE
         )
         epilogue = EPILOGUE * bm * bn / (128 * 256)
-        return waves * (-(-k // bk) * step + epilogue) + START
+        start = (EARLY if self.dependent else START) * (1 if blocks < 4 else 2)
+        return waves * (-(-k // bk) * step + epilogue) + start
 
 
 ALONE = ("", 1)  # no cluster
@@ -99,21 +102,21 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("256x128-along-n", (256, 128), ("n_tile", 2), panels=1),
     GemmChoice("128x192", (128, 192)),
     GemmChoice("128x128", (128, 128), depth=6, efficiency=0.99),
-    GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4), efficiency=0.98),
-    GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4), efficiency=0.98),
+    GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4), efficiency=0.8),
+    GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4), efficiency=0.85),
     GemmChoice(
         "128x64-by-4", (128, 64), ("n_tile", 4), depth=8, panels=1, efficiency=0.85, dependent=True
     ),
     GemmChoice("128x64", (128, 64), ("n_tile", 2), depth=8, panels=1, efficiency=0.85),
     GemmChoice("64x128-by-4", (64, 128), ("m_tile", 4), 8, groups=1, panels=1, efficiency=0.85),
     GemmChoice("64x128-by-8", (64, 128), ("m_tile", 8), 8, groups=1, panels=1, efficiency=0.85),
-    GemmChoice("128x256-dependent", (128, 256), efficiency=0.99, dependent=True),
+    GemmChoice("128x256-dependent", (128, 256), efficiency=0.96, dependent=True),
     _pair("128x128-pair", (128, 128), 3, 0.93),
-    _pair("128x128-pair-dependent", (128, 128), 3, 0.92, True),
-    _pair("64x128-pair", (64, 128), 4, 0.9, True),
-    _pair("128x64-pair", (128, 64), 4, 0.9, True),
-    _pair("64x64-pair", (64, 64), 6, 0.8, True),
-    GemmChoice("128x64-alone", (128, 64), ALONE, 8, panels=1, efficiency=0.85, dependent=True),
+    _pair("128x128-pair-dependent", (128, 128), 3, 0.93, True),
+    _pair("64x128-pair", (64, 128), 4, 0.7, True),
+    _pair("128x64-pair", (128, 64), 4, 0.65, True),
+    _pair("64x64-pair", (64, 64), 6, 0.55, True),
+    GemmChoice("128x64-alone", (128, 64), ALONE, 8, panels=1, efficiency=0.9, dependent=True),
     GemmChoice("128x128-alone", (128, 128), ALONE, 6, efficiency=0.95, dependent=True),
     GemmChoice("64x256-alone", (64, 256), ALONE, 4, 1, 1, efficiency=0.9, dependent=True),
 )
@@ -173,7 +176,8 @@ class AttentionChoice:
 
     def schedule(self, config: AttentionConfig) -> KernelSchedule:
         """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
-        reverse = ("rows_tile",) if config.causal else ()
+        # Packed sequences: the table of tasks has the longest first.
+        reverse = ("rows_tile",) if config.causal and not config.packed else ()
         launch = LaunchPlan(
             split="rows", reverse=reverse, skip_unit=config.slack > 0, **self.launch
         )
@@ -223,8 +227,10 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
         _A("192x64-draw16", (192, 64), 4, launch=_draw(16)),
         _A("256x64-ahead", (256, 64), 4, launch=AHEAD),
         _A("256x64-draw16", (256, 64), 4, registers=(40, 112), launch=_draw(16)),
+        _A("128x224-ahead-together", (128, 224), turns=False, launch=AHEAD),
         _A("128x64", (128, 64), launch=ONE_Q),
-        _A("128x80", (128, 80), launch=ONE_Q),
+        _A("128x64-together", (128, 64), turns=False, launch=ONE_Q),
+        _A("128x64-draw16-together", (128, 64), 2, False, WIDE, _draw(16, **ONE_Q)),
     )
 }
 # (head sizes up to, causal, rows up to) -> variant; the first row that fits

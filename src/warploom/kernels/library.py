@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.codegen.build import build
+from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels import attention, attention_reference, gemm, gemm_reference
@@ -128,14 +130,38 @@ def random_arrays(program: Program, sizes: Mapping[str, int], seed: int = 0) -> 
 def check_on_cpu(
     name: str, config: Any, sizes: Mapping[str, int], seed: int = 0
 ) -> dict[str, float]:
-    """Run a kernel on the interpreter; the relative error of each output against float64.
+    """Run a kernel on the interpreter; the relative error of each output against float64."""
+    return _errors(name, config, sizes, seed, interpret)
 
-    An output with elements that were not written counts as infinitely wrong.
+
+def check_on_gpu(
+    name: str, config: Any, sizes: Mapping[str, int], seed: int = 0, arch: str = "sm_90a"
+) -> dict[str, float]:
+    """Compile a kernel with its default schedule and launch it; errors as on the CPU.
+
+    Raises `InputError` for what the launch refuses, `DeviceError` without a GPU.
     """
+    kernel = entry(name)
+    built = build(kernel.program(config), kernel.schedule(config), arch)
+
+    def launch(program: Program, arrays: Values) -> Values:
+        return run_on_gpu(program, built, arrays)
+
+    return _errors(name, config, sizes, seed, launch)
+
+
+def _errors(
+    name: str,
+    config: Any,
+    sizes: Mapping[str, int],
+    seed: int,
+    run: Callable[[Program, Values], Values],
+) -> dict[str, float]:
+    # An output with elements that were not written counts as infinitely wrong.
     kernel = entry(name)
     program = kernel.program(config)
     arrays = random_arrays(program, sizes, seed)
-    got = interpret(program, arrays)
+    got = run(program, arrays)
     errors: dict[str, float] = {}
     for output, want in kernel.outputs(config, bind(program, arrays)).items():
         finite = np.isfinite(want)

@@ -1,0 +1,208 @@
+"""What `bench/attention.py` builds, checks and times: variants, operands, float64 references."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from warploom.codegen.named import multistage
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention_reference import task_table
+from warploom.kernels.choices import ATTENTION_CHOICES
+from warploom.tile import E4M3, FP16
+
+# name -> (config, its schedule, what the compiler may do)
+Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tuple[str, ...]]
+
+
+def _choice(name: str, **config: Any) -> Variant:
+    choice = ATTENTION_CHOICES[name]
+    return choice.config(AttentionConfig(**config)), choice.schedule, choice.allow
+
+
+def _plain(config: AttentionConfig) -> KernelSchedule:
+    return multistage(attention(config), {"k": 2, "v": 2}, LaunchPlan(split="rows"), 2, in_flight=0)
+
+
+TIMED: dict[str, tuple[str, ...]] = {
+    "d128": (
+        "128x128-ahead",
+        "128x128-ahead-together",
+        "128x128-ahead-together-eager",
+        "128x176-together",
+    ),
+    "d128 causal": (
+        "128x128-draw4-together",
+        "128x128-draw16",
+        "128x128-draw16-together",
+        "128x128-draw16-together-eager",
+        "128x176-draw4-together",
+    ),
+    "d64": (
+        "192x128-ahead",
+        "192x128-ahead-together",
+        "192x128-ahead-eager",
+        "128x192-ahead",
+        "256x64-ahead",
+    ),
+    "d96": ("128x128-ahead-together", "128x176-together"),
+    "d96 causal": ("128x128-draw16-together",),
+    "d256": ("128x64", "128x64-together"),
+    "d256 causal": ("128x64", "128x64-together", "128x64-draw16-together"),
+    "fp8 d128": ("128x128-ahead", "128x128-ahead-together", "128x224-ahead-together"),
+    "fp8 d128 causal": ("128x128-draw16", "128x128-draw16-together"),
+    "packed d128 causal": ("128x128-draw16", "128x128-draw16-together"),
+    "packed d64 causal": ("128x128-draw16",),
+    "d64 causal": (
+        "128x128-draw16",
+        "128x192-draw16",
+        "192x128-snake",
+        "192x128-draw4",
+        "192x128-draw16",
+        "192x128-draw16-eager",
+        "192x64-draw16",
+        "256x64-draw16",
+    ),
+}
+
+
+def _timed(kind: str) -> dict[str, Variant]:
+    words = kind.split()
+    config: dict[str, Any] = {
+        "head_dim": int(next(w for w in words if w[0] == "d" and w[1:].isdigit())[1:]),
+        "causal": "causal" in words,
+        "packed": "packed" in words,
+    }
+    if "fp8" in words:
+        config["dtype"] = E4M3
+    return {f"{kind} {n}": _choice(n, **config) for n in TIMED[kind]}
+
+
+VARIANTS: dict[str, Variant] = {
+    **{name: variant for kind in TIMED for name, variant in _timed(kind).items()},
+    "d128 plain": (AttentionConfig(), _plain, ()),
+    "fp8-d64-lse": _choice("192x128-ahead", head_dim=64, dtype=E4M3, lse=True),
+    "packed-window-gqa-lse": _choice("128x128-draw16", packed=True, window=200, group=2, lse=True),
+    "d128-fp16": _choice("128x128-ahead", dtype=FP16),
+    "d64-fp16-causal": _choice("192x128-draw16", head_dim=64, causal=True, dtype=FP16),
+    "d128-lse": _choice("128x128", lse=True),
+    "d128-causal-window-gqa-lse": _choice("128x128", causal=True, window=300, group=4, lse=True),
+    "d128-window-draw": _choice("128x128-draw16", causal=True, window=1000),
+}
+# Numerics alone; the others are timed too.
+UNTIMED = tuple(name for name in VARIANTS if " " not in name)
+CHECKED = (
+    (1, 2, 128, 128),
+    (2, 4, 256, 256),
+    (1, 4, 1000, 1000),
+    (1, 2, 1, 5),
+    (1, 2, 130, 700),
+    (1, 1, 64, 2048),
+    (3, 8, 515, 515),
+    (5, 16, 515, 515),  # more tasks than SMs
+)
+FA4 = "FlashAttention-4"
+LENGTHS = (1024, 1536, 3072, 6144, 12288, 16384)
+
+
+def lengths_of(b: int, rows: int, keys: int) -> list[tuple[int, int]]:
+    """The (query, key) lengths of a packed case: b + 2 sequences, one of them empty."""
+    return [(rows * (s + 1) // (b + 2), keys * (s + 1) // (b + 2)) for s in range(b + 1)] + [(0, 3)]
+
+
+def operands(
+    torch: Any, c: AttentionConfig, b: int, h: int, rows: int, keys: int, seed: int
+) -> dict[str, Any]:
+    """Random operands; for a packed configuration, sequences up to those lengths."""
+    kind = torch.float16 if c.dtype is FP16 else torch.bfloat16
+    torch.manual_seed(seed)
+    kv = max(1, h // c.group)
+    heads = kv * c.group
+    if c.packed:
+        return pack(torch, c, heads, lengths_of(b, rows, keys))
+    if c.narrow:
+        keys = -(-keys // 16) * 16  # v has keys last; pitches are multiples of 16 B
+
+    def rand(heads: int, n: int) -> Any:
+        return torch.randn(b, heads, n, c.head_dim, device="cuda").to(kind)
+
+    v = {"q": rand(heads, rows), "k": rand(kv, keys), "v": rand(kv, keys)}
+    v["o"] = torch.full_like(v["q"], math.nan)
+    if c.lse:
+        v["lse"] = torch.full((b, heads, rows), math.nan, device="cuda")
+    if c.narrow:
+        for x, factor in (("q", 0.5), ("k", 1.25), ("v", 2.0)):
+            wide = v[x] if x != "v" else v[x].transpose(-1, -2).contiguous()
+            v[x] = wide.to(torch.float8_e4m3fn)
+            v[f"scale_{x}"] = torch.full((1,), factor, device="cuda")
+    return v
+
+
+def pack(
+    torch: Any, c: AttentionConfig, heads: int, lengths: list[tuple[int, int]]
+) -> dict[str, Any]:
+    """Random operands of packed sequences with those (query, key) lengths."""
+    rows, keys = ([sum(p[n] for p in lengths[:s]) for s in range(len(lengths) + 1)] for n in (0, 1))
+    kind = torch.float16 if c.dtype is FP16 else torch.bfloat16
+
+    def rand(tokens: int, count: int) -> Any:
+        return torch.randn(tokens, count, c.head_dim, device="cuda").to(kind)
+
+    def whole(numbers: Any) -> Any:
+        return torch.tensor(numbers, dtype=torch.int32, device="cuda")
+
+    kv = heads // c.group
+    v = {"q": rand(rows[-1], heads), "k": rand(keys[-1], kv), "v": rand(keys[-1], kv)}
+    v["o"] = torch.full_like(v["q"], math.nan)
+    v |= {"row_bounds": whole(rows), "key_bounds": whole(keys)}
+    v["tiles"] = whole(task_table(*zip(*lengths, strict=True), c.tile[0]).tolist())
+    if c.lse:
+        v["lse"] = torch.full((heads, rows[-1]), math.nan, device="cuda")
+    return v
+
+
+def expected(torch: Any, c: AttentionConfig, v: dict[str, Any]) -> tuple[Any, Any]:
+    """(o, lse) in float64."""
+    if not c.packed:
+        wide = {x: v[x].double() for x in "qkv"}
+        if c.narrow:
+            wide = {x: wide[x] * v[f"scale_{x}"].double() for x in "qkv"}
+            wide["v"] = wide["v"].transpose(-1, -2)
+        return _one(torch, c, **wide)
+    out, lse = v["q"].double(), torch.zeros(*v["q"].shape[1::-1], device="cuda").double()
+    rows, keys = v["row_bounds"].tolist(), v["key_bounds"].tolist()
+    for s in range(len(rows) - 1):
+        r, k = slice(rows[s], rows[s + 1]), slice(keys[s], keys[s + 1])
+        if rows[s] == rows[s + 1]:
+            continue
+        wide = {
+            x: v[x][at].double().transpose(0, 1)[None]
+            for x, at in zip("qkv", (r, k, k), strict=True)
+        }
+        o, natural = _one(torch, c, **wide)
+        out[r], lse[:, r] = o[0].transpose(0, 1), natural[0]
+    return out, lse
+
+
+def _one(torch: Any, c: AttentionConfig, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    k, v = (x.repeat_interleave(c.group, 1) for x in (k, v))
+    s = q @ k.transpose(-1, -2) * c.factor
+    rows, keys = s.shape[-2:]
+    row = torch.arange(rows, device="cuda")[:, None] + keys - rows
+    key = torch.arange(keys, device="cuda")[None]
+    seen = torch.ones(rows, keys, dtype=torch.bool, device="cuda")
+    if c.causal:
+        seen &= key <= row
+    if c.window is not None:
+        seen &= key > row - c.window
+    s = s.masked_fill(~seen, -math.inf)
+    # Masked keys do not count, whatever stands there: 0 * NaN must not come in.
+    weights = torch.where(seen.any(-1, keepdim=True), torch.softmax(s, -1), 0.0)
+    out = weights @ torch.where(torch.isfinite(v), v, 0.0)
+    for special in (math.inf, -math.inf, math.nan):
+        there = torch.isnan(v) if math.isnan(special) else v == special
+        hit = seen.double() @ there.double() > 0
+        out = torch.where(hit & ~torch.isnan(out), out + special, out)
+    return out, torch.logsumexp(s, -1)
