@@ -1,6 +1,9 @@
 """The library and its two commands, as a user calls them."""
 
 import json
+import shutil
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -71,3 +74,23 @@ def test_an_unwritten_output_counts_as_wrong(monkeypatch):
     assert check_on_cpu("gemm", config, sizes) == {"c": float("inf")}
     with pytest.raises(CheckFailed, match="relative error inf"):
         RUNNER.invoke(app, ["run", "gemm"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["gemm", "--set", "m=20", "--set", "n=24", "--set", "k=32"], 0, "on cpu: relative error"),
+        (["gemm", "--on", "tpu"], 2, "expected cpu or gpu"),
+        (["gemm", "--on", "gpu", "--set", "m=20"], 2, "no NVIDIA driver here"),
+        (["gemm", "--set", "m"], 2, "expected key=value"),
+    ],
+)
+def test_run_says_one_line_and_ends_with_its_code(words, code, says):
+    if "gpu" in words and shutil.which("nvidia-smi"):
+        pytest.skip("there is a GPU here")
+    done = subprocess.run(
+        [sys.executable, "-m", "warploom", "run", *words],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    text = done.stdout + done.stderr
+    assert done.returncode == code and says in text and len(text.splitlines()) == 1

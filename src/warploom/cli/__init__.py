@@ -8,10 +8,11 @@ import typer
 
 from warploom import __version__
 from warploom.cli.bench import bench
-from warploom.cli.build import build, run
+from warploom.cli.build import build
 from warploom.cli.derive import derive
 from warploom.cli.doctor import doctor
 from warploom.cli.optimize import optimize
+from warploom.cli.run import run
 from warploom.cli.sass import sass
 from warploom.cli.schedule import schedule
 from warploom.cli.tune import tune

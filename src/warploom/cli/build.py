@@ -1,4 +1,4 @@
-"""`warploom build` and `warploom run`: a tile program to a cubin, and its check on the CPU."""
+"""`warploom build`: a tile program to a cubin."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import typer
 from warploom.codegen.build import build as build_kernel
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.schedules import NAMES, schedule_named
-from warploom.errors import CheckFailed, InputError
-from warploom.kernels.library import check_on_cpu, configure, entry
+from warploom.errors import InputError
+from warploom.kernels.library import configure, entry
 
 ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}
 
@@ -84,26 +84,3 @@ def build(
         f"{res.registers} registers at entry, {built.source.shared_bytes} B of shared memory, "
         f"{res.compiler}, {seconds:.2f} s -> {out}"
     )
-
-
-def run(
-    name: Name,
-    on: Annotated[str, typer.Option(help="cpu: the interpreter")] = "cpu",
-    settings: Settings = None,
-    seed: Annotated[int, typer.Option(help="seed of the random inputs")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Run a kernel on random data and compare every output with float64."""
-    if on != "cpu":
-        raise InputError(f"--on {on!r}: expected cpu; on a GPU use bench/{name}.py")
-    config, sizes = configure(name, settings_of(settings))
-    errors = check_on_cpu(name, config, sizes, seed)
-    bound = entry(name).bound
-    if as_json:
-        typer.echo(json.dumps({"kernel": name, "errors": errors, "bound": bound}))
-    else:
-        for output, error in errors.items():
-            typer.echo(f"{name} {output}: relative error {error:.2e} (bound {bound:.0e})")
-    worst = max(errors, key=lambda output: errors[output])
-    if not errors[worst] <= bound:
-        raise CheckFailed(f"{name}: {worst} has relative error {errors[worst]:.2e} > {bound:.0e}")
