@@ -1,0 +1,113 @@
+"""`warploom optimize` and `warploom bench`: files, verdicts, bad input, faults that are noticed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from warploom.cli import app
+from warploom.errors import CheckFailed, InputError
+from warploom.pipeline import optimize as pipeline
+from warploom.pipeline.optimize import OptimizeSettings, optimize
+from warploom.pipeline.optimize_measure import Measured
+from warploom.report.optimize_html import Page, page_html
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """Kernels and schedules of these tests stay out of the user's cache."""
+    root = tmp_path_factory.getbasetemp().parent / "warploom-optimize"
+    monkeypatch.setenv("WARPLOOM_CACHE", str(root))
+
+
+GEMM = OptimizeSettings("gemm", schedule="lcsf", measure="none")
+
+
+def test_the_folder_holds_the_whole_path(tmp_path):
+    found = optimize(GEMM, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "gemm.cu", "gemm.cubin", "manifest.json", "report.html", "result.json", "schedule.json",
+        "schedule.svg",
+    }  # fmt: skip
+    assert found.verdict.passed
+    assert found.verdict.matrix_instructions > 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["predicted"]["lcsf"]["i"][1] == 1024
+    assert result["measured"] is None
+    text = (tmp_path / "report.html").read_text()
+    for part in ("Nothing was measured", "program gemm", "wgmma", "serialised matrix"):
+        assert part in text
+    assert "<script" not in text
+
+
+def test_a_spill_fails_the_static_verdict(tmp_path, monkeypatch):
+    plain = pipeline.build
+
+    def spilling(*args, **options):
+        built = plain(*args, **options)
+        return replace(built, resources=replace(built.resources, spill_bytes=8))
+
+    monkeypatch.setattr(pipeline, "build", spilling)
+    with pytest.raises(CheckFailed, match="8 B of registers spilled"):
+        optimize(GEMM, tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
+    wrong = Measured("GPU", {"c": 0.5}, 4e-3, {"m": 1}, 1.0, 1.0, 0.0, {"i": [1024.0, 1.5]})
+    monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
+    monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: wrong)
+    with pytest.raises(CheckFailed, match="wrong numbers"):
+        optimize(GEMM, tmp_path)
+    monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: replace(wrong, errors={}))
+    found = optimize(GEMM, tmp_path)
+    rows = dict(found.measured.rows(found.chosen))
+    assert "1024 counted at 1.50 GHz" in rows["cycles an iteration, loop i"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpu": "tpu"}, "code is emitted for"),
+        ({"schedule": "fast"}, "expected one of"),
+        ({"measure": "maybe"}, "expected auto, gpu or none"),
+        ({"seconds": 0.0}, "above 0"),
+    ],
+)
+def test_bad_settings_are_one_line(change, message):
+    with pytest.raises(InputError, match=message):
+        replace(GEMM, **change)
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        optimize(GEMM, tmp_path / "x")
+
+
+def test_the_page_escapes_what_it_shows():
+    page = Page("<b>", "s", "", "p", [], "", [], "", [], [], [], "")
+    assert "&lt;b&gt;" in page_html(page)
+
+
+def test_an_interrupt_leaves_no_report(tmp_path, monkeypatch):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "static_verdict", stop)
+    arguments = ["optimize", "gemm", "--schedule", "lcsf", "--measure", "none"]
+    done = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "o")])
+    assert done.exit_code == 130
+    assert not (tmp_path / "o" / "report.html").exists()
+
+
+def test_bench_lists_and_says_that_no_gpu_is_here(monkeypatch):
+    runner = CliRunner()
+    assert "ablation" in runner.invoke(app, ["bench", "list"]).output
+    with pytest.raises(InputError, match="expected one of"):
+        runner.invoke(app, ["bench", "nothing"], catch_exceptions=False)
+    monkeypatch.setattr("warploom.runtime.driver.device_count", lambda: 0)
+    with pytest.raises(InputError, match="no GPU here"):
+        runner.invoke(app, ["bench", "gemm"], catch_exceptions=False)
