@@ -137,7 +137,7 @@ def test_attention_of_8_bits_is_close_to_float64(causal):
 
 
 def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():
-    """`quad_fragment` as written, on column numbers: lane q must end with columns 4 q to 4 q + 3."""
+    """`quad_fragment` as written, on column numbers: lane q ends with columns 4 q to 4 q + 3."""
     pairs = {q: [2 * q, 2 * q + 1, 8 + 2 * q, 9 + 2 * q] for q in range(4)}
     for q in range(4):
         start = 2 * q & 3
