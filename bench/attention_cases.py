@@ -30,22 +30,22 @@ TIMED: dict[str, tuple[str, ...]] = {
     "d128": (
         "128x128-ahead",
         "128x128-ahead-together",
-        "128x128-ahead-together-eager",
+        "128x128-ahead-together-lazy",
+        "128x128-ahead-together-apart",
         "128x176-together",
+        "128x176-together-apart",
     ),
     "d128 causal": (
         "128x128-draw4-together",
         "128x128-draw16",
         "128x128-draw16-together",
-        "128x128-draw16-together-eager",
+        "128x128-draw16-together-apart",
         "128x176-draw4-together",
     ),
     "d64": (
         "192x128-ahead",
         "192x128-ahead-together",
-        "192x128-ahead-eager",
-        "128x192-ahead",
-        "256x64-ahead",
+        "192x128-ahead-apart",
     ),
     "d96": ("128x128-ahead-together", "128x176-together"),
     "d96 causal": ("128x128-draw16-together",),
@@ -57,13 +57,10 @@ TIMED: dict[str, tuple[str, ...]] = {
     "packed d64 causal": ("128x128-draw16",),
     "d64 causal": (
         "128x128-draw16",
-        "128x192-draw16",
         "192x128-snake",
         "192x128-draw4",
         "192x128-draw16",
-        "192x128-draw16-eager",
-        "192x64-draw16",
-        "256x64-draw16",
+        "192x128-snake-apart",
     ),
 }
 

@@ -49,7 +49,7 @@ def test_shapes_get_the_variant_that_measured_best():
     assert choose_gemm(4096, 4096, 4096).name == "128x256"
     assert choose_gemm(1024, 1024, 1024).name == "128x64-alone"  # 5.1 us; the next best 5.9
     assert choose_attention(16384, AttentionConfig(head_dim=64)).name == "192x128-ahead"
-    assert choose_attention(16384).name == "128x176-together"
+    assert choose_attention(16384).name == "128x176-together-apart"
 
 
 @pytest.mark.parametrize("name", [choice.name for choice in GEMM_CHOICES])

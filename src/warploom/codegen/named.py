@@ -27,10 +27,12 @@ def groups(compute: int, registers: tuple[int, int] | None = None) -> tuple[Grou
     if compute not in REGISTERS:
         raise InputError(f"{compute} compute groups: expected one of {sorted(REGISTERS)}")
     producer, consumer = registers or REGISTERS[compute]
-    if producer + compute * consumer > 512 or producer % 8 or consumer % 8:
+    # What a block has at entry, in multiples of 8 a thread; asking for more waits for ever.
+    pool = (compute + 1) * min(248, 512 // (compute + 1) // 8 * 8)
+    if producer + compute * consumer > pool or producer % 8 or consumer % 8:
         raise InputError(
             f"registers {producer} and {compute} x {consumer}: expected multiples of 8 that add up "
-            "to at most 512 (256 where two blocks share an SM)"
+            f"to at most {pool} (256 where two blocks share an SM)"
         )
     return (
         Group("load", 4, producer),

@@ -64,6 +64,8 @@ class AttentionConfig:
     `scale` defaults to 1 / sqrt(head_dim). The sums of a row are rescaled only when its maximum
     has grown by more than `slack` powers of 2, so that most blocks need no rescaling
     (the rule of FlashAttention-4; weights then reach 2 ** slack: at most 15 for fp16).
+    `apart`: blocks that all rows see run in a loop of their own, which has no mask: better for
+    long sequences, worse for short ones, as the pipeline drains between the loops.
     `packed`: sequences of different lengths behind one another, see `task_table`.
     """
 
@@ -74,12 +76,15 @@ class AttentionConfig:
     group: int = 1
     lse: bool = False
     scale: float | None = None
-    slack: float = 8.0
+    slack: float = 0.0
+    apart: bool = False
     tile: tuple[int, int] = (128, 128)
     packed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
+        if self.apart and self.window is not None:
+            raise InputError("attention apart=True with a window: no block is seen by all rows")
         if self.group < 1 or (self.window is not None and self.window < 1):
             raise InputError(f"attention group={self.group} window={self.window}: expected >= 1")
 
@@ -198,16 +203,16 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
     top, total, acc = full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=config.head_dim)
 
-    begin, end, until = _bounds(config, task)
-    for j in loop(begin, end, until=until):
+    def step(j: Index, masked: bool) -> None:
         scores = task.queries @ task.key_block(j)
-        scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
+        if masked:
+            scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
         highest = maximum(top, max_along(scores, "keys"))
         if config.slack:
             slack = min(config.slack, 8.0 - config.lift)
             highest = where((highest - top) * scale <= slack, top, highest)
         # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
-        base = where(highest.equals(-math.inf), 0.0, highest)
+        base = where(highest.equals(-math.inf), 0.0, highest) if masked else highest
         rescale = exp2((top - base) * scale)
         least = base * scale - config.lift if config.lift else base * scale
         weights = exp2(scores * scale - least)
@@ -215,6 +220,13 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         top[:] = highest
         acc[:] = acc * rescale
         acc[:] = acc + weights.cast(config.dtype) @ task.value_block(j)
+
+    begin, clear, end, until = _bounds(config, task)
+    if config.apart:
+        for j in loop(begin, clear):
+            step(j, False)
+    for j in loop(clear if config.apart else begin, end, until=until):
+        step(j, True)
     none = total.equals(0.0)
     share = where(none, 0.0, reciprocal(total))
     if config.narrow:
@@ -232,18 +244,20 @@ def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index
     return seen if config.window is None else seen & (row_at - config.window < key_at)
 
 
-def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index]:
-    """The blocks of keys that a row tile sees: from, to, and to where a part of its rows does."""
+def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index, Index]:
+    """The blocks of keys that a row tile sees: from, up to where all rows see all of them, to, and
+    to where a part of its rows does."""
     (bq, bk), i = config.tile, task.number
     first, end = i * bq + task.keys - task.rows, cdiv(task.keys, bk)
     exists = minimum_index(maximum_index(task.rows - i * bq - part_begin("rows"), 0), 1)
-    until = exists * end
+    until, clear = exists * end, task.keys // bk
     if config.causal:
+        clear = minimum_index(clear, maximum_index(first + 1, 0) // bk)
         until = minimum_index(until, cdiv(maximum_index(first + part_end("rows"), 0), bk))
         end = minimum_index(end, cdiv(maximum_index(first + bq, 0), bk))
     if config.window is None:
-        return maximum_index(0, 0), end, until
-    return maximum_index(first - config.window + 1, 0) // bk, end, until
+        return maximum_index(0, 0), clear, end, until
+    return maximum_index(first - config.window + 1, 0) // bk, clear, end, until
 
 
 def default_schedule(config: AttentionConfig) -> KernelSchedule:

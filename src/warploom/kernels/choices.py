@@ -168,11 +168,13 @@ class AttentionChoice:
     registers: tuple[int, int] | None = None
     launch: dict[str, Any] = field(default_factory=dict[str, Any])
     allow: tuple[str, ...] = ()
-    slack: float = 8.0
+    slack: float = 0.0
+    apart: bool = False
 
     def config(self, base: AttentionConfig) -> AttentionConfig:
         """`base` with this tile."""
-        return replace(base, tile=self.tile, slack=min(self.slack, base.slack))
+        apart = self.apart and base.window is None
+        return replace(base, tile=self.tile, slack=self.slack, apart=apart)
 
     def schedule(self, config: AttentionConfig) -> KernelSchedule:
         """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
@@ -208,25 +210,22 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
         _A("128x128-together", turns=False),
         _A("128x128-ahead", launch=AHEAD),
         _A("128x128-ahead-together", turns=False, launch=AHEAD),
-        _A("128x128-ahead-together-eager", turns=False, launch=AHEAD, slack=0.0),
         _A("128x176-together", (128, 176), turns=False, launch=ONE_Q),
         _A("128x128-draw4-together", turns=False, registers=WIDE, launch=_draw(4)),
         _A("128x128-draw16", registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16)),
-        _A("128x128-draw16-together-eager", (128, 128), 2, False, WIDE, _draw(16), (), 0.0),
         _A("128x176-draw4-together", (128, 176), 2, False, WIDE, _draw(4, **ONE_Q)),
-        _A("128x192-ahead", (128, 192), launch=AHEAD),
-        _A("128x192-draw16", (128, 192), registers=WIDE, launch=_draw(16)),
         _A("192x128-ahead", (192, 128), 3, launch=AHEAD),
         _A("192x128-ahead-together", (192, 128), 3, False, launch=AHEAD),
-        _A("192x128-ahead-eager", (192, 128), 3, launch=AHEAD, slack=0.0),
+        _A("128x128-ahead-together-lazy", turns=False, launch=AHEAD, slack=8.0),
+        _A("128x128-ahead-together-apart", turns=False, launch=AHEAD, apart=True),
+        _A("128x176-together-apart", (128, 176), 2, False, launch=ONE_Q, apart=True),
+        _A("128x128-draw16-together-apart", (128, 128), 2, False, WIDE, _draw(16), apart=True),
+        _A("192x128-ahead-apart", (192, 128), 3, launch=AHEAD, apart=True),
+        _A("192x128-snake-apart", (192, 128), 3, launch=SNAKE, apart=True),
         _A("192x128-snake", (192, 128), 3, launch=SNAKE),
         _A("192x128-draw4", (192, 128), 3, launch=_draw(4)),
         _A("192x128-draw16", (192, 128), 3, launch=_draw(16)),
-        _A("192x128-draw16-eager", (192, 128), 3, launch=_draw(16), slack=0.0),
-        _A("192x64-draw16", (192, 64), 4, launch=_draw(16)),
-        _A("256x64-ahead", (256, 64), 4, launch=AHEAD),
-        _A("256x64-draw16", (256, 64), 4, registers=(40, 112), launch=_draw(16)),
         _A("128x224-ahead-together", (128, 224), turns=False, launch=AHEAD),
         _A("128x64", (128, 64), launch=ONE_Q),
         _A("128x64-together", (128, 64), turns=False, launch=ONE_Q),
@@ -236,10 +235,12 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
 # (head sizes up to, causal, rows up to) -> variant; the first row that fits
 ATTENTION_TABLE: tuple[tuple[int, bool, float, str], ...] = (
     (64, False, float("inf"), "192x128-ahead"),
-    (64, True, float("inf"), "192x128-draw16"),
-    (128, False, 4096, "128x128-ahead-together"),
-    (128, False, float("inf"), "128x176-together"),
-    (128, True, float("inf"), "128x128-draw16-together"),
+    (64, True, 1024, "128x128-draw16"),
+    (64, True, float("inf"), "192x128-snake-apart"),
+    (128, False, 4096, "128x128-ahead-together-apart"),
+    (128, False, float("inf"), "128x176-together-apart"),
+    (128, True, 2048, "128x128-draw16-together"),
+    (128, True, float("inf"), "128x128-draw16-together-apart"),
     (256, False, float("inf"), "128x64"),
     (256, True, float("inf"), "128x64"),
 )
