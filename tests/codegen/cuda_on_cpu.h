@@ -19,7 +19,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __shared__
+#define __shared__ static  // the runner takes it away from the extern arrays
 #define __align__(n)
 #define __grid_constant__
 struct uint2 { unsigned x, y; };
@@ -33,7 +33,7 @@ static std::vector<ucontext_t> fibers;
 static std::vector<char> done, stacks;
 static std::vector<Barrier> warps;
 static std::vector<unsigned long long> slots;
-static Barrier block;
+static Barrier block, named[16];
 static unsigned char* memory = nullptr;  // the block's shared memory; addresses count from here
 struct Mbarrier { unsigned count = 0, pending = 0, parity = 0; };
 static std::map<unsigned, Mbarrier> mbarriers;
@@ -86,6 +86,7 @@ static void run_block(int threads) {
   in_flight.clear();
   mbarriers.clear();
   block = {};
+  for (Barrier& at : named) at = {};
   alive = threads;
   for (int f = 0; f < threads; ++f) {
     getcontext(&fibers[f]);
@@ -208,6 +209,13 @@ template <class T> static void add_to(T* p, float x) { set(*p, value_of(*p) + x)
 template <class T> static T __ldg(const T* p) { return *p; }
 static size_t __cvta_generic_to_shared(const void* p) {
   return size_t((const unsigned char*)p - machine::memory);
+}
+template <int kId, int kThreads> static void named_sync() {
+  machine::wait(machine::named[kId], kThreads);
+}
+template <int kId, int kThreads> static void named_arrive() {
+  machine::Barrier& at = machine::named[kId];
+  if (++at.arrived >= kThreads) { at.arrived = 0; ++at.round; }
 }
 static void barrier_init(unsigned bar, unsigned count) {
   machine::mbarriers[bar] = {count, count, 0};

@@ -33,6 +33,7 @@ def compile_all(sources, folder):
         for helper in REPLACED:
             text = text.replace(helper, "")
         text = text.replace('extern "C" __global__', "__global__")
+        text = text.replace("extern __shared__", "extern")
         memory = "alignas(1024) unsigned char shared[1 << 18], shared_raw[1 << 18];"
         parts.append(f"namespace k{number} {{ {memory}\n{text}}}")
         parts.append(

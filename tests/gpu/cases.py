@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.codegen.axis_program import axis_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 
@@ -132,6 +133,12 @@ def copied_attention(**settings: str) -> Case:
     return Case(program, schedule, random_arrays(program, dims), arch="sm_90", family="sm80")
 
 
+def axes(arch: str) -> Case:
+    """Everything along an axis, beside a matmul."""
+    program, schedule, arrays = axis_case()
+    return Case(program, schedule, arrays, bound=1e-4, arch=arch, family="axes")
+
+
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -155,6 +162,8 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "attention-window": lambda: attention(rows="300", keys="400", head_dim="64",
                                           causal="true", window="100"),
+    "axes-wgmma": lambda: axes("sm_90a"),
+    "axes-mma": lambda: axes("sm_90"),
     "sm80-gemm": lambda: copied_gemm("200x264x136"),
     "sm80-gemm-transposed": lambda: copied_gemm("264x136x72", a="km", b="nk", bias="true",
                                                 activation="gelu"),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.emit_cols import argmax_lines, cumsum_lines, slice_lines
+from warploom.codegen.emit_rows import row_reduce_lines
 from warploom.codegen.names import c_name
 from warploom.codegen.uniform import everywhere
 from warploom.codegen.values import FLOAT_OPS, FRAGMENTS, PACKED, REDUCE, At, Values
@@ -15,14 +17,19 @@ from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
 
 Names = dict[str, str]
+ALONG_COLUMNS = {"argmax": argmax_lines, "cumsum": cumsum_lines, "slice": slice_lines}
 
 
 def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     """The lines of an op whose result is a register tile."""
     assert op.dst is not None
     group = OPS[op.kind].group
+    if op.kind in REDUCE and values.form(op.dst.type) == "col":
+        return row_reduce_lines(values, op, names)
     if op.kind in REDUCE:
         return reduce_lines(values, op, names)
+    if op.kind in ALONG_COLUMNS:
+        return ALONG_COLUMNS[op.kind](values, op, names)
     if op.kind == "cast" and op.dst.type.dtype.name in FRAGMENTS:
         return fragment_lines(values, op, names)
     if group in ("unary", "binary", "compare", "select") or op.kind in (
@@ -34,7 +41,8 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     ):
         return elementwise_lines(values, op, names)
     raise InputError(
-        f"{op.where}: {op.kind} runs on the interpreter only; sm_90a code for it is not there yet"
+        f"{op.where}: {op.kind} has no code beside matmuls; a program without one takes a SIMT "
+        "schedule"
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from warploom.codegen.simt.prelude import SIMT_PRELUDE
+
 PRELUDE: dict[str, str] = {
     "TensorMap": "struct alignas(64) TensorMap { unsigned long long opaque[16]; };",
     "Cursor": """\
@@ -256,6 +258,7 @@ DEVICE float erf_fast(float x) {
 DEVICE int floor_div(int a, int b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }""",
     "floor_mod": """\
 DEVICE int floor_mod(int a, int b) { return a - floor_div(a, b) * b; }""",
+    **{name: SIMT_PRELUDE[name] for name in ("Found", "FoundInt")},
 }
 
 

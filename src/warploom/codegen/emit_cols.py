@@ -1,0 +1,120 @@
+"""Code along the columns of register tiles: argmax, running sums, parts.
+
+A row's columns are spread over the 4 lanes of a quad, two neighbours of every eight each
+(`codegen.values`), so everything here ends with shuffles inside quads.
+"""
+
+from __future__ import annotations
+
+from warploom.codegen.names import c_name
+from warploom.codegen.values import PACKED, At, Values
+from warploom.errors import InputError
+from warploom.tile import Op
+
+Names = dict[str, str]
+GROUP = 8  # columns that a quad holds two by two
+
+
+def _columns(values: Values, op: Op) -> int:
+    """The columns of the source; raises when the op does not run along a tile's columns."""
+    source = op.srcs[0].type
+    if values.form(source) != "tile" or op.axis != source.names[1] or source.shape[1] % GROUP:
+        raise InputError(
+            f"{op.where}: {op.kind} along {op.axis!r} of {source}: beside matmuls there is code "
+            f"for the columns of a tile, a multiple of {GROUP}; other programs take a SIMT schedule"
+        )
+    return source.shape[1]
+
+
+def _loops(values: Values, op: Op, body: list[str]) -> list[str]:
+    blocks = values.blocks(op.srcs[0].type)
+    return [
+        "#pragma unroll",
+        f"for (int t = 0; t < {blocks}; ++t)",
+        "#pragma unroll",
+        "  for (int h = 0; h < 2; ++h) {",
+        *[f"    {line}" for line in body],
+        "  }",
+    ]
+
+
+def argmax_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """One position a row: the first of the largest; NaN is larger than every number."""
+    assert op.dst is not None
+    groups = _columns(values, op) // GROUP
+    source = op.srcs[0]
+    integer = source.type.dtype.name == "int32"
+    word, least = ("FoundInt", "-2147483647 - 1") if integer else ("Found", "-INFINITY")
+    element = values.element(source, At("tile", "t", "(4 * j + 2 * h + i)"), names)
+    body = [
+        f"{word} best{{{least}, 2147483647}};",
+        "#pragma unroll",
+        f"for (int j = 0; j < {groups}; ++j)",
+        "#pragma unroll",
+        f"  for (int i = 0; i < 2; ++i) best = better(best, "
+        f"{word}{{{element}, j * 8 + thread_col + i}});",
+        "best = better(best, swap_with(best, 1));",
+        "best = better(best, swap_with(best, 2));",
+        f"{c_name(op.dst.name)}[t][h] = best.place;",
+    ]
+    return _loops(values, op, body)
+
+
+def cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """Running sums of every row: over the quad within eight columns, then on to the next eight."""
+    assert op.dst is not None
+    groups = _columns(values, op) // GROUP
+    source = op.srcs[0]
+    if op.dst.type.dtype.name in PACKED:
+        raise InputError(f"{op.where}: cumsum of {source.type}: cast to fp32 first")
+    word = "int" if source.type.dtype.name == "int32" else "float"
+    low, high = (
+        values.element(source, At("tile", "t", f"(4 * j + 2 * h + {i})"), names) for i in (0, 1)
+    )
+    into = c_name(op.dst.name)
+    body = [
+        f"{word} carry = 0;",
+        "#pragma unroll",
+        f"for (int j = 0; j < {groups}; ++j) {{",
+        f"  const {word} low = {low}, high = {high};",
+        f"  {word} running = low + high;",
+        "  #pragma unroll",
+        "  for (int step = 1; step < 4; step *= 2) {",
+        f"    const {word} before = __shfl_up_sync(0xffffffffu, running, step);",
+        "    if (int(lane % 4) >= step) running += before;",
+        "  }",
+        f"  {word} before = __shfl_up_sync(0xffffffffu, running, 1);",
+        "  before = lane % 4 == 0 ? carry : carry + before;",
+        f"  {into}[t][4 * j + 2 * h] = before + low;",
+        f"  {into}[t][4 * j + 2 * h + 1] = before + low + high;",
+        "  carry += __shfl_sync(0xffffffffu, running, lane | 3);",
+        "}",
+    ]
+    return _loops(values, op, body)
+
+
+def slice_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """Some of the columns, in whole groups of eight: registers of the same thread."""
+    assert op.dst is not None
+    source, start = op.srcs[0], int(op.value or 0)
+    size = op.dst.type.size(op.axis)
+    form, into = values.form(source.type), c_name(op.dst.name)
+    if form not in ("tile", "col") or op.axis != source.type.names[-1] or (start | size) % GROUP:
+        raise InputError(
+            f"{op.where}: sub({op.axis!r}, {start}, {size}) of {source.type}: beside matmuls parts "
+            f"are whole groups of {GROUP} columns; other programs take a SIMT schedule"
+        )
+    extents = values.extents(op.dst.type)
+    if form == "col":
+        element = values.element(source, At("col", i=f"(i + {start // 4})"), names)
+        return ["#pragma unroll", f"for (int i = 0; i < {extents[0]}; ++i) {into}[i] = {element};"]
+    if op.dst.type.dtype.name in PACKED:
+        element = values.word(source, "t", f"(i + {start // 4})", names)
+    else:
+        element = values.element(source, At("tile", "t", f"(i + {start // 2})"), names)
+    return [
+        "#pragma unroll",
+        f"for (int t = 0; t < {extents[0]}; ++t)",
+        "#pragma unroll",
+        f"  for (int i = 0; i < {extents[1]}; ++i) {into}[t][i] = {element};",
+    ]

@@ -1,0 +1,64 @@
+"""Reductions along rows, running sums, argmax and parts beside a matmul: run on a CPU, compiled."""
+
+import pytest
+from tests.codegen import emulate
+from tests.codegen.axis_program import axis_case
+from tests.gpu.cases import distance
+
+from warploom import tile as t
+from warploom.codegen.build import build
+from warploom.codegen.emit_sm80 import emit_sm80
+from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.simulate import simulate
+from warploom.errors import InputError
+
+
+def test_the_emitted_code_means_what_the_program_means(tmp_path):
+    program, schedule, arrays = axis_case()
+    source = emit_sm80(lower(program, schedule))
+    got = emulate.run(emulate.compile_all([source], tmp_path), 0, source, program, arrays)
+    want = t.interpret(program, arrays)
+    for name in want:
+        assert distance(got[name], want[name]) < 1e-5, name
+    assert want["where"].max() > 20 and want["counts"].any()
+
+
+def test_the_scheduled_program_means_the_same_under_random_interleavings():
+    program, schedule, arrays = axis_case()
+    got = simulate(lower(program, schedule), arrays, seed=1)
+    want = t.interpret(program, arrays)
+    assert all(distance(got[name], want[name]) == 0 for name in want)
+
+
+def test_it_compiles_for_hopper():
+    program, schedule, _ = axis_case()
+    built = build(program, schedule)
+    assert built.resources.spill_bytes == 0 and "wgmma" in built.source.text
+
+
+def _refused(op):
+    def body(a, b, c):
+        acc = t.load(a, t.span(0, 64), t.span(0, 16)) @ t.load(b, t.span(0, 16), t.span(0, 32))
+        for _ in t.loop(1):
+            acc += t.load(a, t.span(0, 64), t.span(0, 16)) @ t.load(b, t.span(0, 16), t.span(0, 32))
+        t.store(c, t.span(0, 64), t.span(0, 32), tile=op(acc))
+
+    arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
+    program = t.trace(body, arrays)
+    return build(program, multistage(program, 2, LaunchPlan(split="", store="direct"), 1))
+
+
+REFUSED = {
+    "a register tile cannot change its layout": lambda acc: (acc.T * 2.0).T,
+    "cumsum along 'm'": lambda acc: t.cumsum(acc, "m"),
+    "parts are whole groups of 8": lambda acc: acc * t.sum_along(acc.sub("n", 4, 8), "n"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_has_no_code_says_so_at_the_users_line(message):
+    with pytest.raises(InputError, match=message) as caught:
+        _refused(REFUSED[message])
+    assert __file__ in str(caught.value)
