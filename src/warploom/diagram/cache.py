@@ -76,24 +76,28 @@ class Moved:
         return self.read + self.written
 
 
+Piece = tuple[Hashable, int]
+"""What an address range holds at one home."""
+
+
 @dataclass
 class _Part:
     """One partition: items with sizes, oldest first."""
 
     capacity: float
-    items: OrderedDict[Hashable, float] = field(default_factory=OrderedDict[Hashable, float])
+    items: OrderedDict[Piece, float] = field(default_factory=OrderedDict[Piece, float])
     held: float = 0.0
 
-    def has(self, key: Hashable) -> bool:
+    def has(self, key: Piece) -> bool:
         """Whether an item is here; it is then the youngest."""
         if key not in self.items:
             return False
         self.items.move_to_end(key)
         return True
 
-    def admit(self, key: Hashable, size: float) -> list[Hashable]:
+    def admit(self, key: Piece, size: float) -> list[Piece]:
         """Take an item in; what it displaced."""
-        gone: list[Hashable] = []
+        gone: list[Piece] = []
         while self.items and self.held + size > self.capacity:
             old, freed = self.items.popitem(last=False)
             self.held -= freed
@@ -109,7 +113,7 @@ class _Cache:
     def __init__(self, level: Level2) -> None:
         self.level = level
         self.parts = [_Part(level.capacity / level.slices) for _ in range(level.slices)]
-        self.dirty: OrderedDict[Hashable, float] = OrderedDict()
+        self.dirty: OrderedDict[Piece, float] = OrderedDict()
         self.waiting = 0.0
         self.read = 0.0
         self.written = 0.0
@@ -122,6 +126,8 @@ class _Cache:
             piece = (key, home)
             if write:
                 self._write(piece, share, home)
+                if home != asking and not self.parts[asking].has(piece):
+                    self._admit(piece, share, asking)
             elif not self.parts[asking].has(piece):
                 if home == asking or not self.parts[home].has(piece):
                     self.read += share
@@ -129,7 +135,7 @@ class _Cache:
                 if home != asking:
                     self._admit(piece, share, asking)
 
-    def _write(self, piece: Hashable, share: float, home: int) -> None:
+    def _write(self, piece: Piece, share: float, home: int) -> None:
         if not self.parts[home].has(piece):
             self._admit(piece, share, home)
         if piece not in self.dirty:
@@ -138,11 +144,12 @@ class _Cache:
         while self.waiting > self.level.dirty:
             self._clean(next(iter(self.dirty)))
 
-    def _admit(self, piece: Hashable, share: float, where: int) -> None:
+    def _admit(self, piece: Piece, share: float, where: int) -> None:
         for old in self.parts[where].admit(piece, share):
-            self._clean(old)
+            if old[1] == where:
+                self._clean(old)
 
-    def _clean(self, piece: Hashable) -> None:
+    def _clean(self, piece: Piece) -> None:
         size = self.dirty.pop(piece, 0.0)
         self.waiting -= size
         self.written += size

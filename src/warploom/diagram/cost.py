@@ -24,11 +24,15 @@ class Accounting:
 
     `intermediates`: tiles between boxes. `statistics`: running values smaller than the widest one
     (maxima, normalisers). `buffers`: copies of each streamed input slice (2 = double buffered).
+    `places`: (shared, register) weights of a value on a GPU. Loaded tiles lie in shared memory,
+    computed ones in registers, and each must fit on its own: the weights scale both to the one
+    capacity that columns are compared with. None: one memory holds everything.
     """
 
     intermediates: bool = True
     statistics: bool = True
     buffers: int = 1
+    places: tuple[float, float] | None = None
 
 
 FULL = Accounting()
@@ -177,13 +181,17 @@ def columns(kernel: Kernel, accounting: Accounting = FULL) -> dict[str, Posynomi
     if not accounting.statistics:
         held = [h for h, mine in zip(held, sizes, strict=True) if not any(mine < s for s in sizes)]
     held += [_scan_state(kernel, node) for node in kernel.scans]
-    resident = inputs + total(held)
+    states = total(held)
+    shared, inside = accounting.places or (1.0, 1.0)
+    resident = inputs + states if accounting.places is None else states.scaled(inside)
     found: dict[str, Posynomial] = {}
     live: dict[str, Posynomial] = {}
     waiting = {name: len(users) for name, users in kernel.body.consumers.items()}
     state_names = {node.name for node in kernel.states}
     if not accounting.intermediates:
         return {"resident": resident}
+    if accounting.places is not None and inputs.terms:
+        found["shared memory"] = inputs.scaled(shared)
     for node in kernel.body.nodes:
         if node.kind == "const" or (node.name not in state_names and _after(kernel, node, inner)):
             continue
@@ -194,10 +202,21 @@ def columns(kernel: Kernel, accounting: Accounting = FULL) -> dict[str, Posynomi
             if reused:
                 dying.remove(size)
             live[node.name] = size
-        found[node.name] = resident + total(live.values()) + total(dying)
+        operands = _operands(kernel, node) if accounting.places is not None else ZERO
+        between = total(live.values()) + total(dying) + operands
+        found[node.name] = resident + between.scaled(inside)
     return {name: column for name, column in found.items() if column.terms} or {
         "resident": resident
     }
+
+
+def _operands(kernel: Kernel, node: Node) -> Posynomial:
+    """Computed operands of a matrix product, once more at half width: registers hold the fp32
+    tile and its 16-bit copy while the product is set up."""
+    if node.kind != "contract" or len(node.inputs) < 2:
+        return ZERO
+    made = [tile_of(kernel, name) for name in node.inputs if name in kernel.body.node]
+    return total(made).scaled(0.5)
 
 
 def _after(kernel: Kernel, node: Node, inner: int) -> bool:

@@ -196,7 +196,9 @@ class Derivation:
 
 def not_fits(kernel: Kernel, derivation: Derivation) -> bool:
     """Whether a kernel holds more than the capacity it was derived for."""
-    accounting = timing.accounting() if derivation.gpu else FULL
+    accounting = FULL
+    if derivation.gpu:
+        accounting = timing.accounting(gpu(derivation.gpu), derivation.dtype)
     return resident(kernel, accounting) > derivation.capacity * (1 + 1e-9)
 
 
@@ -268,16 +270,28 @@ def _for_gpu(diagram: Diagram, machine: Gpu, dtype: str, objective: str) -> Deri
     capacity = timing.capacity(machine, dtype)
     setting = Setting(
         capacity,
-        timing.multiples(diagram.size, dtype),
+        timing.multiples(diagram, machine, dtype),
         score(machine, dtype),
-        timing.accounting(),
+        timing.accounting(machine, dtype),
         floor(machine, dtype),
         split=True,
     )
     plan = search(diagram, setting)
+    plan = replace(plan, kernels=tuple(_whole_slices(kernel) for kernel in plan.kernels))
     estimates = tuple(timing.estimate(kernel, machine, dtype) for kernel in plan.kernels)
     found = Derivation(diagram, plan.kernels, capacity, _PENDING, machine.name, dtype, estimates)
     return _checked(found, plan)
+
+
+def _whole_slices(kernel: Kernel) -> Kernel:
+    """Parts of a split axis made a multiple of their slices, so that no slice is cut by a part."""
+    tiles = dict(kernel.tiles)
+    for axis in kernel.splits:
+        step, width = tiles.get(f"s_{axis}"), tiles[f"w_{axis}"]
+        if step is not None and width % step:
+            longer = -(-width // step) * step
+            tiles[f"w_{axis}"] = longer if longer <= kernel.body.size[axis] else longer - step
+    return kernel.tiled(tiles)
 
 
 def _checked(found: Derivation, plan: Plan) -> Derivation:

@@ -26,6 +26,8 @@ class Gpu:
     """Capacities in bytes, rates in units a second for the whole device unless said otherwise."""
 
     name: str
+    family: str
+    """Architecture (Ampere, Hopper, Blackwell): decides the tensor-core fragment."""
     sms: int
     clock: float
     """SM clock at which tensor peaks are stated, Hz."""
@@ -42,6 +44,11 @@ class Gpu:
     """FLOP per clock and SM by element type."""
     special: float
     """Special-function results per clock and SM."""
+    joules: Mapping[str, float]
+    """Joules a byte by where it comes from: "dram", "l2", "smem" (published models)."""
+    l2_parts: int
+    l2_dirty: float
+    """Bytes that wait in L2 to be written; infinity where not known."""
     fp: Mapping[str, float]
     """Operations per clock and SM on the ordinary lanes, a fused multiply-add counted as two."""
 
@@ -90,6 +97,7 @@ def gpu(name: str) -> Gpu:
         l2 = clocks * clock if clocks is not None else 3.5 * dram
     return Gpu(
         machine.name,
+        machine.text("arch.family"),
         sms,
         clock,
         machine.value("smem.per_block_max"),
@@ -101,5 +109,8 @@ def gpu(name: str) -> Gpu:
         machine.value("smem.bytes_per_clk") * clock * sms,
         tensor,
         machine.value("mufu.rate"),
+        {level: 1e-12 * machine.value(f"energy.{level}") for level in ("dram", "l2", "smem")},
+        int(machine.get("l2.partitions") or 1),
+        machine.get("l2.dirty_max") or float("inf"),
         lanes,
     )

@@ -25,22 +25,6 @@ class Level:
     cost_per_byte: float
 
 
-ENERGY: tuple[tuple[str, float, str], ...] = (
-    ("dram", 31.4e-12, "HBM2 3.92 pJ/bit, O'Connor et al., MICRO 2017"),
-    (
-        "l2",
-        12.5e-12,
-        "1 MB SRAM 100 pJ per 64 bits at 45 nm, Horowitz, ISSCC 2014: an upper estimate",
-    ),
-    (
-        "shared",
-        1.25e-12,
-        "8 KB SRAM 10 pJ per 64 bits at 45 nm, Horowitz, ISSCC 2014: an upper estimate",
-    ),
-)
-"""Joules per byte into each level: a published model, not a measurement of these GPUs."""
-
-
 def law_at(terms: Terms, capacity: float) -> float:
     """Σ α M^(-β)."""
     return sum(alpha * capacity**-beta for alpha, beta in terms)
@@ -109,10 +93,9 @@ def time_levels(gpu: Gpu) -> tuple[Level, ...]:
 
 def energy_levels(gpu: Gpu) -> tuple[Level, ...]:
     """The same levels in joules per byte."""
-    joules = {name: value for name, value, _ in ENERGY}
     return (
-        Level("dram", gpu.sms * gpu.block_bytes, joules["dram"]),
-        Level("l2", gpu.block_bytes, joules["l2"]),
+        Level("dram", gpu.sms * gpu.block_bytes, gpu.joules["dram"]),
+        Level("l2", gpu.block_bytes, gpu.joules["l2"]),
     )
 
 

@@ -14,20 +14,41 @@ from typing import Any
 
 import numpy as np
 
-from warploom.diagram.cost import FULL, Accounting, numbers, traffic
+from warploom.diagram.cost import FULL, Accounting, numbers, traffic, transfers
 from warploom.diagram.counts import exact_transfers
 from warploom.diagram.gpu import Gpu, element_bytes
 from warploom.diagram.graph import Diagram
-from warploom.diagram.hierarchy import ENERGY
 from warploom.diagram.integers import Score, choose
 from warploom.diagram.kernel import Kernel
-from warploom.diagram.work import operations
+from warploom.diagram.posynomial import total
+from warploom.diagram.work import operations, shared_reads
 from warploom.errors import InputError
 
 LAUNCH = 2.0e-6
 """Seconds a dependent kernel launch costs on the stream: a model, not a measurement."""
-ROW_CHUNK = 16
-"""Tensor-core fragments are 16 x 16 values (docs/tile.md): the least useful tile side."""
+FRAGMENTS: dict[str, tuple[int, int, int]] = {
+    "Ampere": (64, 8, 32),
+    "Hopper": (64, 8, 32),
+    "Blackwell": (128, 16, 32),
+}
+"""Tensor-core fragment by architecture: rows, columns, bytes of the contracted axis.
+
+PTX ISA: mma.m16n8k16, of which a warp usually stacks four; wgmma.m64nNk16 (N a multiple of 8),
+tcgen05.mma m128nNk16 (N a multiple of 16); k is 32 bytes of every element type.
+"""
+LINE = 128
+"""Bytes of a memory line, and of a row of the widest shared-memory swizzle: what is contiguous in
+an array is loaded and stored in whole ones (handbook section 6.1, coalescing)."""
+COLUMN_CHUNK = 16
+"""Columns of a tile: a fragment's, and two of them so that stores are 32-byte sectors."""
+REGISTER_SHARE = 0.8
+"""Of the register file for tiles: the rest is addresses, the producer and values in flight. The
+largest tiles in use agree: 128 x 176 attention takes 196 of 240 registers a thread."""
+EXPOSED = 0.02
+"""Share of every pipe's time that overlap does not hide: a model. It breaks ties towards tiles
+that move less."""
+ACCUMULATOR = 4
+"""Bytes of a computed value: accumulation is fp32."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +69,7 @@ class Estimate:
 def time_score(gpu: Gpu, dtype: str) -> Score:
     """Seconds as a score for the integer search (vectorised over tiles)."""
     size = element_bytes(dtype)
+    fragment = FRAGMENTS[gpu.family]
 
     def score(kernel: Kernel, values: Mapping[str, Any]) -> Any:
         work = operations(kernel)
@@ -58,6 +80,7 @@ def time_score(gpu: Gpu, dtype: str) -> Score:
         parts = [
             traffic(kernel).grid(values) * size / gpu.l2_rate,
             work["tensor"].grid(values) / gpu.flops(dtype),
+            shared_reads(kernel, fragment[0]).grid(values) * size / gpu.shared_rate,
             work["special"].grid(values) / (gpu.special * gpu.sms * gpu.clock),
             work["fp"].grid(values) / (gpu.lanes(dtype) * gpu.sms * gpu.clock),
         ]
@@ -65,34 +88,40 @@ def time_score(gpu: Gpu, dtype: str) -> Score:
         for part in parts:
             slowest = np.maximum(slowest, part)
         rounded = np.ceil(groups / gpu.sms) * gpu.sms / groups
-        # Ties (one resource binds for many tiles) go to the tile that moves least.
+        merged = _merge_seconds(kernel, gpu, values)
         return np.maximum(slowest * rounded, dram_seconds(kernel, gpu, dtype)) * 1.0 + (
-            LAUNCH + 1e-3 * sum(parts)
+            LAUNCH + merged + EXPOSED * sum(parts)
         )
 
     return score
 
 
+def _merge_seconds(kernel: Kernel, gpu: Gpu, values: Mapping[str, Any]) -> Any:
+    """What a split costs besides: its parts (fp32) written and read by a second launch."""
+    if not kernel.splits:
+        return 0.0
+    crossing = [part for name, part in transfers(kernel).items() if name.endswith("(partial)")]
+    volume = total(crossing).grid(values) * ACCUMULATOR
+    return LAUNCH + volume / np.where(volume > gpu.l2_bytes, gpu.dram_rate, gpu.l2_rate)
+
+
 def energy_score(gpu: Gpu, dtype: str) -> Score:
     """Joules to move data (the law of equation 2 with J per value) as a score."""
     size = element_bytes(dtype)
-    joules = {name: value for name, value, _ in ENERGY}
 
     def score(kernel: Kernel, values: Mapping[str, Any]) -> Any:
-        outside = dram_seconds(kernel, gpu, dtype) * gpu.dram_rate * joules["dram"]
-        return outside + traffic(kernel).grid(values) * size * joules["l2"]
+        outside = dram_seconds(kernel, gpu, dtype) * gpu.dram_rate * gpu.joules["dram"]
+        return outside + traffic(kernel).grid(values) * size * gpu.joules["l2"]
 
     return score
 
 
 def energy_floor(gpu: Gpu, dtype: str) -> Any:
     """A lower bound of `energy_score`: the border once into and out of the SMs."""
-    joules = {name: value for name, value, _ in ENERGY}
-    del gpu
 
     def floor(body: Diagram, crossing: int) -> float:
         del body
-        return crossing * element_bytes(dtype) * (joules["dram"] + joules["l2"])
+        return crossing * element_bytes(dtype) * (gpu.joules["dram"] + gpu.joules["l2"])
 
     return floor
 
@@ -126,23 +155,51 @@ def floor_seconds(gpu: Gpu, dtype: str) -> Any:
 
 
 def capacity(gpu: Gpu, dtype: str) -> float:
-    """On-chip values one group may hold: shared memory of a block plus the register file.
+    """On-chip values one group may hold: shared memory of a block plus its share of registers,
+    both counted in stored values."""
+    return (gpu.block_bytes + REGISTER_SHARE * gpu.register_bytes) / element_bytes(dtype)
 
-    Registers hold accumulators and score tiles, shared memory the streamed slices; a quarter of the
-    registers is left for addresses, fragments in flight and the producer.
+
+def accounting(gpu: Gpu, dtype: str) -> Accounting:
+    """Loaded tiles fit shared memory, streamed ones twice (double buffered); computed tiles fit
+    the registers in fp32. Weights make both limits `capacity`."""
+    whole = capacity(gpu, dtype)
+    shared = whole * element_bytes(dtype) / gpu.block_bytes
+    inside = whole * ACCUMULATOR / (REGISTER_SHARE * gpu.register_bytes)
+    return Accounting(FULL.intermediates, FULL.statistics, 2, (shared, inside))
+
+
+def multiples(diagram: Diagram, gpu: Gpu, dtype: str) -> dict[str, int]:
+    """Tile divisors by the part an axis plays in matrix products (rows, columns or summed) and in
+    memory (whole lines where it is contiguous).
+
+    Axes that both operands carry (heads) are no sides of a fragment, nor are axes shorter than
+    what they would be rounded to.
     """
-    return (gpu.block_bytes + 0.75 * gpu.register_bytes) / element_bytes(dtype)
-
-
-def accounting() -> Accounting:
-    """Streamed slices are double buffered on a GPU."""
-    return Accounting(FULL.intermediates, FULL.statistics, buffers=2)
-
-
-def multiples(kernel_axes: Mapping[str, int], dtype: str) -> dict[str, int]:
-    """Tile divisors: the tensor-core fragment side, twice that for one-byte types."""
-    side = ROW_CHUNK * (2 if element_bytes(dtype) <= 1 else 1)
-    return {axis: side for axis, size in kernel_axes.items() if size >= side}
+    rows, columns, depth = FRAGMENTS[gpu.family]
+    summed = max(COLUMN_CHUNK, int(depth / element_bytes(dtype)))
+    wanted: dict[str, int] = {}
+    for node in diagram.nodes:
+        if node.kind not in ("contract", "scan_contract") or len(node.inputs) < 2:
+            continue
+        frames = [set(diagram.axes_of(name)) for name in node.inputs]
+        batch = frames[0].intersection(*frames[1:]) - set(node.over)
+        sides = [a for a in node.axes if a not in batch]
+        first = [a for a in sides if a in frames[0]] or sides
+        parts = {a: max(columns, COLUMN_CHUNK) for a in sides} | dict.fromkeys(node.over, summed)
+        if first:
+            row = max(
+                (a for a in sides if (a in frames[0]) == (sides[0] in frames[0])), key=sides.index
+            )
+            parts[row] = rows
+        for axis, multiple in parts.items():
+            wanted[axis] = math.lcm(wanted.get(axis, 1), multiple)
+    line = int(LINE / element_bytes(dtype))
+    for name in (*diagram.array, *diagram.outputs):
+        axes = diagram.axes_of(name)
+        if len(axes) > 1 and axes[-1] in wanted:
+            wanted[axes[-1]] = math.lcm(wanted[axes[-1]], line)
+    return {a: m for a, m in wanted.items() if diagram.size[a] >= m}
 
 
 def estimate(kernel: Kernel, gpu: Gpu, dtype: str) -> Estimate:
@@ -154,6 +211,9 @@ def estimate(kernel: Kernel, gpu: Gpu, dtype: str) -> Estimate:
         "dram": dram_seconds(_untiled(kernel), gpu, dtype),
         "l2": filled / gpu.l2_rate,
         "tensor": work["tensor"] / gpu.flops(dtype),
+        "shared": numbers(kernel, shared_reads(kernel, FRAGMENTS[gpu.family][0]))
+        * size
+        / gpu.shared_rate,
         "special": work["special"] / (gpu.special * gpu.sms * gpu.clock),
         "fp": work["fp"] / (gpu.lanes(dtype) * gpu.sms * gpu.clock),
     }
@@ -163,10 +223,11 @@ def estimate(kernel: Kernel, gpu: Gpu, dtype: str) -> Estimate:
         if each.kind != "stream"
     )
     waves = math.ceil(groups / gpu.sms) * gpu.sms / groups
-    inside = max(parts["l2"], parts["tensor"], parts["special"], parts["fp"]) * waves
-    joules = {name: value for name, value, _ in ENERGY}
-    energy = parts["dram"] * gpu.dram_rate * joules["dram"] + filled * joules["l2"]
-    return Estimate(parts, waves, max(parts["dram"], inside) + LAUNCH, energy)
+    inside = max(seconds for name, seconds in parts.items() if name != "dram") * waves
+    sizes = {**kernel.body.size, **kernel.tile}
+    merged = float(_merge_seconds(kernel, gpu, {k: float(v) for k, v in sizes.items()}))
+    energy = parts["dram"] * gpu.dram_rate * gpu.joules["dram"] + filled * gpu.joules["l2"]
+    return Estimate(parts, waves, max(parts["dram"], inside) + LAUNCH + merged, energy)
 
 
 def _untiled(kernel: Kernel) -> Kernel:

@@ -78,6 +78,23 @@ def pipe_of(kernel: Kernel, node: Node) -> str:
     return "fp"
 
 
+def shared_reads(kernel: Kernel, rows: int) -> Posynomial:
+    """Values the tensor cores read from shared memory: one instruction covers `rows` rows.
+
+    A product (m, n, k) reads its second operand once for every `rows` rows, its first once for
+    every tile of columns, unless the first was computed and so lies in registers.
+    """
+    found = ZERO
+    for node in kernel.body.nodes:
+        if node.kind != "contract" or pipe_of(kernel, node) != "tensor":
+            continue
+        multiplies = _box_work(kernel, node).scaled(0.5)
+        found = found + multiplies.scaled(1.0 / rows)
+        if all(name in kernel.body.array for name in node.inputs):
+            found = found + multiplies * extent(kernel, node.axes[-1]).raised(-1)
+    return found
+
+
 def _box_work(kernel: Kernel, node: Node) -> Posynomial:
     """Operations of one box, repeated by every loop that re-runs it."""
     depth = kernel.work_depth(node)

@@ -98,10 +98,16 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("l2.latency", "clk", "global load that hits L2, load to use"),
     ("l2.bytes_per_clk", "B/clk", "L2 read width, whole device"),
     ("l2.bandwidth", "B/s", "L2 to SM bandwidth, whole device"),
+    ("l2.partitions", "1", "parts of L2; data all SMs read is kept in each"),
+    ("l2.dirty_max", "B", "written data that waits in L2 before it goes to device memory"),
     ("dram.size", "B", "device memory"),
     ("dram.latency", "clk", "global load that misses L2, load to use"),
     ("dram.bandwidth", "B/s", "device-memory bandwidth by the datasheet"),
     ("dram.copy_bandwidth", "B/s", "measured large copy, bytes read plus bytes written"),
+    # energy to move data
+    ("energy.dram", "pJ/B", "device memory to the chip"),
+    ("energy.l2", "pJ/B", "L2 to an SM"),
+    ("energy.smem", "pJ/B", "shared memory to registers"),
     # bulk copies
     ("tma.rank_max", "1", "dimensions of a tensor map"),
     ("tma.box_dim_max", "element", "largest box extent in each dimension"),

@@ -1,0 +1,102 @@
+"""From a derivation to machine code: every kernel lowered, scheduled by rule and compiled.
+
+What the derivation decided stays: the tile sizes, the nest, the split. What it leaves open is
+chosen here by rule and said: the schedule's name (from the matrix products of the loops) and the
+launch plan (bands of rows when two axes of a product are grouped, longest rows first under a mask).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.codegen.build import Built, build
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.schedules import schedule_named
+from warploom.diagram.boxes import clean
+from warploom.diagram.derive import Derivation
+from warploom.diagram.kernel import Kernel
+from warploom.diagram.lower import programs
+from warploom.errors import InputError
+from warploom.tile import Loop, Op, Program
+
+BAND = 8  # rows of tasks a band, as the library's GEMM
+ELEMENTS = ("bf16", "fp16")  # element types the emitter has matrix products for in any order
+
+
+@dataclass(frozen=True)
+class DerivedKernel:
+    """One program of a derivation: what ran through the floors, and the machine code."""
+
+    kernel: Kernel
+    program: Program
+    schedule: KernelSchedule
+    built: Built
+
+
+def build_derivation(
+    found: Derivation, dtype: str = "bf16", arch: str = "sm_90a", allow: tuple[str, ...] = ()
+) -> tuple[DerivedKernel, ...]:
+    """Compile every program of a derivation, in the order they run.
+
+    Raises `InputError` naming the box, op or loop for which there is no tile form or machine code.
+    """
+    if dtype not in ELEMENTS:
+        raise InputError(
+            f"--build in {dtype!r}: derived kernels are built in {', '.join(ELEMENTS)}"
+        )
+    result: list[DerivedKernel] = []
+    for kernel in found.kernels:
+        for program in programs(kernel, dtype, dtype):
+            schedule = schedule_of(kernel, program)
+            built = build(program, schedule, arch, allow)
+            result.append(DerivedKernel(kernel, program, schedule, built))
+    return tuple(result)
+
+
+def schedule_of(kernel: Kernel, program: Program) -> KernelSchedule:
+    """The schedule a derived program gets: see `schedule_name` and `launch_plan`."""
+    if not any(op.kind == "mma" for op in program.ops()):
+        raise InputError(
+            f"{program.name} has no matrix product: the block emitter schedules loops of them; run "
+            "it in the interpreter or as a fused epilogue"
+        )
+    return schedule_named(program, schedule_name(program), launch_plan(kernel, program))
+
+
+def schedule_name(program: Program) -> str:
+    """`pingpong` for two products a step (the second runs behind the first), `inflight` where the
+    step ends with its only product, `lcsf` where arithmetic follows it."""
+    names: set[str] = set()
+    for loop in program.loops():
+        ops = [op for op in loop.body if isinstance(op, Op)]
+        products = [op for op in ops if op.kind == "mma"]
+        if len(products) >= 2:
+            names.add("pingpong")
+        else:
+            names.add("inflight" if products and ops[-1] is products[-1] else "lcsf")
+    return names.pop() if len(names) == 1 else "lcsf"
+
+
+def launch_plan(kernel: Kernel, program: Program) -> LaunchPlan:
+    """Bands of tasks for a product whose rows and columns are both grouped; masked rows reversed."""
+    grid = [name for name, _ in program.grid]
+    rows = {clean(str(kernel.body.node[box].attr("row"))) + "_tile" for _, box in kernel.bound_by}
+    reverse = tuple(name for name in grid if name in rows)
+    sides = _sides(kernel)
+    banded = len(grid) >= 2 and all(name.removesuffix("_tile") in sides for name in grid[-2:])
+    return LaunchPlan(supergroup=BAND if banded else 0, reverse=reverse)
+
+
+def _sides(kernel: Kernel) -> set[str]:
+    """Row and column axes of products, batch axes left out."""
+    found: set[str] = set()
+    for node in kernel.body.nodes:
+        if node.kind == "contract" and len(node.inputs) == 2:
+            first, second = (set(kernel.body.axes_of(name)) for name in node.inputs)
+            found |= {clean(axis) for axis in (first ^ second) & set(node.axes)}
+    return found
+
+
+def loops_of(program: Program) -> tuple[Loop, ...]:
+    """The loops of a program, for reports."""
+    return tuple(program.loops())
