@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from warploom.sass.aliasing import is_sync
 from warploom.sass.constraints import ARITHMETIC, BLOCK_EDGE, Constraints
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD, SCOREBOARDS
 from warploom.sass.kernel import Kernel
@@ -96,6 +97,7 @@ class KernelTables:
         for number in (self.write_sb, self.read_sb):
             self.sets |= np.where(number != NO_SCOREBOARD, 1 << number, 0)
         self.own = np.array([table.own_stall(item) for item in items], np.int64)
+        self.sync_wait = np.array([i.control.wait if is_sync(i) else 0 for i in items], np.int64)
         self.depbar = np.array(
             [waited_scoreboards(item) & ~item.control.wait for item in items], np.int64
         )
@@ -158,6 +160,7 @@ class BlockBatch:
         self.wait, self.reuse = tables.wait[here], tables.reuse[here]
         self.write_sb, self.read_sb = tables.write_sb[here], tables.read_sb[here]
         self.sets, self.own, self.depbar = tables.sets[here], tables.own[here], tables.depbar[here]
+        self.sync_wait = tables.sync_wait[here]
         self.sources, self.arithmetic = tables.sources[here], tables.arithmetic[here]
         self.pinned = np.flatnonzero(tables.pinned[here])
         self.pipe, self.family = tables.pipe[here], tables.family[here]
@@ -253,6 +256,7 @@ class BlockBatch:
         bad = changed & stay & ((stall < 1) | (stall > MAX_STALL_STAYING))
         bad |= changed & (reuse != 0) & ~stay
         bad |= (stall < self.own[order]) | (stall > MAX_STALL)
+        bad |= self.sync_wait[order] & ~versions.wait != 0
         added = reuse & ~self.reuse[order]
         registers = self.sources[order]
         for slot in range(SLOTS):

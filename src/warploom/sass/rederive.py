@@ -74,7 +74,8 @@ class BlockDeriver:
         self.sticky: dict[int, int] = {}
         explained = self._scan(self.original, {}).waits
         self.sticky = {
-            index: self.items[index].control.wait & ~explained[index] for index in self.original
+            index: self.items[index].control.wait & ~(0 if self.syncs[index] else explained[index])
+            for index in self.original
         }
         self.cleared = self._scan(self.original, self.sticky).cleared
 

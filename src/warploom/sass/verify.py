@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from warploom.errors import InputError
 from warploom.sass import nvinfo
-from warploom.sass.aliasing import AliasMode
+from warploom.sass.aliasing import AliasMode, is_sync
 from warploom.sass.constraints import (
     ARITHMETIC,
     BLOCK_EDGE,
@@ -101,6 +101,9 @@ class Verifier:
             ],
             np.int64,
         ).reshape(count, _SLOTS)
+        self._sync_wait = np.array(
+            [item.control.wait if is_sync(item) else 0 for item in kernel.instructions], np.int64
+        )
         self._prepare_spacing()
         # Reuse pairs the compiler itself left unconsumed are not held against a candidate.
         identity = np.arange(count)
@@ -247,6 +250,8 @@ class Verifier:
         )
         report("CONTROL_L2", changed & (fields.reuse != 0) & ~stay, "reuse without stay")
         report("OWN_STALL", stall < self._own[order], "stall below the least seen for this opcode")
+        # A barrier, fence or arrival may wait for what no register shows (an earlier fence).
+        report("WAIT", self._sync_wait[order] & ~fields.wait != 0, "a sync lost a wait it had")
         for name in ("write_sb", "read_sb"):
             now, before = getattr(fields, name), getattr(self._before, name)[order]
             report("SCOREBOARD", now != before, f"{name} changed")

@@ -53,10 +53,15 @@ class BatchDeriver:
             side = self._tail if at_end else self._head
             side[instruction] = max(side[instruction], cycles)
         self._edges_of_other_blocks()
-        # Waits of the compiler that no rule explains stay with their instruction.
-        self._sticky = np.zeros(size, np.int64)
-        explained = self._derive(batch.original().order, self._none(1))
-        self._sticky = batch.wait & ~explained.wait[0]
+        # Waits of the compiler that no rule explains stay with their instruction, and all those of
+        # a sync. One that stays can explain another away, so it is asked until nothing is missing.
+        self._sticky = batch.sync_wait.copy()
+        while True:
+            explained = self._derive(batch.original().order, self._none(1))
+            missing = batch.wait & ~explained.wait[0]
+            if not missing.any():
+                break
+            self._sticky |= missing
 
     def _edges_of_other_blocks(self) -> None:
         """A result used in another block keeps, up to its need, the distance to the block's edge
