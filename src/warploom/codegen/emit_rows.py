@@ -28,8 +28,8 @@ def row_reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
         )
     if values.form(op.dst.type) != "col" or source.type.shape[1] % 8:
         raise InputError(
-            f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: its columns must be columns "
-            "everywhere in the program, a multiple of 8"
+            f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: its columns must be "
+            "columns everywhere in the program, a multiple of 8"
         )
     integer = source.type.dtype.name == "int32"
     table, identity = (INT_OPS, INT_IDENTITY) if integer else (FLOAT_OPS, FLOAT_IDENTITY)
@@ -42,12 +42,13 @@ def row_reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     column = "(i >> 1) * 8 + thread_col + (i & 1)"
     loop = ["#pragma unroll", f"for (int i = 0; i < {cols // 4}; ++i)"]
     shuffled = f"__shfl_xor_sync(0xffffffffu, {name}[i], step)"
+    joined = table[combine].format(f"{name}[i]", element)
     own = [
         f"{name}[i] = {identity[combine]};",
         "#pragma unroll",
         f"for (int t = 0; t < {blocks}; ++t)",
         "#pragma unroll",
-        f"  for (int h = 0; h < 2; ++h) {name}[i] = {table[combine].format(f'{name}[i]', element)};",
+        f"  for (int h = 0; h < 2; ++h) {name}[i] = {joined};",
         "#pragma unroll",
         "for (int step = 4; step < 32; step *= 2)",
         f"  {name}[i] = {table[combine].format(f'{name}[i]', shuffled)};",
