@@ -227,3 +227,17 @@ def test_counters_surround_the_steady_loop_of_every_group_and_nothing_else():
     assert [x for x in source.text.split("\n") if x not in kept] == []
     (reading,) = readings(loops, [3000, 3, 2000])
     assert (reading.cycles_an_iteration, reading.gigahertz) == (1000.0, 1.5)
+
+
+def test_the_solver_asks_for_copies_where_lifetimes_do(tmp_path):
+    program, _, _ = programs.attention_case(64, 64, groups=1)
+    plan = LaunchPlan(split="rows")
+    plain, spread = (
+        solve_kernel(program, plan, search=Search(8.0, expand=expand), cache=tmp_path)
+        for expand in (False, True)
+    )
+    assert spread.any_loop.initiation_interval < plain.any_loop.initiation_interval
+    assert max(spread.any_loop.params["copies"].values()) == 2
+    for keys in (1, 33, 64, 97, 128, 200):
+        program, _, arrays = programs.attention_case(70, keys, groups=1)
+        agree(program, spread, arrays, seeds=2)

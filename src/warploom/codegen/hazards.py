@@ -100,6 +100,27 @@ def join_down(
     return tuple(result), frozenset(left)
 
 
+def join_read(
+    effects: Effects, entries: Iterable[Queue], names: frozenset[str]
+) -> tuple[tuple[Step, ...], frozenset[Queue]]:
+    """Wait for every matmul into one of the tiles `names`."""
+    queues = set(entries)
+    counts: list[int] = []
+    for queue in queues:
+        read = [
+            place
+            for place, token in enumerate(queue)
+            if (dst := effects.ops[token.op].dst) is not None and dst.name in names
+        ]
+        if read:
+            counts.append(len(queue) - 1 - read[-1])
+    if not counts:
+        return (), frozenset(queues)
+    result: list[Step] = []
+    left = _wait(effects, queues, min(counts), result)
+    return tuple(result), frozenset(left)
+
+
 def next_iteration(queues: Iterable[Queue]) -> frozenset[Queue]:
     """The queues as the following iteration sees them: everything one iteration older."""
     return frozenset(tuple(Token(t.op, t.age + 1) for t in queue) for queue in queues)

@@ -18,6 +18,7 @@ from warploom.codegen.hazards import (
     insert_joins,
     join_all,
     join_down,
+    join_read,
     next_iteration,
 )
 from warploom.codegen.order import check_order
@@ -252,7 +253,8 @@ class _Compute:
 
         def key(start: int) -> tuple[int, int, int]:
             steps = begin_at(start)
-            unfinished = max(len(queue) for queue in self._steady(loop, steps)[1])
+            queues = insert_joins(self.effects, self._turns(loop, steps), EMPTY)[1]
+            unfinished = max(len(queue) for queue in queues)
             return unfinished, max(step.stage for step in steps), start
 
         first = min(times.values())
@@ -266,11 +268,22 @@ class _Compute:
         """One interval with its joins, and the queues possible before and after it."""
         entries = queues
         while True:
-            block, exits = insert_joins(self.effects, self._turns(loop, steady), entries)
+            block, flying = insert_joins(self.effects, self._turns(loop, steady), entries)
+            # ptxas does not follow a matmul over the back edge to the op that reads its result.
+            last, exits = join_read(self.effects, flying, self._read_outside(loop))
             grown = entries | next_iteration(exits)
             if grown == entries:
-                return block, entries, exits
+                return (*block, *last), entries, exits
             entries = grown
+
+    def _read_outside(self, loop: Loop) -> frozenset[str]:
+        """Tiles of the loop that an op other than a matmul touches."""
+        touched: set[str] = set()
+        for op in loop.body:
+            if isinstance(op, Op) and op.kind != "mma" and op.id in self.placement.fusion.kept:
+                touched |= {var.name for var in self.placement.fusion.sources(op)}
+                touched |= set() if op.dst is None else {op.dst.name}
+        return frozenset(touched)
 
     def _early_end(self, loop: Loop, pipeline: Pipeline) -> Pipeline:
         """What this group does in iterations that do not change its part: take and give back."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.build import cache_folder
+from warploom.codegen.copies import expandable
 from warploom.codegen.emit import SHARED_LIMIT, emit
 from warploom.codegen.extract import Extraction, extract
 from warploom.codegen.lower import lower
@@ -30,7 +31,9 @@ from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.releases import releases
 from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
+from warploom.schedule.bounds import lower_bounds
 from warploom.schedule.costs import CostTable, costs
+from warploom.schedule.rules import Rules
 from warploom.schedule.schedule import Schedule
 from warploom.schedule.simulate import verify
 from warploom.tile import Op, Program
@@ -44,13 +47,15 @@ class Search:
     """How hard to look: seconds of the solver a loop, its seed, and the cost table's end.
 
     At the high end of every cost a schedule is legal for all values within, so it has slack where
-    the machine is slower than its table.
+    the machine is slower than its table. `expand` tries two copies of tiles (`codegen.copies`)
+    where the interval is above what the units need; they cost registers.
     """
 
     seconds: float = 10.0
     seed: int = 1
     workers: int = 1
     cost_end: str = "high"
+    expand: bool = False
 
 
 def solve_kernel(
@@ -137,6 +142,13 @@ def _solved(
     if kept.is_file():
         return KernelSchedule.from_json(json.loads(kept.read_text()), str(kept))
     answers = {e.loop: _answer(e, search) for e in problems}
+    if search.expand:
+        for number, loop in enumerate(program.loops()):
+            tiles = {name: 2 for name in expandable(placement, loop) if _is_tile(program, name)}
+            problem = extract(placement, loop, table, fixed, tiles, plan.skip_unit)
+            better = _expanded(problem, answers[loop.index], search)
+            if better is not None:
+                problems[number], answers[loop.index] = problem, better
     result = assemble(placement, plan, problems, answers, fixed, registers)
     write_text_atomically(kept, json.dumps(result.to_json()))
     return result
@@ -153,7 +165,26 @@ def _key(
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _answer(problem: Extraction, search: Search) -> Schedule:
+def _is_tile(program: Program, name: str) -> bool:
+    return any(
+        op.dst is not None and op.dst.name == name and len(op.dst.type.axes) == 2
+        for op in program.ops()
+    )
+
+
+def _expanded(problem: Extraction, plain: Schedule, search: Search) -> Schedule | None:
+    """A shorter interval with copies of tiles, if there is one."""
+    least = lower_bounds(problem.graph, problem.target).resource
+    if plain.initiation_interval <= least or not problem.graph.params["copies"]:
+        return None
+    try:
+        found = _answer(problem, search, unroll=2)
+    except CheckFailed:
+        return None
+    return found if found.initiation_interval < plain.initiation_interval else None
+
+
+def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
     # Not at the top: named schedules work without the solver.
     from warploom.schedule.objectives import LENGTH, REGISTER_TIME  # noqa: PLC0415
     from warploom.schedule.solve import Problem, solve  # noqa: PLC0415
@@ -166,6 +197,7 @@ def _answer(problem: Extraction, search: Search) -> Schedule:
             effort=Effort(search.seconds, search.workers, search.seed),
             objectives=(REGISTER_TIME, LENGTH),
             pins=problem.pins,
+            rules=Rules(unroll=unroll),
             uniform=True,
         )
     )
