@@ -18,12 +18,14 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(STAMP)
 
-demo: env  ## tune a real Triton kernel with no GPU; prints where the result lies
+demo: env  ## the whole path for attention, then tune a real Triton kernel, with no GPU
 	$(BIN)/warploom doctor
+	$(BIN)/warploom optimize attention --gpu h200 -o out/demo/attention
 	$(BIN)/warploom tune examples/tune_gemm_leaky_relu.py:kernel --measure model --search anneal --budget 40s -o out/demo
 	$(BIN)/warploom sass verify out/demo/original.cubin out/demo/tuned.cubin --alias triton
 	@echo
-	@echo "The tuned cubin, its manifest and a readable diff lie in out/demo:"
+	@echo "Attention from the program to the cubin: out/demo/attention/report.html"
+	@echo "The tuned Triton cubin, its manifest and a readable diff lie in out/demo:"
 	@ls out/demo
 
 tables:  ## rewrite the README's tables from bench/results
