@@ -9,16 +9,20 @@ from warploom.schedule.encoding import Encoding
 from warploom.schedule.encoding_groups import carries_registers, same_group
 from warploom.schedule.graph import Node
 from warploom.schedule.rules import Prices
-from warploom.schedule.solver import Linear
+from warploom.schedule.solver import Linear, Style
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A named objective: how to state it in a model, and its unit."""
+    """A named objective: how to state it in a model, its unit, and the searches that prove it.
+
+    Each style takes over from the one before where that ran out of its share of the time.
+    """
 
     name: str
     unit: str
     expression: Callable[[Encoding, Prices], Linear]
+    styles: tuple[Style, ...] = (Style(),)
 
 
 def traffic(it: Encoding, prices: Prices) -> Linear:
@@ -100,8 +104,13 @@ def groups(it: Encoding, prices: Prices) -> Linear:
 
 
 TRAFFIC = Stage("traffic", "points", traffic)
-REGISTER_TIME = Stage("register time", "x16 word-cycles", register_time)
+REGISTER_TIME = Stage(
+    "register time",
+    "x16 word-cycles",
+    register_time,
+    (Style(1, cuts=False), Style(2, cuts=False, from_below=True)),
+)
 BUSIEST = Stage("busiest group", "cycles", busiest)
-LENGTH = Stage("length", "cycles", length)
+LENGTH = Stage("length", "cycles", length, (Style(2, cuts=False),))
 GROUPS = Stage("warps", "warps", groups)
 STAGES = (TRAFFIC, REGISTER_TIME, BUSIEST, LENGTH, GROUPS)

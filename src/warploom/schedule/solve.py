@@ -42,13 +42,14 @@ from warploom.schedule.objectives import (
 from warploom.schedule.readout import death, read_schedule
 from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.schedule import Objective, Proof, Schedule
-from warploom.schedule.solver import NAME, Answer, Effort, IntVar, Variable, run
+from warploom.schedule.solver import NAME, Answer, Effort, IntVar, Style, Variable, run
 from warploom.schedule.target import Target
 from warploom.schedule.uniform import add_uniform
 
 EXTRA_STAGES = 2
 GRACE = 10.0
 MOST_POINTS = 1 << 40
+TIMES = Style(2)  # how sums of times are minimised before there are groups
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,13 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
         if found.interval > bound:
             it = joint_encoding(alone, (bound, found.interval - 1), _stages(alone, bound))
             it.model.minimize(it.interval)
-            least = run(it.model, clock.share(0.3), decisions(it))
+            least = run(it.model, clock.share(0.3), decisions(it), style=TIMES)
             bound = _bound_after(least, bound, found.interval)
             if least.found:
                 found = _first(alone, least.value, clock.share(0.3))
     it = joint_encoding(alone, found.interval, found.stages)
     it.model.minimize(LENGTH.expression(it, problem.prices))
-    answer = run(it.model, clock.share(0.15), decisions(it), found.answer.values)
+    answer = run(it.model, clock.share(0.15), decisions(it), found.answer.values, TIMES)
     if not answer.found:
         answer = replace(found.answer, value=found.stages * found.interval)
     return Modulo(found.interval, bound, answer.value, answer.bound, answer.seconds)
@@ -236,7 +237,7 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
     if found.interval > bound:
         it = joint_encoding(problem, (bound, found.interval - 1), problem.stages)
         it.model.minimize(it.interval)
-        least = run(it.model, clock.share(0.5), decisions(it))
+        least = run(it.model, clock.share(0.5), decisions(it), style=TIMES)
         bound = _bound_after(least, bound, found.interval)
         if least.found:
             again = _first(problem, least.value, clock.share(0.3))
@@ -328,9 +329,8 @@ def _optimise(
         it.model.add(total == stage.expression(it, problem.prices))
         it.model.minimize(total)
         left = len(problem.objectives) - position
-        answer = run(
-            it.model, clock.share(max(0.4, 1 / left)), [*decisions(it), *totals, total], values
-        )
+        wanted = [*decisions(it), *totals, total]
+        answer = _improve(it, stage.styles, wanted, values, clock, max(0.4, 1 / left))
         it.model.clear_objective()
         if not answer.found:
             break  # time is up: the stages so far stand, this one keeps the schedule it had
@@ -344,6 +344,35 @@ def _optimise(
         for item, total in zip(objectives, totals, strict=True)
     )
     return final, values
+
+
+def _improve(
+    it: Encoding,
+    styles: tuple[Style, ...],
+    wanted: list[Variable],
+    values: Mapping[int, int],
+    clock: Clock,
+    part: float,
+) -> Answer:
+    """One objective, by one style of search after the other until its optimum is proved.
+
+    The best value and the best bound may come from different searches.
+    """
+    limit = Clock(clock.share(part))
+    best = Answer("UNKNOWN", 0, 0, 0.0, {})
+    for position, style in enumerate(styles):
+        effort = limit.share(1 / (len(styles) - position))
+        answer = run(it.model, effort, wanted, best.values or values, style)
+        spent = best.seconds + answer.seconds
+        if answer.found and (not best.found or answer.value <= best.value):
+            bound = max(answer.bound, best.bound) if best.found else answer.bound
+            best = replace(answer, bound=bound)
+        elif answer.found:
+            best = replace(best, bound=max(answer.bound, best.bound))
+        best = replace(best, seconds=spent)
+        if best.found and best.bound >= best.value:
+            break
+    return best
 
 
 def _prove(problem: Problem, bounds: Bounds, start: Start, seconds: float) -> Proof:

@@ -47,6 +47,21 @@ class Effort:
 
 
 @dataclass(frozen=True)
+class Style:
+    """How an objective is searched; measured on the attention graphs (bench/schedule.py).
+
+    linear      how much of the model the linear relaxation holds: 1 the linear rows, 2 all. Sums
+                of lifetimes need it, sums of literals do not
+    cuts        whether the relaxation is sharpened with cuts: they cost more than they prove here
+    from_below  raise the bound by refuting values from the least up, instead of improving
+    """
+
+    linear: int = 1
+    cuts: bool = True
+    from_below: bool = False
+
+
+@dataclass(frozen=True)
 class Answer:
     """What the solver said: OPTIMAL, SAT, INFEASIBLE or UNKNOWN (time limit)."""
 
@@ -67,16 +82,17 @@ def run(
     effort: Effort,
     wanted: Iterable[Variable],
     hint: Mapping[int, int] | None = None,
-    log: bool = False,
+    style: Style = Style(),
 ) -> Answer:
     """Solve a model and return the values of the `wanted` variables by their index."""
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = effort.workers
-    if model.has_objective():  # linear relaxations prove sums of lifetimes; they slow feasibility
-        solver.parameters.linearization_level = 2
+    solver.parameters.linearization_level = style.linear
+    if not style.cuts:
+        solver.parameters.cut_level = 0
+    solver.parameters.use_objective_lb_search = style.from_below
     solver.parameters.random_seed = effort.seed
     solver.parameters.max_time_in_seconds = max(0.05, effort.seconds)
-    solver.parameters.log_search_progress = log
     variables = list(wanted)
     model.clear_hints()
     known: list[Any] = list(variables)
