@@ -118,6 +118,29 @@ def test_complex_pairs():
     np.testing.assert_allclose(run(body), w.real + w.imag, rtol=1e-4, atol=1e-5)
 
 
+def test_complex_quotients_exponentials_and_transposes():
+    def body(x, y):
+        u, v = t.Complex(x, y), t.Complex(y + 3.0, x)
+        w = (u / v).exp().T.T.copy()
+        return w.re - w.im
+
+    w = np.exp((X + 1j * Y) / (Y + 3.0 + 1j * X))
+    np.testing.assert_allclose(run(body), w.real - w.imag, rtol=1e-4, atol=1e-5)
+
+
+def test_complex_parts_have_one_type():
+    with pytest.raises(InputError, match="both parts have one type"):
+        run(lambda x, y: t.Complex(x, y.cast(t.BF16)).re)
+
+
+def test_masks_by_coordinates():
+    rows, cols = t.coordinate, t.coordinate
+    got = run(lambda x, y: t.causal(rows("m", 8), cols("n", 12), x, 5.0))
+    assert np.array_equal(got, np.where(np.arange(10) <= np.arange(6)[:, None], X, 5.0))
+    got = run(lambda x, y: t.where(x.differs(y), x, 1.0))
+    assert np.array_equal(got, X)
+
+
 def test_rounding_happens_at_the_cast_and_only_there():
     got = run(lambda x, y: (x.cast(t.BF16) * y.cast(t.BF16)).cast(t.FP32))
     x, y = t.round_to(t.BF16, X), t.round_to(t.BF16, Y)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codegen.simt_programs import make as simt_program
 
 from warploom import tile as t
 from warploom.errors import InputError
@@ -18,6 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 PROGRAMS = {
     "gemm": lambda: gemm(GemmConfig(bias=True, activation="gelu")),
     "attention": lambda: attention(AttentionConfig(causal=True, lse=True)),
+    "online": lambda: simt_program("online")[0],
 }
 
 
@@ -71,6 +73,42 @@ def test_the_verifier_finds_planted_faults():
         ),
         "2 dimensions, 1 ranges": _edit(program, store.id, spans=store.spans[:1]),
         "op ids": replace(program, body=program.body[1:]),
+    }
+    for message, broken in faults.items():
+        with pytest.raises(InputError, match=message):
+            t.verify(broken)
+
+
+def _many(x, k, y):
+    (i,) = t.grid(m=t.cdiv(t.size("m"), 8))
+    rows, cols = t.span(i * 8, 8), t.span(0, 16)
+    a = t.load(x, rows, cols)
+    b = t.gather(t.cumsum(a, "n"), t.load(k, rows, cols), "n")
+    c = t.where(b > t.sum_along(a, "n"), b, a.sub("n", 0, 16))
+    t.store(y, rows, cols, tile=c * t.argmax_along(a, "n").cast(t.FP32))
+
+
+def test_the_verifier_finds_planted_faults_of_every_group():
+    arrays = {"x": t.array(t.FP32, "m n"), "k": t.array(t.INT32, "m n"),
+              "y": t.array(t.FP32, "m n")}  # fmt: skip
+    program = t.trace(_many, arrays)
+    t.verify(program)
+    ops = {op.kind: op for op in program.ops()}
+    compare = ops["gt"]
+    flat = t.Var(compare.dst.name, compare.dst.type.with_dtype(t.FP32))
+    gather, where = ops["gather"], ops["where"]
+    faults = {
+        "no axis 'q'": _edit(program, ops["cumsum"].id, axis="q"),
+        r"has no axis 'q'.*\['m', 'n'\]": _edit(program, ops["reduce_sum"].id, axis="q"),
+        "leaves": _edit(program, ops["slice"].id, value=3),
+        "needs an int32 index": _edit(program, gather.id, srcs=(gather.srcs[0], gather.srcs[0])),
+        "takes": _edit(program, where.id, srcs=where.srcs[:2]),
+        "writes": _edit(program, compare.id, dst=flat),
+        "no range|dimensions": _edit(program, ops["load"].id, spans=()),
+        "which is no parameter": _edit(
+            program, ops["store"].id, array=replace(ops["store"].array, dtype=t.BF16)
+        ),
+        "uses ghost": replace(program, grid=((program.grid[0][0], symbol("ghost")),)),
     }
     for message, broken in faults.items():
         with pytest.raises(InputError, match=message):

@@ -259,7 +259,13 @@ class Values:
         for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
             start = c_index(span.start, names)
             place = start if span.size is None else f"({start} + {inner[span.axis]})"
-            checks.append(f"{place} < {c_name(dim)}")
+            # Only a difference can be negative; as an unsigned number that is past every end.
+            below = "-" in str(span.start)
+            checks.append(
+                f"static_cast<unsigned>({place}) < static_cast<unsigned>({c_name(dim)})"
+                if below
+                else f"{place} < {c_name(dim)}"
+            )
             if span.stop is not None:
                 checks.append(f"{place} < {c_index(span.stop)}")
             stride = "" if number == last else f" * {op.array.name}_stride{number}"

@@ -247,6 +247,29 @@ class Complex:
         im += self.im @ other.re
         return Complex(re, im)
 
+    def __truediv__(self, other: Complex) -> Complex:
+        scale = reciprocal(other.re * other.re + other.im * other.im)
+        product = self * other.conj()
+        return Complex(product.re * scale, product.im * scale)
+
+    def exp(self) -> Complex:
+        """e to this power."""
+        size = exp(self.re)
+        return Complex(size * cos(self.im), size * sin(self.im))
+
+    @property
+    def T(self) -> Complex:  # noqa: N802 (numpy's name)
+        """Both parts with their axes exchanged."""
+        return Complex(self.re.T, self.im.T)
+
+    def cast(self, dtype: DType) -> Complex:
+        """Both parts in another element type."""
+        return Complex(self.re.cast(dtype), self.im.cast(dtype))
+
+    def copy(self) -> Complex:
+        """The present value as a pair of its own."""
+        return Complex(self.re.copy(), self.im.copy())
+
     def conj(self) -> Complex:
         """The complex conjugate."""
         return Complex(self.re, -self.im)

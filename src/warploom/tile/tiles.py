@@ -93,6 +93,10 @@ class Tile:
         """Elementwise equality (`==` stays Python's identity)."""
         return elementwise("eq", self, other)
 
+    def differs(self, other: Tile | float) -> Tile:
+        """Elementwise inequality; NaN differs from everything."""
+        return elementwise("ne", self, other)
+
     def __and__(self, other: Tile) -> Tile:
         return elementwise("and", self, other)
 
