@@ -2,15 +2,13 @@
 
 Rows: seconds from the formula to FlashAttention in a fresh process; percent of a proven bound of
 each derivation; values moved by execution against the formula; integer tiles against exhaustive
-search. With `--counters FILE.json` (kernel -> profiler bytes, from `ncu`) the predicted DRAM bytes
-of a GPU derivation are compared as well (acceptance test T8).
+search. DRAM bytes beside profiler counters are in bench/counters.py (acceptance test T8).
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import platform
 import random
@@ -20,16 +18,14 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from warploom.diagram import cost, timing
+from warploom.diagram import cost
 from warploom.diagram.cascade import Refusal
 from warploom.diagram.chunk import exchange
 from warploom.diagram.derive import derive
-from warploom.diagram.gpu import element_bytes, gpu
 from warploom.diagram.integers import choose
 from warploom.diagram.kernel import Kernel, Loop
 from warploom.diagram.legal import make_kernel
 from warploom.diagram.library import formula
-from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,43 +184,10 @@ def exhaustive(made: Kernel, capacity: float, multiples: dict[str, int]) -> floa
     return best
 
 
-def counters(path: Path, name: str, dtype: str) -> list[Evidence]:
-    """Predicted DRAM bytes against profiler counters: {formula: dram bytes}."""
-    try:
-        measured = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise InputError(f"{path}: not a counter file ({error})") from None
-    machine = gpu(name)
-    rows: list[Evidence] = []
-    for kernel, found_bytes in measured.items():
-        found = derive(formula(kernel), gpu_name=name, dtype=dtype)
-        seconds = sum(timing.dram_seconds(k, machine, dtype) for k in found.kernels)
-        predicted = seconds * machine.dram_rate
-        rows.append(
-            row(
-                kernel,
-                dtype,
-                "B",
-                "lower",
-                predicted,
-                "dram__bytes.sum",
-                float(found_bytes),
-                f"predicted DRAM traffic on {name}, {element_bytes(dtype):.0f} B values",
-            )
-        )
-    return rows
-
-
 def main() -> None:
     """Write all rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--counters", type=Path, help="profiler bytes by formula, JSON")
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--dtype", default="fp16")
-    options = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__).parse_args()
     rows = [cold_start(), *(percent_of_bound(name) for name in DERIVED), integers()]
-    if options.counters:
-        rows += counters(options.counters, options.gpu, options.dtype)
     write_rows(ROOT / "bench" / "results" / "derive.json", rows)
     for entry in rows:
         print(f"{entry.kernel:18} {entry.ours:.4g} {entry.unit} against {dict(entry.baselines)}")

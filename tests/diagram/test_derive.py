@@ -395,3 +395,25 @@ def test_bad_nests_are_refused_with_the_nearest_fix() -> None:
     assert clean("out~") == "out_" and clean("0.5") == "v0_5"
     with pytest.raises(InputError, match="either"):
         derive(formula("attention"))
+
+
+def test_tiles_on_an_h200_are_those_people_and_libraries_chose() -> None:
+    """cuBLAS takes 128 x 256 x 64 on this GPU, FlashAttention-3 128 rows of 128 to 176 keys."""
+    (product,) = derive(formula("matmul"), gpu_name="h200", dtype="bf16").kernels
+    assert dict(product.tiles) == {"g_a": 128, "g_c": 256, "s_b": 64}
+    (heads,) = derive(formula("mha"), gpu_name="h200", dtype="bf16").kernels
+    tiles = dict(heads.tiles)
+    assert tiles["g_h"] == 1 and tiles["g_q"] == 128 and 64 <= tiles["s_x"] <= 176
+
+
+def test_derived_kernels_compile_from_the_command_line(tmp_path: Path) -> None:
+    folder = tmp_path / "built"
+    answer = RUN.invoke(
+        app, ["derive", "matmul", "--gpu", "h200", "--dtype", "bf16", "--build", str(folder)]
+    )
+    assert answer.exception is None, answer.output
+    assert "schedule inflight" in answer.output
+    assert list(folder.glob("*/*.cubin"))
+    for options in (["--gpu", "a100"], ["--memory", "90000"], ["--gpu", "h100,h200"]):
+        refused = RUN.invoke(app, ["derive", "matmul", *options, "--build", str(folder)])
+        assert isinstance(refused.exception, InputError)

@@ -19,7 +19,9 @@ from warploom.diagram.library import FORMULAS, formula
 from warploom.diagram.svg import draw
 from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
+from warploom.pipeline.derived import build_derivation
 
+HOPPER = ("h100", "h200")
 TOLERANCE = 1e-9
 """Largest relative float64 error of a derivation run on random input."""
 
@@ -34,6 +36,9 @@ def derive(
     svg: Annotated[Path | None, typer.Option(help="write the drawing here")] = None,
     objective: Annotated[str, typer.Option(help="time or energy, on a GPU")] = "time",
     split: Annotated[bool, typer.Option(help="with --memory: allow split axes")] = False,
+    build: Annotated[
+        Path | None, typer.Option(help="compile the derived kernels into this folder (Hopper)")
+    ] = None,
 ) -> None:
     """Derive what to fuse, tile and stream, its cost, its distance from a proven bound."""
     if name == "list":
@@ -45,6 +50,8 @@ def derive(
     dtypes = [part for part in dtype.split(",") if part]
     if not gpus or not dtypes:
         raise InputError("--gpu and --dtype need at least one name each")
+    if build is not None and (memory or len(gpus) > 1 or len(dtypes) > 1):
+        raise InputError("--build compiles one derivation for a GPU: give one GPU, one type, no M")
     if not memory and (len(gpus) > 1 or len(dtypes) > 1):
         if svg is not None:
             raise InputError("--svg draws one derivation: give one GPU and one type")
@@ -57,7 +64,24 @@ def derive(
         found = run_derive(diagram, memory=memory, split=split)
     else:
         found = run_derive(diagram, gpu_name=gpus[0], dtype=dtypes[0], objective=objective)
+    if build is not None and found.gpu not in HOPPER:
+        raise InputError(f"--build needs --gpu {' or '.join(HOPPER)}: code is emitted for Hopper")
     report(found, as_json, svg)
+    if build is not None:
+        write_kernels(found, build, quiet=as_json)
+
+
+def write_kernels(found: Derivation, folder: Path, quiet: bool) -> None:
+    """Compile every program of a derivation into `folder`/NAME."""
+    for number, made in enumerate(build_derivation(found, found.dtype)):
+        made.built.write(folder / f"{number}-{made.program.name}")
+        tiles = ", ".join(f"{symbol}={size}" for symbol, size in made.kernel.tiles)
+        if not quiet:
+            typer.echo(
+                f"built     {made.program.name}: {tiles}; schedule {made.schedule.name}, "
+                f"{made.built.resources.registers} registers at entry, "
+                f"{made.built.source.shared_bytes} B of shared memory"
+            )
 
 
 def report(found: Derivation, as_json: bool, svg: Path | None) -> None:

@@ -17,7 +17,7 @@ from warploom.diagram.derive import Derivation
 from warploom.diagram.kernel import Kernel
 from warploom.diagram.lower import programs
 from warploom.errors import InputError
-from warploom.tile import Loop, Op, Program
+from warploom.tile import Op, Program
 
 BAND = 8  # rows of tasks a band, as the library's GEMM
 ELEMENTS = ("bf16", "fp16")  # element types the emitter has matrix products for in any order
@@ -78,7 +78,7 @@ def schedule_name(program: Program) -> str:
 
 
 def launch_plan(kernel: Kernel, program: Program) -> LaunchPlan:
-    """Bands of tasks for a product whose rows and columns are both grouped; masked rows reversed."""
+    """Bands of tasks where rows and columns of a product are grouped; masked rows reversed."""
     grid = [name for name, _ in program.grid]
     rows = {clean(str(kernel.body.node[box].attr("row"))) + "_tile" for _, box in kernel.bound_by}
     reverse = tuple(name for name in grid if name in rows)
@@ -95,8 +95,3 @@ def _sides(kernel: Kernel) -> set[str]:
             first, second = (set(kernel.body.axes_of(name)) for name in node.inputs)
             found |= {clean(axis) for axis in (first ^ second) & set(node.axes)}
     return found
-
-
-def loops_of(program: Program) -> tuple[Loop, ...]:
-    """The loops of a program, for reports."""
-    return tuple(program.loops())
