@@ -116,6 +116,7 @@ static void __syncthreads() {
   threadIdx.x = machine::current = me;
 }
 static void warp_wait() { machine::wait(machine::warps[machine::current / 32], 32); }
+static void __syncwarp() { warp_wait(); }
 template <class T> static T exchange(T x, int from) {
   const int me = machine::current, first = me / 32 * 32;
   unsigned long long bits = 0;

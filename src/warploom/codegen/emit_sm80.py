@@ -59,6 +59,10 @@ class _Sm80Steps(StepCode):
             f"advance<{self.block.ring(name).depth}>({name}_cursor);",
         ]
 
+    def _release(self, values: Values, step: Step, names: Names) -> list[str]:
+        # One lane arrives for its warp: the other lanes' reads come before that only by this.
+        return ["__syncwarp();", *super()._release(values, step, names)]
+
     def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None
         return multiply_lines(self.block, values, step.op)
