@@ -7,7 +7,7 @@ unless said), hence for our derivations, whose independent groups can be run one
 * matmul: 2mnk/√M - 2M for a contraction whose operands are elementwise images of external arrays
   (Smith, Lowery, Langou, van de Geijn 2019, 1702.02017). COSMA's 2mnk/√M + mn (1908.09606) is
   given beside it as the attainable form.
-* sandwich: S_ij = f(Σ_l A_il B_jl) followed by Σ_j g(S_ij) V_jm with f not linear, i.e. attention
+* sandwich: S_ij = f(Σ_l A_il B_jl) followed by Σ_j g(S_ij) V_jm, f no polynomial, i.e. attention
   and two-matmul networks. Proof: cut the run into phases of T transfers. A pair (i, j) whose S_ij
   is evaluated from nothing in a phase needs a row of A (width d) and of B, and each of its products
   with V needs V's element. With a rows of A, b of B and n <= b·e elements of V in reach,
@@ -16,6 +16,10 @@ unless said), hence for our derivations, whose independent groups can be run one
   So a phase completes at most F(T) = e·[(M+T)²/(4d(d+e)) + M + T] of the q·x·e products, and
   H >= T·floor(q·x·e / F(T)) for every T; we take the best T. (No V: S itself counts, e = 0.)
   This sharpens Saha & Ye's Θ(N²d²/M), 2402.07443, with a constant: 2N²d²/M as d²/M -> 0.
+  It speaks of schedules that evaluate each S_ij from its own products and each g(S_ij) V_jm by
+  itself, in any order, with recomputation; not of fast matrix multiplication or approximation. It
+  asks for an f that is no polynomial: otherwise Σ_j f(S_ij) V_jm reassociates (spherical attention
+  is Q (KᵀV) over the root of qᵀ (KᵀK) q, one pass for M >= d(d + e)), and then it is not given.
 * HBL: exponents only (no constant), by the linear program of Dinh & Demmel 2003.00119.
 """
 
@@ -111,7 +115,7 @@ def matmul_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     frames = _frames(diagram, node)
     if frames is None or not _is_external(diagram, node):
         return None
-    if not all(_is_image(diagram, name, diagram.axes_of(name)) for name in node.inputs):
+    if not _are_images(diagram, node):
         return None
     work = math.prod(float(diagram.size[a]) for a in (*node.axes, *node.over))
     value = 2 * work / math.sqrt(capacity) - 2 * capacity * _batches(diagram, node)
@@ -131,9 +135,9 @@ def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | Non
     frames = _frames(diagram, node)
     if frames is None or _is_external(diagram, node):
         return None
-    if not all(_is_image(diagram, name, diagram.axes_of(name)) for name in node.inputs):
+    if not _are_images(diagram, node):
         return None
-    if _has_mask_below(diagram, node):
+    if _has_mask_below(diagram, node) or not _is_opaque(diagram, node):
         return None
     width = math.prod(float(diagram.size[a]) for a in node.over)
     rows, columns, _ = frames
@@ -167,6 +171,45 @@ def _batches(diagram: Diagram, node: Node) -> float:
     frames = _frames(diagram, node)
     assert frames is not None
     return math.prod(float(diagram.size[a]) for a in frames[2])
+
+
+def _are_images(diagram: Diagram, node: Node) -> bool:
+    """Whether both operands are elementwise images of external arrays, and not of the same one
+    (a Gram matrix needs less: an element serves as row and as column)."""
+    above = ancestors(diagram)
+    sources = [
+        {
+            a
+            for a in (*above[n], n)
+            if a in diagram.array and _is_image(diagram, a, diagram.axes_of(n))
+        }
+        for n in node.inputs
+    ]
+    images = all(_is_image(diagram, name, diagram.axes_of(name)) for name in node.inputs)
+    arrays = [above[n] | {n} for n in node.inputs]
+    shared = {a for a in arrays[0] & arrays[1] if len(diagram.axes_of(a)) > 1}
+    return images and not sources[0] & sources[1] and not shared
+
+
+POLYNOMIAL = frozenset({"add", "sub", "mul", "neg", "square"})
+"""Maps through which a sum of products reassociates."""
+
+
+def _is_opaque(diagram: Diagram, node: Node) -> bool:
+    """Whether every path from a product to a sum over its columns passes a function that is no
+    polynomial, so that the product's elements have to exist. A maximum counts: it is one."""
+    stack, seen = [node.name], set[str]()
+    while stack:
+        name = stack.pop()
+        for user in diagram.consumers[name]:
+            box = diagram.node[user]
+            if box.kind == "map" and box.op in POLYNOMIAL and set(node.axes) <= set(box.axes):
+                if user not in seen:
+                    seen.add(user)
+                    stack.append(user)
+            elif box.kind == "contract" or box.op in ("sum", "mean"):
+                return False
+    return True
 
 
 def _is_image(diagram: Diagram, value: str, axes: Sequence[str]) -> bool:
