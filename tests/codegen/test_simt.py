@@ -1,11 +1,15 @@
 """SIMT kernels: the emitted text, run on a CPU with threads in random order, gives the meaning."""
 
+import json
+from dataclasses import replace
+
 import pytest
 from tests.codegen import emulate
 from tests.codegen.simt_programs import PROGRAMS, make
 from tests.gpu.cases import distance
 
 from warploom import tile as t
+from warploom.codegen.build import build
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.errors import InputError
@@ -56,3 +60,97 @@ def test_the_emitted_code_means_what_the_program_means(kernels, name):
             assert distance(got[key], value) <= bound, (shape, key)
         ran += 1
     assert ran >= 3
+
+
+def test_a_barrier_left_out_gives_wrong_results(tmp_path):
+    program, arrays, scalars, _ = make("transposed")
+    source = emit_simt(program, SimtSchedule("square", 128, 8, 1), "sm_90a")
+    broken = replace(source, text=source.text.replace("__syncthreads();", ""))
+    library = emulate.compile_all([broken], tmp_path)
+    got = emulate.run(library, 0, broken, program, arrays, scalars)
+    want = t.interpret(program, arrays, scalars)
+    assert max(distance(got[key], want[key]) for key in want) > 0.1
+
+
+@pytest.mark.parametrize(("name", "arch"), [("scans", "sm_80"), ("casts", "sm_90a")])
+def test_it_compiles_without_spills(name, arch):
+    program = make(name)[0]
+    built = build(program, simt(program), arch)
+    assert built.resources.spill_bytes == 0 and built.arch == arch
+
+
+def _program(body, dims="m n", kind=t.FP32):
+    return t.trace(body, {"x": t.array(kind, dims), "y": t.array(kind, dims)})
+
+
+def _matmul(x, y):
+    a = t.load(x, t.span(0, 16, "r"), t.span(0, 16))
+    t.store(y, t.span(0, 16, "r"), t.span(0, 16, "q"),
+            tile=(a @ t.load(y, t.span(0, 16, "q"), t.span(0, 16))).cast(t.BF16))  # fmt: skip
+
+
+def _copy(x, y, *spans):
+    t.store(y, *spans, tile=t.load(x, *spans))
+
+
+def _added(x, y):
+    t.store(y, t.span(0, 8), t.span(0, 8), tile=t.load(x, t.span(0, 8), t.span(0, 8)), add=True)
+
+
+def _turned(x, y):
+    a = t.load(x, t.span(0, 300), t.span(0, 260))
+    t.store(y, t.span(0, 300), t.span(0, 260), tile=(a.T * 2.0).T)
+
+
+REFUSED = {
+    "a matmul; SIMT schedules": (_matmul, "m n", t.BF16, "sm_90a", None),
+    "has 3 axes": (
+        lambda x, y: _copy(x, y, *[t.span(0, 4)] * 3), "a b c", t.FP32, "sm_90a", None,
+    ),
+    "fp8 conversions need sm_89, the target is sm_80": (
+        lambda x, y: _copy(x, y, t.span(0, 8), t.span(0, 8)), "m n", t.E4M3, "sm_80", None,
+    ),
+    "store add=True of bf16 needs sm_90": (_added, "m n", t.BF16, "sm_80", None),
+    "the GPU adds fp32, fp16, bf16 and int32": (_added, "m n", t.E4M3, "sm_90a", None),
+    r"takes 512 registers of each of 32 threads": (
+        lambda x, y: _copy(x, y, t.span(0, 64), t.span(0, 256)), "m n", t.FP32, "sm_90a", (32, 32),
+    ),
+    r"needs 31\d,\d{3} B of shared memory .* the GPU has 232,448": (
+        _turned, "m n", t.FP32, "sm_90a", (1024, 256),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_emitted_is_refused_with_numbers(message):
+    body, dims, kind, arch, threads = REFUSED[message]
+    program = _program(body, dims, kind)
+    chosen = SimtSchedule("given", *threads, 1) if threads else simt(program)
+    with pytest.raises(InputError, match=message):
+        emit_simt(program, chosen, arch)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [((96, 32, 1), "power of two"), ((2048, 32, 1), "32 to 1024"), ((64, 128, 1), "no more lanes")],
+)
+def test_schedules_that_no_block_can_have(numbers, message):
+    with pytest.raises(InputError, match=message):
+        SimtSchedule("x", *numbers)
+
+
+def test_a_schedule_survives_json():
+    made = simt(make("softmax")[0])
+    assert SimtSchedule.from_json(json.loads(json.dumps(made.to_json()))) == made
+    with pytest.raises(InputError, match="incomplete"):
+        SimtSchedule.from_json({"schema": "warploom.simt-schedule", "version": 1})
+
+
+def test_names_of_a_program_do_not_meet_the_emitters():
+    def body(x, scan):
+        total, carry = t.load(x, t.span(0, 8)), t.scalar("best")
+        t.store(scan, t.span(0, 8), tile=t.cumsum(total, "shared") * carry)
+
+    arrays = {"x": t.array(t.FP32, "shared"), "scan": t.array(t.FP32, "shared")}
+    program = t.trace(body, arrays, name="combine_all")
+    build(program, simt(program))

@@ -86,7 +86,8 @@ def simt(program: Program, threads: int | None = None, lanes: int | None = None)
     if not types:
         return SimtSchedule("simt", threads or WARP, lanes or 1, 1)
     widest = max(_elements(kind) for kind in types)
-    cols = max(kind.shape[-1] for kind in types if len(kind.axes) == 2 or widest == kind.shape[0])
+    # A vector counts as columns only when nothing larger says where they are.
+    cols = max(kind.shape[-1] for kind in types if len(kind.axes) > 1 or widest == kind.shape[0])
     size = min(array.dtype.bytes for array in program.arrays)
     vector = min(WIDEST_BYTES // size, _power(cols))
     wanted = _power(max(1, widest // ELEMENTS_A_THREAD))
