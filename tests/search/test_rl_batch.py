@@ -1,4 +1,4 @@
-"""Batch verdicts say what the verifier says, on legal and illegal versions; a missing rule shows."""
+"""Batch verdicts say what the verifier says, legal or not; a rule left out shows."""
 
 from __future__ import annotations
 
