@@ -27,6 +27,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 REMEMBERED: Final = 48  # states of blocks whose offers are kept: a few megabytes each
 
+FEWEST: Final = 32
+
 
 @dataclass(frozen=True)
 class BlockNow:
@@ -61,9 +63,7 @@ class Board:
         self.coupling = Coupling(self.tables, self.batches)
         self.depth = depths(self.kernel, natural_loops(self.kernel))
         self.scope = self._scope()
-        self.lines = np.concatenate(
-            [np.arange(b.start, b.start + b.size) for b in (self.batches[s] for s in self.scope)]
-        )[: profile.lines]
+        self.lines = self._lines()
         self.line_of = {int(index): line for line, index in enumerate(self.lines)}
         self._derivers = (
             {} if profile.kept else {b: BatchDeriver(self.batches[b]) for b in self.scope}
@@ -92,6 +92,24 @@ class Board:
         if not chosen:
             raise InputError(f"{self.kernel.name}: no block with an instruction that may move")
         return sorted(chosen)
+
+    def _lines(self) -> Ints:
+        """The instructions of the scope; where there is no room for all, from the first that may
+        move on."""
+        batches = [self.batches[block] for block in self.scope]
+        lines = np.concatenate([np.arange(b.start, b.start + b.size) for b in batches])
+        first = next(place for place, index in enumerate(lines) if self._may_move(int(index)))
+        room = self._room()
+        begin = min(first, max(0, len(lines) - room))
+        return lines[begin : begin + room]
+
+    def _room(self) -> int:
+        """How many lines are played: fewer in a block larger than the profile's lines, because
+        every action costs a version of the whole block."""
+        largest = max(self.batches[block].size for block in self.scope)
+        if self.profile.kept or largest <= self.profile.lines:
+            return self.profile.lines
+        return max(FEWEST, self.profile.lines**2 // largest)
 
     def _has_moves(self, block: int) -> bool:
         home = self.kernel.blocks[block]

@@ -1,0 +1,179 @@
+"""Rows and figures of the comparison, from the logs alone."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from comparison.broker import CONFIRMED
+from comparison.runs import METHODS
+from warploom.errors import InputError
+from warploom.evidence import Evidence, write_rows
+from warploom.files import write_text_atomically
+
+CLAIM = "search-comparison"
+FIGURES = Path(__file__).parents[2] / "docs" / "img"
+COLOURS = ("#777777", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#17becf", "#d62728",
+           "#000000")  # fmt: skip
+WIDTH, HEIGHT, MARGIN = 640, 340, 48
+SHARE = 0.95
+
+Curve = list[float]
+
+
+def report(work: Path, results: Path, command: str) -> int:
+    """Write the rows and a figure for each kernel; returns the exit status.
+
+    Raises `InputError` when the folder holds no finished comparison.
+    """
+    rows: list[Evidence] = []
+    for log in sorted(work.glob("*.jsonl")):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        compared = next((line for line in reversed(lines) if "compare" in line), None)
+        device = next((line["device"] for line in lines if "device" in line), None)
+        if compared is None or device is None:
+            print(f"{log.stem}: no comparison in its log, left out")
+            continue
+        curves = curves_of(lines)
+        rows += kernel_rows(log.stem, lines, compared, device, curves, command)
+        figure = draw(log.stem, curves)
+        write_text_atomically(FIGURES / f"search_comparison_{log.stem}.svg", figure)
+    if not rows:
+        raise InputError(f"{work} holds no finished comparison on a GPU")
+    write_rows(results / "search_comparison.json", rows)
+    print(f"{len(rows)} rows in {results / 'search_comparison.json'}, figures in {FIGURES}")
+    return 0
+
+
+def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Curve]]:
+    """{method: best-so-far of each seed}: at measurement n the best mean score of a candidate
+    measured often enough, 1.0 before there is one."""
+    scores: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, Curve] = {}
+    for line in lines:
+        if "n" not in line:
+            continue
+        mine = scores.setdefault(line["run"], {})
+        if line["outcome"] == "ok":
+            mine.setdefault(line["digest"], []).append(line["speedup"])
+        curve = found.setdefault(line["run"], [])
+        sure = mine.get(line["digest"], [])
+        now = statistics.fmean(sure) if len(sure) >= CONFIRMED else 1.0
+        curve.append(max(now, curve[-1] if curve else 1.0))
+    methods: dict[str, list[Curve]] = {}
+    for run, curve in found.items():
+        methods.setdefault(run.split("-", 1)[1].rsplit("-", 1)[0], []).append(curve)
+    return methods
+
+
+def to_share(curve: Curve) -> int | None:
+    """Measurements until 95 % of a curve's final gain; None when it gained nothing."""
+    gain = curve[-1] - 1.0
+    if gain <= 0.0:
+        return None
+    return next(n for n, best in enumerate(curve, 1) if best - 1.0 >= SHARE * gain)
+
+
+def kernel_rows(
+    kernel: str,
+    lines: Sequence[Mapping[str, Any]],
+    compared: Mapping[str, Any],
+    device: Mapping[str, Any],
+    curves: Mapping[str, list[Curve]],
+    command: str,
+) -> list[Evidence]:
+    """One row a method: the seeds' results in the final comparison, the median seed first."""
+    config = next((line["config"] for line in lines if "config" in line), "?")
+    done = {line["run"]: line for line in lines if line.get("done")}
+    rows: list[Evidence] = []
+    for method in METHODS:
+        runs = sorted(r for r, d in done.items() if d["method"] == method and d["measurements"])
+        if not runs:
+            continue  # not run, or it could not play this kernel: the log says why
+        # A run that found nothing hands back the original, whose ratio to itself is 1.
+        unchanged = [1.0, 1.0, 1.0]
+        ratios = {run: compared["compare"].get(run, unchanged) for run in runs}
+        middle = sorted(runs, key=lambda run: ratios[run][0])[len(runs) // 2]
+        ratio = ratios[middle]
+        reached = [to_share(curve) for curve in curves.get(method, [])]
+        rows.append(
+            Evidence(
+                claim=CLAIM,
+                kernel=f"{kernel} / {method}",
+                shape="as in sass-search",
+                dtype="as in sass-search",
+                device=str(device["name"]),
+                driver=str(device["driver_version"]),
+                compiler="ptxas of Triton",
+                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+                command=command,
+                unit="us",
+                better="lower",
+                ours=compared["median_us"] / ratio[0],
+                baselines={f"triton {config}": compared["median_us"]},
+                ratio_to_best=ratio[0],
+                ci95=(ratio[1], ratio[2]),
+                control=(compared["control"][0], compared["control"][1]),
+                samples=len(runs),
+                checks={
+                    "seeds": {run: ratios[run] for run in runs},
+                    "measurements": [done[run]["measurements"] for run in runs],
+                    "measurements_to_95_percent": reached,
+                    "ended": {run: _ended(done[run]) for run in runs},
+                },
+                notes="median seed; `ours` is the original's time over the ratio",
+            )
+        )
+    return rows
+
+
+def _ended(line: Mapping[str, Any]) -> str:
+    if "error" in line:
+        return str(line["error"])
+    return "cut short" if "cut_short" in line else "all measurements spent"
+
+
+def draw(kernel: str, curves: Mapping[str, list[Curve]]) -> str:
+    """Best-so-far curves: the mean of the seeds, with the band from the worst to the best."""
+    longest = max((len(c) for seeds in curves.values() for c in seeds), default=1)
+    highest = max((c[-1] for seeds in curves.values() for c in seeds), default=1.0)
+    top = max(highest, 1.005)
+
+    def at(n: float, value: float) -> str:
+        x = MARGIN + (WIDTH - 2 * MARGIN) * n / longest
+        y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (value - 1.0) / (top - 1.0)
+        return f"{x:.1f},{y:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 130} {HEIGHT}" '
+        'font-family="sans-serif" font-size="11">',
+        f'<rect width="{WIDTH + 130}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{MARGIN}" y="20" font-size="13">{kernel}: best so far (search-time scores, '
+        "confirmed)</text>",
+        f'<polyline points="{at(0, top)} {at(0, 1.0)} {at(longest, 1.0)}" fill="none" '
+        'stroke="black"/>',
+        f'<text x="{MARGIN}" y="{HEIGHT - 18}">0</text>',
+        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 18}" text-anchor="end">{longest} '
+        "measurements</text>",
+        f'<text x="4" y="{MARGIN}">{top:.3f}x</text>',
+        f'<text x="4" y="{HEIGHT - MARGIN}">1.000x</text>',
+    ]
+    for number, method in enumerate(name for name in METHODS if name in curves):
+        colour = COLOURS[list(METHODS).index(method) % len(COLOURS)]
+        seeds = [c + [c[-1]] * (longest - len(c)) for c in curves[method]]
+        mean = [statistics.fmean(values) for values in zip(*seeds, strict=True)]
+        low, high = ([f(v) for v in zip(*seeds, strict=True)] for f in (min, max))
+        band = [at(n, v) for n, v in enumerate(high, 1)]
+        band += [at(n, v) for n, v in reversed(list(enumerate(low, 1)))]
+        parts.append(f'<polygon points="{" ".join(band)}" fill="{colour}" opacity="0.12"/>')
+        line = " ".join(at(n, value) for n, value in enumerate(mean, 1))
+        parts.append(
+            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        )
+        y = MARGIN + 16 * number
+        parts.append(f'<text x="{WIDTH - MARGIN + 12}" y="{y}" fill="{colour}">{method}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
