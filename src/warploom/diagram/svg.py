@@ -31,6 +31,8 @@ GAP = 26
 BOX = 44
 STEP = 132
 """Pixels from one column to the next."""
+ENTRY = 56
+"""Further pixels where an array enters between two boxes."""
 MARGIN = 96
 COLOUR = {"global": "#263238", "chip": "#e07b00", "box": "#ffffff", "region": "#fff4e3"}
 FONT = "font-family='Georgia, Times, serif'"
@@ -56,6 +58,7 @@ class Column:
     node: Node
     left: tuple[tuple[str, bool], ...]
     right: tuple[str, ...]
+    x: float = 0.0
 
 
 def columns_of(body: Diagram) -> tuple[Column, ...]:
@@ -117,7 +120,7 @@ def draw(derivation: Derivation) -> str:
 def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float, float]:
     """One diagram: (svg, width, height)."""
     body = body if kernel is None else replace(body, nodes=_loop_first(kernel))
-    cols = columns_of(body)
+    cols = _spaced(body, columns_of(body))
     counts = [sum(max(1, len(body.axes_of(v))) for v, _ in c.left) for c in cols]
     arrays = [len(c.left) for c in cols]
     tall = max((n * WIRE + a * GAP for n, a in zip(counts, arrays, strict=True)), default=0)
@@ -126,15 +129,15 @@ def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float,
     middle = top + tall / 2
     left = [_stack(body, [v for v, _ in c.left], middle) for c in cols]
     right = [_stack(body, list(c.right), middle) for c in cols]
-    width = 2 * MARGIN + STEP * len(cols)
+    width = 2 * MARGIN + STEP + (cols[-1].x - cols[0].x if cols else 0)
     floor = top + tall + 30
     parts = [f"<text x='24' y='26' font-size='17' fill='#111' {FONT}>{escape(title)}</text>"]
     if kernel is not None:
         parts.append(_region(kernel, cols, top - 8, tall + 18))
     for j, column in enumerate(cols):
         parts += _joins(body, kernel, cols, left, right, j)
-        parts += _box(body, kernel, column, left[j], right[j], _x(j))
-    parts += _ends(body, kernel, right[-1], _x(len(cols) - 1) + BOX) if cols else []
+        parts += _box(body, kernel, column, left[j], right[j], column.x)
+    parts += _ends(body, kernel, right[-1], cols[-1].x + BOX) if cols else []
     parts += _rows(body, kernel, cols, floor)
     return "".join(parts), width, floor + (74 if kernel is not None else 30)
 
@@ -152,9 +155,19 @@ def _loop_first(kernel: Kernel) -> tuple[Node, ...]:
     return order if legal else kernel.body.nodes
 
 
-def _x(column: int) -> float:
-    """The left edge of a column's box."""
-    return MARGIN + STEP * column + (STEP - BOX) / 2
+def _spaced(body: Diagram, cols: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns with the left edges of their boxes: where an array enters between two boxes,
+    its name and labels get room beside those of the box before."""
+    placed: list[Column] = []
+    x = MARGIN + (STEP - BOX) / 2
+    known: set[str] = set()
+    for j, column in enumerate(cols):
+        entering = {value for value, _ in column.left if value in body.array} - known
+        known |= entering
+        if j:
+            x += STEP + (ENTRY if entering else 0)
+        placed.append(replace(column, x=x))
+    return tuple(placed)
 
 
 def _stack(body: Diagram, values: list[str], middle: float) -> list[Placed]:
@@ -171,9 +184,9 @@ def _stack(body: Diagram, values: list[str], middle: float) -> list[Placed]:
 
 def _region(kernel: Kernel, cols: tuple[Column, ...], top: float, tall: float) -> str:
     """The on-chip background and a bracket over the columns of each stream loop."""
-    last = _x(len(cols) - 1) + BOX
+    last = cols[-1].x + BOX
     parts = [
-        f"<rect x='{_x(0) - 26:.0f}' y='{top:.0f}' width='{last - _x(0) + 52:.0f}' "
+        f"<rect x='{cols[0].x - 26:.0f}' y='{top:.0f}' width='{last - cols[0].x + 52:.0f}' "
         f"height='{tall:.0f}' rx='10' fill='{COLOUR['region']}'/>"
     ]
     for level, (axis, index) in enumerate(kernel.stream_index.items()):
@@ -181,8 +194,8 @@ def _region(kernel: Kernel, cols: tuple[Column, ...], top: float, tall: float) -
         if not inside:
             continue
         x0, x1, y = (
-            _x(inside[0]) - 16,
-            _x(inside[-1]) + BOX + 16,
+            cols[inside[0]].x - 16,
+            cols[inside[-1]].x + BOX + 16,
             top - 4 - 18 * (len(kernel.stream_index) - 1 - level),
         )
         symbol = kernel.loops[index].symbol
@@ -206,7 +219,7 @@ def _joins(
 ) -> Iterator[str]:
     """Wires from the previous column's right side to this column's left side; new arrays enter."""
     before = {p.value: p for p in right[j - 1]} if j else {}
-    x1 = _x(j)
+    x1 = cols[j].x
     for placed, (value, used) in zip(left[j], cols[j].left, strict=True):
         colour = _colour(kernel)
         copies = sum(v == value for v, _ in cols[j].left)
@@ -221,7 +234,7 @@ def _joins(
         if source is None:
             yield from _entry(body, kernel, placed, x1)
             continue
-        x0 = _x(j - 1) + BOX
+        x0 = cols[j - 1].x + BOX
         for w in range(placed.wires):
             yield _curve(x0, source.wire(w), x1, placed.wire(w), colour)
             if copies > 1:
@@ -352,14 +365,16 @@ def _rows(
     yield _note(24, y + 34, "M")
     for j, column in enumerate(cols):
         entering = [str(crossings[v]) for v, at in first.items() if at == j]
-        for line, text in enumerate(entering[:2]):
+        if len(entering) > 2:
+            entering = [entering[0], " + ".join(entering[1:])]
+        for line, text in enumerate(entering):
             yield _centre(
-                _x(j) - 34, y + 14 - 13 * (len(entering) - 1) * (line == 0), text, "#263238"
+                column.x - 34, y + 14 - 13 * (len(entering) - 1) * (line == 0), text, "#263238"
             )
         tile = str(tile_of(kernel, column.node.name))
-        yield _centre(_x(j) + BOX / 2 + 20, y + 34, tile, "#8a4b00")
+        yield _centre(column.x + BOX / 2 + 20, y + 34, tile, "#8a4b00")
     stores = [str(crossings[f"{o} (store)"]) for o in body.outputs if f"{o} (store)" in crossings]
-    yield _centre(_x(len(cols) - 1) + BOX + 50, y + 14, ", ".join(stores), "#263238")
+    yield _centre(cols[-1].x + BOX + 50, y + 14, ", ".join(stores), "#263238")
     resident = max(columns(kernel, PAPER).values(), key=lambda c: len(c.terms))
     tiles = ", ".join(f"{name} = {size}" for name, size in kernel.tiles)
     chosen = f", chosen {tiles}" if tiles else ""
