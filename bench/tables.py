@@ -1,9 +1,10 @@
-"""Write the README's tables from `bench/results`, or check that they agree: `make tables`.
+"""Write the tables of the README and the docs from `bench/results`, or check them: `make tables`.
 
-    python bench/tables.py            rewrite README.md
-    python bench/tables.py --check    exit 1 when README.md disagrees with the results
+    python bench/tables.py            rewrite them
+    python bench/tables.py --check    exit 1 when a page disagrees with the results
 
-A table stands between `<!-- table: FILE COLUMNS... -->` and `<!-- end -->`.
+A table stands between `<!-- table: FILE [PICK] COLUMNS... -->` and `<!-- end -->`; PICK says which
+rows: all of them when it is not given, else one of `PICKS`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from warploom.evidence import Evidence, read_rows
 from warploom.files import write_text_atomically
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RESULTS = ROOT / "bench" / "results"
 MARKER = re.compile(r"(<!-- table: (\S+) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -42,6 +43,10 @@ COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
     "dtype": ("type", lambda row: row.dtype),
     "ours": ("ours", lambda row: f"{_number(row.ours)} {row.unit}"),
     "best": ("best baseline", lambda row: f"{_number(_best(row)[1])} ({_best(row)[0]})"),
+    "baselines": (
+        "baselines",
+        lambda row: ", ".join(f"{name} {_number(value)}" for name, value in row.baselines.items()),
+    ),
     "ratio": ("ratio", lambda row: f"{row.ratio_to_best:.3f}"),
     "ci95": ("95 % interval", lambda row: _interval(row.ci95)),
     "control": ("A/A control", lambda row: _interval(row.control)),
@@ -52,22 +57,44 @@ COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
 
 def best_per_shape(rows: list[Evidence]) -> list[Evidence]:
     """The fastest variant of every shape, in the order the shapes were measured."""
+    return _best_of(rows, lambda row: f"{row.shape} {row.dtype}")
+
+
+def best_per_kernel(rows: list[Evidence]) -> list[Evidence]:
+    """The best method of every kernel, where rows are named `kernel / method`."""
+    return _best_of(rows, lambda row: row.kernel.split(" / ")[0])
+
+
+def defaults(rows: list[Evidence]) -> list[Evidence]:
+    """What a user gets who names no variant: the rows of the default configuration alone."""
+    return [row for row in rows if row.kernel.endswith(" default")]
+
+
+def _best_of(rows: list[Evidence], key: Callable[[Evidence], str]) -> list[Evidence]:
     best: dict[str, Evidence] = {}
     for row in rows:
-        if row.shape not in best or row.ratio_to_best > best[row.shape].ratio_to_best:
-            best[row.shape] = row
+        name = key(row)
+        if name not in best or row.ratio_to_best > best[name].ratio_to_best:
+            best[name] = row
     return list(best.values())
 
 
+PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
+    "best-per-shape": best_per_shape,
+    "best-per-kernel": best_per_kernel,
+    "defaults": defaults,
+}
+
+
 def table(file: str, columns: list[str]) -> str:
-    """One markdown table; losses included. `best-per-shape` keeps the fastest variant of each."""
+    """One markdown table; losses included."""
     rows = read_rows(RESULTS / file)
-    if columns and columns[0] == "best-per-shape":
-        rows, columns = best_per_shape(rows), columns[1:]
+    if columns and columns[0] in PICKS:
+        rows, columns = PICKS[columns[0]](rows), columns[1:]
     for column in columns:
         if column not in COLUMNS:
             raise InputError(
-                f"README table {file}: no column {column!r}; there are {', '.join(COLUMNS)}"
+                f"table of {file}: no column {column!r}; there are {', '.join(COLUMNS)}"
             )
     lines = [
         "| " + " | ".join(COLUMNS[column][0] for column in columns) + " |",
@@ -87,16 +114,20 @@ def rendered(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Rewrite or check the README; returns the exit status."""
-    text = README.read_text()
-    new = rendered(text)
-    if "--check" in arguments:
-        if new != text:
-            print("README.md disagrees with bench/results: run `make tables`", file=sys.stderr)
-            return 1
-        return 0
-    write_text_atomically(README, new)
-    return 0
+    """Rewrite or check every page; returns the exit status."""
+    status = 0
+    for page in PAGES:
+        text = page.read_text()
+        new = rendered(text)
+        if new == text:
+            continue
+        if "--check" in arguments:
+            name = page.relative_to(ROOT)
+            print(f"{name} disagrees with bench/results: run `make tables`", file=sys.stderr)
+            status = 1
+        else:
+            write_text_atomically(page, new)
+    return status
 
 
 if __name__ == "__main__":
