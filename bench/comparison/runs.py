@@ -28,6 +28,7 @@ METHODS: Mapping[str, str] = {
     "anneal": "anneal",
     "evolve": "evolve",
     "block-exact": "block-exact",
+    "guided": "climbs under the timing model between measurements",
     "ppo-cuasmrl": "ppo with CuAsmRL's actions, network and parameters",
     "ppo": "ppo with the wide actions and the graph network",
     "ppo-pre": "the same, starting from a policy trained on the timing model",

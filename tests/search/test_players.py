@@ -21,7 +21,7 @@ COUNT = 25
 
 
 def test_there_is_a_player_of_each_kind() -> None:
-    assert set(PLAYERS) == {"random", "greedy", "sip", "anneal", "evolve", "block-exact"}
+    assert set(PLAYERS) == {"random", "greedy", "sip", "anneal", "evolve", "block-exact", "guided"}
     assert PLAYERS["sip"].family is Family.MEMORY
 
 

@@ -19,6 +19,7 @@ from warploom.search.actions import Move
 from warploom.search.block_exact import solved_orders
 from warploom.search.evolve import evolve
 from warploom.search.game import Family, Game, Refusal
+from warploom.search.guided import guided
 from warploom.search.play import Play, Player, Score, next_legal
 
 PLATEAU: Final = 5e-4
@@ -116,6 +117,7 @@ PLAYERS: Final[dict[str, Player]] = {
         Player("anneal", Family.WIDE, anneal, "annealing over wide moves and control edits"),
         Player("evolve", Family.WIDE, evolve, "evolution: orders crossed, moves as mutations", 3),
         Player("block-exact", Family.WIDE, block_exact, "blocks solved by CP-SAT, then greedy", 1),
+        Player("guided", Family.WIDE, guided, "the model climbs, the measurement decides", 16),
     )
 }
 
