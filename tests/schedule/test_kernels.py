@@ -106,7 +106,10 @@ def test_templates_are_checked_simulated_and_compared() -> None:
         results[f"{name}@{gpu}"] = schedule.initiation_interval
     assert results["fa4@b200"] == solved("attention", "b200").initiation_interval
     assert results["lcsf@b200"] > results["fa4@b200"]
-    assert results["fa3_pingpong@h100"] == solved("attention", "h100").initiation_interval
+    # Without overlap inside a group the measured latencies no longer hide entirely: 9 cycles.
+    best = solved("attention", "h100").initiation_interval
+    assert best < results["fa3_pingpong@h100"] < 1.01 * best
+    assert results["fa3_intra@h100"] == best
 
 
 def test_a_template_that_cannot_be_honoured_raises() -> None:

@@ -110,6 +110,21 @@ class CostTable:
         """FP32-lane cycles of one instruction on that many elements."""
         return math.ceil(elements / self.rate("lanes.fp32"))
 
+    def comparisons(self, elements: float) -> int:
+        """Cycles of one maximum on that many fp32 elements."""
+        return self.cycles("max.per_1024", elements / 1024)
+
+    def conversions(self, elements: float) -> int:
+        """Cycles to narrow that many fp32 elements to 16 bits."""
+        return math.ceil(elements / self.rate("convert.pack16"))
+
+    def product_issue(self, depth: int) -> int:
+        """Cycles a warp group needs to issue a product over `depth` (K) elements of 16 bits.
+
+        Not counted: a full queue (about 7 wgmma) holds the issuing group while others run.
+        """
+        return math.ceil(self.value("mma.issue") + self.value("mma.issue_per_step") * depth / 16)
+
     def exponentials(self, elements: float) -> int:
         """Special-function cycles of that many exp2."""
         return math.ceil(elements / self.rate("mufu.rate"))

@@ -62,7 +62,7 @@ def _softmax_chain(
     shifted = body.lanes(f"U{x}", "scale_shift", tile, into=raw, subtile=x)
     power = body.exponential(f"P{x}", "exp2", tile, emulated=emulate, into=shifted, subtile=x)
     total = body.row_reduce(f"R{x}", "row_sum", rows, keys, x)
-    narrow = body.lanes(f"C{x}", "convert", tile // 2, subtile=x)
+    narrow = body.narrow(f"C{x}", "convert", tile, subtile=x)
     for src, dst in ((raw, top), (raw, shifted), (top, alpha), (top, shifted), (shifted, power)):
         body.edge(src, dst)
     for src, dst in ((power, total), (alpha, total), (power, narrow)):
@@ -140,7 +140,7 @@ def _backward_registers(body: Body, queries: int, keys: int, head: int, subtiles
         body.edge(scores, power)
         grad = body.mma(f"H{x}", "dp", (part, queries, head), subtile=x)
         body.edge("G", grad)
-        narrow = body.lanes(f"C{x}", "convert_p", tile // 2, subtile=x)
+        narrow = body.narrow(f"C{x}", "convert_p", tile, subtile=x)
         body.edge(power, narrow)
         values = body.mma(
             f"dV{x}",
@@ -156,7 +156,7 @@ def _backward_registers(body: Body, queries: int, keys: int, head: int, subtiles
         delta = body.lanes(f"F{x}", "ds", tile, per_element=2, into=grad, subtile=x)
         body.edge(grad, delta)
         body.edge(power, delta)
-        small = body.lanes(f"E{x}", "convert_ds", tile // 2, subtile=x)
+        small = body.narrow(f"E{x}", "convert_ds", tile, subtile=x)
         body.edge(delta, small)
         staged = body.stage(f"W{x}", "ds_store", tile, body.element, x)
         body.edge(small, staged)
@@ -216,10 +216,10 @@ def _backward_half(body: Body, x: int, tile: int) -> None:
         loaded = body.read(product, tile, x)
         body.nodes[f"L{product}{x}"] = _renamed(body, loaded, f"L{product}{x}")
     power = body.exponential(f"P{x}", "exp2", tile, into=f"LS{x}", subtile=x)
-    narrow = body.lanes(f"C{x}", "convert_p", tile // 2, subtile=x)
+    narrow = body.narrow(f"C{x}", "convert_p", tile, subtile=x)
     stored = body.stage(f"V{x}", "p_store", tile, body.element, x)
     delta = body.lanes(f"F{x}", "ds", tile, per_element=2, into=f"LH{x}", subtile=x)
-    small = body.lanes(f"E{x}", "convert_ds", tile // 2, subtile=x)
+    small = body.narrow(f"E{x}", "convert_ds", tile, subtile=x)
     staged = body.stage(f"W{x}", "ds_store", tile, body.element, x)
     body.edge(f"LS{x}", power)
     body.edge(power, narrow)

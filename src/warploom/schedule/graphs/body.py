@@ -17,6 +17,7 @@ from warploom.schedule.graph import Edge, Graph, Node, UnitUse
 WORD = 4
 WARPS = 4
 TMEM_LANES = 128
+INSTRUCTION_BYTES = 32  # of K in one wgmma or tcgen05.mma
 
 
 class Body:
@@ -89,7 +90,7 @@ class Body:
             Node(
                 name,
                 "load",
-                (*uses, UnitUse("ISSUE", issue)),
+                (*uses, UnitUse("ISSUE", 1)),
                 latency=self.costs.cycles("load.latency") + transfer,
                 issue=issue,
                 memory={"smem": size},
@@ -112,7 +113,7 @@ class Body:
             Node(
                 name,
                 "store",
-                (*uses, UnitUse("ISSUE", issue)),
+                (*uses, UnitUse("ISSUE", 1)),
                 latency=self.costs.cycles("store.latency") + occupancy,
                 issue=issue,
                 min_warps=1,
@@ -141,18 +142,20 @@ class Body:
             raise InputError(f"{self.name}: {name} has {m} rows, tensor memory has {TMEM_LANES}")
         work = costs.tensor(2 * m * n * k, self.dtype)
         operands = (n * k + (0 if from_registers else m * k)) * self.element
-        issue = costs.cycles("mma.issue")
+        issue = costs.product_issue(k * self.element // 2)
+        slots = max(1, k * self.element // INSTRUCTION_BYTES)
         uses = (
             UnitUse("TC", work),
             UnitUse("SMEM", costs.shared(operands)),
-            UnitUse("ISSUE", issue),
+            UnitUse("ISSUE", slots),
         )
+        tail = "mma.latency_registers" if from_registers else "mma.latency"
         return self._add(
             Node(
                 name,
                 op,
                 uses,
-                latency=work + costs.cycles("mma.latency"),
+                latency=work + costs.cycles(tail),
                 issue=issue,
                 registers=0 if costs.tensor_memory else m * n,
                 memory={"tmem": n} if costs.tensor_memory else {},
@@ -293,10 +296,28 @@ class Body:
             )
         )
 
+    def narrow(self, name: str, op: str, elements: int, subtile: int | None = None) -> str:
+        """fp32 elements to 16 bits, two to a register."""
+        work = self.costs.conversions(elements)
+        slots = self.costs.issue_slots(elements / 2)
+        return self._add(
+            Node(
+                name,
+                op,
+                (UnitUse("ALU", work), UnitUse("ISSUE", slots)),
+                latency=work + self.costs.cycles("alu.latency"),
+                issue=slots,
+                registers=elements // 2,
+                min_warps=WARPS,
+                subtile=subtile,
+            )
+        )
+
     def row_reduce(self, name: str, op: str, rows: int, columns: int, subtile: int | None) -> str:
         """A row reduction of a tile, folded into the running value of each row."""
         elements = rows * columns
-        work, slots = self.costs.lanes(elements), self.costs.issue_slots(elements)
+        lanes = self.costs.comparisons if op == "row_max" else self.costs.lanes
+        work, slots = lanes(elements), self.costs.issue_slots(elements)
         return self._add(
             Node(
                 name,

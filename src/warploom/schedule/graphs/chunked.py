@@ -60,7 +60,7 @@ def _chunk(
     body.edge(raw, masked)
     if decay:
         _decays(body, chunk, masked)
-    narrow = body.lanes("C", "convert", chunk * chunk // 2)
+    narrow = body.narrow("C", "convert", chunk * chunk)
     body.edge(masked, narrow)
     operand = narrow
     if costs.tensor_memory:
@@ -81,7 +81,7 @@ def _chunk(
     result = body.read(inner, chunk * value)
     if result != inner:
         body.edge(result, outer, 1, kind="order")
-    out = body.lanes("N", "convert_o", chunk * value // 2)
+    out = body.narrow("N", "convert_o", chunk * value)
     body.edge(result, out)
     if decay:
         body.edge("E", out)
@@ -116,7 +116,7 @@ def _state(body: Body, chunk: int, key: int, value: int, *, decay: bool) -> None
     if not decay:
         body.accumulate("H")
     held = body.read("H", state)
-    narrow = body.lanes("G", "convert_h", state // 2)
+    narrow = body.narrow("G", "convert_h", state)
     body.edge(held, narrow)
     body.stage("B", "h_store", state, body.element, None)
     body.edge(narrow, "B")

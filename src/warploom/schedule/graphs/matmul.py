@@ -76,7 +76,7 @@ def gemm_epilogue(
             f"E{x}", "epilogue", part * columns, per_element=2, into=value, subtile=x
         )
         body.edge(value, active)
-        narrow = body.lanes(f"N{x}", "convert", part * columns // 2, subtile=x)
+        narrow = body.narrow(f"N{x}", "convert", part * columns, subtile=x)
         body.edge(active, narrow)
         staged = body.stage(f"W{x}", "stage", part * columns, body.element, x)
         body.edge(narrow, staged)
