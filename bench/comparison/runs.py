@@ -31,7 +31,14 @@ METHODS: Mapping[str, str] = {
     "guided": "climbs under the timing model between measurements",
     "ppo-cuasmrl": "ppo with CuAsmRL's actions, network and parameters",
     "ppo": "ppo with the wide actions and the graph network",
-    "ppo-pre": "the same, starting from a policy trained on the timing model",
+    "ppo-guided": "the same, a measurement after 4 steps that the model does not call slower",
+    "ppo-pre": "ppo-guided, starting from a policy trained on the timing model",
+}
+PROFILE_OF: Mapping[str, str] = {
+    "ppo-cuasmrl": "cuasmrl",
+    "ppo": "wide",
+    "ppo-guided": "guided",
+    "ppo-pre": "guided",
 }
 
 
@@ -80,7 +87,7 @@ def player_of(run: Run) -> Player:
     if run.method.startswith("ppo"):
         from warploom.search.rl.player import player_for  # noqa: PLC0415 - needs torch
 
-        profile = "cuasmrl" if run.method == "ppo-cuasmrl" else "wide"
+        profile = PROFILE_OF[run.method]
         start = Path(run.policy) if run.method == "ppo-pre" and run.policy else None
         if run.method == "ppo-pre" and start is None:
             raise InputError("ppo-pre needs --policy, a policy trained on the model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -18,7 +19,7 @@ from warploom.sass.verify import verify
 from warploom.search.players import Score
 from warploom.search.rl.board import Board
 from warploom.search.rl.env import ENVIRONMENT, AssemblyGame, make_env
-from warploom.search.rl.profile import CUASMRL, WIDE, Kind
+from warploom.search.rl.profile import CUASMRL, GUIDED, WIDE, Kind
 from warploom.search.rl.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
@@ -139,6 +140,47 @@ def test_the_wide_profile_takes_slow_and_failed_steps_back(cubin_of: CubinOf) ->
     assert env.best_speedup == 1.02 and len(env.path) == 1
 
 
+def test_between_two_scores_the_model_judges(cubin_of: CubinOf) -> None:
+    env = make_env(cubin_of(RMSNORM), profile=replace(GUIDED, stride=3))
+    asked: list[int] = []
+
+    class Counting:
+        """Slower than the original at the second question."""
+
+        def score(self, board: Board) -> Score:
+            asked.append(len(env.path))
+            return Score(1.01 if len(asked) == 1 else 0.9)
+
+    env.scorer = Counting()
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
+    outcomes: list[str] = []
+    kept = None
+    for _ in range(40):
+        _, _, _, _, info = env.step(rng.choice(np.flatnonzero(env.action_masks())))
+        outcomes.append(info["outcome"])
+        kept = env.board.snapshot() if len(asked) == 1 and kept is None else kept
+        if len(asked) == 2:
+            break
+    assert asked == [3, 6] and outcomes.count("ok") == 2
+    assert kept is not None and env.path == env.best_path and len(env.path) == 3
+    assert all(a is b for a, b in zip(env.board.snapshot(), kept, strict=True))
+
+
+def test_a_saved_state_is_the_state(cubin_of: CubinOf) -> None:
+    profile = replace(GUIDED, stride=3)
+    one, two = (make_env(cubin_of(RMSNORM), profile=profile) for _ in range(2))
+    rng = np.random.default_rng(0)
+    one.reset(seed=0)
+    while one.state()["scored"] == len(one.path):  # until a step waits for its score
+        one.step(rng.choice(np.flatnonzero(one.action_masks())))
+    two.load_state(json.loads(json.dumps(one.state(), default=int)))
+    for _ in range(8):
+        action = rng.choice(np.flatnonzero(one.action_masks()))
+        assert one.step(action)[1:3] == two.step(action)[1:3]
+        assert one.path == two.path
+
+
 def test_an_action_outside_the_mask_changes_nothing(cubin_of: CubinOf) -> None:
     env = make_env(cubin_of(RMSNORM))
     env.reset(seed=0)
@@ -167,8 +209,9 @@ def test_environments_vectorise(cubin_of: CubinOf) -> None:
 def test_a_replay_gives_the_same_bits_and_only_those(cubin_of: CubinOf, tmp_path: Path) -> None:
     cubin = cubin_of(RMSNORM)
     env = make_env(cubin)
-    play(env, 2, 30)
-    assert env.best_speedup > 1.0
+    env.scorer = Scores(*(Score(1.0 + number / 1000) for number in range(12)))
+    play(env, 2, 12)
+    assert env.best_speedup == 1.011 and len(env.best_path) == 12
     replay = Replay.of(env)
     replay.write(tmp_path / "replay.json")
     image = Replay.read(tmp_path / "replay.json").play(cubin)

@@ -19,7 +19,8 @@ from warploom.search.driver import Progress
 from warploom.search.players import PLAYERS
 
 PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.values()) + (
-    "; ppo: reinforcement learning over wide moves; ppo-cuasmrl: as CuAsmRL published it"
+    "; ppo: reinforcement learning over wide moves; "
+    "ppo-guided: the same, four modelled steps to a score; ppo-cuasmrl: as CuAsmRL published it"
 )
 
 

@@ -48,7 +48,7 @@ LEADERS: Final = 5
 SCHEDULERS: Final = 4
 CHAINS: Final = {"gpu": 6, "model": 1}
 # Learned players by the name of `--search`, with their profile; they need the extra `rl`.
-LEARNED: Final = {"ppo": "wide", "ppo-cuasmrl": "cuasmrl"}
+LEARNED: Final = {"ppo": "wide", "ppo-guided": "guided", "ppo-cuasmrl": "cuasmrl"}
 LEARNER: Final = "ppo"  # the folder of a learned player's checkpoint, logs and replay
 
 

@@ -5,6 +5,10 @@ A step takes one legal action; the reward is CuAsmRL's: (T_before - T_after) / T
 action is legal. `action_masks` is exact: it comes from the verifier's rules. An action outside the
 mask changes nothing, scores -1 and says so in `info`.
 
+A profile with a `stride` asks for a score only after so many accepted steps. Between two scores the
+timing model rewards each step and takes slower ones back; a score worse than the best takes all
+steps since the last score back.
+
     env = gymnasium.make("warploom/AssemblyGame-v0", cubin="kernel.cubin", profile="wide")
 """
 
@@ -91,6 +95,10 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         self._best_state = self.board.snapshot()
         self._steps = 0
         self._time = self._fastest = 1.0
+        self._guide = ModelScorer(self.board) if profile.stride > 1 else None
+        self._modelled = 1.0
+        self._unscored = 0
+        self._scored = (self.board.snapshot(), 0)
         self._mask = self.board.mask()
         if not self._mask.any():
             raise InputError(
@@ -114,7 +122,15 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
             self.board.restore(self.board.start)
             self.path, self._time, self._mask = [], 1.0, self.board.mask()
         self._fastest = self._time
+        self._stand()
         return self._view.see(), self._info("ok")
+
+    def _stand(self) -> None:
+        """What stands on the board is scored: the next stride begins here."""
+        self._unscored = 0
+        self._scored = (self.board.snapshot(), len(self.path))
+        if self._guide is not None:
+            self._modelled = 1.0 / self._guide.score(self.board).speedup
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Take an action and score the state it leads to."""
@@ -126,6 +142,14 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         before = self.board.snapshot()
         self.board.take(int(action))
         self.path.append(int(action))
+        shaped = 0.0
+        if self._guide is not None:
+            shaped = self._follow_model(before)
+            if self._unscored < self.profile.stride and not (truncated and self._unscored):
+                self._mask = self.board.mask()
+                ended = not self._mask.any()
+                return self._view.see(), shaped, ended, truncated, self._info("modelled")
+            before = self._scored[0]
         score = self.scorer.score(self.board)
         right = score.outcome == "ok" and score.speedup > 0.0
         reward = PENALTY
@@ -142,12 +166,34 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         elif self.profile.accept is not None:
             self._take_back(before)
             right = True
+        self._stand()
         self._mask = self.board.mask()
         terminated = not right or not self._mask.any()
-        return self._view.see(), float(reward), terminated, truncated, self._info(score.outcome)
+        return (
+            self._view.see(),
+            float(reward + shaped),
+            terminated,
+            truncated,
+            self._info(score.outcome),
+        )
+
+    def _follow_model(self, before: list[BlockNow]) -> float:
+        """A step between two scores: its modelled reward; a slower step is taken back."""
+        assert self._guide is not None
+        now = 1.0 / self._guide.score(self.board).speedup
+        reward = PERCENT * (self._modelled - now)
+        if self.profile.worst_reward is not None:
+            reward = max(reward, self.profile.worst_reward)
+        if now > self._modelled:
+            self.board.restore(before)
+            self.path.pop()
+        else:
+            self._modelled = now
+            self._unscored += 1
+        return reward
 
     def _settle(self, now: float, before: list[BlockNow]) -> None:
-        """Keep a step, or take it back when it is too slow for the profile."""
+        """Keep what was scored, or take it back when it is too slow for the profile."""
         accept = self.profile.accept
         if accept is not None and now > self._fastest * (1.0 + accept):
             self._take_back(before)
@@ -156,8 +202,9 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         self._fastest = min(self._fastest, now)
 
     def _take_back(self, before: list[BlockNow]) -> None:
+        """Back to the last state that was scored (one step ago where every step is)."""
         self.board.restore(before)
-        self.path.pop()
+        del self.path[self._scored[1] :]
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """Which actions are legal now: the verifier's rules, nothing guessed."""
@@ -180,6 +227,7 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
             "steps": self._steps,
             "time": self._time,
             "fastest": self._fastest,
+            "scored": self._scored[1],
             "best_path": self.best_path,
             "best_speedup": self.best_speedup,
         }
@@ -189,7 +237,15 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         self.follow(state["best_path"])
         self._best_state = self.board.snapshot()
         self.best_path, self.best_speedup = list(state["best_path"]), state["best_speedup"]
-        self.follow(state["path"])
+        path, scored = list(state["path"]), state["scored"]
+        self.follow(path[:scored])
+        self.path = path[:scored]
+        self._stand()
+        for action in path[scored:]:
+            self.board.take(action)
+        self._unscored = len(path) - scored
+        if self._guide is not None:
+            self._modelled = 1.0 / self._guide.score(self.board).speedup
         self.path, self._steps = list(state["path"]), state["steps"]
         self._time, self._fastest = state["time"], state["fastest"]
         self.np_random.bit_generator.state = state["rng"]

@@ -9,7 +9,7 @@ reuse edits, fields re-derived, and attention over the dependence graph.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -81,7 +81,8 @@ class Profile:
     fields travel; `restart` is the share of episodes that begin at the best state so far; a state
     scored before is not scored again when `remember`. With `accept`, a step that is slower than the
     episode's best by more than that share is taken back: the policy proposes, the score disposes.
-    `worst_reward` bounds the reward of a slow step from below.
+    `worst_reward` bounds the reward of a slow step from below. `stride`: accepted steps from one
+    score to the next; those between are rewarded and judged by the timing model.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Profile:
     remember: bool = False
     accept: float | None = None
     worst_reward: float | None = None
+    stride: int = 1
 
 
 CUASMRL: Final = Profile(
@@ -122,7 +124,12 @@ WIDE: Final = Profile(
     accept=5e-4,
     worst_reward=-1.0,
 )
-PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (CUASMRL, WIDE)}
+GUIDED: Final = replace(
+    WIDE, name="guided", horizon=64, stride=4, ppo=replace(WIDE.ppo, steps=64, epochs=2)
+)
+PROFILES: Final[Mapping[str, Profile]] = {
+    profile.name: profile for profile in (CUASMRL, WIDE, GUIDED)
+}
 
 
 def profile_named(name: str) -> Profile:

@@ -30,7 +30,7 @@ from warploom.errors import InputError
 from warploom.files import write_bytes_atomically
 from warploom.search.rl.env import AssemblyGame
 from warploom.search.rl.policy import policy_of
-from warploom.search.rl.profile import Profile
+from warploom.search.rl.profile import Profile, profile_named
 
 SCHEMA: Final = 1
 CHECKPOINT: Final = "checkpoint.pt"
@@ -171,7 +171,8 @@ class Trainer:
         """Take over the weights of a trained policy (pre-training): nothing else of it."""
         saved = _read(path)
         facts: dict[str, Any] = json.loads(saved["facts"])
-        if facts["profile"] != self.profile.name:
+        trained = profile_named(facts["profile"])
+        if (trained.network, trained.kinds) != (self.profile.network, self.profile.kinds):
             raise InputError(
                 f"{path}: a policy of profile {facts['profile']!r}, not {self.profile.name!r}"
             )
