@@ -285,7 +285,7 @@ class Emitter:
 
     def _tasks(self, role: Role) -> list[str]:
         head, tail = task_lines(self.program, self.plan, role.loads)
-        values = Values(self.placement, role.part, self.plan.skip_unit)
+        values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.fma_exp2)
         body: list[str] = []
         if not role.loads:
             body += [values.declare(var) for var in self._registers()]

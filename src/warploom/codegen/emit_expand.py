@@ -33,6 +33,7 @@ class Expanded:
                 renamed(values.placement, names_at(section.copies, number)),
                 values.part,
                 values.skip_unit,
+                values.fma_exp2,
             )
             for number in range(self.unroll)
         ]

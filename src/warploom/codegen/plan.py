@@ -36,6 +36,8 @@ class LaunchPlan:
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
+    fma_exp2        of every 8 exponentials of a tile, so many are a polynomial on the fp32 lanes,
+                    which relieves the special-function unit (FlashAttention-4's share)
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     block_dim_warps is derived from the groups
     """
@@ -52,6 +54,7 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
     skip_unit: bool = False
+    fma_exp2: int = 0
     resident: int = 1
 
     def __post_init__(self) -> None:
@@ -72,6 +75,8 @@ class LaunchPlan:
                 f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
                 "a cluster would take different tasks; use 'snake'"
             )
+        if not 0 <= self.fma_exp2 <= 8:
+            raise InputError(f"launch plan: fma_exp2={self.fma_exp2}, expected 0 to 8 of every 8")
         if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
             raise InputError(
                 "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 4"

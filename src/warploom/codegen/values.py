@@ -129,10 +129,14 @@ class Values:
     """Declares and reads the register tiles of one role.
 
     `skip_unit`: a tile is not multiplied by row factors that are 1 in all rows of a warp.
+    `fma_exp2`: of every 8 exponentials of a tile, how many are computed on the fp32 lanes.
     """
 
-    def __init__(self, placement: Placement, part: int, skip_unit: bool = False) -> None:
-        self.placement, self.part, self.skip_unit = placement, part, skip_unit
+    def __init__(
+        self, placement: Placement, part: int, skip_unit: bool = False, fma_exp2: int = 0
+    ) -> None:
+        self.placement, self.part = placement, part
+        self.skip_unit, self.fma_exp2 = skip_unit, fma_exp2
 
     def form(self, kind: TileType) -> str:
         """tile, row, col or scalar."""
@@ -211,6 +215,8 @@ class Values:
         template = ANY_OPS.get(op.kind) or table.get(op.kind)
         if template is None:
             raise InputError(f"{op.where}: {op.kind} of {op.srcs[-1].type} has no code on sm_90a")
+        if op.kind == "exp2" and self.fma_exp2 and at.kind == "tile":
+            return f"exp2_shared<{self.fma_exp2}>({at.i}, {parts[0]})"
         return template.format(*parts)
 
     def _cast(self, op: Op, value: str) -> str:
