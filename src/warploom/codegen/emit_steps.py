@@ -9,6 +9,7 @@ from warploom.codegen.emit_expand import Expanded
 from warploom.codegen.emit_mma import issue_lines
 from warploom.codegen.emit_ops import compute_lines, direct_store_lines
 from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast, store_lines
+from warploom.codegen.holds import Holds
 from warploom.codegen.names import c_name
 from warploom.codegen.values import Values, c_index
 from warploom.tile import Loop, Op
@@ -26,6 +27,7 @@ class StepCode:
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
         self.lazy = self._lazy_zeros()
+        self.holds = Holds()
         self._actions: dict[str, Callable[[Values, Step, Names], list[str]]] = {
             "Acquire": self._acquire,
             "Fill": self._fill,
@@ -77,6 +79,7 @@ class StepCode:
 
     def section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
         """The code of one section of a role."""
+        self.holds.forget()
         if isinstance(section, Straight):
             return [line for step in section.steps for line in self._step(values, step, {})]
         loop = section.loop
@@ -165,6 +168,7 @@ class StepCode:
 
     def _steady(self, values: Values, section: Pipeline, start: str) -> list[str]:
         index, counter = section.loop.index, c_name(section.loop.index)
+        self.holds.forget()
         return [
             "#pragma unroll 1",
             f"for (int {counter} = {start}; {counter} < {index}_stop; ++{counter}) {{",
@@ -184,7 +188,8 @@ class StepCode:
 
     def _step(self, values: Values, step: Step, names: Names) -> list[str]:
         note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
-        return [note, *self._actions[step.action](values, step, names)]
+        held = self.holds.before(values, step) if self.plan.hold_waits else []
+        return [*held, note, *self._actions[step.action](values, step, names)]
 
     def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
         ring = self.block.ring(step.ring)

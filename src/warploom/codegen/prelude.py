@@ -133,6 +133,16 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int kPending> DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }""",
+    "hold": """\
+// What is written before stays before: ptxas would move a wait for matmuls up past arithmetic.
+// One value in 2^32 sleeps a nanosecond.
+DEVICE unsigned word_of(float x) { return __float_as_uint(x); }
+DEVICE unsigned word_of(unsigned x) { return x; }
+DEVICE unsigned word_of(int x) { return static_cast<unsigned>(x); }
+template <class... T> DEVICE void hold(T... x) {
+  asm volatile("{ .reg .pred never;\\nsetp.eq.u32 never, %0, 0x7fedcba9;\\n"
+               "@never nanosleep.u32 1; }" ::"r"((word_of(x) ^ ...)) : "memory");
+}""",
     "pin": """\
 // Keeps the compiler from moving reads or writes of registers across a wgmma fence or wait.
 template <int kRows, int kCols> DEVICE void pin(float (&x)[kRows][kCols]) {
