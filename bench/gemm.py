@@ -58,7 +58,7 @@ def caller(torch: Any, name: str, flavour: str = "plain") -> Call:
     config = VARIANTS[name][0]
     second = None
     if config.slices > 1:
-        second = Kernel(Built.read(FOLDER / flavour / "combine"))
+        second = Kernel(Built.read(FOLDER / flavour / f"combine{config.slices}"))
 
     def call(v: Values) -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -185,7 +185,7 @@ def _names(what: str, shape: tuple[int, int, int]) -> tuple[str, ...]:
     if what == "time":
         return SHAPES[shape]
     if what == "promoted":
-        return ("fp8 promoted", "fp8 promoted-pair")
+        return tuple(x for x in VARIANTS if x.startswith("fp8 promoted"))
     if what == "fp8":
         return tuple(x for x in VARIANTS if x.startswith("fp8 ") and "promoted" not in x)
     return {"gelu": ("bias-gelu",), "batched": ("batched",)}.get(
@@ -270,7 +270,7 @@ def main() -> None:
     elif args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
     else:
-        names = [f"check {name}" for name in VARIANTS if name != "combine"]
+        names = [f"check {name}" for name in VARIANTS if not name.startswith("combine")]
         names = names if args.stage != "timing" else []
         if args.stage != "numerics":
             names += [f"time {m}x{n}x{k}" for m, n, k in SHAPES]

@@ -42,6 +42,16 @@ def choice_variant(choice: GemmChoice, base: GemmConfig | None = None) -> Varian
 
 
 FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128))
+WIDE_TILES = ("128x320", "128x384", "256x192-along-n")
+
+
+def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2) -> Variant:
+    def make(c: GemmConfig) -> KernelSchedule:
+        return multistage(gemm(c), depth, _plan(store_panels=1), groups, in_flight=0)
+
+    return replace(FP8, promote=True, tile=tile), make, gemm
+
+
 LEAKY = GemmConfig(dtype=FP16, out=FP16, activation="leaky_relu")
 NARROW = (128, 128, 64)
 PAIR = LaunchPlan(resident=2, store_panels=1)
@@ -59,18 +69,31 @@ VARIANTS: dict[str, Variant] = {
     "silu-gate": _hand(GemmConfig(activation="silu", gate=True, tile=NARROW), _plan()),
     "swiglu": _hand(GemmConfig(activation="silu", dual=True, tile=NARROW), _plan()),
     "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), _plan()),
-    "slices4": _hand(GemmConfig(slices=4, tile=NARROW), _plan(1, dependent=True)),
     "slices8": _hand(GemmConfig(slices=8, tile=NARROW), _plan(1, dependent=True)),
-    "combine": (GemmConfig(slices=8), combine_schedule, combine),
+    "slices8-by-2": _hand(GemmConfig(slices=8, tile=NARROW), _plan(2, dependent=True)),
+    "slices8-by-4": _hand(GemmConfig(slices=8, tile=NARROW), _plan(4, dependent=True)),
+    "slices16-by-2": _hand(GemmConfig(slices=16), _plan(2, dependent=True)),
+    "slices16-by-4": _hand(GemmConfig(slices=16), _plan(4, dependent=True)),
+    **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in (8, 16)},
     **{
         f"leaky {name}": choice_variant(gemm_choice(name), LEAKY)
-        for name in ("128x256", "256x128", "128x192", "128x128-pair")
+        for name in ("128x256", "256x128", "128x192", "128x128-pair", "128x320", "128x384")
     },
     **{
         f"fp8 {name}": choice_variant(gemm_choice(name), FP8)
-        for name in ("128x256", "256x128", "128x192", "256x128-along-n", "128x128-pair")
+        for name in (
+            "128x256",
+            "256x128",
+            "128x192",
+            "256x128-along-n",
+            "128x128-pair",
+            *WIDE_TILES,
+        )
     },
     "fp8 promoted": _hand(replace(FP8, promote=True, tile=(128, 128, 128)), _plan(), 0),
+    "fp8 promoted-wide": _promoted((128, 192, 128), 4),
+    "fp8 promoted-rarely": _promoted((128, 128, 256), 3),
+    "fp8 promoted-three": _promoted((192, 128, 128), 4, 3),
     "fp8 promoted-pair": (
         replace(FP8, promote=True, tile=(128, 64, 128)),
         lambda c: multistage(gemm(c), 4, PAIR, 1, in_flight=0, registers=SHARED_REGISTERS),
@@ -78,7 +101,18 @@ VARIANTS: dict[str, Variant] = {
     ),
 }
 CHOICES = tuple(choice.name for choice in GEMM_CHOICES)
-LARGE = ("128x256", "256x128", "256x128-along-n", "128x192", "128x128", "128x128-pair", "single")
+LARGE = (
+    "128x256",
+    "256x128",
+    "256x128-along-n",
+    "128x192",
+    "128x128",
+    "128x192-by-4",
+    "256x160-along-n",
+    "128x320-by-4",
+    "128x384-by-4",
+    *WIDE_TILES,
+)
 FEW = (
     "128x128",
     "128x64",
@@ -91,6 +125,7 @@ FEW = (
     "128x128-alone",
     "64x256-alone",
 )
+SLICED = tuple(name for name in VARIANTS if name.startswith("slices"))
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (4096, 4096, 4096): LARGE,
@@ -105,7 +140,7 @@ SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (16384, 1024, 4096): LARGE,
     (2048, 2048, 2048): FEW,
     (1024, 1024, 1024): FEW,
-    (512, 512, 16384): (*FEW, "slices4", "slices8"),
+    (512, 512, 16384): ("128x64-alone", *SLICED),
 }
 # sizes of the numerics: m, n, k; 16-byte pitches for TMA
 CHECKED = (

@@ -116,6 +116,13 @@ def put(blocks, mask, to, tensor, start):
                     assert block.memory.setdefault(address, key) == key, "two boxes overlap"
 
 
+def run_of(sums, whole):
+    """(block of 64 rows, first column, columns) of the sums one instruction adds to."""
+    t = int(re.search(r"\[(\d+)\]", sums).group(1))
+    some = re.match(r"some<(\d+)>\(.* \+ (\d+)\)", sums)
+    return (t, 2 * int(some.group(2)), 2 * int(some.group(1))) if some else (t, 0, whole)
+
+
 def operands(block, kernel, source, op):
     """(array key read, array key wanted) of every element the first group's matmuls read."""
     text = source.text
@@ -127,7 +134,10 @@ def operands(block, kernel, source, op):
         split(c[c.index("(") + 1 : c.rindex(")")]) for c in lines.splitlines() if "wgmma_m" in c
     ]
     steps = placement.operand(op, 1).steps
-    tall = len(calls) // steps  # blocks of 64 rows a group has
+    whole = op.srcs[1].type.size(next(n for n in op.srcs[1].type.names if n != contracted(op)))
+    runs = [run_of(call[0], whole) for call in calls]
+    assert len(calls) == steps * len(set(runs))
+    assert sum(columns for t, _, columns in set(runs) if t == 0) == whole
     for which in (0, 1):
         var = op.srcs[which]
         if not placement.is_shared(var):
@@ -136,13 +146,13 @@ def operands(block, kernel, source, op):
         element = operand.tile.element
         depth = INSTRUCTION_K_BYTES // element
         load = placement.shared[var.name][0]
-        axis = next(name for name in var.type.names if name != contracted(op))
-        extent = 64 if which == 0 else var.type.size(axis)
         symbols = {name.rstrip("_"): value for name, value in block.names.items()}
         inner = [span.start.evaluate(symbols) for span in load.spans]
         spanned = [d for d, span in enumerate(load.spans) if span.size is not None]
         for number, call in enumerate(calls):
-            step, first = number // tall, number % tall * 64 if which == 0 else 0
+            step = number * steps // len(calls)
+            t, column, columns = runs[number]
+            first, extent = (column, columns) if which else (t * 64, 64)
             word = block.value(call[1 + which])
             low, high = word & 0xFFFFFFFF, word >> 32
             for mn in range(0, extent, 8):
@@ -179,7 +189,10 @@ GEMMS = {
     "256x128": GemmConfig(tile=(256, 128, 64)),
     "128x128": GemmConfig(tile=(128, 128, 64)),
     "128x192": GemmConfig(tile=(128, 192, 64)),
+    "128x320": GemmConfig(tile=(128, 320, 64)),
+    "128x384-nt": GemmConfig(b="nk", tile=(128, 384, 64)),
     "fp8": GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)),
+    "fp8-wide": GemmConfig(dtype=E4M3, b="nk", tile=(128, 320, 128)),
 }
 
 

@@ -11,6 +11,8 @@ from warploom.codegen.values import Values
 from warploom.errors import InputError
 from warploom.tile import Op
 
+MOST_COLUMNS = 256  # of one wgmma
+
 
 def issue_lines(
     block: BlockProgram, values: Values, op: Op, helpers: dict[str, str], lazy: bool
@@ -23,15 +25,22 @@ def issue_lines(
     placement = block.placement
     assert op.dst is not None
     n = op.dst.type.shape[1]
-    if n % 8 or not 8 <= n <= 256:
-        raise InputError(f"{op.where}: matmul with {n} columns: wgmma takes 8 to 256 in steps of 8")
+    if n % 8 or not 8 <= n <= 2 * MOST_COLUMNS:
+        raise InputError(
+            f"{op.where}: matmul with {n} columns: wgmma takes 8 to {MOST_COLUMNS} in steps of 8, "
+            "and at most two side by side"
+        )
     a_var, b_var = op.srcs[:2]
     from_registers = not placement.is_shared(a_var)
     right = placement.operand(op, 1)
     left = None if from_registers else placement.operand(op, 0)
     transposed = (left is not None and not left.k_major, not right.k_major)
-    name, text = wgmma(n, a_var.type.dtype.name, from_registers, transposed)
-    helpers[name] = text
+    pieces = _pieces(op, n, right)
+    calls: list[str] = []
+    for _, columns in pieces:
+        name, text = wgmma(columns, a_var.type.dtype.name, from_registers, transposed)
+        helpers[name] = text
+        calls.append(name)
     into = c_name(op.dst.name)
     lines = [f"pin({into});"]
     if from_registers:
@@ -45,15 +54,31 @@ def issue_lines(
                 a = f"&{c_name(a_var.name)}[{t}][{4 * step}]"
             else:
                 a = _descriptor(block, op, a_var.name, left, step, t)
-            b = _slot_descriptor(block, b_var.name, right, right.offset(step))
             accumulate = "1"
             if step == 0:
                 accumulate = "0" if fresh else (f"{op.dst.name}_live" if lazy else "1")
-            lines.append(f"{name}({into}[{t}], {a}, {b}, {accumulate});")
+            for (first, columns), name in zip(pieces, calls, strict=True):
+                b = _slot_descriptor(block, b_var.name, right, right.offset(step, first))
+                sums = f"{into}[{t}]"
+                if columns < n:
+                    sums = f"some<{columns // 2}>({sums} + {first // 2})"
+                lines.append(f"{name}({sums}, {a}, {b}, {accumulate});")
     lines.append("wgmma_commit();")
     if lazy:
         lines.append(f"{op.dst.name}_live = 1;")
     return lines
+
+
+def _pieces(op: Op, n: int, right: Operand) -> list[tuple[int, int]]:
+    """(first column, columns) of the instructions side by side that make n columns."""
+    if n <= MOST_COLUMNS:
+        return [(0, n)]
+    # An MN-major operand can only be entered at the beginning of a panel.
+    grain = 8 if right.k_major else right.tile.panel_cols
+    if n % grain:
+        raise InputError(f"{op.where}: matmul with {n} columns: expected a multiple of {grain}")
+    first = -(-n // 2 // grain) * grain
+    return [(0, first), (first, n - first)]
 
 
 def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.emit_ops import direct_store_lines
-from warploom.codegen.layout import CORE_ROWS, SWIZZLES, SharedTile, shared_tile
+from warploom.codegen.layout import CORE_ROWS, SWIZZLES, SharedTile, boxes, shared_tile
 from warploom.codegen.names import c_name
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.prelude import tma_load, tma_store
@@ -114,7 +114,8 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
     multicast = is_multicast(maps.plan, op)
     blocks = maps.plan.cluster[1] if multicast else 1
     rows, panels = _slice(op, tile, blocks)
-    map_name = maps.map_of(op, rows, tile.panel_cols, tile.width)
+    high = rows // boxes(rows)
+    map_name = maps.map_of(op, high, tile.panel_cols, tile.width)
     name, text = tma_load(len(op.spans), multicast)
     maps.helpers[name] = text
     slot = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes}"
@@ -129,8 +130,11 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
         elif blocks > 1:
             col = f"(rank * {panels} + {panel}) * {tile.panel_cols}"
             shift = f" + rank * {panels * tile.panel_bytes}"
-        where = _coordinates(op, names, row, col)
-        lines.append(f"{name}({slot} + {at}{shift}, &{map_name}, {bar}, {where}{mask});")
+        for above in range(0, rows, high):
+            down = row if not above else str(above) if row == "0" else f"{row} + {above}"
+            where = _coordinates(op, names, down, col)
+            to = f"{slot} + {at + above * tile.width}{shift}"
+            lines.append(f"{name}({to}, &{map_name}, {bar}, {where}{mask});")
     return lines
 
 

@@ -15,6 +15,7 @@ from warploom.tile import TileType
 
 ALIGNMENT = 1024  # bytes: the longest repeat of a swizzle, so descriptors have base offset 0
 MAX_BOX = 256  # elements of one box dimension
+MAX_ROWS = 2 * MAX_BOX  # of a tile, copied by several boxes
 CORE_ROWS = 8  # rows of a core matrix
 INSTRUCTION_K_BYTES = 32  # bytes of the contracted axis one wgmma consumes
 FIELD = 0x3FFF  # descriptor fields are 14 bits of bytes / 16
@@ -65,6 +66,14 @@ class SharedTile:
         )
 
 
+def boxes(rows: int) -> int:
+    """How many TMA boxes, equally high, copy so many rows of a panel."""
+    count = -(-rows // MAX_BOX)
+    while rows % (count * CORE_ROWS):
+        count += 1
+    return count
+
+
 def shared_tile(kind: TileType) -> SharedTile:
     """The layout of a tile of that type, with the widest swizzle its rows allow.
 
@@ -77,8 +86,8 @@ def shared_tile(kind: TileType) -> SharedTile:
     widths = [width for width in SWIZZLES if row_bytes % width == 0]
     if not widths:
         raise InputError(f"tile {kind}: rows of {row_bytes} B, expected a multiple of 32 B for TMA")
-    if rows > MAX_BOX or rows % CORE_ROWS:
-        raise InputError(f"tile {kind}: {rows} rows, expected a multiple of 8, at most {MAX_BOX}")
+    if rows > MAX_ROWS or rows % CORE_ROWS:
+        raise InputError(f"tile {kind}: {rows} rows, expected a multiple of 8, at most {MAX_ROWS}")
     tile = SharedTile(rows, cols, kind.dtype.bytes, widths[0])
     if tile.panels > 1 and tile.panel_bytes % (CORE_ROWS * tile.width):
         raise InputError(f"tile {kind}: panels of {tile.panel_bytes} B are not whole repeats")

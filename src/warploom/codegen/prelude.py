@@ -133,6 +133,11 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int kPending> DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }""",
+    "some": """\
+// A run of one row of accumulators, for one of several matmuls side by side.
+template <int kCount> DEVICE float (&some(float* first))[kCount] {
+  return *reinterpret_cast<float (*)[kCount]>(first);
+}""",
     "hold": """\
 // What is written before stays before: ptxas would move a wait for matmuls up past arithmetic.
 // One value in 2^32 sleeps a nanosecond.

@@ -25,6 +25,7 @@ MAP_TYPES = {
     "e4m3": ("UINT8", 1),
     "e5m2": ("UINT8", 1),
 }
+PROMOTION = "L2_256B"  # how much of a line the L2 fetches from device memory at a time
 SCRATCH_BYTES = 512  # two halves: one read (stays zero), one written
 
 Call = Callable[..., Any]
@@ -87,7 +88,7 @@ def encode(driver: Any, call: Call, parameter: Mapping[str, Any], of: View, scra
         [driver.cuuint32_t(1)] * rank,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{parameter['swizzle']}B"),
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{PROMOTION}"),
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     return ctypes.string_at(int(encoded.getPtr()), 128)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from warploom.codegen.emit_mma import MOST_COLUMNS
 from warploom.codegen.named import multistage, overlapped
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
@@ -59,6 +60,8 @@ class GemmChoice:
             resident=self.resident,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
+        if self.tile[1] > MOST_COLUMNS:
+            registers = WIDE_REGISTERS
         return multistage(gemm(config), self.depth, launch, self.groups, registers=registers)
 
     def microseconds(self, config: GemmConfig, m: int, n: int, k: int, batch: int = 1) -> float:
@@ -86,6 +89,7 @@ class GemmChoice:
 
 
 ALONE = ("", 1)  # no cluster
+WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
 SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
 
 
@@ -101,6 +105,12 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("256x128", (256, 128), panels=1),
     GemmChoice("256x128-along-n", (256, 128), ("n_tile", 2), panels=1),
     GemmChoice("128x192", (128, 192)),
+    GemmChoice("128x320", (128, 320), depth=3),
+    GemmChoice("128x384", (128, 384), depth=3, panels=1),
+    GemmChoice("128x320-by-4", (128, 320), ("m_tile", 4), 3),
+    GemmChoice("128x384-by-4", (128, 384), ("m_tile", 4), 3, panels=1),
+    GemmChoice("256x160-along-n", (256, 160), ("n_tile", 2), depth=3, panels=1),
+    GemmChoice("256x192-along-n", (256, 192), ("n_tile", 2), depth=3, panels=1),
     GemmChoice("128x128", (128, 128), depth=6, efficiency=0.99),
     GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4), efficiency=0.8),
     GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4), efficiency=0.85),

@@ -195,18 +195,20 @@ def _combine(parts: Array, config: GemmConfig, **rest: Array) -> None:
     m, n = grid(m=cdiv(size("m"), COMBINED[0]), n=cdiv(size("n"), COMBINED[1]))
     rows, cols = span(m * COMBINED[0], COMBINED[0]), span(n * COMBINED[1], COMBINED[1])
     acc = zeros(m=COMBINED[0], n=COMBINED[1])
-    for i in loop(size("slices")):
-        acc[:] = acc + load(parts, i, rows, cols)
+    # One iteration: the number of slices is static, so that all their loads are under way at once.
+    for i in loop(cdiv(size("slices"), config.slices)):
+        for part in range(config.slices):
+            acc[:] = acc + load(parts, i * config.slices + part, rows, cols)
     _finish(config, acc, (rows, cols), rest, None)
 
 
-COMBINED = (64, 32)  # the tile of `combine`: small, so that many blocks read at a time
+COMBINED = (64, 16)  # the tile of `combine`: small, so that many blocks read at a time
 
 
 def combine_schedule(config: GemmConfig) -> KernelSchedule:
     """One group a block, several blocks an SM, begun while the sums are still being made."""
-    launch = LaunchPlan(persistent=False, dependent=True, resident=4, store="direct")
-    return multistage(combine(config), 1, launch, 1, registers=(24, 104))
+    launch = LaunchPlan(persistent=False, dependent=True, resident=2, store="direct")
+    return multistage(combine(config), 1, launch, 1, registers=(40, 216))
 
 
 def default_schedule(config: GemmConfig) -> KernelSchedule:
