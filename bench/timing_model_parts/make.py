@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import parse
@@ -19,6 +20,18 @@ BEST = {
     "layernorm": "2x4096_w8_s2",
     "rmsnorm": "1x4096_w4_s1",
     "skinny_gemm": "64x256_w4_s4",
+}
+
+# How often the loop of each runs at the suite's shapes (one loop each; `K / block_k` or rows).
+TRIPS: Final = {
+    "attention": 32,
+    "gemm_leaky_relu": 32,
+    "batched_gemm": 16,
+    "feed_forward": 32,
+    "softmax": 1,
+    "layernorm": 2,
+    "rmsnorm": 1,
+    "skinny_gemm": 32,
 }
 
 

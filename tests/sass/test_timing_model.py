@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -90,6 +91,32 @@ def test_loops_weigh_more(kernels_of: Callable[[str], list[Kernel]]) -> None:
     heavy = model.weights.index(max(model.weights))
     blocks = gemm.blocks[heavy]
     assert any(item.base == "HMMA" for item in gemm.instructions[blocks.start : blocks.end])
+
+
+def test_one_more_pass_of_a_loop_adds_its_steady_state(
+    kernels_of: Callable[[str], list[Kernel]],
+) -> None:
+    (gemm,) = kernels_of("triton_batched_gemm_128x128x64_w8_s4_sm80")
+    cycles = [
+        TimingModel(gemm, ModelSettings(loop_trips=trips)).kernel_cycles(all_of(gemm))
+        for trips in (1, 2, 3, 4)
+    ]
+    steps = [later - earlier for earlier, later in pairwise(cycles)]
+    assert steps[0] == steps[1] == steps[2] > 0
+
+
+def test_warp_groups_share_the_tensor_core(kernels_of: Callable[[str], list[Kernel]]) -> None:
+    (gemm,) = kernels_of("triton_gemm_leaky_relu_128x256x64x8_w8_s3_sm90")
+    cycles = [
+        TimingModel(gemm, ModelSettings(loop_trips=32, warp_groups=groups)).kernel_cycles(
+            all_of(gemm)
+        )
+        for groups in (1, 2, 4)
+    ]
+    assert cycles == sorted(cycles)
+    assert cycles[2] > 1.5 * cycles[1]
+    # The file says it has eight warps, two warp groups.
+    assert TimingModel(gemm, ModelSettings(loop_trips=32)).kernel_cycles(all_of(gemm)) == cycles[1]
 
 
 def test_it_takes_what_the_editor_gives(cubin_of: Callable[[str], Cubin]) -> None:

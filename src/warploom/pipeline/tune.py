@@ -35,7 +35,6 @@ from warploom.runtime import (
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.diff import diff
-from warploom.sass.timing_model import ModelSettings
 from warploom.sass.verdict import Verdict
 from warploom.sass.verify import Verifier
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
@@ -45,7 +44,6 @@ from warploom.search.players import PLAYERS, Player
 
 SCHEMA: Final = 1
 LEADERS: Final = 5
-SCHEDULERS: Final = 4
 CHAINS: Final = {"gpu": 6, "model": 1}
 # Learned players by the name of `--search`, with their profile; they need the extra `rl`.
 LEARNED: Final = {"ppo": "wide", "ppo-guided": "guided", "ppo-cuasmrl": "cuasmrl"}
@@ -119,8 +117,7 @@ def tune(
         )
     write_bytes_atomically(folder / "original.cubin", target.cubin.data)
     if settings.measure == "model":
-        model = ModelSettings(warps=max(1, target.warps // SCHEDULERS))
-        evaluator = ModelEvaluator(target.cubin, target.kernel, model)
+        evaluator = ModelEvaluator(target.cubin, target.kernel)
         return _tune(target, settings, folder, evaluator, None, on_progress)
     assert target.launch is not None
     with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:

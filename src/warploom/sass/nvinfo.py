@@ -15,6 +15,7 @@ from typing import Final
 
 FORMAT_SIZED: Final = 4
 REGISTER_COUNT: Final = 0x2F
+REQUIRED_THREADS: Final = 0x10  # three words: the block's size, where the code asks for one
 
 # Tables of plain 4-byte instruction offsets that may be rewritten when an instruction moves.
 REWRITTEN: Final[dict[int, str]] = {
@@ -65,6 +66,15 @@ def records(section: bytes) -> Iterator[InfoRecord]:
 def _words(record: InfoRecord) -> list[int]:
     count = len(record.payload) // 4
     return list(struct.unpack(f"<{count}I", record.payload[: 4 * count]))
+
+
+def required_threads(section: bytes) -> int | None:
+    """Threads of a block, when the code was compiled for exactly that many; None otherwise."""
+    for record in records(section):
+        if record.attribute == REQUIRED_THREADS and len(record.payload) >= 12:
+            x, y, z = _words(record)[:3]
+            return x * y * z
+    return None
 
 
 def pinned_offsets(section: bytes, code_bytes: int) -> dict[int, str]:

@@ -1,150 +1,79 @@
-"""A static model of the SM's issue: cycles a block takes with a few warps. A model, not a clock.
+"""A static model of a kernel's time: cycles of its trace on one scheduler partition. Not a clock.
 
-One scheduler partition issues at most one instruction a cycle from its warps, in order within a
-warp, greedily from the same warp while `stay` is set, else from the one that issued longest ago.
-An instruction issues when its warp's stall has passed, its scoreboards are zero and its pipe is
-free. It ranks schedules; it does not know caches, other blocks or clocks.
-
-Latencies and pipe rates: arXiv 2503.20481 (table 2), CUDA C++ Programming Guide (throughput per
-SM), arXiv 2501.12084 and 2402.13499 (Hopper); loads are taken as L2 hits.
+The trace is the code in the order it stands, every loop twice, with what is outstanding carried
+over block edges; each further pass of a loop adds the loop's steady state. One warp is followed:
+against measured random schedules that ranks better than the warps a partition really holds
+(`bench/results/timing_model.json`). The tensor core alone is shared: a matrix instruction takes
+as long as all warp groups of the block together need it. It ranks schedules; it does not know
+caches, other blocks or clocks.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from warploom.sass.control import NO_SCOREBOARD, SCOREBOARDS, Control
-from warploom.sass.kernel import Instruction, Kernel
+from warploom.sass import nvinfo
+from warploom.sass.control import Control
+from warploom.sass.issue import Simulation, cost_of
+from warploom.sass.kernel import Kernel
 from warploom.sass.loops import depths, natural_loops
-from warploom.sass.opcodes import Pipe
 
-# Cycles from issue until the result (first) or the sources (second) are released.
-LATENCIES: Final[Mapping[str, tuple[int, int]]] = {
-    "LDG": (282, 12),
-    "LD": (282, 12),
-    "LDL": (40, 12),
-    "LDS": (28, 10),
-    "LDSM": (33, 10),
-    "LDGSTS": (282, 14),
-    "STG": (16, 16),
-    "ST": (16, 16),
-    "STL": (16, 16),
-    "STS": (14, 14),
-    "STSM": (18, 16),
-    "ATOM": (400, 14),
-    "ATOMG": (400, 14),
-    "ATOMS": (60, 14),
-    "RED": (16, 14),
-    "SHFL": (26, 10),
-    "LDC": (30, 10),
-    "S2R": (24, 10),
-    "S2UR": (24, 10),
-    "MUFU": (24, 12),
-    "I2F": (20, 12),
-    "F2I": (20, 12),
-    "F2F": (20, 12),
-    "POPC": (18, 10),
-    "DADD": (18, 8),
-    "DMUL": (18, 8),
-    "DFMA": (18, 8),
-}
-DEFAULT_LATENCY: Final = (30, 12)
-
-# Cycles a warp instruction occupies its pipe in one of the four partitions.
-OCCUPANCY: Final[Mapping[Pipe, int]] = {
-    Pipe.FMA: 1,
-    Pipe.IMAD: 2,
-    Pipe.ALU: 2,
-    Pipe.HALF: 2,
-    Pipe.MMA: 16,
-    Pipe.FP64: 2,
-    Pipe.UNIFORM: 2,
-    Pipe.XU: 8,
-    Pipe.LSU: 4,
-    Pipe.CONSTANT: 4,
-    Pipe.ASYNC: 1,
-    Pipe.CONTROL: 1,
-    Pipe.UNKNOWN: 1,
-}
-BYTES_PER_CYCLE_TENSOR: Final = 4096  # FLOP per cycle and SM, 16-bit operands, Hopper
-BARRIER_CYCLES: Final = 20
-LOOP_TRIPS: Final = 16
+LOOP_TRIPS: Final = 8
 ROUNDS: Final = 3
+MOST_KEPT: Final = 50_000
+WARP_GROUP: Final = 128  # threads
+
+Blocks = Sequence[tuple[tuple[int, ...], tuple[Control, ...]]]
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """How many warps share a scheduler, and how often a loop body runs for each outer pass."""
+    """How many warps are followed, and how often a loop body runs for each outer pass.
 
-    warps: int = 2
+    `warp_groups` share the tensor core with the one followed, itself included; None reads from the
+    file how many the block has, 1 where it does not say.
+    """
+
+    warps: int = 1
     loop_trips: int = LOOP_TRIPS
+    warp_groups: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Cost:
-    """What the model needs of one instruction; independent of its control field."""
+@dataclass(frozen=True)
+class _Region:
+    """Neighbouring blocks of one loop depth or deeper: what stands in it, in order."""
 
-    pipe: Pipe
-    occupancy: int
-    result: int
-    sources: int
-    group: bool
-    commits: bool
-    retires: int  # warp-group matrix groups that may stay in flight; -1: does not wait
-    barrier: bool
-    copies: bool  # commits a group of asynchronous copies
-    copies_left: int  # copy groups that may stay in flight; -1: does not wait
+    depth: int
+    parts: tuple[int | _Region, ...]
 
+    def once(self) -> list[int]:
+        """The blocks of one pass; an inner region is passed twice."""
+        found: list[int] = []
+        for part in self.parts:
+            found += [part] if isinstance(part, int) else 2 * part.once()
+        return found
 
-@dataclass
-class _Warp:
-    """One warp's progress."""
-
-    ready: int = 0
-    place: int = 0
-    boards: list[list[int]] = field(default_factory=lambda: [[] for _ in range(SCOREBOARDS)])
-    groups: list[int] = field(default_factory=list[int])
-    copies: list[int] = field(default_factory=list[int])
-    stay: bool = False
-    issued: int = -1
+    def regions(self) -> list[_Region]:
+        """All regions inside this one."""
+        inner = [part for part in self.parts if not isinstance(part, int)]
+        return [*inner, *(deeper for part in inner for deeper in part.regions())]
 
 
-def _cost(item: Instruction) -> _Cost:
-    info = item.effects.info
-    result, sources = LATENCIES.get(info.name, DEFAULT_LATENCY)
-    text = item.line.operands.replace(" ", "")
-    group = info.pipe is Pipe.ASYNC
-    occupancy = OCCUPANCY[info.pipe]
-    if group:
-        shape = re.search(r"\.64x(\d+)x(\d+)", item.line.opcode)
-        columns, depth = (int(shape.group(1)), int(shape.group(2))) if shape else (128, 16)
-        result = max(16, 2 * 64 * columns * depth // BYTES_PER_CYCLE_TENSOR)
-        if depth >= 32:
-            result //= 2  # 8-bit operands run at twice the rate
-    width = re.search(r"\.(64|128)(?=\.|$)", item.line.opcode)
-    if info.pipe is Pipe.LSU and width:
-        occupancy *= int(width.group(1)) // 32 // (2 if width.group(1) == "128" else 1)
-    retires = -1
-    if item.line.opcode.startswith("WARPGROUP.DEPBAR"):
-        retires = int(text.rsplit(",", 1)[-1], 16)
-    copies_left = -1
-    if item.base == "DEPBAR" and text.startswith("SB0"):
-        copies_left = int(text.rsplit(",", 1)[-1], 16)
-    return _Cost(
-        pipe=info.pipe,
-        occupancy=occupancy,
-        result=result,
-        sources=sources,
-        group=group,
-        commits=group and "gsb0" in text,
-        retires=retires,
-        barrier=item.base == "BAR",
-        copies=item.base == "LDGDEPBAR",
-        copies_left=copies_left,
-    )
+def _region(blocks: Sequence[int], depth_of: Sequence[int], depth: int) -> _Region:
+    parts: list[int | _Region] = []
+    run: list[int] = []
+    for block in (*blocks, None):
+        if block is not None and depth_of[block] > depth:
+            run.append(block)
+            continue
+        if run:
+            parts.append(_region(run, depth_of, depth + 1))
+            run = []
+        if block is not None:
+            parts.append(block)
+    return _Region(depth, tuple(parts))
 
 
 class TimingModel:
@@ -153,11 +82,24 @@ class TimingModel:
     def __init__(self, kernel: Kernel, settings: ModelSettings | None = None) -> None:
         self.kernel = kernel
         self.settings = settings or ModelSettings()
-        self._costs = [_cost(item) for item in kernel.instructions]
-        self._cache: dict[tuple[int, tuple[int, ...], tuple[Control, ...]], float] = {}
+        sharing = self._sharing()
+        costs = [cost_of(item) for item in kernel.instructions]
+        self._costs = [
+            replace(cost, result=cost.result * sharing) if cost.group else cost for cost in costs
+        ]
+        self._cache: dict[object, float] = {}
         loops = natural_loops(kernel)
-        self.weights = [float(self.settings.loop_trips**depth) for depth in depths(kernel, loops)]
+        depth = depths(kernel, loops)
+        self.weights = [float(self.settings.loop_trips**level) for level in depth]
         self._loops = {loop.header for loop in loops if loop.blocks == (loop.header,)}
+        self._whole = _region(range(len(kernel.blocks)), depth, 0)
+
+    def _sharing(self) -> int:
+        """How many times a matrix instruction occupies the tensor core before its warp's next."""
+        groups = self.settings.warp_groups
+        if groups is None:
+            groups = (nvinfo.required_threads(self.kernel.info) or WARP_GROUP) // WARP_GROUP
+        return max(1, groups // self.settings.warps)
 
     def block_cycles(
         self, block: int, order: tuple[int, ...], controls: tuple[Control, ...]
@@ -166,118 +108,42 @@ class TimingModel:
         key = (block, order, controls)
         found = self._cache.get(key)
         if found is None:
-            found = self._simulate(order, controls, ROUNDS if block in self._loops else 1)
-            if len(self._cache) > 200_000:
-                self._cache.clear()
-            self._cache[key] = found
+            rounds = ROUNDS if block in self._loops else 1
+            found = self._kept(key, self._simulate(order, controls, rounds))
         return found
 
-    def kernel_cycles(self, blocks: Sequence[tuple[tuple[int, ...], tuple[Control, ...]]]) -> float:
-        """Weighted cycles of the whole kernel; `blocks` as `Editor.signature` gives them."""
-        return sum(
-            weight * self.block_cycles(number, order, controls)
-            for number, (weight, (order, controls)) in enumerate(
-                zip(self.weights, blocks, strict=True)
-            )
-        )
+    def kernel_cycles(self, blocks: Blocks) -> float:
+        """Cycles of the kernel's trace, all warps; `blocks` as `Editor.signature` gives them."""
+        total = self._trace(blocks, self._whole.once())
+        for region in self._whole.regions():
+            # Negative for a loop that runs once: its second pass is taken off again.
+            passes = (self.settings.loop_trips - 2) * self.settings.loop_trips ** (region.depth - 1)
+            total += passes * self._steady(blocks, region)
+        return total
+
+    def _steady(self, blocks: Blocks, region: _Region) -> float:
+        """Cycles one more pass of a loop adds."""
+        once = region.once()
+        key = tuple(blocks[block] for block in once)
+        found = self._cache.get(key)
+        if found is None:
+            added = self._trace(blocks, 3 * once) - self._trace(blocks, 2 * once)
+            found = self._kept(key, added)
+        return found
+
+    def _trace(self, blocks: Blocks, sequence: Sequence[int]) -> float:
+        order = tuple(index for block in sequence for index in blocks[block][0])
+        controls = tuple(control for block in sequence for control in blocks[block][1])
+        return self._simulate(order, controls, 1)
 
     def _simulate(
         self, order: tuple[int, ...], controls: tuple[Control, ...], rounds: int
     ) -> float:
         costs = [self._costs[index] for index in order]
-        return _Simulation(costs, controls, rounds, self.settings.warps).run()
+        return Simulation(costs, controls, rounds, self.settings.warps).run()
 
-
-class _Simulation:
-    """Issue of one block's instructions by a few warps, `rounds` times over."""
-
-    def __init__(
-        self, costs: list[_Cost], controls: tuple[Control, ...], rounds: int, warps: int
-    ) -> None:
-        self.costs, self.controls, self.rounds = costs, controls, rounds
-        self.warps = [_Warp() for _ in range(warps)]
-        self.length = len(costs) * rounds
-        self.pipes: dict[Pipe, int] = {}
-        self.tensor = 0
-        self.clock = 0
-        self.marks = [0] * (rounds + 1)
-        self.current = self.warps[0]
-        self.at_barrier: list[_Warp] = []
-
-    def run(self) -> float:
-        """Cycles of one round in the steady state (of the only one, when there is one)."""
-        while any(warp.place < self.length for warp in self.warps):
-            chosen = self._choose()
-            if chosen is None:
-                self._open_barrier()
-                continue
-            warp, self.clock = chosen
-            self._issue(warp)
-            self.clock += 1
-        if self.rounds > 1:
-            return (self.marks[self.rounds] - self.marks[1]) / (self.rounds - 1)
-        return float(self.marks[self.rounds])
-
-    def _choose(self) -> tuple[_Warp, int] | None:
-        """The warp that issues next and when: greedy while it stays, else the longest idle."""
-        best: _Warp | None = None
-        best_key = (1 << 60, 0, 0)
-        for warp in self.warps:
-            if warp.place >= self.length or warp in self.at_barrier:
-                continue
-            when = max(self._earliest(warp), self.clock)
-            preferred = warp is self.current and warp.stay
-            key = (when, 0 if preferred else 1, warp.issued)
-            if key < best_key:
-                best, best_key = warp, key
-        return None if best is None else (best, best_key[0])
-
-    def _open_barrier(self) -> None:
-        for warp in self.at_barrier:
-            warp.ready = max(warp.ready, self.clock + BARRIER_CYCLES)
-        self.at_barrier = []
-
-    def _issue(self, warp: _Warp) -> None:
-        place = warp.place % len(self.costs)
-        cost, control, now = self.costs[place], self.controls[place], self.clock
-        if cost.retires >= 0:
-            warp.groups = warp.groups[-cost.retires :] if cost.retires else []
-        if cost.copies_left >= 0:
-            warp.copies = warp.copies[-cost.copies_left :] if cost.copies_left else []
-        if cost.group:
-            self.tensor = max(self.tensor, now) + cost.result
-            if cost.commits:
-                warp.groups.append(self.tensor)
-        if cost.copies:
-            warp.copies.append(now + LATENCIES["LDGSTS"][0])
-        elif control.write_sb != NO_SCOREBOARD:
-            warp.boards[control.write_sb].append(now + cost.result)
-        if control.read_sb != NO_SCOREBOARD:
-            warp.boards[control.read_sb].append(now + cost.sources)
-        self.pipes[cost.pipe] = now + cost.occupancy
-        warp.ready = now + max(1, control.stall)
-        warp.stay, warp.issued = control.stay, now
-        warp.place += 1
-        if warp.place % len(self.costs) == 0:
-            finished = warp.place // len(self.costs)
-            self.marks[finished] = max(self.marks[finished], warp.ready)
-        self.current = warp
-        if cost.barrier:
-            self.at_barrier.append(warp)
-            running = [w for w in self.warps if w.place < self.length or w in self.at_barrier]
-            if len(self.at_barrier) == len(running):
-                self._open_barrier()
-
-    def _earliest(self, warp: _Warp) -> int:
-        place = warp.place % len(self.costs)
-        cost, control = self.costs[place], self.controls[place]
-        when = max(warp.ready, self.pipes.get(cost.pipe, 0))
-        for number in range(SCOREBOARDS if control.wait else 0):
-            if control.wait >> number & 1 and warp.boards[number]:
-                when = max(when, *warp.boards[number])
-                warp.boards[number] = [t for t in warp.boards[number] if t > when]
-        if cost.retires >= 0 and len(warp.groups) > cost.retires:
-            when = max(when, warp.groups[len(warp.groups) - cost.retires - 1])
-        if cost.copies_left >= 0 and len(warp.copies) > cost.copies_left:
-            when = max(when, warp.copies[len(warp.copies) - cost.copies_left - 1])
-        return when
+    def _kept(self, key: object, value: float) -> float:
+        if len(self._cache) > MOST_KEPT:
+            self._cache.clear()
+        self._cache[key] = value
+        return value

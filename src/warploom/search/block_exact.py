@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warploom.errors import ToolMissing
 from warploom.sass.dependence import Hazard, dependences
+from warploom.sass.issue import DEFAULT_LATENCY, LATENCIES, OCCUPANCY
 from warploom.sass.kernel import Block, Kernel
 from warploom.sass.loops import depths, natural_loops
 from warploom.sass.mining import key_of
-from warploom.sass.timing_model import DEFAULT_LATENCY, LATENCIES, OCCUPANCY
 from warploom.search.actions import Reorder
 
 if TYPE_CHECKING:
