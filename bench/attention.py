@@ -6,13 +6,14 @@
 
 FlashAttention-4 is a baseline where `flash_attn.cute` can be imported; a row's ratio is to the best
 baseline of that row, and its notes say which there were.
-Operations: 4 * batch * heads * rows * keys * head_dim, halved when causal.
+Operations: 4 * batch * heads * head_dim * pairs of a query and a key it sees (half when causal).
 """
 
 from __future__ import annotations
 
-import importlib
+import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 import kernel_bench as kb  # noqa: E402
+from attention_baselines import baselines_of, usable  # noqa: E402
 from attention_cases import (  # noqa: E402
     CHECKED,
-    FA4,
     LENGTHS,
+    PACKED_LENGTHS,
     VARIANTS,
     expected,
     operands,
@@ -99,7 +101,7 @@ def _check(
 
 
 def case(name: str, rounds: int) -> dict[str, Any]:
-    """One case in a worker: `check VARIANT`, `time|fp8 DIM MASK N`, `packed DIM causal`."""
+    """One case: `check VARIANT`, `time|fp8|window|gqa DIM MASK N` or `packed DIM causal`."""
     torch = kb.load_torch()
 
     what, which = name.split(" ", 1)
@@ -116,7 +118,8 @@ def case(name: str, rounds: int) -> dict[str, Any]:
     return {"ok": True, "worst": max(c["error"] for c in result.values()), "count": len(result)}
 
 
-PACKED = [512 * (1 + 5 * s % 13) + 37 * s for s in range(13)]  # lengths, 45 thousand tokens
+EXACT = 2**30  # pairs of positions up to which outputs are checked against float64
+WITHOUT = "WARPLOOM_WITHOUT"  # in the environment: variants that failed their check in this run
 
 
 def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
@@ -126,26 +129,29 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
     names = [name for name in VARIANTS if name.startswith(lead)]
     names = [n for n in names if causal or ("causal" not in n and "plain" not in n)]
     config = VARIANTS[names[0]][0]
+    without = json.loads(os.environ.get(WITHOUT, "[]"))
+    names = [n for n in names if n not in without and (FOLDER / "plain" / kb.slug(n)).is_dir()]
     h = 2048 // d
     if what == "packed":
-        data = [pack(torch, config, h, [(n, n) for n in PACKED]) for _ in range(2)]
-        pairs, chosen = h * sum(n * n for n in PACKED), names[0]
+        data = [pack(torch, config, h, [(n, n) for n in PACKED_LENGTHS]) for _ in range(2)]
+        pairs, chosen = h * sum(n * n for n in PACKED_LENGTHS), names[0]
     else:
         n = int(rest[0])
         data = [operands(torch, config, max(1, 16384 // n), h, n, n, s) for s in range(2)]
-        pairs, chosen = max(1, 16384 // n) * h * n * n, lead + choose_attention(n, config).name
+        pairs = max(1, 16384 // n) * h * n * n
+        chosen = lead + choose_attention(n, config).name
     turn = [0]
 
     def pick() -> dict[str, Any]:
         turn[0] ^= 1
         return data[turn[0]]
 
-    baselines = _baselines(torch, what, data, pick, causal)
+    baselines, refused = usable(torch, baselines_of(torch, what, data, pick, config))
     candidates: dict[str, Any] = {**baselines, "control": next(iter(baselines.values()))}
-    if chosen in VARIANTS:
+    if chosen in names:
         names = ["default", *names]
     checks: dict[str, str] = {}
-    want, _ = expected(torch, config, data[0]) if pairs < 2**31 else (None, None)
+    want, _ = expected(torch, config, data[0]) if pairs < EXACT else (None, None)
     for name in names:
         folder = FOLDER / "plain" / kb.slug(chosen if name == "default" else name)
         kernel = Kernel(Built.read(folder))
@@ -159,88 +165,31 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
         turn[0] = 1
         data[0]["o"].fill_(math.nan)
         ours()
-        if want is None:  # the first is checked against cuDNN, the others against the first
+        if want is None:  # too large for float64: against the library
             turn[0] = 1
             want = candidates["control"]().double()
         error = float((data[0]["o"].double() - want).norm() / want.norm())
         checks[name] = "pass" if error < (0.06 if config.narrow else 0.01) else f"fail {error:.3g}"
+    del want
     samples = kb.interleave(candidates, rounds)
     return {
         "shape": which if what == "time" else f"{what} {which}",
         "dtype": config.dtype.name,
         "default": chosen,
-        "work": 4 * pairs * d * (0.5 if causal else 1.0),
+        "work": 4 * visible(pairs, config, data[0]) * d,
         "samples": samples,
         "checks": checks,
         "baselines": list(baselines),
+        "refused": refused,
     }
 
 
-def _baselines(
-    torch: Any, what: str, data: list[dict[str, Any]], pick: Any, causal: bool
-) -> dict[str, Any]:
-    """The libraries that can do this; for 8-bit elements, the 16-bit ones on the same values."""
-    if what == "packed":
-        return _packed_baselines(torch, data, pick)
-    for v in data:
-        if what == "fp8":
-            wide = [v[x].to(torch.bfloat16) for x in "qkv"]
-            v["wide"] = [wide[0], wide[1], wide[2].transpose(-1, -2).contiguous()]
-        else:
-            v["wide"] = [v[x] for x in "qkv"]
-    backends = torch.nn.attention
-
-    def cudnn() -> Any:
-        with backends.sdpa_kernel(backends.SDPBackend.CUDNN_ATTENTION):
-            return torch.nn.functional.scaled_dot_product_attention(
-                *pick()["wide"], is_causal=causal
-            )
-
-    found: dict[str, Any] = {"cuDNN": cudnn}
-    try:
-        function = importlib.import_module("flash_attn.cute").flash_attn_func
-    except ImportError:
-        return found
-    for v in data:
-        v["theirs"] = [x.transpose(1, 2).contiguous() for x in v["wide"]]
-
-    def four() -> Any:
-        out = function(*pick()["theirs"], causal=causal)
-        return out[0] if isinstance(out, tuple) else out
-
-    return {**found, FA4: four}
-
-
-def _packed_baselines(torch: Any, data: list[dict[str, Any]], pick: Any) -> dict[str, Any]:
-    longest = max(PACKED)
-    varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-
-    def two() -> Any:
-        v = pick()
-        bounds = v["row_bounds"], v["key_bounds"]
-        return varlen(v["q"], v["k"], v["v"], *bounds, longest, longest, window_size=(-1, 0))
-
-    found: dict[str, Any] = {"torch varlen (FlashAttention-2)": two}
-    try:
-        function = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
-    except ImportError:
-        return found
-
-    def four() -> Any:
-        v = pick()
-        out = function(
-            v["q"],
-            v["k"],
-            v["v"],
-            cu_seqlens_q=v["row_bounds"],
-            cu_seqlens_k=v["key_bounds"],
-            max_seqlen_q=longest,
-            max_seqlen_k=longest,
-            causal=True,
-        )
-        return out[0] if isinstance(out, tuple) else out
-
-    return {**found, FA4: four}
+def visible(pairs: float, config: AttentionConfig, v: dict[str, Any]) -> float:
+    """Pairs of a query and a key that it sees, of all `pairs`."""
+    if config.window is not None:
+        rows = v["q"].shape[2]
+        return pairs / rows * (config.window - config.window * (config.window - 1) / 2 / rows)
+    return pairs * (0.5 if config.causal else 1.0)
 
 
 FOLDER = kb.ROOT / "out" / "bench" / "attention"
@@ -260,13 +209,19 @@ def main() -> None:
         built = [name for name in VARIANTS if (FOLDER / "plain" / kb.slug(name)).is_dir()]
         names = [f"check {name}" for name in built] if args.stage != "timing" else []
         if args.stage != "numerics":
-            masks = ("full", "causal")
-            names += [f"time {d} {m} {n}" for d in (128, 64) for m in masks for n in LENGTHS]
-            names += [f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in (1024, 8192)]
+            masks = ("causal", "full")
+            names += [f"time {d} {m} {n}" for d in (64, 128) for m in masks for n in LENGTHS]
+            names += ["packed 128 causal", "packed 64 causal", "window 128 causal 8192"]
             names += [f"fp8 128 {m} {n}" for m in masks for n in (1024, 8192)]
-            names += ["packed 128 causal", "packed 64 causal"]
+            names += ["gqa 128 causal 8192"]
+            names += [f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in (1024, 8192)]
         names = [n for n in names if any(o in n for o in args.only.split(","))]
-        results = kb.run_workers(str(Path(__file__)), args, names)
+        checks = [name for name in names if name.startswith("check")]
+        results = kb.run_workers(str(Path(__file__)), args, checks)
+        failed = [r["name"].removeprefix("check ") for r in results if not r.get("ok")]
+        os.environ[WITHOUT] = json.dumps(failed)
+        timed = [name for name in names if not name.startswith("check")]
+        results += kb.run_workers(str(Path(__file__)), args, timed)
         folder = FOLDER / "plain"
         kb.report(args.out, "attention-forward", results, lambda n: Built.read(folder / kb.slug(n)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from warploom.codegen.named import multistage
@@ -18,7 +19,9 @@ Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tu
 
 
 def _choice(name: str, **config: Any) -> Variant:
-    choice = ATTENTION_CHOICES[name]
+    choice = ATTENTION_CHOICES[name.removesuffix("-early")]
+    if name.endswith("-early"):
+        choice = replace(choice, launch=choice.launch | {"hold_waits": False})
     return choice.config(AttentionConfig(**config)), choice.schedule, choice.allow
 
 
@@ -26,43 +29,64 @@ def _plain(config: AttentionConfig) -> KernelSchedule:
     return multistage(attention(config), {"k": 2, "v": 2}, LaunchPlan(split="rows"), 2, in_flight=0)
 
 
+# "-early": with waits for matmuls where ptxas would have them.
 TIMED: dict[str, tuple[str, ...]] = {
     "d128": (
-        "128x128-ahead",
         "128x128-ahead-together",
-        "128x128-ahead-together-lazy",
         "128x128-ahead-together-apart",
-        "128x176-together",
+        "128x128-ahead-together-apart-early",
         "128x176-together-apart",
+        "128x176-together-apart-early",
+        "128x176-apart",
+        "192x128-ahead1-serial-apart",
     ),
     "d128 causal": (
-        "128x128-draw4-together",
         "128x128-draw16",
         "128x128-draw16-together",
+        "128x128-draw16-together-early",
         "128x128-draw16-together-apart",
-        "128x176-draw4-together",
+        "128x128-draw16-apart",
+        "192x128-snake1-serial-apart",
     ),
     "d64": (
         "192x128-ahead",
-        "192x128-ahead-together",
+        "192x128-ahead-early",
         "192x128-ahead-apart",
+        "192x128-ahead-apart-fma1",
+        "192x128-ahead-apart-fma2",
+        "192x128-ahead-serial-apart",
+        "192x192-serial",
+        "192x192-serial-apart",
+        "128x192-ahead-apart",
+    ),
+    "d64 causal": (
+        "128x128-draw16",
+        "128x128-draw16-early",
+        "128x128-draw16-serial",
+        "128x64-pair-serial",
+        "128x64-grid-pair-serial",
+        "192x128-snake",
+        "192x128-snake-early",
+        "192x128-snake-apart",
+        "192x128-snake-apart-fma1",
+        "192x128-snake-apart-fma2",
+        "192x128-snake-serial-apart",
+        "192x192-snake-serial-apart",
+        "256x64-snake",
+        "256x96-snake-serial",
     ),
     "d96": ("128x128-ahead-together", "128x176-together"),
     "d96 causal": ("128x128-draw16-together",),
     "d256": ("128x64", "128x64-together"),
     "d256 causal": ("128x64", "128x64-together", "128x64-draw16-together"),
-    "fp8 d128": ("128x128-ahead", "128x128-ahead-together", "128x224-ahead-together"),
+    "fp8 d128": ("128x128-ahead-together", "128x224-ahead-together"),
     "fp8 d128 causal": ("128x128-draw16", "128x128-draw16-together"),
-    "packed d128 causal": ("128x128-draw16", "128x128-draw16-together"),
+    "packed d128 causal": ("128x128-draw16-together", "128x128-draw16"),
     "packed d64 causal": ("128x128-draw16",),
-    "d64 causal": (
-        "128x128-draw16",
-        "192x128-snake",
-        "192x128-draw4",
-        "192x128-draw16",
-        "192x128-snake-apart",
-    ),
+    "window d128 causal": ("128x128-draw16-together",),
+    "gqa d128 causal": ("128x128-draw16-together",),
 }
+WINDOW, GROUP = 1024, 4  # of the timed cases "window" and "gqa"
 
 
 def _timed(kind: str) -> dict[str, Variant]:
@@ -74,6 +98,10 @@ def _timed(kind: str) -> dict[str, Variant]:
     }
     if "fp8" in words:
         config["dtype"] = E4M3
+    if "window" in words:
+        config["window"] = WINDOW
+    if "gqa" in words:
+        config["group"] = GROUP
     return {f"{kind} {n}": _choice(n, **config) for n in TIMED[kind]}
 
 
@@ -101,7 +129,8 @@ CHECKED = (
     (5, 16, 515, 515),  # more tasks than SMs
 )
 FA4 = "FlashAttention-4"
-LENGTHS = (1024, 1536, 3072, 6144, 12288, 16384)
+PACKED_LENGTHS = [512 * (1 + 5 * s % 13) + 37 * s for s in range(13)]  # 45 thousand tokens
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
 def lengths_of(b: int, rows: int, keys: int) -> list[tuple[int, int]]:

@@ -53,7 +53,11 @@ def load_torch() -> Any:
 def run_workers(
     script: str, args: argparse.Namespace, names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Run every case in worker processes; one result a case, with "error" if it hung."""
+    """Run every case in worker processes; one result a case, with "error" if it hung.
+
+    Results are kept in `args.out/cases.jsonl` as they come: a run that is cut short has them.
+    """
+    args.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, Any]] = {}
     left = list(names)
     while left:
@@ -62,6 +66,8 @@ def run_workers(
             results[line["name"]] = line
             left.remove(line["name"])
             print(json.dumps(line)[:1500], flush=True)
+            with (args.out / "cases.jsonl").open("a") as kept:
+                kept.write(json.dumps(line) + "\n")
         # A worker stops after reporting a device fault; one that said nothing hung on the next.
         if left and "error" not in line:
             culprit = left.pop(0)

@@ -45,7 +45,9 @@ ATTENTIONS = (
     "d128 128x128-ahead-together",
     "d128 causal 128x128-draw16-together",
     "d64 192x128-ahead",
-    "d64 causal 192x128-draw16",
+    "d64 192x192-serial-apart",
+    "d64 causal 192x128-snake-apart",
+    "d64 causal 192x128-snake-apart-fma2",
 )
 ATTENTION_SHAPE = (2, 3, 900, 900)
 
@@ -265,6 +267,7 @@ def main() -> None:
         kb.merge(RESULTS, args.files, args.fresh, args.only)
     else:
         names = [*(f"gemm {n}" for n in GEMMS), *(f"attention {n}" for n in ATTENTIONS)]
+        names = [n for n in names if any(o in n for o in args.only.split(","))]
         results = kb.run_workers(str(Path(__file__)), args, names)
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "numerics_raw.json").write_text(json.dumps(results, indent=1))
