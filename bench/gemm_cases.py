@@ -69,9 +69,15 @@ VARIANTS: dict[str, Variant] = {
     "silu-gate": _hand(GemmConfig(activation="silu", gate=True, tile=NARROW), _plan()),
     "swiglu": _hand(GemmConfig(activation="silu", dual=True, tile=NARROW), _plan()),
     "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), _plan()),
-    "slices8": _hand(GemmConfig(slices=8, tile=NARROW), _plan(1, dependent=True)),
-    "slices8-by-2": _hand(GemmConfig(slices=8, tile=NARROW), _plan(2, dependent=True)),
-    "slices8-by-4": _hand(GemmConfig(slices=8, tile=NARROW), _plan(4, dependent=True)),
+    "slices8": _hand(
+        GemmConfig(slices=8, tile=NARROW), _plan(1, dependent=True, store_panels=1), depth=6
+    ),
+    "slices8-by-2": _hand(
+        GemmConfig(slices=8, tile=NARROW), _plan(2, dependent=True, store_panels=1), depth=6
+    ),
+    "slices8-by-4": _hand(
+        GemmConfig(slices=8, tile=NARROW), _plan(4, dependent=True, store_panels=1), depth=6
+    ),
     "slices16-by-2": _hand(GemmConfig(slices=16), _plan(2, dependent=True)),
     "slices16-by-4": _hand(GemmConfig(slices=16), _plan(4, dependent=True)),
     **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in (8, 16)},
