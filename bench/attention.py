@@ -119,7 +119,7 @@ def case(name: str, rounds: int) -> dict[str, Any]:
 
 
 EXACT = 2**30  # pairs of positions up to which outputs are checked against float64
-WITHOUT = "WARPLOOM_WITHOUT"  # in the environment: variants that failed their check in this run
+WITHOUT = "WARPLOOM_WITHOUT"  # in the environment: variants that failed a check before
 
 
 def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
@@ -218,7 +218,8 @@ def main() -> None:
         names = [n for n in names if any(o in n for o in args.only.split(","))]
         checks = [name for name in names if name.startswith("check")]
         results = kb.run_workers(str(Path(__file__)), args, checks)
-        failed = [r["name"].removeprefix("check ") for r in results if not r.get("ok")]
+        failed = json.loads(os.environ.get(WITHOUT, "[]"))
+        failed += [r["name"].removeprefix("check ") for r in results if not r.get("ok")]
         os.environ[WITHOUT] = json.dumps(failed)
         timed = [name for name in names if not name.startswith("check")]
         results += kb.run_workers(str(Path(__file__)), args, timed)

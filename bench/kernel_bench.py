@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "src")]
 from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 
 # Seconds without a word before a worker counts as hung: FlashAttention-4 compiles on first use.
-SILENCE = 150.0
+SILENCE = 75.0
 
 
 def arguments(description: str) -> argparse.Namespace:
