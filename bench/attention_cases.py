@@ -75,16 +75,24 @@ TIMED: dict[str, tuple[str, ...]] = {
         "256x64-snake",
         "256x96-snake-serial",
     ),
-    "d96": ("128x128-ahead-together", "128x176-together"),
-    "d96 causal": ("128x128-draw16-together",),
+    "d96": (
+        "128x128-ahead-together",
+        "128x128-ahead-together-apart",
+        "128x176-together-apart",
+    ),
+    "d96 causal": ("128x128-draw16-together", "128x128-draw16-together-apart"),
     "d256": ("128x64", "128x64-together"),
     "d256 causal": ("128x64", "128x64-together", "128x64-draw16-together"),
-    "fp8 d128": ("128x128-ahead-together", "128x224-ahead-together"),
-    "fp8 d128 causal": ("128x128-draw16", "128x128-draw16-together"),
+    "fp8 d128": (
+        "128x128-ahead-together-apart",
+        "128x176-together-apart",
+        "128x224-ahead-together",
+    ),
+    "fp8 d128 causal": ("128x128-draw16-together", "128x128-draw16-together-apart"),
     "packed d128 causal": ("128x128-draw16-together", "128x128-draw16"),
     "packed d64 causal": ("128x128-draw16",),
-    "window d128 causal": ("128x128-draw16-together",),
-    "gqa d128 causal": ("128x128-draw16-together",),
+    "window d128 causal": ("128x128-draw16-together-apart", "128x128-draw16"),
+    "gqa d128 causal": ("128x128-draw16-together", "128x128-draw16-together-apart"),
 }
 WINDOW, GROUP = 1024, 4  # of the timed cases "window" and "gqa"
 
