@@ -38,7 +38,7 @@ from warploom.kernels import gemm as gemm_kernel  # noqa: E402
 from warploom.tile import Program  # noqa: E402
 
 FOLDER = kb.ROOT / "out" / "bench" / "ablation"
-SEARCH = Search(seconds=40.0)
+SEARCH = Search(seconds=15.0)
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,46 @@ def _gemm() -> Case:
     config = gemm_kernel.GemmConfig()
     plan = gemm_kernel.default_schedule(config).launch
     names = tuple(name for name in NAMES if name not in ("overlapped", "pingpong"))
-    return Case(gemm_kernel.gemm(config), plan, (4096, 8192), names)
+    return Case(gemm_kernel.gemm(config), plan, (8192,), names)
 
 
 def _attention(causal: bool) -> Case:
     config = attention_kernel.AttentionConfig(causal=causal)
-    plan = attention_kernel.default_schedule(config).launch
-    if causal:
-        plan = plan.with_options(persistent=False)
-    names = (*(name for name in NAMES if name != "inflight"), "solve+turns")
-    return Case(attention_kernel.attention(config), plan, (4096, 8192, 16384), names, causal)
+    plan = LaunchPlan(persistent=not causal, split="rows")
+    names = (
+        *(name for name in NAMES if name != "inflight"),
+        *("overlapped+early", "pingpong+early", "solve+early", "solve+turns"),
+    )
+    return Case(attention_kernel.attention(config), plan, (4096, 16384), names, causal)
 
 
-CASES = {"gemm": _gemm(), "attention": _attention(False), "attention causal": _attention(True)}
+def _narrow() -> Case:
+    # One warp group: only a second copy of S lets a matmul run beside its own exponentials.
+    config = attention_kernel.AttentionConfig(tile=(64, 64))
+    names = ("multistage", "lcsf", "overlapped", "solve", "solve+copies")
+    return Case(attention_kernel.attention(config), LaunchPlan(split="rows"), (16384,), names)
+
+
+CASES = {
+    "gemm": _gemm(),
+    "attention": _attention(False),
+    "attention causal": _attention(True),
+    "attention 64x64": _narrow(),
+}
+
+
+def scheduled(case: Case, name: str) -> KernelSchedule:
+    """The schedule of a row: a name of `schedules.py` and what is added to it.
+
+    +turns   groups take the tensor core in turn
+    +early   without `hold_waits`: ptxas may move waits for matmuls up
+    +copies  the solver may give tiles two copies (modulo variable expansion)
+    """
+    kind, *added = name.split("+")
+    plan = case.launch.with_options(hold_waits="early" not in added)
+    search = replace(SEARCH, expand="copies" in added)
+    schedule = schedule_named(case.program, kind, plan, search=search)
+    return replace(schedule, turns=schedule.turns or "turns" in added)
 
 
 def _folder(case: str, name: str, probed: bool) -> Path:
@@ -80,9 +107,7 @@ def build_all() -> None:
     for title, case in CASES.items():
         for name in case.schedules:
             try:
-                kind, _, turns = name.partition("+")
-                schedule = schedule_named(case.program, kind, case.launch, search=SEARCH)
-                schedule = replace(schedule, turns=schedule.turns or bool(turns))
+                schedule = scheduled(case, name)
                 built = build(case.program, schedule)
                 _write(title, name, case, schedule, built)
             except WarploomError as error:
@@ -231,7 +256,7 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
             print(json.dumps(result)[:400])
             continue
         samples = result["samples"]
-        named = [n for n in result["rows"] if not n.startswith("solve")]
+        named = [n for n in result["rows"] if n in NAMES and n != "solve"]
         middle = {n: statistics.median(samples[n]) for n in samples}
         best = min(named, key=lambda n: middle[n])
         _, low, high = kb.ratio_interval(samples["solve again"], samples["solve"])

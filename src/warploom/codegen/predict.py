@@ -49,7 +49,14 @@ def predict(
     rings = make_rings(placement, schedule)
     found: dict[str, Prediction] = {}
     for loop in program.loops():
-        problem = extract(placement, loop, table or costs(gpu), skip_unit=schedule.launch.skip_unit)
+        copies: dict[str, int] = dict(schedule.loops[loop.index].params.get("copies", {}))
+        problem = extract(
+            placement,
+            loop,
+            table or costs(gpu),
+            copies=copies,
+            skip_unit=schedule.launch.skip_unit,
+        )
         found[loop.index] = _one(placement, loop, problem, schedule, rings)
     return found
 

@@ -20,6 +20,8 @@ from warploom.errors import InputError
 LOG = "probe_log"
 WORDS = 3  # of the log a loop
 _STEADY = re.compile(r"^(\s*)for \(int (\w+) = (.+); \2 < (\w+)_stop; \+\+\2\) \{$")
+# The same with copies of tiles: the counter is declared before and goes up by a whole round.
+_ROUNDS = re.compile(r"^(\s*)for \(; (\w+) \+ \d+ < (\w+)_stop; \2 \+= \d+\) \{$")
 _LOADER = "one thread starts every copy"
 _COMPUTE = "matmuls and everything in registers"
 _HELPER = f"""\
@@ -66,9 +68,9 @@ def probe(source: CudaSource) -> tuple[CudaSource, tuple[str, ...]]:
     computing = False
     for number, line in enumerate(lines):
         computing = (computing or _COMPUTE in line) and _LOADER not in line
-        found = _STEADY.match(line)
+        found = _STEADY.match(line) or _ROUNDS.match(line)
         if found and computing and lines[number - 1].strip() == "#pragma unroll 1":
-            margin, _, start, loop = found.groups()
+            margin, loop = found.group(1), found.groups()[-1]
             loops += [loop] * (loop not in loops)
             at = WORDS * loops.index(loop)
             pragma = result.pop()
@@ -78,7 +80,7 @@ def probe(source: CudaSource) -> tuple[CudaSource, tuple[str, ...]]:
                 pragma,
                 line,
             ]
-            closing.append((margin, _closing(loop, start, at)))
+            closing.append((margin, _closing(loop, _ran(found, lines[number - 2]), at)))
             continue
         result.append(line)
         if closing and line == closing[-1][0] + "}":
@@ -91,8 +93,16 @@ def probe(source: CudaSource) -> tuple[CudaSource, tuple[str, ...]]:
     return replace(source, text="\n".join(result)), tuple(loops)
 
 
-def _closing(loop: str, start: str, at: int) -> list[str]:
-    ran = f"{loop}_stop - ({start})"
+def _ran(found: re.Match[str], before: str) -> str:
+    """The iterations that a steady loop ran, as an expression after it."""
+    if found.re is _STEADY:
+        return f"{found.group(4)}_stop - ({found.group(3)})"
+    counter = found.group(2)
+    start = before.strip().removeprefix(f"int {counter} = ").removesuffix(";")
+    return f"{counter} - ({start})"
+
+
+def _closing(loop: str, ran: str, at: int) -> list[str]:
     add = "static_cast<unsigned long long>"
     return [
         f"if (threadIdx.x % 128 == 0 && {ran} > 0) {{",
