@@ -70,7 +70,7 @@ def test_bad_settings_are_refused(name):
 
 def test_an_unwritten_output_counts_as_wrong(monkeypatch):
     config, sizes = configure("gemm", {"m": "8", "n": "8", "k": "8"})
-    monkeypatch.setattr("warploom.kernels.library.interpret", lambda p, arrays: arrays)
+    monkeypatch.setattr("warploom.kernels.library.interpret", lambda p, arrays, scalars: arrays)
     assert check_on_cpu("gemm", config, sizes) == {"c": float("inf")}
     with pytest.raises(CheckFailed, match="relative error inf"):
         RUNNER.invoke(app, ["run", "gemm"], catch_exceptions=False)

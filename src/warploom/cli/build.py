@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from warploom.codegen.build import build as build_kernel
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.schedules import NAMES, schedule_named
+from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.library import configure, entry
 
 ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}
 
-Name = Annotated[str, typer.Argument(help="a kernel of the library: gemm, attention")]
+Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value: a setting or a size; repeatable")
 ]
@@ -35,8 +37,8 @@ def settings_of(texts: list[str] | None) -> dict[str, str]:
     return result
 
 
-def read_schedule(path: Path) -> KernelSchedule:
-    """A kernel schedule from a JSON file; raises `InputError` naming file and place."""
+def read_schedule(path: Path) -> KernelSchedule | SimtSchedule:
+    """A schedule from a JSON file; raises `InputError` naming file and place."""
     try:
         data: Any = json.loads(path.read_text())
     except OSError as error:
@@ -45,7 +47,10 @@ def read_schedule(path: Path) -> KernelSchedule:
         raise InputError(f"{path}: not JSON ({error})") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a JSON object, a kernel schedule")
-    return KernelSchedule.from_json(data, str(path))  # pyright: ignore[reportUnknownArgumentType]
+    table = cast("dict[str, Any]", data)
+    if table.get("schema") == SIMT_SCHEMA:
+        return SimtSchedule.from_json(table, str(path))
+    return KernelSchedule.from_json(table, str(path))
 
 
 def build(
@@ -66,8 +71,9 @@ def build(
         raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(ARCHITECTURES)}")
     started = time.perf_counter()
     config, _ = configure(name, settings_of(settings))
-    program = entry(name).program(config)
-    chosen = entry(name).schedule(config)
+    kernel = entry(name)
+    program = kernel.program(config)
+    chosen = kernel.schedule(config)
     if schedule.endswith(".json"):
         chosen = read_schedule(Path(schedule))
     elif schedule != "default":
@@ -80,7 +86,7 @@ def build(
         return
     res = built.resources
     typer.echo(
-        f"{name} for {gpu}, schedule {chosen.name}: {built.source.threads} threads, "
+        f"{program.name} for {gpu}, schedule {chosen.name}: {built.source.threads} threads, "
         f"{res.registers} registers at entry, {built.source.shared_bytes} B of shared memory, "
         f"{res.compiler}, {seconds:.2f} s -> {out}"
     )

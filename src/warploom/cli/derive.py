@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,12 +15,16 @@ from warploom.diagram.derive import derive as run_derive
 from warploom.diagram.frontend import Expr, build
 from warploom.diagram.graph import Diagram
 from warploom.diagram.library import FORMULAS, formula
+from warploom.diagram.structure import MAX_STREAMS
 from warploom.diagram.svg import draw
 from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
+from warploom.objects import load_object, names_object
 from warploom.pipeline.derived import build_derivation
 
 HOPPER = ("h100", "h200")
+ONE = 1
+"""Stream loops in a nest that is to be compiled: the emitter schedules one loop."""
 TOLERANCE = 1e-9
 """Largest relative float64 error of a derivation run on random input."""
 
@@ -63,9 +66,12 @@ def derive(
     if memory:
         found = run_derive(diagram, memory=memory, split=split)
     else:
-        found = run_derive(diagram, gpu_name=gpus[0], dtype=dtypes[0], objective=objective)
-    if build is not None and found.gpu not in HOPPER:
-        raise InputError(f"--build needs --gpu {' or '.join(HOPPER)}: code is emitted for Hopper")
+        if build is not None and gpus[0] not in HOPPER:
+            raise InputError(f"--build needs --gpu {' or '.join(HOPPER)}, not {gpus[0]!r}")
+        streams = MAX_STREAMS if build is None else ONE
+        found = run_derive(
+            diagram, gpu_name=gpus[0], dtype=dtypes[0], objective=objective, streams=streams
+        )
     report(found, as_json, svg)
     if build is not None:
         write_kernels(found, build, quiet=as_json)
@@ -114,26 +120,13 @@ def parse_sizes(pairs: list[str]) -> dict[str, int]:
 
 def load_diagram(name: str) -> Diagram:
     """A named formula, or a Diagram, an Expr or a function giving one from a Python file."""
-    if ".py" not in name:
+    if not names_object(name):
         return formula(name)
-    path_text, colon, attribute = name.rpartition(":")
-    if not colon:
-        raise InputError(f"{name}: expected FILE.py:OBJECT")
-    path = Path(path_text)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path}: cannot be imported as Python")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Any = getattr(module, attribute, None)
+    found = load_object(name)
     if callable(found) and not isinstance(found, (Diagram, Expr)):
         found = found()
     if isinstance(found, Expr):
-        return build(attribute, found)
+        return build(name.rpartition(":")[2], found)
     if not isinstance(found, Diagram):
-        raise InputError(
-            f"{path}: {attribute} is {type(found).__name__}, expected a Diagram or Expr"
-        )
+        raise InputError(f"{name} is {type(found).__name__}, expected a Diagram or Expr")
     return found

@@ -28,13 +28,16 @@ def run(
         raise InputError(f"--on {on!r}: expected {' or '.join(PLACES)}")
     config, sizes = configure(name, settings_of(settings))
     errors = PLACES[on](name, config, sizes, seed)
-    bound = entry(name).bound
+    bound, judge = entry(name).bound, entry(name).judge
     worst = max(errors, key=lambda output: errors[output])
     right = errors[worst] <= bound
     if as_json:
         typer.echo(json.dumps({"kernel": name, "on": on, "errors": errors, "bound": bound}))
     else:
         for output, error in errors.items():
-            typer.echo(f"{name} {output} on {on}: relative error {error:.2e} (bound {bound:.0e})")
+            typer.echo(
+                f"{name} {output} on {on}: relative error {error:.2e} (bound {bound:.0e}) against "
+                f"{judge}"
+            )
     if not right:
         raise CheckFailed(f"{name}: {worst} has relative error {errors[worst]:.2e} > {bound:.0e}")

@@ -13,7 +13,7 @@ from warploom.codegen.block import BlockProgram, Pipeline, Role
 from warploom.codegen.copies import extra_tiles
 from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
-from warploom.codegen.names import c_name
+from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.values import Values
@@ -103,14 +103,14 @@ class Emitter:
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
             f'extern "C" __global__ void __launch_bounds__({threads}, {self.plan.resident})'
             f"{cluster} "
-            f"{self.program.name}(",
+            f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
             *body,
             "}",
             "",
         ]
         return CudaSource(
-            self.program.name,
+            kernel_name(self.program.name),
             "\n".join(lines),
             tuple(parameters),
             self.shared_bytes,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warploom.codegen.place import Placement, place
+from warploom.codegen.place import Placement, matmul_loads, place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.rings import joined, unique
 from warploom.errors import InputError
 from warploom.schedule.schedule import Group, Schedule
 from warploom.tile import Loop, Op, Program
@@ -57,7 +58,7 @@ def write(
     time: dict[str, int] = {}
     group: dict[str, str] = {}
     release: dict[str, int] = {}
-    loads = [op for op in loop.body if isinstance(op, Op) and op.kind == "load"]
+    loads = matmul_loads(program, loop)
     own = groups(compute, registers)
     for place_, op in enumerate(loads):
         if f"{op.label}" not in dict(order):
@@ -123,17 +124,16 @@ def multistage(
 def _rings(program: Program, loop: Loop, depth: int | Mapping[str, int]) -> dict[str, list[str]]:
     # Names as `codegen.rings` gives them: loads with equal depth and readers share one.
     found: dict[tuple[object, ...], list[Op]] = {}
-    for op in loop.body:
-        if not isinstance(op, Op) or op.kind != "load" or op.dst is None or op.array is None:
-            continue
+    for op in matmul_loads(program, loop):
+        assert op.dst is not None and op.array is not None
         name = op.dst.name
         readers = tuple(o.id for o in program.ops() if any(v.name == name for v in o.srcs))
         slots = depth if isinstance(depth, int) else depth[op.array.name]
         found.setdefault((slots, readers), []).append(op)
-    return {
-        "_".join(op.array.name for op in ops if op.array): [op.dst.name for op in ops if op.dst]
-        for ops in found.values()
-    }
+    names: dict[str, list[str]] = {}
+    for ops in found.values():
+        names[unique(joined(ops), names)] = [op.dst.name for op in ops if op.dst]
+    return names
 
 
 def overlapped(

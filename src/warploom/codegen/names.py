@@ -32,6 +32,17 @@ KEYWORDS = frozenset(
     "fabsf fmaf fmaxf fminf copysignf rsqrtf sinf cosf".split()
 )
 RESERVED = LOCALS | KEYWORDS | PRELUDE.keys() | SIMT_PRELUDE.keys()
+# Functions the CUDA headers declare, each also with an f or an l at its end: CUDA Math API, libc.
+LIBRARY = frozenset(
+    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi cyl_bessel_i0 "
+    "cyl_bessel_i1 erf erfc erfcinv erfcx erfinv exp exp10 exp2 expm1 fabs fdim fdivide floor fma "
+    "fmax fmin fmod frexp hypot ilogb isfinite isinf isnan j0 j1 jn ldexp lgamma llrint llround "
+    "log log10 log1p log2 logb lrint lround max min modf nan nearbyint nextafter norm norm3d "
+    "norm4d normcdf normcdfinv pow rcbrt remainder remquo rhypot rint rnorm rnorm3d rnorm4d round "
+    "rsqrt saturate scalbln scalbn signbit sin sincos sincospi sinh sinpi sqrt tan tanh tgamma "
+    "trunc y0 y1 yn abs labs llabs div abort assert clock clock64 exit free main malloc memcpy "
+    "memset printf".split()
+)
 _DERIVED = re.compile(rf"({'|'.join(SUFFIXES)}|_map\d*|_stride\d+|_|^__.*)$")
 _MADE = re.compile(r"^(wgmma|tma|pack|half|read|write|registers|barrier)_")
 
@@ -40,3 +51,9 @@ def c_name(name: str) -> str:
     """The C++ identifier of a dimension, index, tile variable or scalar."""
     clash = name in RESERVED or _DERIVED.search(name) or _MADE.match(name)
     return f"{name}_" if clash else name
+
+
+def kernel_name(program: str) -> str:
+    """The symbol of a program's kernel: its name, or one that no header has declared already."""
+    known = program in LIBRARY or (program[-1:] in ("f", "l") and program[:-1] in LIBRARY)
+    return f"{program}_kernel" if known or c_name(program) != program else program

@@ -82,6 +82,7 @@ def place(program: Program, split: str, parts: int) -> Placement:
     for op in program.ops():
         if op.kind == "mma":
             _place_operands(op, loads, shared)
+    _check_readers(program, shared)
     rows, cols = _axes(program, shared, fusion)
     placement = Placement(program, fusion, shared, rows, cols, split, parts)
     _check_split(placement)
@@ -108,6 +109,29 @@ def _place_operands(op: Op, loads: dict[str, Op], shared: dict[str, tuple[Op, Sh
                 f"{op.where}: {var.name}: {var.type} needs {axis!r} contiguous: 8-bit wgmma reads "
                 "both operands K-major; store the array with that dimension last"
             )
+
+
+def _check_readers(program: Program, shared: dict[str, tuple[Op, SharedTile]]) -> None:
+    for op in program.ops():
+        found = [var.name for var in op.srcs if var.name in shared]
+        if found and op.kind != "mma":
+            raise InputError(
+                f"{op.where}: {op.kind} reads {found[0]}, which is loaded for a matmul and so lies "
+                f"in shared memory in the matmul's layout; load the tile a second time"
+            )
+
+
+def matmul_loads(program: Program, loop: Loop) -> list[Op]:
+    """The loads of a loop that feed a matmul: what a producer brings and rings hold."""
+    operands = {v.name for op in program.ops() if op.kind == "mma" for v in op.srcs[:2]}
+    return [
+        op
+        for op in loop.body
+        if isinstance(op, Op)
+        and op.kind == "load"
+        and op.dst is not None
+        and op.dst.name in operands
+    ]
 
 
 def _axes(

@@ -21,7 +21,7 @@ from warploom.codegen.place import ROWS_PER_GROUP
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.solve import MOST_DEPTH, Search, row_axis, solve_kernel
 from warploom.errors import InputError
-from warploom.tile import Program
+from warploom.tile import Op, Program
 
 NAMES = (
     "unpipelined",
@@ -32,6 +32,25 @@ NAMES = (
     "pingpong",
     "solve",
 )
+
+
+def fitting_name(program: Program) -> str | None:
+    """The named schedule that suits a program's loops; None for a program without a matmul.
+
+    `pingpong` for two matmuls a step (the second runs behind the first), `inflight` where the step
+    ends with its only matmul, `lcsf` where arithmetic follows it or the loops differ.
+    """
+    names: set[str] = set()
+    for each in program.loops():
+        ops = [op for op in each.body if isinstance(op, Op)]
+        products = [op for op in ops if op.kind == "mma"]
+        if len(products) >= 2:
+            names.add("pingpong")
+        elif products:
+            names.add("inflight" if ops[-1] is products[-1] else "lcsf")
+    if not any(op.kind == "mma" for op in program.ops()):
+        return None
+    return names.pop() if len(names) == 1 else "lcsf"
 
 
 def schedule_named(
@@ -48,6 +67,11 @@ def schedule_named(
     """
     if name not in NAMES:
         raise InputError(f"schedule {name!r}: expected one of {', '.join(NAMES)}")
+    if not any(op.kind == "mma" for op in program.ops()):
+        raise InputError(
+            f"{program.name} has no matrix product: its loops have nothing to pipeline on the "
+            "tensor core; the default schedule lays it over threads"
+        )
     if name == "solve":
         return solve_kernel(program, launch, gpu, search, registers)
     plan = launch or LaunchPlan()

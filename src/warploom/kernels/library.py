@@ -1,9 +1,13 @@
-"""The kernels by name: configuration, program, default schedule and the check of one run."""
+"""The kernels by name: configuration, program, default schedule and the check of one run.
+
+A name is a kernel of the library (`gemm`, `attention`) or FILE.py:OBJECT, a user's own program
+(`kernels.user`); both become an `Entry`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,28 +16,42 @@ from numpy.typing import NDArray
 from warploom.codegen.build import build
 from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels import attention, attention_reference, gemm, gemm_reference
+from warploom.kernels.user import UserKernel, load_kernel, random_arrays, settings_kinds
+from warploom.objects import names_object
 from warploom.tile import Program, dtype, interpret
 from warploom.tile.interpret import bind
 
 Values = dict[str, NDArray[Any]]
+Run = Callable[[Program, Values, Mapping[str, float]], Values]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel of the library.
+    """A kernel that can be built and run.
 
-    `sizes` are the array dimensions `run` uses unless told otherwise; `bound` the relative error
-    a run may have against float64.
+    `settings` are the names of the configuration's fields with the kind of each; `sizes` the array
+    dimensions `run` uses unless told otherwise; `outputs` the right results in float64, `judge`
+    what gave them; `bound` the relative error a run may have against them.
     """
 
-    config: type
+    config: Callable[..., Any]
+    settings: Mapping[str, str]
     program: Callable[[Any], Program]
-    schedule: Callable[[Any], KernelSchedule]
+    schedule: Callable[[Any], KernelSchedule | SimtSchedule]
     outputs: Callable[[Any, Values], Mapping[str, NDArray[np.float64]]]
     sizes: Mapping[str, int]
     bound: float
+    judge: str = "float64"
+    follow: Callable[[Any, dict[str, int]], None] = lambda config, sizes: None
+    arrays: Callable[[Program, Mapping[str, int], int], Values] = random_arrays
+    scalars: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def _kinds(config: type) -> dict[str, str]:
+    return {one.name: str(one.type) for one in fields(config)}
 
 
 def _gemm_outputs(config: gemm.GemmConfig, values: Values) -> dict[str, NDArray[np.float64]]:
@@ -47,9 +65,17 @@ def _attention_outputs(
     return {"o": out, "lse": lse} if config.lse else {"o": out}
 
 
+def _attention_sizes(config: attention.AttentionConfig, sizes: dict[str, int]) -> None:
+    """Head counts and the head dimension follow from the configuration."""
+    sizes["d"] = config.head_dim
+    sizes["kv_heads"] = max(1, sizes["heads"] // config.group)
+    sizes["heads"] = sizes["kv_heads"] * config.group
+
+
 KERNELS: dict[str, Entry] = {
     "gemm": Entry(
         gemm.GemmConfig,
+        _kinds(gemm.GemmConfig),
         gemm.gemm,
         gemm.default_schedule,
         _gemm_outputs,
@@ -58,42 +84,58 @@ KERNELS: dict[str, Entry] = {
     ),
     "attention": Entry(
         attention.AttentionConfig,
+        _kinds(attention.AttentionConfig),
         attention.attention,
         attention.default_schedule,
         _attention_outputs,
         {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 200},
         8e-3,
+        follow=_attention_sizes,
     ),
 }
 
 
 def entry(name: str) -> Entry:
     """The kernel of that name; raises `InputError` listing those there are."""
+    if names_object(name):
+        return _user_entry(load_kernel(name))
     if name not in KERNELS:
-        raise InputError(f"kernel {name!r}: expected one of {', '.join(sorted(KERNELS))}")
+        raise InputError(
+            f"kernel {name!r}: expected one of {', '.join(sorted(KERNELS))}, or FILE.py:OBJECT"
+        )
     return KERNELS[name]
+
+
+def _user_entry(kernel: UserKernel) -> Entry:
+    return Entry(
+        dict,
+        settings_kinds(kernel),
+        kernel.trace,
+        lambda config: kernel.schedule_of(kernel.trace(config)),
+        kernel.outputs,
+        kernel.default_sizes(),
+        kernel.bound,
+        "the reference given" if kernel.reference else "the program's own meaning in float64",
+        arrays=kernel.arrays,
+        scalars=kernel.scalars,
+    )
 
 
 def configure(name: str, settings: Mapping[str, str]) -> tuple[Any, dict[str, int]]:
     """(configuration, sizes) from `key=value` texts: configuration fields and array dimensions."""
     kernel = entry(name)
-    known = {field.name: field for field in fields(kernel.config)}
     chosen: dict[str, Any] = {}
     sizes = dict(kernel.sizes)
     for key, text in settings.items():
-        if key in known:
-            chosen[key] = _parse(name, key, text, str(known[key].type))
+        if key in kernel.settings:
+            chosen[key] = _parse(name, key, text, kernel.settings[key])
         elif key in sizes:
             sizes[key] = _parse(name, key, text, "int")
         else:
-            raise InputError(
-                f"{name} has no setting {key!r}: expected one of {', '.join([*known, *sizes])}"
-            )
+            known = ", ".join([*kernel.settings, *sizes]) or "it has none"
+            raise InputError(f"{name} has no setting {key!r}: expected one of {known}")
     config = kernel.config(**chosen)
-    if name == "attention":
-        sizes["d"] = config.head_dim
-        sizes["kv_heads"] = max(1, sizes["heads"] // config.group)
-        sizes["heads"] = sizes["kv_heads"] * config.group
+    kernel.follow(config, sizes)
     return config, sizes
 
 
@@ -115,18 +157,6 @@ def _parse(name: str, key: str, text: str, kind: str) -> Any:
         raise InputError(f"{name}: {key}={text!r} is not a {kind}") from None
 
 
-def random_arrays(program: Program, sizes: Mapping[str, int], seed: int = 0) -> Values:
-    """Normal inputs for every array; arrays the program stores to are NaN."""
-    random = np.random.default_rng(seed)
-    written = {op.array.name for op in program.ops() if op.array and op.kind.startswith("store")}
-    result: Values = {}
-    for array in program.arrays:
-        shape = tuple(sizes[dim] for dim in array.dims)
-        poison = np.full(shape, np.nan)
-        result[array.name] = poison if array.name in written else random.normal(size=shape)
-    return result
-
-
 def check_on_cpu(
     name: str, config: Any, sizes: Mapping[str, int], seed: int = 0
 ) -> dict[str, float]:
@@ -144,8 +174,8 @@ def check_on_gpu(
     kernel = entry(name)
     built = build(kernel.program(config), kernel.schedule(config), arch)
 
-    def launch(program: Program, arrays: Values) -> Values:
-        return run_on_gpu(program, built, arrays)
+    def launch(program: Program, arrays: Values, scalars: Mapping[str, float]) -> Values:
+        return run_on_gpu(program, built, arrays, scalars)
 
     return _errors(name, config, sizes, seed, launch)
 
@@ -155,13 +185,13 @@ def _errors(
     config: Any,
     sizes: Mapping[str, int],
     seed: int,
-    run: Callable[[Program, Values], Values],
+    run: Run,
 ) -> dict[str, float]:
     # An output with elements that were not written counts as infinitely wrong.
     kernel = entry(name)
     program = kernel.program(config)
-    arrays = random_arrays(program, sizes, seed)
-    got = run(program, arrays)
+    arrays = kernel.arrays(program, sizes, seed)
+    got = run(program, arrays, kernel.scalars)
     errors: dict[str, float] = {}
     for output, want in kernel.outputs(config, bind(program, arrays)).items():
         finite = np.isfinite(want)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from warploom.errors import InputError
+from warploom.objects import load_object, names_object
 from warploom.runtime.launch import LaunchSpec
 from warploom.sass.cubin import Cubin, load, parse
 
@@ -31,11 +29,10 @@ def read_target(
     text: str, kernel: str | None, launch: Path | None, arch: int | None = None
 ) -> Target:
     """The target of a command line; raises `InputError` naming what was expected."""
-    path, separator, name = text.partition(":")
-    if separator and path.endswith(".py"):
+    if names_object(text):
         if launch is not None:
             raise InputError(f"--launch goes with a cubin; {text} brings its own launch")
-        return _captured(Path(path), name, kernel, arch)
+        return _captured(text, kernel, arch)
     if not text.endswith(".cubin") and not Path(text).is_file():
         raise InputError(f"{text}: no such file; expected FILE.cubin or file.py:object")
     if arch is not None:
@@ -59,39 +56,21 @@ def read_launch(path: Path) -> LaunchSpec:
     return LaunchSpec.from_json(data.get("launch", data))
 
 
-def _captured(path: Path, name: str, kernel: str | None, arch: int | None) -> Target:
-    found = getattr(_module(path), name, None)
-    if found is None:
-        raise InputError(f"{path} has no object called {name!r}")
+def _captured(source: str, kernel: str | None, arch: int | None) -> Target:
+    found = load_object(source)
     if callable(found) and not hasattr(found, "cubin"):
         accepts = "arch" in inspect.signature(found).parameters
         if arch is not None and not accepts:
-            raise InputError(f"{path}:{name} takes no arch; leave out --arch")
+            raise InputError(f"{source} takes no arch; leave out --arch")
         found = found(arch=arch) if arch is not None else found()
     for attribute in ("cubin", "launch", "name", "num_warps"):
         if not hasattr(found, attribute):
             raise InputError(
-                f"{path}:{name} is {type(found).__name__}, expected a CapturedKernel "
+                f"{source} is {type(found).__name__}, expected a CapturedKernel "
                 "(warploom.integrations.triton.capture) or a function that returns one"
             )
     captured: Any = found
     if kernel is not None and kernel != captured.name:
-        raise InputError(f"{path}:{name} is kernel {captured.name}, not {kernel}")
-    source = f"{path}:{name}"
+        raise InputError(f"{source} is kernel {captured.name}, not {kernel}")
     cubin = parse(captured.cubin, source)
     return Target(cubin, captured.name, captured.launch, captured.num_warps, source)
-
-
-def _module(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(f"warploom_target_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(f"{path} does not import: {type(error).__name__}: {error}") from error
-    return module

@@ -50,6 +50,8 @@ BF16 = DType("bf16", 16, "float", 7, -126, 3.3895313892515355e38)
 FP16 = DType("fp16", 16, "float", 10, -14, 65504.0)
 E4M3 = DType("e4m3", 8, "float", 3, -6, 448.0, saturate=True)
 E5M2 = DType("e5m2", 8, "float", 2, -14, 57344.0, saturate=True)
+# Not a type of programs: the interpreter's own, for results without rounding (`tile.widen`).
+FP64 = DType("fp64", 64, "float", 52, -1022, float(np.finfo(np.float64).max))
 INT32 = DType("int32", 32, "int")
 BOOL = DType("bool", 8, "bool")
 
@@ -67,6 +69,8 @@ def dtype(name: str | DType) -> DType:
 
 def storage_of(kind: DType) -> type[np.generic]:
     """The numpy type that holds such a tile in the interpreter."""
+    if kind is FP64:
+        return np.float64
     return {"float": np.float32, "int": np.int32, "bool": np.bool_}[kind.kind]
 
 
@@ -81,6 +85,8 @@ def round_to(kind: DType, values: NDArray[np.generic]) -> NDArray[np.generic]:
         return values.astype(np.bool_)
     if kind.kind == "int":
         return _to_int32(values)
+    if kind is FP64:
+        return values.astype(np.float64)
     if kind is FP32:
         with np.errstate(over="ignore"):
             return values.astype(np.float32)

@@ -56,7 +56,9 @@ def matmul(op: Op, sources: Sequence[Value]) -> Value:
     (axis,) = [name for name in a.names if name in b.names]
     left = sources[0] if a.names[1] == axis else sources[0].T
     right = sources[1] if b.names[0] == axis else sources[1].T
-    product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(np.float32)
+    assert op.dst is not None
+    sums = storage_of(op.dst.type.dtype)
+    product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(sums)
     return product + sources[2] if len(sources) == 3 else product
 
 

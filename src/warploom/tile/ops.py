@@ -39,7 +39,7 @@ class OpSpec:
 
 
 def _erf(x: Any) -> Any:
-    return np.vectorize(math.erf, otypes=[np.float32])(x) if np.size(x) else x
+    return np.vectorize(math.erf, otypes=[np.asarray(x).dtype])(x) if np.size(x) else x
 
 
 def _rsqrt(x: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.codegen.emit import SHARED_LIMIT, CudaSource
-from warploom.codegen.names import c_name
+from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import needed
 from warploom.codegen.simt import emit_axis, emit_exchange
 from warploom.codegen.simt.emit_map import NAMES, expression
@@ -122,14 +122,14 @@ class _Emitter:
             *note,
             *[f"{helper}\n" for helper in helpers],
             f'extern "C" __global__ void __launch_bounds__({self.schedule.threads}) '
-            f"{self.program.name}(",
+            f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
             *[f"  {line}" for line in lines],
             "}",
             "",
         ]
         return CudaSource(
-            self.program.name,
+            kernel_name(self.program.name),
             "\n".join(code),
             tuple(parameters),
             shared,

@@ -1,0 +1,162 @@
+"""A user's own tile program as a kernel: what `FILE.py:OBJECT` may be on the command line.
+
+OBJECT is a `UserKernel`, a `Program`, or a function that gives a `Program`. The parameters of the
+function become settings (`--set block=128`), so each needs a default; dimensions of the program's
+arrays are sizes (`--set m=4096`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.schedules import fitting_name, schedule_named
+from warploom.codegen.simt.schedule import SimtSchedule, simt
+from warploom.errors import InputError
+from warploom.objects import load_object
+from warploom.tile import DType, Program, interpret
+from warploom.tile.widen import widened
+
+Values = Mapping[str, NDArray[Any]]
+USUAL_SIZE = 200  # of a dimension nobody gave: not a multiple of a tile, so tails are run
+USUAL_BOUND = 1e-2  # relative error of a bf16 result after a few roundings
+KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str", DType: "DType"}
+
+
+@dataclass(frozen=True)
+class UserKernel:
+    """A program with what running and judging it needs beyond its arrays.
+
+    program     the program, or a function of settings that gives it
+    reference   {name: array} in float64 of the outputs, from the arrays by name (rounded to their
+                element types); without it the program's own meaning in float64 judges a run
+    sizes       of dimensions, for `run`; others are 200
+    scalars     values of the program's scalars
+    inputs      {name: array} for sizes and a random generator, for arrays that are not normal
+                random numbers (int32 arrays always need it)
+    launch      grid, clusters and walk; the default is persistent
+    bound       the relative error a run may have
+    """
+
+    program: Program | Callable[..., Program]
+    reference: Callable[[Values], Values] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    scalars: Mapping[str, float] = field(default_factory=dict[str, float])
+    inputs: Callable[[Mapping[str, int], np.random.Generator], Values] | None = None
+    launch: LaunchPlan | None = None
+    bound: float = USUAL_BOUND
+    where: str = ""
+
+    def trace(self, settings: Mapping[str, Any]) -> Program:
+        """The program under these settings; raises `InputError` when it is none."""
+        made: Any = self.program if isinstance(self.program, Program) else self.program(**settings)
+        if not isinstance(made, Program):
+            raise InputError(
+                f"{self.where}: gives {type(made).__name__}, expected a warploom.tile.Program"
+            )
+        return made
+
+    def schedule_of(self, program: Program) -> KernelSchedule | SimtSchedule:
+        """The schedule it gets unless another is named: by the shape of its loops."""
+        name = fitting_name(program)
+        if name is None:
+            return simt(program)
+        return schedule_named(program, name, self.launch or LaunchPlan())
+
+    def default_sizes(self) -> dict[str, int]:
+        """Every dimension of the arrays under the default settings."""
+        program = self.trace({})
+        return {dim: int(self.sizes.get(dim, USUAL_SIZE)) for dim in program.dims}
+
+    def arrays(
+        self, program: Program, sizes: Mapping[str, int], seed: int
+    ) -> dict[str, NDArray[Any]]:
+        """Inputs for one run; arrays the program only writes are NaN."""
+        given: Values = self.inputs(sizes, np.random.default_rng(seed)) if self.inputs else {}
+        need = [read.array.name for read in program.reads]
+        need += [one.name for one in program.arrays if not one.dtype.is_float]
+        for name in need:
+            if name not in given and name not in written_names(program):
+                raise InputError(
+                    f"{self.where}: array {name} is not floating: say what is in it with "
+                    "UserKernel(inputs=...)"
+                )
+        return {**random_arrays(program, sizes, seed), **given}
+
+    def outputs(
+        self, settings: Mapping[str, Any], values: Values
+    ) -> dict[str, NDArray[np.float64]]:
+        """The right results in float64 of every array the program writes."""
+        program = self.trace(settings)
+        names = written_names(program)
+        if self.reference is None:
+            exact = interpret(widened(program), values, self.scalars)
+            return {name: exact[name] for name in names}
+        found = self.reference(values)
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise InputError(f"{self.where}: the reference gives no array {missing[0]!r}")
+        return {name: np.asarray(found[name], np.float64) for name in names}
+
+
+def load_kernel(text: str) -> UserKernel:
+    """The kernel FILE.py:OBJECT names; raises `InputError` for anything else."""
+    found = load_object(text)
+    if isinstance(found, UserKernel):
+        kernel = found
+    elif isinstance(found, Program) or callable(found):
+        kernel = UserKernel(cast("Program | Callable[..., Program]", found))
+    else:
+        raise InputError(
+            f"{text} is {type(found).__name__}, expected a tile Program, a function that gives one,"
+            " or a warploom.kernels.UserKernel"
+        )
+    object.__setattr__(kernel, "where", text)
+    settings_kinds(kernel)
+    return kernel
+
+
+def settings_kinds(kernel: UserKernel) -> dict[str, str]:
+    """The settings of a kernel with the kind of each, from its function's defaults."""
+    if isinstance(kernel.program, Program):
+        return {}
+    kinds: dict[str, str] = {}
+    for name, parameter in inspect.signature(kernel.program).parameters.items():
+        default: object = parameter.default
+        kind = KINDS.get(type(default))
+        if kind is None:
+            raise InputError(
+                f"{kernel.where}: parameter {name} needs a default of type bool, int, float, str "
+                "or DType; `--set` changes it"
+            )
+        kinds[name] = kind
+    return kinds
+
+
+def written_names(program: Program) -> tuple[str, ...]:
+    """The arrays a program stores to, in order."""
+    stored = {op.array.name for op in program.ops() if op.array and op.kind.startswith("store")}
+    return tuple(one.name for one in program.arrays if one.name in stored)
+
+
+def random_arrays(
+    program: Program, sizes: Mapping[str, int], seed: int = 0
+) -> dict[str, NDArray[Any]]:
+    """Normal inputs for every array; what the program stores to is NaN, what it adds to is 0."""
+    random = np.random.default_rng(seed)
+    stored = {op.array.name for op in program.ops() if op.array and op.kind == "store"}
+    added = {op.array.name for op in program.ops() if op.array and op.kind == "store_add"}
+    result: dict[str, NDArray[Any]] = {}
+    for one in program.arrays:
+        shape = tuple(sizes[dim] for dim in one.dims)
+        if one.name in stored | added:
+            result[one.name] = np.full(shape, 0.0 if one.name in added else np.nan)
+        else:
+            result[one.name] = random.normal(size=shape)
+    return result

@@ -1,0 +1,51 @@
+"""`FILE.py:OBJECT`: what a user names on the command line, loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from warploom.errors import InputError, WarploomError
+
+
+def names_object(text: str) -> bool:
+    """Whether `text` has the form FILE.py:OBJECT."""
+    path, colon, name = text.rpartition(":")
+    return bool(colon and name) and path.endswith(".py")
+
+
+def load_object(text: str) -> Any:
+    """The object of that name in that file; the file is run once, its folder importable meanwhile.
+
+    Raises `InputError` for a form that is not FILE.py:OBJECT, a missing file or object, or a file
+    that does not run. Errors of this package pass through: they say what is wrong in the file.
+    """
+    path_text, _, name = text.rpartition(":")
+    path = Path(path_text)
+    if not names_object(text):
+        raise InputError(f"{text}: expected FILE.py:OBJECT")
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(f"warploom_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses of the file look their module up
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except WarploomError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    found = getattr(module, name, None)
+    if found is None:
+        near = get_close_matches(name, [key for key in vars(module) if key[0] != "_"], n=3)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise InputError(f"{path} has no object called {name!r}{hint}")
+    return found
