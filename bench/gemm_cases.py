@@ -45,11 +45,13 @@ FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128)
 WIDE_TILES = ("128x320", "128x384", "256x192-along-n")
 
 
-def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2) -> Variant:
-    def make(c: GemmConfig) -> KernelSchedule:
-        return multistage(gemm(c), depth, _plan(store_panels=1), groups, in_flight=0)
+def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2, ahead: int = 1) -> Variant:
+    registers = WIDE if ahead > 1 else None
 
-    return replace(FP8, promote=True, tile=tile), make, gemm
+    def make(c: GemmConfig) -> KernelSchedule:
+        return multistage(gemm(c), depth, _plan(store_panels=1), groups, 0, registers)
+
+    return replace(FP8, promote=True, tile=tile, ahead=ahead), make, gemm
 
 
 LEAKY = GemmConfig(dtype=FP16, out=FP16, activation="leaky_relu")
@@ -100,6 +102,7 @@ VARIANTS: dict[str, Variant] = {
     "fp8 promoted-wide": _promoted((128, 192, 128), 4),
     "fp8 promoted-rarely": _promoted((128, 128, 256), 3),
     "fp8 promoted-three": _promoted((192, 128, 128), 4, 3),
+    "fp8 promoted-ahead": _promoted((128, 128, 128), 3, ahead=2),
     "fp8 promoted-pair": (
         replace(FP8, promote=True, tile=(128, 64, 128)),
         lambda c: multistage(gemm(c), 4, PAIR, 1, in_flight=0, registers=SHARED_REGISTERS),

@@ -7,6 +7,7 @@ itself, taking turns with its slots in program order; a load outside of loops ha
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from warploom.codegen.block import Buffer, Ring
@@ -19,6 +20,7 @@ from warploom.tile import Loop, Op
 
 @dataclass
 class _Draft:
+    name: str
     depth: int
     columns: list[list[Op]]
     key: tuple[object, ...]
@@ -30,16 +32,34 @@ def make_rings(placement: Placement, schedule: KernelSchedule) -> tuple[Ring, ..
     for section in sections(placement.program):
         ops = section.body if isinstance(section, Loop) else section
         loads = [op for op in ops if isinstance(op, Op) and op.dst and placement.is_shared(op.dst)]
+        ours: list[_Draft] = []  # rings of this section are not shared among its own loads
         for group in _grouped(placement, schedule, section, loads):
             depth = _depth(schedule, section, group[0])
             key = (depth, isinstance(section, Loop), *((op.array, _type(op)) for op in group))
-            twin = next((d for d in drafts if d.key == key and isinstance(section, Loop)), None)
+            others = [d for d in drafts if not any(d is own for own in ours)]
+            twin = next((d for d in others if d.key == key and isinstance(section, Loop)), None)
             if twin is None:
-                drafts.append(_Draft(depth, [[op] for op in group], key))
+                name = unique(joined(group), [own.name for own in ours])
+                drafts.append(_Draft(name, depth, [[op] for op in group], key))
+                ours.append(drafts[-1])
             else:
+                ours.append(twin)
                 for column, op in zip(twin.columns, group, strict=True):
                     column.append(op)
     return tuple(_ring(placement, draft) for draft in drafts)
+
+
+def joined(loads: Sequence[Op]) -> str:
+    """The name of the ring of some loads: their arrays'."""
+    return "_".join(op.array.name for op in loads if op.array is not None)
+
+
+def unique(name: str, taken: Collection[str]) -> str:
+    """The name, or with a number where the section has a ring of that name already."""
+    number, found = 2, name
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    return found
 
 
 def _type(op: Op) -> object:
@@ -89,7 +109,4 @@ def _ring(placement: Placement, draft: _Draft) -> Ring:
         tile = placement.shared[first.name][1]
         buffers.append(Buffer(tuple(column), tile, offset))
         offset += -(-tile.bytes // ALIGNMENT) * ALIGNMENT
-    name = "_".join(
-        op.array.name for op in (column[0] for column in draft.columns) if op.array is not None
-    )
-    return Ring(name, draft.depth, tuple(buffers))
+    return Ring(draft.name, draft.depth, tuple(buffers))

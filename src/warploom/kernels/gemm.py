@@ -61,6 +61,7 @@ class GemmConfig:
     gate      multiply the activation by an array [m, n]
     dual      multiply it by a b2 instead: silu gives the SwiGLU of a gated feed-forward layer
     promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
+    ahead     promoted products started together, so that sums of one run beside the others
     slices    the contracted axis is cut into so many tasks, whose fp32 sums `combine` adds up
     """
 
@@ -77,6 +78,7 @@ class GemmConfig:
     gate: bool = False
     dual: bool = False
     promote: bool = False
+    ahead: int = 1
     slices: int = 1
     tile: tuple[int, int, int] = (128, 256, 64)
 
@@ -88,6 +90,8 @@ class GemmConfig:
             raise InputError(
                 f"gemm activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
             )
+        if self.ahead < 1 or (self.ahead > 1 and (not self.promote or self.dual)):
+            raise InputError(f"gemm ahead={self.ahead}: expected >= 1, and 1 unless promoted")
         if self.slices < 1 or (self.slices > 1 and (self.batched or self.dual)):
             raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
 
@@ -128,7 +132,7 @@ def gemm(config: GemmConfig | None = None) -> Program:
 def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **rest: Array) -> None:
     bm, bn, bk = config.tile
     tiles = {"m": cdiv(size("m"), bm), "n": cdiv(size("n"), bn)}
-    first, steps = 0, cdiv(size("k"), bk)
+    first, steps = 0, cdiv(size("k"), bk * config.ahead)
     lead: tuple[Index, ...] = ()
     where: tuple[Index, ...] = ()
     if config.slices > 1:
@@ -145,16 +149,19 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
     acc = zeros(m=bm, n=bn)
     acc2 = zeros(m=bm, n=bn) if b2 is not None else acc
     for i in loop(first, steps):
-        depth = span(i * bk, bk)
-        right = (*lead, *((depth, cols) if config.b == "kn" else (cols, depth)))
-        at = load(a, *lead, *((rows, depth) if config.a == "mk" else (depth, rows)))
-        product = at @ load(b, *right)
+        products: list[Tile] = []
+        for part in range(config.ahead):
+            depth = span((i * config.ahead + part) * bk, bk)
+            right = (*lead, *((depth, cols) if config.b == "kn" else (cols, depth)))
+            at = load(a, *lead, *((rows, depth) if config.a == "mk" else (depth, rows)))
+            products.append(at @ load(b, *right))
+            if not config.promote:
+                acc += products[-1]
+            if b2 is not None:
+                acc2 += at @ load(b2, *right)
         if config.promote:
-            acc[:] = product + acc
-        else:
-            acc += product
-        if b2 is not None:
-            acc2 += at @ load(b2, *right)
+            for product in products:
+                acc[:] = product + acc
     if config.slices > 1:
         store(rest["parts"], *where, rows, cols, tile=acc)
     else:
