@@ -60,6 +60,7 @@ def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
 
 def _loads(raw: Mapping[str, Any]) -> dict[str, Fit]:
     tensor = [r for r in raw["loads"] if r["kind"] == "tensor"]
+    stream = [r for r in raw["loads"] if r["kind"] == "stream" and r["blocks"] > 1]
 
     def over_size(source: str, part: str) -> tuple[float, float]:
         return line((r["bytes"] / KIB, r[part]) for r in tensor if r["from"] == source)
@@ -76,6 +77,10 @@ def _loads(raw: Mapping[str, Any]) -> dict[str, Fit]:
         "load.per_kib": Fit(
             round(slopes[0], 1), round(slopes[1], 1), round(slopes[2], 1), "clk/KiB",
             "slope of the same loads over size, one SM; L2 median, DRAM median",
+        ),
+        "load.per_kib_all": tenths(
+            [r["per_kib"] for r in stream if r["bytes"] >= 16 * KIB], "clk/KiB",
+            "a ring of 4 slots kept full by every SM at once, from L2; slots of 16 and 32 KiB",
         ),
         "load.issue": whole(issue, "clk", "one thread: expect_tx and the copy"),
         "store.latency": whole([stores[0]], "clk", "bulk stores of 1 to 32 KiB until written"),
@@ -102,7 +107,14 @@ def _products(raw: Mapping[str, Any]) -> dict[str, Fit]:
         "mma.latency_registers": whole(tail("rs"), "clk", "wgmma with A in registers, as above"),
         "mma.issue": whole([i for i, _ in issue], "clk", "fence and commit: issue of no wgmma"),
         "mma.issue_per_step": whole([s for _, s in issue], "clk", "slope over wgmma of a batch"),
-    }
+        "mma.queue": whole(
+            [
+                (r["cycles"] - tail(r["mode"])[0] - r["issue"]) / (STEP * r["columns"] / TENSOR)
+                for r in alone
+                if r["batch"] == max(x["batch"] for x in alone)
+            ], "wgmma", "begun and not done when the last of a batch has issued",
+        ),
+    }  # fmt: skip
 
 
 def _short(row: Mapping[str, Any], mode: str) -> bool:
@@ -145,8 +157,13 @@ def _between_groups(raw: Mapping[str, Any]) -> dict[str, Fit]:
     return {
         "handoff.fixed": whole([fixed], "clk", "2 to 32 KiB by shared memory and a named barrier"),
         "handoff.per_kib": tenths([slope], "clk/KiB", "slope of the same over size"),
+        "barrier.poll": whole(
+            [r["cycles"] for r in raw["shared"] if r["op"] == "latency"], "clk",
+            "one look at a barrier that is complete: a read of shared memory",
+        ),
         "barrier.wait": whole(waits, "clk", "arrive to wake-up; named barrier, mbarrier", crossing),
-    }
+        "barrier.named": whole([one_way["named barrier"]], "clk", "named barrier, arrive to wake-up"),
+    }  # fmt: skip
 
 
 def report(raw: Mapping[str, Any]) -> str:
