@@ -162,7 +162,7 @@ def _between_groups(raw: Mapping[str, Any]) -> dict[str, Fit]:
             "one look at a barrier that is complete: a read of shared memory",
         ),
         "barrier.wait": whole(waits, "clk", "arrive to wake-up; named barrier, mbarrier", crossing),
-        "barrier.named": whole([one_way["named barrier"]], "clk", "named barrier, arrive to wake-up"),
+        "barrier.named": whole([one_way["named barrier"]], "clk", "named barrier, one way"),
     }  # fmt: skip
 
 
