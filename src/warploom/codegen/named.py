@@ -49,10 +49,11 @@ def write(
     order: Sequence[tuple[str, int]],
     shift: int = 0,
     registers: tuple[int, int] | None = None,
+    copies: Mapping[str, int] | None = None,
 ) -> Schedule:
     """A schedule of one loop from an order of (node label or "release RING", stage) pairs.
 
-    `shift` places group g's order g * shift positions later, which is what turns are taken by.
+    `copies` of register tiles by name (`codegen.copies`); `shift` places group g's order g * shift positions later, which is what turns are taken by.
     """
     interval = len(order) + max(0, compute - 1) * shift
     time: dict[str, int] = {}
@@ -83,7 +84,7 @@ def write(
         group=group,
         ring_depth=depths,
         groups=own,
-        params={"release": release},
+        params={"release": release, **({"copies": dict(copies)} if copies else {})},
     )
 
 
@@ -143,10 +144,12 @@ def overlapped(
     compute: int = 2,
     turns: bool = True,
     registers: tuple[int, int] | None = None,
+    copies: int = 1,
 ) -> KernelSchedule:
     """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
     so that both are in flight while the ops between them run; with `turns` the groups take the
-    tensor core in turn (ping-pong).
+    tensor core in turn (ping-pong). With two `copies` of what the last matmul reads from registers
+    the next one is packed while it runs.
     """
     placement = place(program, launch.split, compute)
     loops: dict[str, Schedule] = {}
@@ -167,7 +170,9 @@ def overlapped(
             place_ = _first_toucher(placement, order, by_label, reader)
             order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
         shift = len(matmuls) if turns else 0
-        loops[loop.index] = write(program, loop, compute, depth, order, shift, registers)
+        left = last.srcs[0].name
+        named = {left: copies} if copies > 1 and not placement.is_shared(last.srcs[0]) else {}
+        loops[loop.index] = write(program, loop, compute, depth, order, shift, registers, named)
     return KernelSchedule("overlapped" + ("-turns" if turns else ""), loops, launch, turns)
 
 

@@ -218,8 +218,9 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         weights = exp2(scores * scale - least)
         total[:] = total * rescale + sum_along(weights, "keys")
         top[:] = highest
+        packed = weights.cast(config.dtype)
         acc[:] = acc * rescale
-        acc[:] = acc + weights.cast(config.dtype) @ task.value_block(j)
+        acc[:] = acc + packed @ task.value_block(j)
 
     begin, clear, end, until = _bounds(config, task)
     if config.apart:
