@@ -210,6 +210,10 @@ class AssemblyGame(gymnasium.Env[Observation, np.int64]):
         """Which actions are legal now: the verifier's rules, nothing guessed."""
         return self._mask
 
+    def observe(self) -> Observation:
+        """What is seen of the board as it stands."""
+        return self._view.see()
+
     def render(self) -> str:
         """The state in one line."""
         return f"{self.board.kernel.name}: {len(self.path)} actions, time {self._time:.4f}"

@@ -3,7 +3,8 @@
 `Listing` is CuAsmRL's matrix: one row a line in the current order with the control field (wait
 slots, read and write scoreboard, yield, stall), the index of a memory opcode, and the operands as
 places in a register table, -1 where there is none. `GraphView` is ours: one row a line in the order
-as compiled, with control field, pipe, place and room to move, and for each line its partners in the
+as compiled, with control field, pipe, place, room to move and the cycles the timing model loses
+before it, and for each line its partners in the
 dependence graph with the distance each pair has to spare.
 """
 
@@ -16,8 +17,10 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from warploom.sass.control import NO_SCOREBOARD, SCOREBOARDS
+from warploom.sass.issue import cost_of
 from warploom.sass.opcodes import Pipe
-from warploom.search.rl.board import Board
+from warploom.search.rl.board import BlockNow, Board
+from warploom.search.rl.waits import waits
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -30,7 +33,7 @@ PARTNERS: Final = 8
 EDGE_COLUMNS: Final = 3
 PIPES: Final = tuple(Pipe)
 FIXED_COLUMNS: Final = len(PIPES) + 4
-GRAPH_COLUMNS: Final = SCOREBOARDS + 11 + FIXED_COLUMNS
+GRAPH_COLUMNS: Final = SCOREBOARDS + 12 + FIXED_COLUMNS
 STALL_SCALE: Final = 15.0
 CYCLES: Final = 32.0
 DEEPEST: Final = 3.0
@@ -112,6 +115,8 @@ class GraphView:
         self._direction = np.zeros((room, PARTNERS), np.float32)
         self._need = np.zeros((room, PARTNERS), np.float32)
         self._pairs: list[tuple[int, Ints, Ints, Ints]] = []
+        self._costs = [cost_of(item) for item in board.kernel.instructions]
+        self._lost: dict[int, tuple[BlockNow, Floats]] = {}
         for block in board.scope:
             self._connect(block, count)
 
@@ -193,3 +198,14 @@ class GraphView:
         seen[rows, SCOREBOARDS + 8] = (place - first)[here] / CYCLES
         seen[rows, SCOREBOARDS + 9] = (last - place)[here] / CYCLES
         seen[rows, SCOREBOARDS + 10] = (place - np.arange(batch.size))[here] / CYCLES
+        seen[rows, SCOREBOARDS + 11] = self._lost_cycles(block)[place][here] / CYCLES
+
+    def _lost_cycles(self, block: int) -> Floats:
+        """Cycles the model loses before each line of a block as it stands, in issue order."""
+        now = self.board.now[block]
+        known = self._lost.get(block)
+        if known is None or known[0] is not now:
+            order, controls = self.board.controls(block)
+            costs = [self._costs[index] for index in order]
+            known = self._lost[block] = (now, waits(costs, controls, self.board.depth[block] > 0))
+        return known[1]

@@ -2,10 +2,14 @@
 
     python -m warploom.search.rl.pretrain A.cubin B.cubin --hold-out C.cubin -o DIR --steps 20000
 
-Every episode begins at the compiled code, so what is learned is how to gain quickly. The policy has
-no weight that knows a kernel, so it plays the held-out ones too: `report.json` says how far it gets
-there in so many steps, beside a policy with no training. Ctrl-C keeps the last checkpoint; the same
-command goes on from it. `warploom tune --search ppo --policy DIR/checkpoint.pt` starts from it.
+First the policy imitates: `--lessons` states of each kernel, on climbs under the model, with what a
+sample of their actions gains (fewer than one in a hundred gains anything, so that rewards alone
+teach nothing in a few thousand steps). Then it plays `--steps` steps; every episode begins at the
+compiled code, so what is learned is how to gain quickly. The policy has no weight that knows a
+kernel, so it plays the held-out ones too: `report.json` says how often its choice gains there and
+how far it gets in so many steps, beside a policy with no training. Ctrl-C keeps the last
+checkpoint; the same command goes on from it. `warploom tune --search ppo-guided --policy
+DIR/checkpoint.pt` starts from it.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import typer
 from warploom.errors import InputError, WarploomError
 from warploom.files import write_text_atomically
 from warploom.search.rl.env import AssemblyGame, make_env
+from warploom.search.rl.imitate import Lesson, hit_rates, imitate, lessons
 from warploom.search.rl.profile import WIDE, Profile
 from warploom.search.rl.train import CHECKPOINT, Trainer
 
@@ -29,6 +34,8 @@ HORIZON: Final = 64
 LINES: Final = 144
 EVALUATED_STEPS: Final = 200
 EVALUATIONS: Final = 3
+SAMPLED: Final = 128
+JUDGED: Final = 12
 
 
 def training_profile() -> Profile:
@@ -68,11 +75,33 @@ def compare(trained: Trainer, kernels: list[Path], steps: int) -> dict[str, Any]
             )
             for name, policy in (("trained", trained), ("untrained", blank))
         }
+        taught = lessons(make_env(path, profile=trained.profile), JUDGED, SAMPLED, trained.seed + 1)
+        blind, chosen = hit_rates(trained.model, taught)
         report[path.stem] = {
-            name: {str(at): round(float(curve[at - 1]), 5) for at in (steps // 4, steps)}
-            for name, curve in curves.items()
+            **{
+                name: {str(at): round(float(curve[at - 1]), 5) for at in (steps // 4, steps)}
+                for name, curve in curves.items()
+            },
+            "actions_that_gain": {"chosen blindly": blind, "chosen by the policy": chosen},
         }
     return report
+
+
+def teach(trainer: Trainer, states: int, epochs: int, seed: int) -> None:
+    """Imitation on `states` states of each of a trainer's kernels."""
+    found: list[Lesson] = []
+    for env in trainer.envs:
+        mine = lessons(env, states, SAMPLED, seed)
+        print(
+            f"{env.board.kernel.name}: {np.mean([one.share for one in mine]):.2%} of "
+            f"{len(mine) * SAMPLED} actions gain",
+            file=sys.stderr,
+            flush=True,
+        )
+        found += mine
+    losses = imitate(trainer.model, found, epochs, seed)
+    print(f"imitation: loss {losses[0]:.3f} to {losses[-1]:.3f}", file=sys.stderr, flush=True)
+    trainer.save()
 
 
 def main(
@@ -80,6 +109,8 @@ def main(
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for checkpoint and report")],
     hold_out: Annotated[list[Path] | None, typer.Option(help="cubins to evaluate on")] = None,
     steps: Annotated[int, typer.Option(help="training steps in all")] = 20_000,
+    taught: Annotated[int, typer.Option("--lessons", help="states of each kernel to imitate")] = 0,
+    epochs: Annotated[int, typer.Option(help="passes over the lessons")] = 40,
     seed: Annotated[int, typer.Option(help="seed")] = 0,
     evaluated: Annotated[int, typer.Option(help="steps of an evaluation game")] = EVALUATED_STEPS,
 ) -> None:
@@ -91,6 +122,8 @@ def main(
         if (out / CHECKPOINT).is_file():
             trainer.resume()
             print(f"going on at step {trainer.steps}", file=sys.stderr)
+        elif taught:
+            teach(trainer, taught, epochs, seed)
         trainer.learn()
         held = hold_out or []
         if not held:
