@@ -7,8 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warploom.codegen.layout import (
+    CORE_ROWS,
+    MAX_BOX,
+    MAX_ROWS,
     Operand,
     SharedTile,
+    boxes,
     hardware_address,
     shared_tile,
     swizzle,
@@ -99,10 +103,17 @@ def test_stmatrix_addresses_are_those_tma_reads(width):
         assert at ^ (at >> 3 & mask) == tile.address(row, chunk * 8)
 
 
+def test_tall_tiles_are_copied_in_boxes_of_whole_core_matrices():
+    for rows in range(CORE_ROWS, MAX_ROWS + 1, CORE_ROWS):
+        high = rows // boxes(rows)
+        assert high * boxes(rows) == rows and high <= MAX_BOX and high % CORE_ROWS == 0
+    assert boxes(256) == 1 and boxes(320) == 2
+
+
 def test_what_cannot_go_through_shared_memory_is_refused():
     with pytest.raises(InputError, match="multiple of 32 B"):
         shared_tile(TileType(BF16, (("m", 64), ("k", 20))))
-    with pytest.raises(InputError, match="at most 256"):
-        shared_tile(TileType(BF16, (("m", 512), ("k", 64))))
+    with pytest.raises(InputError, match="at most 512"):
+        shared_tile(TileType(BF16, (("m", 520), ("k", 64))))
     with pytest.raises(InputError, match="two-dimensional"):
         shared_tile(TileType(BF16, (("m", 64),)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.emit_ops import direct_store_lines
-from warploom.codegen.layout import CORE_ROWS, SWIZZLES, SharedTile, boxes, shared_tile
+from warploom.codegen.layout import CORE_ROWS, MAX_BOX, SWIZZLES, SharedTile, boxes, shared_tile
 from warploom.codegen.names import c_name
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.prelude import tma_load, tma_store
@@ -56,7 +56,10 @@ class Maps:
 
     def panel(self, op: Op) -> SharedTile:
         """The shared form of the tile one group stores; it is used panel by panel."""
-        return shared_tile(self.placement.local(op.srcs[0].type))
+        tile = shared_tile(self.placement.local(op.srcs[0].type))
+        if tile.rows > MAX_BOX:
+            raise InputError(f"{op.where}: store of {tile.rows} rows, at most {MAX_BOX} a group")
+        return tile
 
     def panel_bytes(self) -> int:
         """Bytes of one group's store panels; all stores of a kernel take turns with them."""
@@ -179,12 +182,38 @@ def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> li
             *[f"  {line}" for line in direct_store_lines(values, op, names)],
             "}",
         ]
+    start = c_index(op.spans[-1].start, names)
+    base = f"panels + part * {maps.panel_bytes()}"
+    if 1 < panels <= slots:
+        # Every panel has a slot: all are written between two meetings of the group, and the only
+        # wait is for the stores of the task before.
+        copies = [
+            f"  if ({start} + {p * cols} < {c_name(op.array.dims[-1])}) {name}(&{map_name}, "
+            f"{base} + {p * tile.panel_bytes}, {_coordinates(op, names, first, str(p * cols))});"
+            for p in range(panels)
+        ]
+        written: list[str] = []
+        for panel in range(panels):
+            at = f"{base} + {panel * tile.panel_bytes}"
+            written += ["{", f"  const unsigned panel = {at};"]
+            written += [f"  {line}" for line in _panel_lines(values, op, tile, panel, names)]
+            written += ["}"]
+        return [
+            "if (threadIdx.x % 128 == 0) store_wait_read<0>();",
+            _group_sync(values),
+            *written,
+            "fence_async();",
+            _group_sync(values),
+            "if (threadIdx.x % 128 == 0) {",
+            *copies,
+            "  store_commit();",
+            "}",
+        ]
     for panel in range(panels):
         # Slots are taken in turn within a task; the first panel finds all of them free. A panel
         # outside of the array is skipped; the branch also keeps ptxas from beginning it early.
         pending = slots - 1 if panel else 0
-        start = c_index(op.spans[-1].start, names)
-        at = f"panels + part * {maps.panel_bytes()} + {panel % slots * tile.panel_bytes}"
+        at = f"{base} + {panel % slots * tile.panel_bytes}"
         where = _coordinates(op, names, first, str(panel * cols))
         lines += [
             f"if ({start} + {panel * cols} < {c_name(op.array.dims[-1])}) {{",
