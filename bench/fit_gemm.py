@@ -1,0 +1,152 @@
+"""Fit the constants of the GEMM time model to measured rows, and say how honest the fit is.
+
+    python bench/fit_gemm.py             fit to bench/results/gemm.json, print, write the constants
+    python bench/fit_gemm.py --check     print only
+
+Leave one out: for each measured shape the constants are fitted without its rows, the model picks a
+variant, and the loss of that pick against the best variant measured there is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
+
+from warploom.evidence import read_rows  # noqa: E402
+from warploom.kernels.gemm import GemmConfig  # noqa: E402
+from warploom.kernels.gemm_choices import (  # noqa: E402
+    CONSTANTS_FILE,
+    GEMM_CHOICES,
+    Constants,
+    GemmChoice,
+)
+
+RESULTS = ROOT / "bench" / "results" / "gemm.json"
+# Where the search begins: microseconds, rows of 128 B a microsecond, bytes a microsecond.
+FIRST = Constants(0.8, 0.53, 900.0, 315.0, 0.5, 2.5, 1.8, 2.0, 1.15, 1.05, 1.5, 3.0, 3e6)
+CLOSE = 4.0  # a row counts as (best time of its shape / its time) to this power
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured variant."""
+
+    shape: Shape
+    choice: GemmChoice
+    time: float
+    weight: float
+
+
+def read(path: Path) -> list[Row]:
+    """The measured rows of variants of the table, bf16 and without an epilogue."""
+    named = {f"gemm {choice.name}": choice for choice in GEMM_CHOICES}
+    times: dict[tuple[Shape, str], float] = {}
+    for row in read_rows(path):
+        if row.kernel in named and row.dtype == "bf16" and row.shape.count("x") == 2:
+            m, n, k = (int(part) for part in row.shape.split("x"))
+            times[(m, n, k), row.kernel] = 2e-6 * m * n * k / row.ours
+    best: dict[Shape, float] = {}
+    for (shape, _), time in times.items():
+        best[shape] = min(time, best.get(shape, math.inf))
+    return [
+        Row(shape, named[kernel], time, (best[shape] / time) ** CLOSE)
+        for (shape, kernel), time in times.items()
+    ]
+
+
+def error(rows: Sequence[Row], of: Constants) -> float:
+    """Weighted mean of squared log ratios, those beyond a fifth counted linearly."""
+    total = 0.0
+    for row in rows:
+        predicted = row.choice.microseconds(GemmConfig(), *row.shape, of=of)
+        ratio = abs(math.log(predicted / row.time))
+        total += row.weight * (ratio * ratio if ratio < 0.2 else 0.2 * (2 * ratio - 0.2))
+    return total / sum(row.weight for row in rows)
+
+
+def fit(rows: Sequence[Row], first: Constants = FIRST, rounds: int = 12) -> Constants:
+    """Descend along one constant at a time, in its logarithm, with shrinking steps."""
+    names = [f.name for f in fields(Constants)]
+    point = [math.log(getattr(first, name)) for name in names]
+
+    def at(values: Sequence[float]) -> float:
+        return error(rows, Constants(*(math.exp(v) for v in values)))
+
+    best, width = at(point), [0.2] * len(point)
+    for _ in range(rounds):
+        for place in range(len(point)):
+            best = _along(point, place, width, best, at)
+    return Constants(*(math.exp(v) for v in point))
+
+
+def _along(
+    point: list[float],
+    place: int,
+    width: list[float],
+    best: float,
+    at: Callable[[Sequence[float]], float],
+) -> float:
+    moved = False
+    for sign in (1.0, -1.0):
+        while True:
+            trial = list(point)
+            trial[place] += sign * width[place]
+            value = at(trial)
+            if value >= best:
+                break
+            point[place], best, moved = trial[place], value, True
+    if not moved:
+        width[place] /= 2
+    return best
+
+
+def pick(shape: Shape, rows: Sequence[Row], of: Constants) -> tuple[str, float]:
+    """(the model's variant among those measured, its loss against the best measured)."""
+    there = [row for row in rows if row.shape == shape]
+    chosen = min(there, key=lambda r: r.choice.microseconds(GemmConfig(), *shape, of=of))
+    return chosen.choice.name, chosen.time / min(row.time for row in there) - 1
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--rows", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    rows = read(args.rows)
+    whole = fit(rows)
+    print(json.dumps({k: float(f"{v:.4g}") for k, v in asdict(whole).items()}))
+    print(
+        f"{len(rows)} rows; root mean square of the log ratio {math.sqrt(error(rows, whole)):.3f}"
+    )
+    print(f"{'shape':22} {'fitted pick':24} {'loss':>6}   {'left-out pick':24} {'loss':>6}")
+    left_out: dict[str, float] = {}
+    for shape in dict.fromkeys(row.shape for row in rows):
+        name, loss = pick(shape, rows, whole)
+        others = fit([row for row in rows if row.shape != shape], whole, 6)
+        other, lost = pick(shape, rows, others)
+        label = "x".join(map(str, shape))
+        left_out[label] = round(lost, 4)
+        print(f"{label:22} {name:24} {loss:6.1%}   {other:24} {lost:6.1%}")
+    if not args.check:
+        data = {
+            "source": f"bench/fit_gemm.py on {len(rows)} rows of bench/results/gemm.json (H200)",
+            "constants": {k: float(f"{v:.4g}") for k, v in asdict(whole).items()},
+            "loss_with_the_shape_left_out": left_out,
+        }
+        CONSTANTS_FILE.parent.mkdir(parents=True, exist_ok=True)
+        CONSTANTS_FILE.write_text(json.dumps(data, indent=1) + "\n")
+        print(f"constants in {CONSTANTS_FILE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

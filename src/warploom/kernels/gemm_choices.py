@@ -1,0 +1,234 @@
+"""Which GEMM variant a shape gets: a table of variants and a time model with few constants.
+
+    time  = waves * (k steps * step + epilogue) + start
+    step  = longer of the matmul's time and the copies' time, rounded off where they are close
+    waves = tasks (clusters) over the places there are, in whole ones
+
+The constants are of the machine, not of shapes: `bench/fit_gemm.py` fits them to the measured rows of
+`bench/results/gemm.json`, and says what the choice for each measured shape would lose if that
+shape's own rows had been left out. A measured shape may be a test of the chooser, never its table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from warploom.codegen.emit_mma import MOST_COLUMNS
+from warploom.codegen.named import multistage
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.errors import InputError
+from warploom.kernels.gemm import GemmConfig, gemm
+
+SMS = 132  # streaming multiprocessors of H100 SXM and H200
+STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
+SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
+UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues are counted in
+CLUSTERS_OF_FOUR = 32  # that fit the GPU: its processing clusters are not whole fours
+SHARPNESS = 8.0  # exponent of the mean that stands for the longer of two times
+WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
+SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
+ALONE = ("", 1)  # no cluster
+CONSTANTS_FILE = Path(__file__).with_name("data") / "gemm_model.json"
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the model knows of the machine; times in microseconds.
+
+    step        matmuls of a step of 128 bytes for a tile of 128 x 256, at the power limit of a GPU
+                all of whose SMs are busy; less where they are not
+    clock       the same at the highest clock
+    aligned     copied rows of 128 bytes a microsecond and SM, from pitches of whole sectors
+    ragged      the same from other pitches
+    epilogue    of a tile of 128 x 256 that the next tile's loop does not hide
+    start       launch, barriers, first copies, last stores
+    early       the same where the launch is hidden behind the previous grid
+    cluster     more start of a cluster of four
+    narrow      matmul time of tiles 64 columns wide, relative: they read more shared memory
+    pair        the same of two blocks that share an SM, each with copies of its own
+    latency     from the request of a copy to its arrival; a ring has that many slots on the way
+    combine     the second kernel of a sliced GEMM
+    summed      bytes of partial sums written and read back a microsecond, whole GPU
+    """
+
+    step: float
+    clock: float
+    aligned: float
+    ragged: float
+    epilogue: float
+    start: float
+    early: float
+    cluster: float
+    narrow: float
+    pair: float
+    latency: float
+    combine: float
+    summed: float
+
+
+def read_constants(where: Path) -> Constants:
+    """The fitted constants; raises `InputError` when the file has other ones."""
+    data = json.loads(where.read_text())
+    try:
+        return Constants(**{name: float(value) for name, value in data["constants"].items()})
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{where}: not the constants of the GEMM time model: {error}") from None
+
+
+CONSTANTS = read_constants(CONSTANTS_FILE)
+
+
+@dataclass(frozen=True)
+class GemmChoice:
+    """A variant: tile (m, n), the grid axis and size of its cluster, ring depth, launch."""
+
+    name: str
+    tile: tuple[int, int]
+    cluster: tuple[str, int] = ("m_tile", 2)
+    depth: int = 4
+    groups: int = 2
+    panels: int = 2
+    supergroup: int = 8
+    dependent: bool = False
+    resident: int = 1
+    slices: int = 1
+
+    def config(self, base: GemmConfig) -> GemmConfig:
+        """`base` with this tile; a step of k is 128 bytes."""
+        tile = (*self.tile, STEP_BYTES // base.dtype.bytes)
+        return replace(base, tile=tile, slices=self.slices)
+
+    def schedule(self, config: GemmConfig) -> KernelSchedule:
+        """Load-compute-finish with one matmul in flight, under this launch plan."""
+        launch = LaunchPlan(
+            split="m",
+            cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
+            supergroup=self.supergroup,
+            store_panels=self.panels,
+            dependent=self.dependent,
+            resident=self.resident,
+        )
+        registers = SHARED_REGISTERS if self.resident > 1 else None
+        if self.tile[1] > MOST_COLUMNS:
+            registers = WIDE_REGISTERS
+        return multistage(gemm(config), self.depth, launch, self.groups, registers=registers)
+
+    def microseconds(
+        self,
+        config: GemmConfig,
+        m: int,
+        n: int,
+        k: int,
+        batch: int = 1,
+        of: Constants | None = None,
+    ) -> float:
+        """Predicted time of a launch (of both, for a sliced one)."""
+        c = of or CONSTANTS
+        (bm, bn), size, blocks = self.tile, config.dtype.bytes, self.cluster[1]
+        along = {"m_tile": 1, "n_tile": 1, "": 1} | {self.cluster[0]: blocks}
+        rows = -(-m // (bm * along["m_tile"]))
+        cols = -(-n // (bn * along["n_tile"]))
+        places = CLUSTERS_OF_FOUR * 4 // blocks if blocks > 2 else SMS // blocks
+        tasks = rows * cols * batch * self.slices
+        steps = -(-(-(-k * size // STEP_BYTES)) // self.slices)
+        a_line = (k if config.a == "mk" else m) * size
+        b_line = (n if config.b == "kn" else k) * size
+        copies = bm / along["n_tile"] / (c.ragged if a_line % SECTOR else c.aligned)
+        copies += bn / along["m_tile"] / (c.ragged if b_line % SECTOR else c.aligned)
+        waves, together = -(-tasks // places), 1
+        if self.resident > 1:
+            # Blocks of an SM share its rates, and one's stores are hidden by the other's matmuls.
+            waves = -(-tasks // SMS)
+            together = min(self.resident, waves)
+        busy = tasks * blocks / (waves * SMS)
+        matmul = max(c.clock, c.step * busy) * bm * bn / UNIT
+        matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
+        arrival = c.latency / (self.depth * together)
+        parts = (matmul, copies, arrival)
+        step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
+        time = waves * (steps * step + c.epilogue * bm * bn / UNIT / together)
+        time += c.early if self.dependent else c.start
+        time += c.cluster if blocks > 2 else 0.0
+        if self.slices > 1:
+            time += c.combine + 8.0 * m * n * self.slices / c.summed
+        return time
+
+
+def _pair(name: str, tile: tuple[int, int], depth: int, dependent: bool = False) -> GemmChoice:
+    # Two blocks of one compute group on an SM: one's epilogue beside the other's matmuls.
+    return GemmChoice(name, tile, ALONE, depth, 1, 1, 8, dependent, 2)
+
+
+GEMM_CHOICES: tuple[GemmChoice, ...] = (
+    GemmChoice("128x256", (128, 256)),
+    GemmChoice("256x128", (256, 128), panels=1),
+    GemmChoice("256x128-along-n", (256, 128), ("n_tile", 2), panels=1),
+    GemmChoice("128x192", (128, 192)),
+    GemmChoice("128x320", (128, 320), depth=3),
+    GemmChoice("128x384", (128, 384), depth=3, panels=1),
+    GemmChoice("128x320-by-4", (128, 320), ("m_tile", 4), 3),
+    GemmChoice("128x384-by-4", (128, 384), ("m_tile", 4), 3, panels=1),
+    GemmChoice("256x160-along-n", (256, 160), ("n_tile", 2), depth=3, panels=1),
+    GemmChoice("256x192-along-n", (256, 192), ("n_tile", 2), depth=3, panels=1),
+    GemmChoice("128x128", (128, 128), depth=6),
+    GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
+    GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4)),
+    GemmChoice("128x64-by-4", (128, 64), ("n_tile", 4), depth=8, panels=1, dependent=True),
+    GemmChoice("128x64", (128, 64), ("n_tile", 2), depth=8, panels=1),
+    GemmChoice("64x128-by-4", (64, 128), ("m_tile", 4), 8, groups=1, panels=1),
+    GemmChoice("64x128-by-8", (64, 128), ("m_tile", 8), 8, groups=1, panels=1),
+    GemmChoice("128x256-dependent", (128, 256), dependent=True),
+    _pair("128x128-pair", (128, 128), 3),
+    _pair("128x128-pair-dependent", (128, 128), 3, True),
+    _pair("64x128-pair", (64, 128), 4, True),
+    _pair("128x64-pair", (128, 64), 4, True),
+    _pair("64x64-pair", (64, 64), 6, True),
+    GemmChoice("128x64-alone", (128, 64), ALONE, 8, panels=1, dependent=True),
+    GemmChoice("128x128-alone", (128, 128), ALONE, 6, dependent=True),
+    GemmChoice("64x256-alone", (64, 256), ALONE, 4, 1, 1, dependent=True),
+    GemmChoice("slices8", (128, 128), ALONE, 6, panels=1, dependent=True, slices=8),
+    GemmChoice("slices8-by-2", (128, 128), depth=6, panels=1, dependent=True, slices=8),
+    GemmChoice("slices8-by-4", (128, 128), ("m_tile", 4), 6, 2, 1, dependent=True, slices=8),
+    GemmChoice("slices16-by-2", (128, 256), dependent=True, slices=16),
+    GemmChoice("slices16-by-4", (128, 256), ("m_tile", 4), dependent=True, slices=16),
+)
+
+
+def gemm_choice(name: str) -> GemmChoice:
+    """The variant of that name; raises `InputError` listing those there are."""
+    for choice in GEMM_CHOICES:
+        if choice.name == name:
+            return choice
+    names = ", ".join(choice.name for choice in GEMM_CHOICES)
+    raise InputError(f"gemm variant {name!r}: expected one of {names}")
+
+
+def choose_gemm(
+    m: int,
+    n: int,
+    k: int,
+    base: GemmConfig | None = None,
+    batch: int = 1,
+    sliced: bool = False,
+) -> GemmChoice:
+    """The variant with the least predicted time; the first of equals.
+
+    `sliced` admits variants of two kernels and a workspace (`kernels.gemm.combine`).
+    """
+    if min(m, n, batch) < 1 or k < 0:
+        raise InputError(f"gemm of m={m} n={n} k={k} batch={batch}: expected positive sizes")
+    config = base or GemmConfig()
+    whole = not sliced or config.batched or config.dual
+    allowed = [choice for choice in GEMM_CHOICES if choice.slices == 1 or not whole]
+    return min(allowed, key=lambda choice: choice.microseconds(config, m, n, k, batch))
+
+
+def default_gemm(
+    m: int, n: int, k: int, base: GemmConfig | None = None, batch: int = 1
+) -> tuple[GemmConfig, KernelSchedule]:
+    """(configuration, schedule) for a shape; `base` has the element types and the epilogue."""
+    chosen = choose_gemm(m, n, k, base, batch)
+    config = chosen.config(base or GemmConfig())
+    return config, chosen.schedule(config)

@@ -1,0 +1,133 @@
+"""The GEMM chooser: constants fitted to measured rows; no shape needs its own to be chosen for."""
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warploom.codegen.emit import emit
+from warploom.codegen.lower import lower
+from warploom.codegen.simulate import simulate
+from warploom.errors import InputError
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm_choices import (
+    CONSTANTS,
+    CONSTANTS_FILE,
+    GEMM_CHOICES,
+    SMS,
+    choose_gemm,
+    default_gemm,
+    gemm_choice,
+    read_constants,
+)
+from warploom.tile import E4M3, interpret
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+import fit_gemm
+
+ROWS = fit_gemm.read(fit_gemm.RESULTS)
+SHAPES = list(dict.fromkeys(row.shape for row in ROWS))
+PEAK = 989.4e6  # multiply-adds twice, a microsecond: dense bf16 of H100 SXM at its boost clock
+SIZES = st.integers(1, 20000)
+
+
+def losses(of):
+    return [fit_gemm.pick(shape, ROWS, of)[1] for shape in SHAPES]
+
+
+def test_the_stored_constants_are_the_fit_of_the_stored_rows():
+    stored = fit_gemm.error(ROWS, CONSTANTS)
+    again = fit_gemm.error(ROWS, fit_gemm.fit(ROWS, CONSTANTS, 3))
+    assert stored <= 1.02 * again
+    assert math.sqrt(stored) < 0.08
+
+
+def test_the_stored_constants_choose_well_where_it_was_measured():
+    assert max(losses(CONSTANTS)) < 0.08
+    assert sum(losses(CONSTANTS)) / len(SHAPES) < 0.02
+
+
+@pytest.mark.parametrize("shape", SHAPES[3:8:2])
+def test_a_shape_is_chosen_for_without_its_own_rows(shape):
+    others = [row for row in ROWS if row.shape != shape]
+    assert fit_gemm.pick(shape, ROWS, fit_gemm.fit(others, CONSTANTS, 4))[1] < 0.1
+
+
+def test_constants_that_ignore_pitches_choose_worse():
+    """A planted fault: the rows must be able to tell a wrong model."""
+    wrong = replace(CONSTANTS, ragged=CONSTANTS.aligned)
+    assert sum(losses(wrong)) > sum(losses(CONSTANTS))
+    assert fit_gemm.error(ROWS, wrong) > 1.5 * fit_gemm.error(ROWS, CONSTANTS)
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from(GEMM_CHOICES))
+def test_no_prediction_is_faster_than_the_tensor_cores(m, n, k, choice):
+    time = choice.microseconds(GemmConfig(), m, n, k)
+    assert time > 2 * m * n * k / PEAK
+    assert choice.microseconds(GemmConfig(), m, n, k + 640) >= time
+
+
+@given(SIZES, SIZES, SIZES)
+def test_only_those_who_ask_get_a_sliced_gemm(m, n, k):
+    assert choose_gemm(m, n, k).slices == 1
+    sliced = choose_gemm(m, n, k, sliced=True)
+    assert sliced.microseconds(GemmConfig(), m, n, k) <= choose_gemm(m, n, k).microseconds(
+        GemmConfig(), m, n, k
+    )
+    assert choose_gemm(m, n, k, GemmConfig(batched=True), sliced=True).slices == 1
+
+
+def test_a_long_sum_for_a_small_result_is_sliced():
+    assert choose_gemm(512, 512, 16384, sliced=True).slices > 1
+    assert choose_gemm(8192, 8192, 8192, sliced=True).slices == 1
+
+
+def test_every_task_of_a_wave_is_counted():
+    """One task more than there are places costs a wave."""
+    choice = gemm_choice("128x256")
+    full = choice.microseconds(GemmConfig(), 128 * SMS, 256, 4096)
+    more = choice.microseconds(GemmConfig(), 128 * SMS + 1, 256, 4096)
+    assert more > 1.4 * full
+
+
+@pytest.mark.parametrize("name", [choice.name for choice in GEMM_CHOICES])
+def test_every_variant_is_emitted_and_gives_the_sequential_result(name):
+    choice = gemm_choice(name)
+    config = choice.config(GemmConfig())
+    assert emit(lower(gemm(config), choice.schedule(config))).shared_bytes <= 232448
+    # The same plan on a program small enough to simulate: one step of 16, the tile kept.
+    small = replace(config, tile=(*choice.tile, 16), slices=min(2, choice.slices))
+    schedule = replace(choice, depth=3).schedule(small)
+    rng = np.random.default_rng(0)
+    m, n, k = 2 * choice.tile[0] + 8, choice.tile[1] + 72, 56
+    arrays = {"a": rng.normal(size=(m, k)), "b": rng.normal(size=(k, n))}
+    into = "parts" if small.slices > 1 else "c"
+    arrays[into] = np.full((2, m, n) if small.slices > 1 else (m, n), np.nan)
+    program = gemm(small)
+    got = simulate(lower(program, schedule), arrays, seed=1)[into]
+    assert got.tobytes() == interpret(program, arrays)[into].tobytes()
+
+
+def test_the_default_of_another_type_keeps_128_bytes_a_step():
+    config, schedule = default_gemm(8192, 8192, 8192, GemmConfig(dtype=E4M3, b="nk"))
+    assert config.tile[2] == 128 and config.dtype is E4M3
+    emit(lower(gemm(config), schedule))
+
+
+def test_what_has_no_variant_is_refused():
+    with pytest.raises(InputError, match="expected positive sizes"):
+        choose_gemm(0, 8, 8)
+    with pytest.raises(InputError, match="expected one of 128x256"):
+        gemm_choice("1x1")
+
+
+def test_a_file_of_other_constants_is_refused(tmp_path):
+    path = tmp_path / "model.json"
+    path.write_text(CONSTANTS_FILE.read_text().replace('"ragged"', '"raged"'))
+    with pytest.raises(InputError, match="not the constants"):
+        read_constants(path)
