@@ -1,0 +1,147 @@
+"""The walk of a block program that predicts its pace, and the holds that keep waits in place."""
+
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom.codegen.block import Pipeline
+from warploom.codegen.build import build
+from warploom.codegen.emit import emit
+from warploom.codegen.extract import extract
+from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage, overlapped
+from warploom.codegen.pace import pace
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.predict import predict
+from warploom.errors import CheckFailed
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.sass.cubin import parse
+from warploom.sass.kernel import decode
+from warploom.schedule.costs import costs
+
+_SPEC = importlib.util.spec_from_file_location("programs", Path(__file__).parent / "programs.py")
+assert _SPEC is not None and _SPEC.loader is not None
+programs = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(programs)
+
+TABLE = costs("h200")
+GEMM = gemm(GemmConfig())
+PLAIN = LaunchPlan(split="m")
+
+
+def walked(block, table=TABLE, iterations=48):
+    (loop,) = block.placement.program.loops()
+    problem = extract(block.placement, loop, table)
+    return pace(block, loop.index, problem.graph, table, iterations)
+
+
+def test_one_slot_costs_every_latency_in_turn():
+    """Two matmuls, drain, release, issue, transfer, arrival: by hand from the table."""
+    block = lower(GEMM, multistage(GEMM, 1, PLAIN, 2, in_flight=0))
+    kib = block.rings[0].slot_bytes / 1024
+    copies = 1 + 4  # boxes 128 bytes wide: a tile of 64 columns, one of 256
+    chain = (
+        2 * 512  # the tensor core, one group after the other
+        + TABLE.value("mma.latency")
+        + TABLE.value("mma.issue")
+        + TABLE.value("barrier.wait")
+        + copies * TABLE.value("load.issue")
+        + kib * TABLE.value("load.per_kib_all")
+        + TABLE.value("load.latency")
+    )
+    # The second tile's copies are issued while the first one is under way.
+    overlap = 4 * TABLE.value("load.issue")
+    assert chain - overlap - 64 <= walked(block) <= chain
+
+
+def test_deep_rings_leave_the_tensor_core_busy_all_the_time():
+    block = lower(GEMM, multistage(GEMM, 4, LaunchPlan(split="m", cluster=("m_tile", 2)), 2))
+    assert walked(block) == pytest.approx(1024, abs=1)
+
+
+@given(depth=st.integers(1, 3), slower=st.floats(1.0, 3.0))
+@settings(max_examples=10, deadline=None)
+def test_more_slots_and_cheaper_loads_never_slow_a_loop_down(depth, slower):
+    one, two = (lower(GEMM, multistage(GEMM, d, PLAIN, 2, 0)) for d in (depth, depth + 1))
+    dear = TABLE.override("test", load_latency=slower * TABLE.value("load.latency"))
+    assert walked(two) <= walked(one) + 1e-6 <= walked(one, dear) + 2e-6
+    assert walked(one) >= 1024
+
+
+def without(block, action):
+    """A planted fault: every step of one action left out of the steady state."""
+
+    def cut(section):
+        if not isinstance(section, Pipeline):
+            return section
+        return replace(section, steady=tuple(s for s in section.steady if s.action != action))
+
+    roles = tuple(replace(r, sections=tuple(map(cut, r.sections))) for r in block.roles)
+    return replace(block, roles=roles)
+
+
+@pytest.mark.parametrize("action", ["TurnPass", "Release", "Publish"])
+def test_a_signal_left_out_halts_the_walk(action):
+    program, schedule, _ = programs.attention_case(64, 64)
+    block = lower(program, schedule)
+    assert walked(block) > 0
+    with pytest.raises(CheckFailed, match="halts"):
+        walked(without(block, action))
+
+
+def test_turns_and_waits_that_move_up_are_felt():
+    program = attention(AttentionConfig())
+    plans = (LaunchPlan(split="rows"), LaunchPlan(split="rows", hold_waits=False))
+    held, early = (
+        predict(program, overlapped(program, {"k": 2, "v": 3}, plan, 2, False))["i"].cycles
+        for plan in plans
+    )
+    assert held < early
+
+
+def holds(text):
+    """Steady loops' lines that hold something, and what is in them."""
+    return re.findall(r"^\s*hold\((.+)\);$", text, re.MULTILINE)
+
+
+def test_a_wait_below_arithmetic_is_held_by_its_last_results():
+    program, schedule, _ = programs.attention_case(64, 64)
+    text = emit(lower(program, schedule)).text
+    assert holds(text)
+    lines = [line.strip() for line in text.split("\n")]
+    for number, line in enumerate(lines):
+        if line.startswith("hold("):
+            assert lines[number + 1].startswith("// Join")
+    loose = replace(schedule, launch=schedule.launch.with_options(hold_waits=False))
+    assert not holds(emit(lower(program, loose)).text)
+    drained = multistage(GEMM, 2, PLAIN, 2)
+    assert not holds(emit(lower(GEMM, drained)).text)
+
+
+def exponentials_beside_matmuls(program, schedule, cache):
+    """MUFU.EX2 between a wait that leaves a matmul running and the wait for that one."""
+    kernel = decode(parse(build(program, schedule, cache=cache).cubin))
+    beside = count = 0
+    flying = False
+    for instruction in kernel.instructions:
+        text = instruction.line.text
+        if "WARPGROUP.DEPBAR" in text:
+            if "0x0" in text and flying:
+                beside = max(beside, count)
+            flying, count = "0x1" in text, 0
+        count += "MUFU.EX2" in text
+    return beside
+
+
+def test_the_machine_code_keeps_exponentials_beside_their_own_matmul(tmp_path):
+    program, schedule, _ = programs.attention_case(64, 64)
+    loose = replace(schedule, launch=schedule.launch.with_options(hold_waits=False))
+    held = exponentials_beside_matmuls(program, schedule, tmp_path)
+    early = exponentials_beside_matmuls(program, loose, tmp_path)
+    assert held >= 16 > early  # 64 x 32 elements over 128 threads
