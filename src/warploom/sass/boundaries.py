@@ -9,6 +9,7 @@ Where that bound is too weak to explain the original, the blocks on the path kee
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from warploom.sass.dependence import Dependence, Hazard
@@ -68,30 +69,55 @@ def across_blocks(
 ) -> None:
     """Append the rows for every fixed-latency pair that control flow may bring together."""
     summaries = [_summarise(kernel, block, table) for block in kernel.blocks]
+    for dependence, tail, reached in _pairs(kernel, summaries):
+        touch, least, actual, path = reached
+        producer = kernel.instructions[dependence.earlier]
+        key = key_of(dependence, producer, touch.item)
+        if key is None:
+            continue
+        need = table.gap(key, tail + actual + touch.head)
+        ends = need - least
+        if ends > tail + touch.head:
+            # The original relies on how long the blocks in between last.
+            durations.extend((number, summaries[number].duration) for number in path)
+            ends = need - actual
+        if ends > 1:
+            cross.append((producer.index, touch.item.index, ends))
+
+
+def pairs_across(kernel: Kernel, table: LatencyTable) -> Iterator[tuple[Dependence, int]]:
+    """Every dependence over a block edge within `LONGEST` cycles, and its least distance.
+
+    Blocks in between count with the sum of their instructions' least stalls.
+    """
+    summaries = [_summarise(kernel, block, table) for block in kernel.blocks]
+    for dependence, tail, (touch, least, _, _) in _pairs(kernel, summaries):
+        yield dependence, tail + least + touch.head
+
+
+_Reached = tuple[_Touch, int, int, tuple[int, ...]]
+
+
+def _pairs(kernel: Kernel, summaries: list[_Summary]) -> Iterator[tuple[Dependence, int, _Reached]]:
+    """(dependence, cycles from the producer to its block's end, how the consumer is reached)."""
     for block in kernel.blocks:
         for resource, producers in summaries[block.index].live.items():
             reached = _reach(kernel, summaries, block, resource)
             for producer, slot, source, tail in producers:
-                for touch, least, actual, path in reached:
+                for found in reached:
+                    touch = found[0]
                     hazard = source
                     if source is Hazard.RAW and touch.written:
                         hazard = Hazard.WAW
                     elif source is Hazard.WAR and not touch.written:
                         continue
-                    dependence = Dependence(
-                        producer.index, touch.item.index, hazard, resource, slot, touch.slot
+                    yield (
+                        Dependence(
+                            producer.index, touch.item.index, hazard, resource, slot, touch.slot
+                        ),
+                        tail,
+                        found,
                     )
-                    key = key_of(dependence, producer, touch.item)
-                    if key is None:
-                        continue
-                    need = table.gap(key, tail + actual + touch.head)
-                    ends = need - least
-                    if ends > tail + touch.head:
-                        # The original relies on how long the blocks in between last.
-                        durations.extend((number, summaries[number].duration) for number in path)
-                        ends = need - actual
-                    if ends > 1:
-                        cross.append((producer.index, touch.item.index, ends))
 
 
 def _reach(

@@ -207,7 +207,7 @@ def _read_memory(out: _Collector, opcode: str, operand: Operand) -> None:
         out.read(name, 2 if wide else 1, "addr" if name.file == "R" else "uaddr")
 
 
-def _split_results(info: OpInfo, operands: tuple[Operand, ...]) -> int:
+def split_results(info: OpInfo, operands: tuple[Operand, ...]) -> int:
     """How many leading operands are results."""
     predicates = (Kind.PREDICATE, Kind.UNIFORM_PREDICATE)
     registers = (Kind.REGISTER, Kind.UNIFORM)
@@ -261,7 +261,7 @@ def effects_of(line: Line, word: tuple[int, int], sm: int) -> Effects:
 
 
 def _regular(out: _Collector, opcode: str, info: OpInfo, operands: tuple[Operand, ...]) -> None:
-    results = _split_results(info, operands)
+    results = split_results(info, operands)
     registers = (Kind.REGISTER, Kind.UNIFORM)
     sources = [operand for operand in operands[results:] if operand.kind in registers]
     result_width, widths = _register_widths(opcode, info, len(sources))

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
+from warploom.errors import InputError
 from warploom.sass.control import Control
+
+# Names of `--moves`. The first four are steps of the game on one program; the last two make another
+# program of the original (see `lineage`), proved by a checker of its own.
+STEPS: Final = ("order", "stall", "yield", "reuse")
+PROGRAMS: Final = ("rotate", "rename")
+MOVES: Final = (*STEPS, *PROGRAMS)
+
+
+def moves_of(names: Iterable[str]) -> frozenset[str]:
+    """A set of move names; raises `InputError` for an unknown one, or when no step is left."""
+    chosen = frozenset(names)
+    if unknown := sorted(chosen - set(MOVES)):
+        raise InputError(f"unknown move {unknown[0]!r}, expected some of {', '.join(MOVES)}")
+    if "order" not in chosen:
+        raise InputError("the game needs the move 'order'; the others add to it")
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)

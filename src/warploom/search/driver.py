@@ -113,6 +113,8 @@ def run_search(
     confirmations: int = 0,
     start: Cubin | None = None,
     verifier: Verifier | None = None,
+    moves: frozenset[str] | None = None,
+    elsewhere: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     on_best: Callable[[Candidate, float], None] | None = None,
 ) -> SearchResult:
@@ -120,18 +122,21 @@ def run_search(
 
     `start` begins from an earlier result instead of the original. With several chains, one is
     edited and verified while the others are being measured. A score that would be a chain's new
-    best is measured `confirmations` times more and counts with its mean. `on_best` is told of every
-    new best.
+    best is measured `confirmations` times more and counts with its mean. `moves` restricts what the
+    game proposes (`actions.MOVES`). `elsewhere` says that `original` is not what scores are
+    relative to, so that where play starts is scored first, as with a `start`. `on_best` is told of
+    every new best.
     """
     result = SearchResult(player.name, evaluator.name, on_best=on_best)
     shared = verifier or Verifier(original, kernel, mode)
+    elsewhere = elsewhere or start is not None
     began = time.monotonic()
     running: dict[int, _Chain] = {}
     games: list[Game] = []
     plays: list[Play] = []
     try:
         for number in range(min(chains, player.most_chains)):
-            game = Game(original, kernel, mode, player.family, shared)
+            game = Game(original, kernel, mode, player.family, shared, moves, elsewhere)
             if start is not None:
                 game.editor.adopt(start.kernel(game.kernel.name).words)
             games.append(game)

@@ -19,7 +19,7 @@ from warploom.sass.control import Control
 from warploom.sass.rederive import BlockState
 from warploom.search.actions import Reorder
 from warploom.search.game import Candidate, Game, Refusal, Snapshot
-from warploom.search.play import Play, next_legal
+from warploom.search.play import Play, next_legal, opening
 
 FAILED: Final = 0.0
 
@@ -96,7 +96,7 @@ def evolve(game: Game, rng: random.Random, settings: Evolution | None = None) ->
     """Play until the driver stops asking; a seed fixes the game."""
     chosen = settings or Evolution()
     precedence = _Precedence(game)
-    members = [_Member(game.snapshot(), 1.0)]
+    members = [_Member(game.snapshot(), (yield from opening(game)))]
     idle = 0
     while True:
         if len(members) < chosen.population:

@@ -29,11 +29,14 @@ from warploom.sass.rederive import BlockState
 from warploom.sass.timing_model import TimingModel
 from warploom.sass.verdict import Verdict
 from warploom.sass.verify import Verifier
-from warploom.search.actions import Action, Move, Reorder, SetControl
+from warploom.search.actions import STEPS, Action, Move, Reorder, SetControl
 
 MEMORY_MOVES: Final = frozenset("LDG STG LDGSTS LDS STS LDSM STSM LD ST".split())
 CONTROL_SHARE: Final = 0.25
 FAR: Final = 24
+# Kinds of control edit, the likelier ones more than once, and the move that allows each.
+CONTROL_EDITS: Final = ("tighten", "tighten", "yield", "reuse")
+EDIT_MOVES: Final = {"tighten": "stall", "yield": "yield", "reuse": "reuse"}
 
 
 class Family(Enum):
@@ -69,7 +72,11 @@ class Snapshot:
 
 
 class Game:
-    """One kernel being rearranged. `tally` counts what became of the actions tried."""
+    """One kernel being rearranged. `tally` counts what became of the actions tried.
+
+    `moves` restricts what is proposed (`actions.STEPS`, all by default). `elsewhere`: play starts
+    from a state that is not the one scores are relative to, so players have it scored first.
+    """
 
     def __init__(
         self,
@@ -78,9 +85,14 @@ class Game:
         mode: AliasMode = AliasMode.STRICT,
         family: Family = Family.WIDE,
         verifier: Verifier | None = None,
+        moves: frozenset[str] | None = None,
+        elsewhere: bool = False,
     ) -> None:
         self.original = original
+        self.elsewhere = elsewhere
         self.family = family
+        allowed = frozenset(STEPS) if moves is None else moves
+        self._edits = tuple(kind for kind in CONTROL_EDITS if EDIT_MOVES[kind] in allowed)
         self.editor = Editor(original, kernel, mode)
         self.verifier = verifier or Verifier(original, kernel, mode)
         self.kernel = self.editor.kernel
@@ -119,9 +131,10 @@ class Game:
         """A random action of the family that order alone permits; None when none was found."""
         for _ in range(64):
             index = rng.choices(self._movable, self._weights)[0]
-            if self.family is Family.WIDE and rng.random() < CONTROL_SHARE:
-                return self._control_edit(index, rng)
-            action = self._move(index, rng)
+            if self._edits and self.family is Family.WIDE and rng.random() < CONTROL_SHARE:
+                action = self._control_edit(index, rng)
+            else:
+                action = self._move(index, rng)
             if action is not None:
                 return action
         return None
@@ -138,13 +151,15 @@ class Game:
         to = rng.randint(first, last - 1)
         return Move(index, to if to < here else to + 1)
 
-    def _control_edit(self, index: int, rng: random.Random) -> SetControl:
-        kind = rng.choice(("tighten", "tighten", "yield", "reuse"))
+    def _control_edit(self, index: int, rng: random.Random) -> SetControl | None:
+        kind = rng.choice(self._edits)
         slots = sorted(slot_registers(self.kernel.instructions[index]))
         if kind == "tighten":
             return SetControl(index, self.editor.tightened(index), kind)
         if kind == "reuse" and slots:
             return SetControl(index, self.editor.toggled_reuse(index, rng.choice(slots)), kind)
+        if "yield" not in self._edits:
+            return None
         return SetControl(index, self.editor.toggled_stay(index), "yield")
 
     def memory_steps(self) -> list[Move]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from warploom.sass.timing_model import TimingModel
 from warploom.search.game import Candidate, Game
-from warploom.search.play import Play, next_legal
+from warploom.search.play import Play, next_legal, opening
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def guided(game: Game, rng: random.Random, settings: Guidance | None = None) -> 
     """Climb under the model from the best measured state, measure, keep or go back."""
     chosen = settings or Guidance()
     model = game.model()
-    best, reach = 1.0, chosen.first
+    best, reach = (yield from opening(game)), chosen.first
     state = game.snapshot()
     seen: set[str] = set()
     while True:

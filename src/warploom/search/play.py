@@ -34,6 +34,14 @@ class Player:
     most_chains: int = 64
 
 
+def opening(game: Game) -> Generator[Candidate, Score, float]:
+    """The score of the state a game begins with: 1 for the original, asked for otherwise."""
+    if not game.elsewhere:
+        return 1.0
+    score = yield game.current()
+    return score.speedup if score.outcome == "ok" else 0.0
+
+
 def next_legal(game: Game, rng: random.Random) -> Candidate | None:
     """The next random legal state, or None when none was found in many tries."""
     for _ in range(PATIENCE):

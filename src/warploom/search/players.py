@@ -20,7 +20,7 @@ from warploom.search.block_exact import solved_orders
 from warploom.search.evolve import evolve
 from warploom.search.game import Family, Game, Refusal
 from warploom.search.guided import guided
-from warploom.search.play import Play, Player, Score, next_legal
+from warploom.search.play import Play, Player, Score, next_legal, opening
 
 PLATEAU: Final = 5e-4
 
@@ -51,7 +51,7 @@ def random_walk(game: Game, rng: random.Random) -> Play:
 
 def greedy(game: Game, rng: random.Random) -> Play:
     """Keep a step unless it is slower than the best so far; steps along a plateau are kept."""
-    best = 1.0
+    best = yield from opening(game)
     while True:
         before = game.snapshot()
         candidate = next_legal(game, rng)
@@ -66,7 +66,8 @@ def greedy(game: Game, rng: random.Random) -> Play:
 def anneal(game: Game, rng: random.Random, settings: Annealing | None = None) -> Play:
     """SIP's annealing; restarts from the best state when it has cooled and budget is left."""
     chosen = settings or Annealing()
-    best_state, best_energy = game.snapshot(), 100.0
+    began = yield from opening(game)
+    best_state, best_energy = game.snapshot(), 100.0 / max(began, 1e-9)
     while True:
         game.restore(best_state)
         energy, temperature = best_energy, chosen.start
@@ -93,7 +94,7 @@ def anneal(game: Game, rng: random.Random, settings: Annealing | None = None) ->
 
 def block_exact(game: Game, rng: random.Random) -> Play:
     """Solve whole blocks against the timing model, hottest first, and keep what measures faster."""
-    best = 1.0
+    best = yield from opening(game)
     for action in solved_orders(game, rng):
         before = game.snapshot()
         candidate = game.apply(action)

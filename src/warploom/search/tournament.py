@@ -1,0 +1,121 @@
+"""One search over several bases: a first round plays on all of them, a second on the best.
+
+Each base is a program of its own to the game (see `lineage`). The first half of the budget goes to
+all of them evenly, the original included; the second half to those whose best scored highest, from
+there on. What wins carries its lineage, so that it can be proved from the original's bytes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from warploom.sass.aliasing import AliasMode
+from warploom.sass.cubin import Cubin, parse
+from warploom.search.driver import Budget, Progress, SearchResult, run_search
+from warploom.search.evaluate import Evaluator, ModelEvaluator
+from warploom.search.game import Candidate
+from warploom.search.lineage import Base, Step
+from warploom.search.play import Player, Score
+
+FINALISTS = 2
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A base, what was found on it, and its score; `image` is the best candidate's cubin."""
+
+    base: Base
+    score: float
+    image: bytes
+    result: SearchResult
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """How the image came from the original."""
+        last = Step("order", self.image, "instructions and control fields in another order")
+        return (*self.base.steps, last)
+
+
+class BaseModel:
+    """The timing model on a base, relative to the original it came from."""
+
+    name = "model"
+
+    def __init__(self, original: Cubin, base: Cubin, kernel: str) -> None:
+        self._inner = ModelEvaluator(base, kernel)
+        whole = ModelEvaluator(original, kernel).original_cycles
+        self._share = whole / self._inner.original_cycles
+
+    def submit(self, candidate: Candidate) -> int:
+        """Score a candidate at once."""
+        return self._inner.submit(candidate)
+
+    def poll(self, timeout_s: float) -> Mapping[int, Score]:
+        """Everything submitted since the last call, relative to the original."""
+        found = self._inner.poll(timeout_s)
+        return {
+            ticket: Score(score.speedup * self._share, score.outcome)
+            for ticket, score in found.items()
+        }
+
+
+def tournament(
+    bases: Sequence[Base],
+    player: Player,
+    evaluator_of: Callable[[Base], Evaluator],
+    budget: Budget,
+    kernel: str,
+    mode: AliasMode,
+    seed: int = 0,
+    chains: int = 1,
+    confirmations: int = 0,
+    starts: Mapping[int, Cubin] | None = None,
+    moves: frozenset[str] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> list[Entry]:
+    """Entries of every round, best first. `starts` {place in `bases`: an earlier result on it}.
+
+    Of one base alone the whole budget goes to that one.
+    """
+
+    def play(base: Base, share: float, start: Cubin | None, turn: int) -> Entry:
+        found = run_search(
+            base.cubin,
+            player,
+            evaluator_of(base),
+            Budget(
+                budget.seconds * share,
+                None if budget.candidates is None else max(1, int(budget.candidates * share)),
+                None if budget.measurements is None else max(1, int(budget.measurements * share)),
+            ),
+            kernel,
+            mode,
+            seed=seed + turn,
+            chains=chains,
+            confirmations=confirmations,
+            start=start,
+            elsewhere=bool(base.steps),
+            moves=moves,
+            on_progress=on_progress,
+        )
+        if not found.best:
+            return Entry(base, 0.0, base.cubin.data, found)
+        score, candidate = found.best[0]
+        return Entry(base, score, candidate.cubin, found)
+
+    known = starts or {}
+    if len(bases) == 1:
+        return [play(bases[0], 1.0, known.get(0), 0)]
+    first = [
+        play(base, 0.5 / len(bases), known.get(number), number) for number, base in enumerate(bases)
+    ]
+    entries = sorted(first, key=lambda entry: -entry.score)
+    if any(entry.result.interrupted for entry in entries):
+        return entries
+    finalists = entries[:FINALISTS]
+    second = [
+        play(entry.base, 0.5 / len(finalists), parse(entry.image, kernel), len(bases) + number)
+        for number, entry in enumerate(finalists)
+    ]
+    return sorted([*second, *entries], key=lambda entry: -entry.score)
