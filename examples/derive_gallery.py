@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from warploom.diagram.chunk import exchange
 from warploom.diagram.derive import Derivation, derive
 from warploom.diagram.library import BY_NAME, formula
 from warploom.diagram.lower import check
@@ -57,7 +56,7 @@ def main(root: Path) -> None:
     sections: list[str] = []
     for name in ENTRIES:
         start = time.perf_counter()
-        found = derive(exchange(formula(name)), memory=MEMORY)
+        found = derive(formula(name), memory=MEMORY)
         seconds = time.perf_counter() - start
         picture = root / "docs" / "img" / f"derive_{name}.svg"
         write_text_atomically(picture, draw(found))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from warploom.diagram import build, derive, formula, softmax, tensor
-from warploom.diagram.chunk import exchange
 from warploom.evidence import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +30,7 @@ def test_rows_cover_the_claim_and_their_checks_passed() -> None:
 @pytest.mark.parametrize("name", ["attention", "matmul", "linear_attention"])
 def test_rows_are_what_the_code_derives_today(name: str) -> None:
     (row,) = [row for row in ROWS if row.kernel == name and row.unit == "values"]
-    found = derive(exchange(formula(name)), memory=116224)
+    found = derive(formula(name), memory=116224)
     assert found.traffic == row.ours
     assert found.bound.value == pytest.approx(next(iter(row.baselines.values())))
 

@@ -8,9 +8,14 @@ import pytest
 from tests.diagram.cases import NESTS, kernel, small, tilings
 
 from warploom.diagram import cost, counts
+from warploom.diagram import frontend as f
+from warploom.diagram.cascade import Refusal
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.execute import run_kernels
+from warploom.diagram.frontend import build, tensor
 from warploom.diagram.kernel import Loop
+from warploom.diagram.legal import make_kernel
+from warploom.diagram.work import operations
 
 
 @pytest.mark.parametrize(("name", "nest"), NESTS)
@@ -40,6 +45,27 @@ def test_symbolic_cost_is_exact_when_tiles_divide(name: str, nest: str) -> None:
         )
         symbolic = cost.numbers(tiled, cost.traffic(tiled))
         assert symbolic == pytest.approx(counts.exact_traffic(tiled), rel=1e-9)
+
+
+def test_a_stream_inside_a_split_runs_over_one_part() -> None:
+    """X lacks the split axis and is loaded inside its stream: once a slice, not once a slice and
+    part. A formula that counts both trips in full is caught."""
+    x, w = tensor("X", "m d"), tensor("W", "v d")
+    body = build(
+        "lse", f.logsumexp(f.contract(x, w, out=("m", "v")), "v"), dict.fromkeys("mdv", 12)
+    )
+    nest = [Loop("m", "group"), Loop("v", "split"), Loop("v", "stream"), Loop("d", "stream")]
+    made = make_kernel(body, nest)
+    assert not isinstance(made, Refusal)
+    tiled = made.tiled({"g_m": 4, "w_v": 6, "s_v": 3, "s_d": 2})
+    assert cost.numbers(tiled, cost.traffic(tiled)) == counts.exact_traffic(tiled)
+    arrays = random_inputs(body)
+    got, moved = run_kernels([tiled], arrays)
+    assert compare(got, evaluate(body, arrays)) < 1e-12
+    assert moved[0].total == counts.exact_traffic(tiled)
+    assert counts.exact_transfers(tiled)["X"] == 12 * 12 * 4
+    flops = cost.numbers(tiled, operations(tiled)["tensor"])
+    assert flops == 2 * 12**3
 
 
 def test_causal_and_window_formulas_match_when_slices_are_one() -> None:

@@ -121,6 +121,8 @@ def parse_sizes(pairs: list[str]) -> dict[str, int]:
 def load_diagram(name: str) -> Diagram:
     """A named formula, or a Diagram, an Expr or a function giving one from a Python file."""
     if not names_object(name):
+        if name.endswith(".py"):
+            raise InputError(f"{name}: expected FILE.py:OBJECT, a Diagram, an Expr or a function")
         return formula(name)
     found = load_object(name)
     if callable(found) and not isinstance(found, (Diagram, Expr)):

@@ -34,6 +34,8 @@ import numpy as np
 from warploom.diagram.cascade import ancestors
 from warploom.diagram.external import linprog
 from warploom.diagram.graph import Diagram, Node
+from warploom.diagram.operands import frames, is_external, is_image, is_opaque
+from warploom.diagram.product_bounds import products_value, sandwich_value
 from warploom.errors import WarploomError
 
 
@@ -53,9 +55,12 @@ class Bound:
     statement: str
 
 
-def lower_bounds(diagram: Diagram, capacity: float) -> tuple[Bound, ...]:
-    """Every bound that applies at `capacity` values of fast memory, strongest first."""
-    found = [compulsory(diagram)]
+def lower_bounds(diagram: Diagram, capacity: float, recomputed: bool = False) -> tuple[Bound, ...]:
+    """Every bound that applies at `capacity` values of fast memory, strongest first.
+
+    `recomputed`: whether schedules that evaluate a product more than once are meant too.
+    """
+    found = [compulsory(diagram), *_piece_bounds(diagram, capacity, recomputed)]
     for node in diagram.nodes:
         if node.kind != "contract":
             continue
@@ -66,9 +71,23 @@ def lower_bounds(diagram: Diagram, capacity: float) -> tuple[Bound, ...]:
     return tuple(sorted(found, key=lambda bound: -bound.value))
 
 
-def check(diagram: Diagram, moved: float, capacity: float) -> Bound:
+def _piece_bounds(diagram: Diagram, capacity: float, recomputed: bool) -> list[Bound]:
+    """The bounds of `product_bounds`."""
+    found: list[Bound] = []
+    value, names = products_value(diagram, capacity)
+    if value > 0 and not recomputed:
+        text = "2W/√M - B - 2M over all products (one running sum each; extends 1702.02017)"
+        found.append(Bound("products", ", ".join(names), value, text))
+    value, names = sandwich_value(diagram, capacity)
+    if value > 0:
+        text = "T(W/max(R²/16d, (R/3)^1.5) - 1), R = M + T (one running sum an output)"
+        found.append(Bound("attention", ", ".join(names), value, text))
+    return found
+
+
+def check(diagram: Diagram, moved: float, capacity: float, recomputed: bool = False) -> Bound:
     """The strongest bound; raises `BoundBroken` when `moved` is below it (acceptance T9)."""
-    best = lower_bounds(diagram, capacity)[0]
+    best = lower_bounds(diagram, capacity, recomputed)[0]
     if moved < best.value * (1 - 1e-9):
         raise BoundBroken(
             f"{diagram.name} claims {moved:.6g} values at M = {capacity:.0f}, below the proven "
@@ -112,8 +131,8 @@ def _masked_source(diagram: Diagram, array: str) -> bool:
 def matmul_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     """2mnk/√M - 2M for a contraction of two elementwise images of external arrays that is itself,
     up to elementwise boxes, an output."""
-    frames = _frames(diagram, node)
-    if frames is None or not _is_external(diagram, node):
+    sides = frames(diagram, node)
+    if sides is None or not is_external(diagram, node):
         return None
     if not _are_images(diagram, node):
         return None
@@ -132,15 +151,15 @@ def cosma(diagram: Diagram, node: Node, capacity: float) -> float:
 
 def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     """The phase argument of the module docstring for S = contract(A, B) that is no output."""
-    frames = _frames(diagram, node)
-    if frames is None or _is_external(diagram, node):
+    sides = frames(diagram, node)
+    if sides is None or is_external(diagram, node):
         return None
     if not _are_images(diagram, node):
         return None
-    if _has_mask_below(diagram, node) or not _is_opaque(diagram, node):
+    if _has_mask_below(diagram, node) or not is_opaque(diagram, node):
         return None
     width = math.prod(float(diagram.size[a]) for a in node.over)
-    rows, columns, _ = frames
+    rows, columns, _ = sides
     second = _second_width(diagram, node, rows, columns)
     pairs = math.prod(float(diagram.size[a]) for a in node.axes)
     best = 0.0
@@ -152,25 +171,11 @@ def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | Non
     return Bound("sandwich", node.name, best, statement) if best > 0 else None
 
 
-def _frames(
-    diagram: Diagram, node: Node
-) -> tuple[frozenset[str], frozenset[str], frozenset[str]] | None:
-    """(axes of the first operand only, of the second only, of both) of a two-operand product."""
-    if len(node.inputs) != 2:
-        return None
-    a, b = (frozenset(diagram.axes_of(name)) - set(node.over) for name in node.inputs)
-    summed = set(node.over)
-    full = all(summed <= set(diagram.axes_of(name)) for name in node.inputs)
-    if not full or not a - b or not b - a:
-        return None
-    return a - b, b - a, a & b
-
-
 def _batches(diagram: Diagram, node: Node) -> float:
     """The size of the axes both operands and the result share."""
-    frames = _frames(diagram, node)
-    assert frames is not None
-    return math.prod(float(diagram.size[a]) for a in frames[2])
+    sides = frames(diagram, node)
+    assert sides is not None
+    return math.prod(float(diagram.size[a]) for a in sides[2])
 
 
 def _are_images(diagram: Diagram, node: Node) -> bool:
@@ -181,57 +186,14 @@ def _are_images(diagram: Diagram, node: Node) -> bool:
         {
             a
             for a in (*above[n], n)
-            if a in diagram.array and _is_image(diagram, a, diagram.axes_of(n))
+            if a in diagram.array and is_image(diagram, a, diagram.axes_of(n))
         }
         for n in node.inputs
     ]
-    images = all(_is_image(diagram, name, diagram.axes_of(name)) for name in node.inputs)
+    images = all(is_image(diagram, name, diagram.axes_of(name)) for name in node.inputs)
     arrays = [above[n] | {n} for n in node.inputs]
     shared = {a for a in arrays[0] & arrays[1] if len(diagram.axes_of(a)) > 1}
     return images and not sources[0] & sources[1] and not shared
-
-
-POLYNOMIAL = frozenset({"add", "sub", "mul", "neg", "square"})
-"""Maps through which a sum of products reassociates."""
-
-
-def _is_opaque(diagram: Diagram, node: Node) -> bool:
-    """Whether every path from a product to a sum over its columns passes a function that is no
-    polynomial, so that the product's elements have to exist. A maximum counts: it is one."""
-    stack, seen = [node.name], set[str]()
-    while stack:
-        name = stack.pop()
-        for user in diagram.consumers[name]:
-            box = diagram.node[user]
-            if box.kind == "map" and box.op in POLYNOMIAL and set(node.axes) <= set(box.axes):
-                if user not in seen:
-                    seen.add(user)
-                    stack.append(user)
-            elif box.kind == "contract" or box.op in ("sum", "mean"):
-                return False
-    return True
-
-
-def _is_image(diagram: Diagram, value: str, axes: Sequence[str]) -> bool:
-    """Whether distinct elements of a value come from distinct elements of one external array:
-    it is that array, or maps of it with arrays of no more axes."""
-    if value in diagram.array:
-        return set(diagram.axes_of(value)) == set(axes)
-    node = diagram.node[value]
-    if node.kind != "map":
-        return False
-    return any(_is_image(diagram, source, axes) for source in node.inputs)
-
-
-def _is_external(diagram: Diagram, node: Node) -> bool:
-    """Whether each element of a contraction is needed, through maps, for its own output element."""
-    if node.name in diagram.outputs:
-        return True
-    for user in diagram.consumers[node.name]:
-        box = diagram.node[user]
-        if box.kind == "map" and set(box.axes) == set(node.axes) and _is_external(diagram, box):
-            return True
-    return False
 
 
 def _second_width(

@@ -96,7 +96,7 @@ def transfers(kernel: Kernel) -> dict[str, Posynomial]:
         depth = kernel.outer - 1 if kernel.splits else kernel.result_depth[name]
         moved[f"{name} (store)"] = _crossings(kernel, name, depth, stored=True)
     for node in kernel.parts:
-        parts = product(trips_of(loop) for loop in kernel.loops if loop.kind == "split")
+        parts = product(trips_of(kernel, each) for each in kernel.loops if each.kind == "split")
         whole = product(variable(axis) for axis in node.axes)
         moved[f"{node.name} (partial)"] = (whole * parts).scaled(2.0)
     return moved
@@ -116,7 +116,7 @@ def _crossings(kernel: Kernel, value: str, depth: int, stored: bool = False) -> 
         result = result * variable(axis)
     for loop in loops:
         if loop.axis not in axes or window:
-            result = result * trips_of(loop)
+            result = result * trips_of(kernel, loop)
     return shortened(kernel, result, loops)
 
 
@@ -130,9 +130,10 @@ def _driving_axes(kernel: Kernel, value: str) -> set[str]:
     return axes
 
 
-def trips_of(loop: Loop) -> Posynomial:
-    """How often a loop runs, without the ceiling."""
-    return variable(loop.axis) * variable(loop.symbol, -1)
+def trips_of(kernel: Kernel, loop: Loop) -> Posynomial:
+    """How often a loop runs, without the ceiling; a stream inside a split runs over one part."""
+    inside = loop.kind == "stream" and loop.axis in kernel.splits
+    return variable(f"w_{loop.axis}" if inside else loop.axis) * variable(loop.symbol, -1)
 
 
 def shortened(kernel: Kernel, whole: Posynomial, loops: list[Loop]) -> Posynomial:

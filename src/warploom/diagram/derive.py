@@ -16,6 +16,7 @@ from typing import Any
 from warploom.diagram import closed, continuous, timing
 from warploom.diagram.bounds import Bound, check
 from warploom.diagram.cascade import Refusal
+from warploom.diagram.chunk import exchange
 from warploom.diagram.cost import FULL, PAPER, Accounting, numbers, resident, traffic
 from warploom.diagram.counts import exact_traffic, exact_transfers
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
@@ -25,12 +26,13 @@ from warploom.diagram.graph import Diagram
 from warploom.diagram.kernel import Kernel, Loop, LoopKind
 from warploom.diagram.legal import make_kernel
 from warploom.diagram.pseudo import pseudocode
-from warploom.diagram.structure import Plan, Setting, search
+from warploom.diagram.structure import MAX_STREAMS, Plan, Setting, search
 from warploom.diagram.svg import draw
-from warploom.diagram.work import operations
+from warploom.diagram.work import operations, recomputes
 from warploom.errors import InputError
 
 SCHEMA = "warploom.derivation/1"
+EXCHANGE = "exchange of sums (chunks)"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,11 @@ class Derivation:
     @property
     def lemmas(self) -> tuple[str, ...]:
         """Every lemma used, in order."""
-        return tuple(dict.fromkeys(name for kernel in self.kernels for name in kernel.lemmas))
+        boxes = {node.kind for kernel in self.kernels for node in kernel.body.nodes}
+        written = {node.kind for node in self.diagram.nodes}
+        first = [EXCHANGE] if "scan_contract" in boxes - written else []
+        used = [name for kernel in self.kernels for name in kernel.lemmas]
+        return tuple(dict.fromkeys([*first, *used]))
 
     def verify(self, sizes: Mapping[str, int] | None = None, seed: int = 0) -> tuple[float, int]:
         """Run the kernels on random input at small sizes: (largest relative error, values moved).
@@ -98,7 +104,7 @@ class Derivation:
                 )
                 for each in kernel.loops
             }
-            kernels.append(small.tiled(tiles))
+            kernels.append(_whole_slices(small.tiled(tiles)))
         return replace(self, diagram=self.diagram.resized(wanted), kernels=tuple(kernels))
 
     def law(self) -> str:
@@ -229,10 +235,12 @@ def derive(
     dtype: str = "fp16",
     split: bool = False,
     objective: str = "time",
+    streams: int = MAX_STREAMS,
 ) -> Derivation:
     """Derive an algorithm, either for `memory` values of fast memory or for a GPU.
 
-    `objective` is what a GPU derivation minimises, "time" or "energy".
+    `objective` is what a GPU derivation minimises, "time" or "energy"; `streams` is the most
+    stream loops in one nest (1 for kernels that are to be compiled).
 
     Raises `InputError` when nothing fits or a name is unknown, `BoundBroken` when the result claims
     less traffic than is proven necessary.
@@ -242,14 +250,14 @@ def derive(
     if memory is not None:
         if not memory >= 1 or not math.isfinite(memory):
             raise InputError(f"memory is {memory} values: give a finite number of at least 1")
-        plan = search(diagram, Setting(memory, {}, split=split))
+        plan = search(exchange(diagram), Setting(memory, {}, split=split, streams=streams))
         return _checked(Derivation(diagram, plan.kernels, memory, _PENDING), plan)
     assert gpu_name is not None
     machine = gpu(gpu_name)
     machine.flops(dtype)
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}: choose {' or '.join(OBJECTIVES)}")
-    return _for_gpu(diagram, machine, dtype, objective)
+    return _for_gpu(diagram, machine, dtype, objective, streams)
 
 
 PARTITIONS: dict[str, LoopKind] = {"group": "group", "split": "split", "stream": "stream"}
@@ -264,19 +272,23 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {
 """What a GPU derivation minimises: (score, lower bound of the score)."""
 
 
-def _for_gpu(diagram: Diagram, machine: Gpu, dtype: str, objective: str) -> Derivation:
+def _for_gpu(
+    diagram: Diagram, machine: Gpu, dtype: str, objective: str, streams: int
+) -> Derivation:
     """The least modelled time or energy on a machine."""
     score, floor = OBJECTIVES[objective]
+    rewritten = exchange(diagram)
     capacity = timing.capacity(machine, dtype)
     setting = Setting(
         capacity,
-        timing.multiples(diagram, machine, dtype),
+        timing.multiples(rewritten, machine, dtype),
         score(machine, dtype),
         timing.accounting(machine, dtype),
         floor(machine, dtype),
         split=True,
+        streams=streams,
     )
-    plan = search(diagram, setting)
+    plan = search(rewritten, setting)
     plan = replace(plan, kernels=tuple(_whole_slices(kernel) for kernel in plan.kernels))
     estimates = tuple(timing.estimate(kernel, machine, dtype) for kernel in plan.kernels)
     found = Derivation(diagram, plan.kernels, capacity, _PENDING, machine.name, dtype, estimates)
@@ -296,7 +308,8 @@ def _whole_slices(kernel: Kernel) -> Kernel:
 
 def _checked(found: Derivation, plan: Plan) -> Derivation:
     """Attach the strongest bound and the search's account; a beaten bound is an error."""
-    bound = check(found.diagram, found.traffic, found.capacity)
+    again = any(recomputes(kernel) for kernel in found.kernels)
+    bound = check(found.diagram, found.traffic, found.capacity, again)
     return replace(found, bound=bound, regions=plan.regions, nests=plan.nests)
 
 
@@ -329,7 +342,7 @@ def by_hand(
             f"scale them by {memory / needed:.2f}"
         )
     found = Derivation(diagram, (sized,), memory, _PENDING)
-    return replace(found, bound=check(diagram, found.traffic, memory))
+    return replace(found, bound=check(diagram, found.traffic, memory, recomputes(sized)))
 
 
 def transfer_rows(found: Derivation) -> list[tuple[str, str, int]]:

@@ -10,6 +10,7 @@ floor's interpreter against the diagram's float64 meaning.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -105,7 +106,8 @@ def _stepped(kernel: Kernel) -> Kernel:
     for axis in kernel.splits:
         step, width = Loop(axis, "stream"), tiles[f"w_{axis}"]
         if step not in loops:
-            loops.append(step)
+            # A part taken whole is a stream of one slice, outside of the other streams.
+            loops.insert(kernel.outer, step)
             tiles[step.symbol] = width
         if width % tiles[step.symbol]:
             nearest = width // tiles[step.symbol] * tiles[step.symbol]
@@ -152,7 +154,8 @@ def batched_to_one(kernel: Kernel) -> tuple[Kernel, frozenset[str]]:
         batch |= dict.fromkeys(axis for axis in kernel.body.axes_of(node.name) if axis in both)
         for frame in frames:
             rows = [a for a in kernel.body.axes_of(node.name) if a in frame and a not in batch]
-            batch |= dict.fromkeys(rows[:-1])
+            long = [a for a in rows if kernel.body.size[a] > 1] or rows
+            batch |= dict.fromkeys(a for a in rows if a not in long[-1:])
     axes = [axis for axis in batch if group(kernel.body, axis) is None and axis not in stepped]
     looped = {loop.axis: loop for loop in kernel.loops}
     fresh = tuple(Loop(axis, "group") for axis in axes if axis not in looped)
@@ -165,11 +168,17 @@ def batched_to_one(kernel: Kernel) -> tuple[Kernel, frozenset[str]]:
 
 
 def check(
-    diagram: Diagram, kernels: tuple[Kernel, ...], dtype: str = "bf16", seed: int = 0
+    diagram: Diagram,
+    kernels: tuple[Kernel, ...],
+    dtype: str = "bf16",
+    seed: int = 0,
+    traced: Callable[[Kernel], Kernel] = lambda kernel: kernel,
 ) -> float:
     """Run all kernels' tile programs in the interpreter; the largest error relative to each output.
 
-    Inputs are rounded to `dtype` first, so what remains is accumulation and operand rounding.
+    `traced` may change the tiles a program is traced with (rows padded to a fragment), never the
+    sizes it runs at. Inputs are rounded to `dtype` first, so what remains is accumulation and
+    operand rounding.
     """
     kind = tl.dtype(dtype)
     arrays = {
@@ -183,7 +192,7 @@ def check(
             if loop.kind == "split":
                 width = kernel.tile[loop.symbol]
                 sizes[part_name(loop.axis)] = -(-kernel.body.size[loop.axis] // width)
-        for program in programs(kernel, dtype):
+        for program in programs(traced(kernel), dtype):
             for spec in program.arrays:
                 if spec.name not in memory or spec.name in map(clean, kernel.body.outputs):
                     memory[spec.name] = np.zeros([sizes[d] for d in spec.dims], np.float32)

@@ -38,6 +38,7 @@ class Setting:
     """A lower bound of `score` from a region and its compulsory values; None for traffic itself."""
     split: bool = False
     max_kernels: int = 6
+    streams: int = MAX_STREAMS
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ def _solve(
     body, _ = _boundary(diagram, names)
     tried["regions"] += 1
     best: tuple[Kernel, float] | None = None
-    for kernel in nests(body, setting.split):
+    for kernel in nests(body, setting.split, setting.streams):
         tried["nests"] += 1
         multiples = {axis: m for axis, m in setting.multiples.items() if axis in kernel.body.size}
         try:
@@ -243,19 +244,21 @@ def _solve(
 
 
 @cache
-def nests(body: Diagram, split: bool = False) -> tuple[Kernel, ...]:
-    """Every legal nest of a region: up to `MAX_STREAMS` ordered streams, all other weaved axes
-    grouped (a group of the whole axis is no partition), and with `split` one cut stream."""
+def nests(body: Diagram, split: bool = False, most: int = MAX_STREAMS) -> tuple[Kernel, ...]:
+    """Every legal nest of a region: up to `most` ordered streams, all other weaved axes grouped (a
+    group of the whole axis is no partition), and with `split` one cut axis, its parts streamed or
+    taken whole."""
     axes = [axis for axis, size in body.sizes if size > 1]
     groups = [axis for axis in axes if group(body, axis) is None]
     kernels: list[Kernel] = []
-    for count in range(MAX_STREAMS + 1):
+    for count in range(most + 1):
         for streams in itertools.permutations(axes, count):
             outer = [Loop(axis, "group") for axis in groups if axis not in streams]
             inner = [Loop(axis, "stream") for axis in streams]
             kernels += _made(body, [*outer, *inner])
-            if split and count and streams[0] not in groups:
-                kernels += _made(body, [*outer, Loop(streams[0], "split"), *inner])
+            cut = [a for a in axes if a not in groups and a not in streams[1:]]
+            for axis in cut if split and count else ():
+                kernels += _made(body, [*outer, Loop(axis, "split"), *inner])
     return tuple(kernels)
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from warploom.diagram.cost import FULL, Accounting, numbers, traffic, transfers
+from warploom.diagram.cost import FULL, Accounting, columns, numbers, traffic, transfers
 from warploom.diagram.counts import exact_transfers
 from warploom.diagram.gpu import Gpu, element_bytes
-from warploom.diagram.graph import Diagram
+from warploom.diagram.graph import Diagram, Node
 from warploom.diagram.integers import Score, choose
 from warploom.diagram.kernel import Kernel
 from warploom.diagram.posynomial import total
@@ -44,6 +44,13 @@ COLUMN_CHUNK = 16
 REGISTER_SHARE = 0.8
 """Of the register file for tiles: the rest is addresses, the producer and values in flight. The
 largest tiles in use agree: 128 x 176 attention takes 196 of 240 registers a thread."""
+WARP_GROUP = 128
+WARP_GROUP_ROWS = 64
+"""Rows of a tile that one warp group (128 threads) computes on Hopper."""
+MOST_REGISTERS, PRODUCER_REGISTERS, WORKING_REGISTERS, MASK_REGISTERS = 240, 24, 36, 40
+"""Registers a thread: the most `setmaxnreg` gives in multiples of 8, what the loading group keeps,
+what a computing thread needs besides its tiles (so that two groups get `REGISTER_SHARE`), and what
+a mask's coordinates and the second copy of a masked tile take."""
 EXPOSED = 0.02
 """Share of every pipe's time that overlap does not hide: a model. It breaks ties towards tiles
 that move less."""
@@ -87,6 +94,7 @@ def time_score(gpu: Gpu, dtype: str) -> Score:
         slowest: Any = 0.0
         for part in parts:
             slowest = np.maximum(slowest, part)
+        slowest = np.where(_held_by_groups(kernel, gpu, values), slowest, np.inf)
         rounded = np.ceil(groups / gpu.sms) * gpu.sms / groups
         merged = _merge_seconds(kernel, gpu, values)
         return np.maximum(slowest * rounded, dram_seconds(kernel, gpu, dtype)) * 1.0 + (
@@ -111,9 +119,40 @@ def energy_score(gpu: Gpu, dtype: str) -> Score:
 
     def score(kernel: Kernel, values: Mapping[str, Any]) -> Any:
         outside = dram_seconds(kernel, gpu, dtype) * gpu.dram_rate * gpu.joules["dram"]
+        outside = np.where(_held_by_groups(kernel, gpu, values), outside, np.inf)
         return outside + traffic(kernel).grid(values) * size * gpu.joules["l2"]
 
     return score
+
+
+def _held_by_groups(kernel: Kernel, gpu: Gpu, values: Mapping[str, Any]) -> Any:
+    """Whether the computed tiles fit the registers of the warp groups that share their rows.
+
+    A row tile of 64 is one group of 128 threads and cannot use the whole register file; one of 256
+    is four groups, and leaves each thread few. True where no matrix product sets the rows.
+    """
+    products = [n for n in kernel.body.nodes if n.kind == "contract" and len(n.inputs) == 2]
+    rows = {row_axis(kernel.body, n) for n in products} - {""}
+    if gpu.family == "Ampere" or len(rows) != 1:
+        return True
+    (axis,) = rows
+    index = kernel.depth_of_axis.get(axis)
+    symbol = axis if index is None else kernel.loops[index].symbol
+    # Fewer rows than a fragment has are padded to it.
+    tile = np.maximum(values.get(symbol, kernel.body.size[axis]), WARP_GROUP_ROWS)
+    values = {**values, symbol: tile}
+    groups = np.ceil(tile / WARP_GROUP_ROWS)
+    threads = WARP_GROUP * groups
+    registers = gpu.register_bytes / ACCUMULATOR - WARP_GROUP * PRODUCER_REGISTERS
+    whole = set(kernel.splits) - set(kernel.stream_index)  # parts in one slice, masked at the end
+    working = WORKING_REGISTERS + MASK_REGISTERS * (bool(kernel.bound_by) + 2 * bool(whole))
+    each = np.minimum(MOST_REGISTERS, np.floor(registers / threads / 8) * 8) - working
+    inside = columns(kernel, Accounting(FULL.intermediates, FULL.statistics, 2, (1.0, 1.0)))
+    held: Any = 0.0
+    for name, column in inside.items():
+        if name != "shared memory":
+            held = np.maximum(held, column.grid(values))
+    return held <= each * threads
 
 
 def energy_floor(gpu: Gpu, dtype: str) -> Any:
@@ -182,16 +221,17 @@ def multiples(diagram: Diagram, gpu: Gpu, dtype: str) -> dict[str, int]:
     for node in diagram.nodes:
         if node.kind not in ("contract", "scan_contract") or len(node.inputs) < 2:
             continue
-        frames = [set(diagram.axes_of(name)) for name in node.inputs]
-        batch = frames[0].intersection(*frames[1:]) - set(node.over)
-        sides = [a for a in node.axes if a not in batch]
-        first = [a for a in sides if a in frames[0]] or sides
-        parts = {a: max(columns, COLUMN_CHUNK) for a in sides} | dict.fromkeys(node.over, summed)
-        if first:
-            row = max(
-                (a for a in sides if (a in frames[0]) == (sides[0] in frames[0])), key=sides.index
-            )
+        sides, first = _sides(diagram, node)
+        # Of several row axes one makes the rows of a fragment; the others are cut to one.
+        parts = {a: max(columns, COLUMN_CHUNK) for a in sides if a not in first}
+        parts |= dict.fromkeys(node.over, summed)
+        if row := row_axis(diagram, node):
             parts[row] = rows
+        if node.kind == "scan_contract":  # q kᵀ of a chunk: time is its rows and its columns
+            parts = {a: max(columns, COLUMN_CHUNK) for a in sides} | dict.fromkeys(
+                node.over, summed
+            )
+            parts[str(node.attr("time"))] = rows
         for axis, multiple in parts.items():
             wanted[axis] = math.lcm(wanted.get(axis, 1), multiple)
     line = int(LINE / element_bytes(dtype))
@@ -200,6 +240,22 @@ def multiples(diagram: Diagram, gpu: Gpu, dtype: str) -> dict[str, int]:
         if len(axes) > 1 and axes[-1] in wanted:
             wanted[axes[-1]] = math.lcm(wanted[axes[-1]], line)
     return {a: m for a, m in wanted.items() if diagram.size[a] >= m}
+
+
+def row_axis(diagram: Diagram, product: Node) -> str:
+    """The axis that makes the rows of a product's fragments: of the result's axes on the side of
+    its first one, the innermost that is longer than one; "" when there is none."""
+    sides, first = _sides(diagram, product)
+    return next((a for a in reversed(sides) if a in first and diagram.size[a] > 1), "")
+
+
+def _sides(diagram: Diagram, product: Node) -> tuple[list[str], list[str]]:
+    """(result axes without batch axes, those that come from the operand with the first of them)."""
+    frames = [set(diagram.axes_of(name)) for name in product.inputs]
+    batch = frames[0].intersection(*frames[1:]) - set(product.over)
+    sides = [a for a in product.axes if a not in batch]
+    home = next((f for f in frames if sides and sides[0] in f), set[str]())
+    return sides, [a for a in sides if a in home]
 
 
 def estimate(kernel: Kernel, gpu: Gpu, dtype: str) -> Estimate:

@@ -73,6 +73,14 @@ class Lowering(TileValues):
         loop = self.kernel.loops[index]
         step = self.kernel.tile[loop.symbol]
         outside, before = dict(self.tiles), self.start.get(loop.axis)
+        if loop.axis in self.kernel.splits and step == self.kernel.tile[f"w_{loop.axis}"]:
+            # The part is one slice: no loop, and what lies beyond the end is masked.
+            self.tail.add(loop.axis)
+            self.masked = True
+            self._inside(index)
+            self.tail.discard(loop.axis)
+            self.tiles = outside
+            return
         for low, high, tail, masked in self._segments(index, step):
             self.tail.add(loop.axis) if tail else self.tail.discard(loop.axis)
             self.masked = masked

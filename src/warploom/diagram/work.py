@@ -25,7 +25,7 @@ def operations(kernel: Kernel) -> dict[str, Posynomial]:
         node = kernel.body.node[name]
         index = max(kernel.closed_loops(node))
         loops = kernel.loops[: index + 1]
-        steps = product(trips_of(each) for each in loops if each.axis not in node.axes)
+        steps = product(trips_of(kernel, each) for each in loops if each.axis not in node.axes)
         size = product(variable(axis) for axis in node.axes)
         row = correction.matrix[correction.targets.index(name)]
         active = sum(entry != "0" for entry in row)
@@ -35,13 +35,15 @@ def operations(kernel: Kernel) -> dict[str, Posynomial]:
             rows = product(variable(axis) for axis in base.axes)
             special = _special_in(correction.matrix, correction.symbols)
             if special:
-                work["special"] = work["special"] + (rows * steps_of(base, loops)).scaled(special)
+                work["special"] = work["special"] + (rows * steps_of(kernel, base, loops)).scaled(
+                    special
+                )
     return work
 
 
-def steps_of(node: Node, loops: tuple[Loop, ...]) -> Posynomial:
+def steps_of(kernel: Kernel, node: Node, loops: tuple[Loop, ...]) -> Posynomial:
     """Trips of the loops whose axis a box lacks."""
-    return product(trips_of(each) for each in loops if each.axis not in node.axes)
+    return product(trips_of(kernel, each) for each in loops if each.axis not in node.axes)
 
 
 def _first_with(kernel: Kernel, matrix: tuple[tuple[str, ...], ...]) -> str:
@@ -95,6 +97,20 @@ def shared_reads(kernel: Kernel, rows: int) -> Posynomial:
     return found
 
 
+def recomputes(kernel: Kernel) -> bool:
+    """Whether some matrix product is evaluated more than once: a loop that runs several times, on
+    an axis the product lacks, stands outside of it."""
+    for node in kernel.body.nodes:
+        if node.kind != "contract":
+            continue
+        axes = {*node.axes, *node.over}
+        for each in kernel.loops[: kernel.work_depth(node) + 1]:
+            again = kernel.tile.get(each.symbol, 1) < kernel.body.size[each.axis]
+            if each.axis not in axes and again:
+                return True
+    return False
+
+
 def _box_work(kernel: Kernel, node: Node) -> Posynomial:
     """Operations of one box, repeated by every loop that re-runs it."""
     depth = kernel.work_depth(node)
@@ -108,7 +124,7 @@ def _box_work(kernel: Kernel, node: Node) -> Posynomial:
     if node.kind == "scan_contract":
         return _scan_contract_work(kernel, node)
     loops = list(kernel.loops[: depth + 1])
-    repeats = product(trips_of(each) for each in loops if each.axis not in axes)
+    repeats = product(trips_of(kernel, each) for each in loops if each.axis not in axes)
     return shortened(kernel, (base * repeats).scaled(factor), loops if set(axes) else [])
 
 

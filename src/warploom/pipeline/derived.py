@@ -1,8 +1,9 @@
 """From a derivation to machine code: every kernel lowered, scheduled by rule and compiled.
 
 What the derivation decided stays: the tile sizes, the nest, the split. What it leaves open is
-chosen here by rule and said: the schedule's name (from the matrix products of the loops) and the
-launch plan (bands of rows when two axes of a product are grouped, longest rows first under a mask).
+chosen here by rule and said: the schedule's name (from the matrix products of the loops; a program
+without one is laid over threads) and the launch plan (bands of rows when two axes of a product are
+grouped, longest rows first under a mask).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from warploom.codegen.build import Built, build
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.schedules import schedule_named
+from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.diagram.boxes import clean
 from warploom.diagram.derive import Derivation
 from warploom.diagram.kernel import Kernel
 from warploom.diagram.lower import programs
+from warploom.diagram.timing import WARP_GROUP_ROWS, row_axis
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
@@ -29,7 +32,7 @@ class DerivedKernel:
 
     kernel: Kernel
     program: Program
-    schedule: KernelSchedule
+    schedule: KernelSchedule | SimtSchedule
     built: Built
 
 
@@ -46,20 +49,36 @@ def build_derivation(
         )
     result: list[DerivedKernel] = []
     for kernel in found.kernels:
-        for program in programs(kernel, dtype, dtype):
+        for program in programs(padded(kernel), dtype, dtype):
             schedule = schedule_of(kernel, program)
             built = build(program, schedule, arch, allow)
             result.append(DerivedKernel(kernel, program, schedule, built))
     return tuple(result)
 
 
-def schedule_of(kernel: Kernel, program: Program) -> KernelSchedule:
-    """The schedule a derived program gets: see `schedule_name` and `launch_plan`."""
+def padded(kernel: Kernel) -> Kernel:
+    """Rows of a product that fill no fragment (the heads of a decoding step) in a whole one.
+
+    Programs are generic in their sizes: rows beyond the array are loaded as zero and not stored.
+    """
+    rows = {
+        row_axis(kernel.body, node)
+        for node in kernel.body.nodes
+        if node.kind == "contract" and len(node.inputs) == 2
+    }
+    short = {
+        axis: WARP_GROUP_ROWS
+        for axis in rows - {""} - set(kernel.depth_of_axis)
+        if kernel.body.size[axis] < WARP_GROUP_ROWS
+    }
+    return kernel.resized({**kernel.body.size, **short}) if short else kernel
+
+
+def schedule_of(kernel: Kernel, program: Program) -> KernelSchedule | SimtSchedule:
+    """The schedule a derived program gets: see `schedule_name` and `launch_plan`; normalisations,
+    merges of a split and other programs without a matrix product are laid over threads."""
     if not any(op.kind == "mma" for op in program.ops()):
-        raise InputError(
-            f"{program.name} has no matrix product: the block emitter schedules loops of them; run "
-            "it in the interpreter or as a fused epilogue"
-        )
+        return simt(program)
     return schedule_named(program, schedule_name(program), launch_plan(kernel, program))
 
 
