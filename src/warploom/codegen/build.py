@@ -22,6 +22,7 @@ from warploom import toolchain
 from warploom.codegen.emit import CudaSource, emit
 from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
 from warploom.codegen.lower import lower
+from warploom.codegen.nvrtc import compile_here
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -207,19 +208,19 @@ def _resources(data: dict[str, Any]) -> Resources:
 
 def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Resources]:
     started = time.perf_counter()
+    flags = (f"-arch={arch}", "-std=c++17", "-lineinfo", "-diag-suppress=177")
+    here = compile_here(tool, source.text, (*flags, "--ptxas-options=-v"))
+    if here is not None:
+        return here[0], _report(here[1], tool.version, time.perf_counter() - started)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "kernel.cu").write_text(source.text)
         done = tool.run(
             "-cubin",
-            f"-arch={arch}",
-            "-std=c++17",
+            *flags,
             "-O3",
             "-Xptxas",
             "-v",
-            "-lineinfo",
-            "-diag-suppress",
-            "177",
             "-o",
             str(folder / "kernel.cubin"),
             str(folder / "kernel.cu"),

@@ -18,6 +18,7 @@ from warploom.codegen.block import BlockProgram, Role, Step
 from warploom.codegen.emit import CudaSource, Emitter
 from warploom.codegen.emit_ops import direct_store_lines
 from warploom.codegen.emit_steps import StepCode, indent
+from warploom.codegen.emit_tma import Maps
 from warploom.codegen.names import c_name
 from warploom.codegen.place import ROWS_PER_GROUP, contracted
 from warploom.codegen.prelude_sm80 import SM80_PRELUDE
@@ -40,6 +41,10 @@ def emit_sm80(block: BlockProgram, arch: str = "sm_80") -> CudaSource:
 
 class _Sm80Steps(StepCode):
     """The actions that differ."""
+
+    def __init__(self, block: BlockProgram, maps: Maps) -> None:
+        super().__init__(block, maps)
+        self.holding = False  # mma.sync is done when it has issued: no wait can move
 
     def _lazy_zeros(self) -> set[str]:
         return set()  # mma.sync has no way to overwrite, so accumulators are zeroed

@@ -27,7 +27,7 @@ class StepCode:
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
         self.lazy = self._lazy_zeros()
-        self.holds = Holds()
+        self.holds, self.holding = Holds(), self.plan.hold_waits
         self._actions: dict[str, Callable[[Values, Step, Names], list[str]]] = {
             "Acquire": self._acquire,
             "Fill": self._fill,
@@ -188,7 +188,7 @@ class StepCode:
 
     def _step(self, values: Values, step: Step, names: Names) -> list[str]:
         note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
-        held = self.holds.before(values, step) if self.plan.hold_waits else []
+        held = self.holds.before(values, step) if self.holding else []
         return [*held, note, *self._actions[step.action](values, step, names)]
 
     def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
