@@ -1,0 +1,249 @@
+"""Which attention variant a shape gets: a list and a time model, two constants a variant.
+
+    time = (tasks * task + steps * step) / places + half of the shortest task + start
+
+A task is a row tile of one head, a step one block of keys of one task; how many there are follows
+from the shape and the masks. `task` and `step` are microseconds of a variant on one SM for a head
+size and kind of mask: `bench/fit_attention.py` fits them to the measured rows of
+`bench/results/attention_forward.json` and says what the choice for each length would lose had that
+length's rows been left out. A measured length may be a test of the chooser, never its table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from warploom.codegen.named import multistage, overlapped
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.errors import InputError
+from warploom.kernels.attention import AttentionConfig, attention
+
+CONSTANTS_FILE = Path(__file__).with_name("data") / "attention_model.json"
+SMS = 132  # streaming multiprocessors of H100 SXM and H200
+START = 3.0  # microseconds: launch, barriers, first copies, last stores
+HEAD_DIMS = (64, 96, 128, 256)  # the constants of the next larger one hold for a head size
+FITS_ALL = "128x64"  # its tile and rings fit with every head size
+MANY = 512  # batch * heads where the caller does not say
+
+ALL_HEADS = 1 << 20  # a super-group that takes in every head
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """A variant: tile (rows, keys), ring depth, whether groups take turns, and the launch plan.
+
+    `registers` is (producer, consumer) a thread where the usual split does not fit; `allow` names
+    what the compiler may do: positions in rings spilled once a task, none inside a loop.
+    `serial`: a group waits for its matmuls before it goes on, so that scores and weights share
+    registers and a tile may be wider; the other groups keep the tensor core busy meanwhile.
+    `copies` of the packed weights: two let the next be packed while a matmul still reads these.
+    """
+
+    name: str
+    tile: tuple[int, int] = (128, 128)
+    depth: int = 2
+    turns: bool = True
+    registers: tuple[int, int] | None = None
+    launch: dict[str, Any] = field(default_factory=dict[str, Any])
+    allow: tuple[str, ...] = ()
+    slack: float = 0.0
+    apart: bool = False
+    serial: bool = False
+    copies: int = 1
+
+    def config(self, base: AttentionConfig) -> AttentionConfig:
+        """`base` with this tile."""
+        apart = self.apart and base.window is None
+        return replace(base, tile=self.tile, slack=self.slack, apart=apart)
+
+    def schedule(self, config: AttentionConfig) -> KernelSchedule:
+        """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
+        # Packed sequences: the table of tasks has the longest first.
+        reverse = ("rows_tile",) if config.causal and not config.packed else ()
+        launch = LaunchPlan(
+            split="rows", reverse=reverse, skip_unit=config.slack > 0, **self.launch
+        )
+        depths = {"k": self.depth, "v": self.depth}
+        program, groups = attention(config), self.tile[0] // 64
+        if self.serial:
+            return multistage(program, depths, launch, groups, 0, self.registers)
+        return overlapped(program, depths, launch, groups, self.turns, self.registers, self.copies)
+
+
+def _draw(band: int, **rest: Any) -> dict[str, Any]:
+    # The next free task, longest first within so many heads, whose keys stay in the L2 cache.
+    return {"walk": "dynamic", "supergroup": band, "grouped": "all", **AHEAD, **rest}
+
+
+AHEAD: dict[str, Any] = {
+    "task_rings": {"q_t": 2},
+    "store_panels": 1,
+}  # the next task's queries come early
+ONE_Q: dict[str, Any] = {"task_rings": dict[str, int](), "store_panels": 1}
+SNAKE: dict[str, Any] = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all", **AHEAD}
+GRID: dict[str, Any] = {"persistent": False, "store_panels": 1}  # the GPU gives the tasks out
+TWO: dict[str, Any] = {"resident": 2, "task_rings": dict[str, int]()}  # blocks on an SM
+# Of every 8 exponentials so many on the fp32 lanes: the special-function unit is as busy as the
+# tensor core when heads are 64 wide.
+FMA1: dict[str, Any] = {"fma_exp2": 1}
+FMA2: dict[str, Any] = {"fma_exp2": 2}
+PAIR = (32, 104)  # a thread, with six warp groups on an SM
+WIDE = (40, 232)  # the producer of a dynamic walk needs more than 24 registers
+_A = AttentionChoice
+ATTENTION_CHOICES: dict[str, AttentionChoice] = {
+    choice.name: choice
+    for choice in (
+        _A("128x128"),
+        _A("128x128-together", turns=False),
+        _A("128x128-ahead", launch=AHEAD),
+        _A("128x128-ahead-together", turns=False, launch=AHEAD),
+        _A("128x176-together", (128, 176), turns=False, launch=ONE_Q),
+        _A("128x128-draw16", registers=WIDE, launch=_draw(16)),
+        _A("128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16)),
+        _A("192x128-ahead", (192, 128), 3, launch=AHEAD),
+        _A("128x128-ahead-together-lazy", turns=False, launch=AHEAD, slack=8.0),
+        _A("128x128-ahead-together-apart", turns=False, launch=AHEAD, apart=True),
+        _A("128x176-together-apart", (128, 176), 2, False, launch=ONE_Q, apart=True),
+        _A("128x128-draw16-together-apart", (128, 128), 2, False, WIDE, _draw(16), apart=True),
+        _A("128x176-apart", (128, 176), launch=ONE_Q, apart=True),
+        _A("128x128-draw16-apart", registers=WIDE, launch=_draw(16), apart=True),
+        _A("192x128-ahead-apart", (192, 128), 3, launch=AHEAD, apart=True),
+        _A("192x128-ahead-apart-fma1", (192, 128), 3, launch=AHEAD | FMA1, apart=True),
+        _A("192x128-ahead-apart-fma2", (192, 128), 3, launch=AHEAD | FMA2, apart=True),
+        _A("192x128-ahead-serial-apart", (192, 128), 3, launch=AHEAD, apart=True, serial=True),
+        _A("192x160-serial-apart", (192, 160), launch=AHEAD, apart=True, serial=True),
+        _A("192x192-serial-apart", (192, 192), launch=AHEAD, apart=True, serial=True),
+        _A("192x192-serial", (192, 192), launch=AHEAD, serial=True),
+        _A("128x192-ahead-apart", (128, 192), launch=AHEAD, apart=True),
+        _A("192x128-snake", (192, 128), 3, launch=SNAKE),
+        _A("192x128-snake-apart", (192, 128), 3, launch=SNAKE, apart=True),
+        _A("192x128-snake-apart-fma1", (192, 128), 3, launch=SNAKE | FMA1, apart=True),
+        _A("192x128-snake-apart-fma2", (192, 128), 3, launch=SNAKE | FMA2, apart=True),
+        _A("192x128-snake-serial-apart", (192, 128), 3, launch=SNAKE, apart=True, serial=True),
+        _A(
+            "192x192-snake-serial-apart",
+            (192, 192),
+            launch=SNAKE,
+            allow=("spills", "stack"),
+            apart=True,
+            serial=True,
+        ),
+        _A("192x128-ahead1-serial-apart", (192, 128), launch=ONE_Q, apart=True, serial=True),
+        _A(
+            "192x128-snake1-serial-apart",
+            (192, 128),
+            launch=SNAKE | ONE_Q,
+            apart=True,
+            serial=True,
+        ),
+        _A("192x128-draw16", (192, 128), 3, launch=_draw(16)),
+        _A("128x128-draw16-fma1", registers=WIDE, launch=_draw(16, **FMA1)),
+        _A("128x128-draw16-copies", registers=WIDE, launch=_draw(16), copies=2),
+        _A("128x128-draw16-apart-copies", registers=WIDE, launch=_draw(16), apart=True, copies=2),
+        _A(
+            "128x128-draw16-together-apart-copies",
+            turns=False,
+            registers=WIDE,
+            launch=_draw(16),
+            apart=True,
+            copies=2,
+        ),
+        _A(
+            "128x128-ahead-together-apart-copies",
+            turns=False,
+            launch=AHEAD,
+            apart=True,
+            copies=2,
+        ),
+        _A("128x128-draw16-serial", registers=WIDE, launch=_draw(16), serial=True),
+        _A("128x64-pair-serial", (128, 64), 2, False, PAIR, _draw(16, **TWO), serial=True),
+        _A("128x64-grid-pair-serial", (128, 64), 2, False, PAIR, GRID | TWO, serial=True),
+        _A("256x64-snake", (256, 64), 3, launch=SNAKE),
+        _A("256x96-snake-serial", (256, 96), 2, launch=SNAKE, serial=True),
+        _A("128x224-ahead-together", (128, 224), turns=False, launch=AHEAD),
+        _A("128x64", (128, 64), launch=ONE_Q),
+        _A("128x64-together", (128, 64), turns=False, launch=ONE_Q),
+        _A("128x64-draw16-together", (128, 64), 2, False, WIDE, _draw(16, **ONE_Q)),
+    )
+}
+
+
+def work_of(
+    choice: AttentionChoice, config: AttentionConfig, rows: int, keys: int
+) -> tuple[int, int, int]:
+    """(row tiles, steps, steps of the shortest row tile) of one head under this tile."""
+    bq, bk = choice.tile
+    last = -(-keys // bk)
+    steps: list[int] = []
+    for tile in range(-(-rows // bq)):
+        first = tile * bq + keys - rows
+        end = min(last, max(0, -(-(first + bq) // bk))) if config.causal else last
+        begin = 0 if config.window is None else max(0, first - config.window + 1) // bk
+        steps.append(max(0, end - begin))
+    return len(steps), sum(steps), min(steps, default=0)
+
+
+def kind_of(config: AttentionConfig) -> str:
+    """The key of the constants: element width, head size, mask."""
+    fitting = [d for d in HEAD_DIMS if config.head_dim <= d]
+    if not fitting:
+        raise InputError(f"attention head_dim={config.head_dim}: there are variants up to 256")
+    width = "8-bit " if config.narrow else ""
+    return f"{width}{fitting[0]} {'causal' if config.causal else 'full'}"
+
+
+@cache
+def constants() -> Mapping[str, Mapping[str, tuple[float, float]]]:
+    """Kind -> variant -> (task, step): microseconds on one SM."""
+    return json.loads(CONSTANTS_FILE.read_text())["constants"]
+
+
+def microseconds(
+    choice: AttentionChoice,
+    config: AttentionConfig,
+    rows: int,
+    keys: int,
+    heads: int,
+    of: tuple[float, float],
+) -> float:
+    """Predicted time of a launch; `heads` counts those of all the batch."""
+    task, step = of
+    tiles, steps, least = work_of(choice, config, rows, keys)
+    if not config.causal and config.window is None and choice.launch.get("walk") != "dynamic":
+        rounds = -(-tiles * heads // SMS)  # equal tasks in rounds, the last one perhaps not full
+        return rounds * (task + step * steps / max(1, tiles)) + START
+    return heads * (tiles * task + steps * step) / SMS + (task + step * least) / 2 + START
+
+
+def choose_attention(
+    rows: int, base: AttentionConfig | None = None, keys: int | None = None, heads: int = MANY
+) -> AttentionChoice:
+    """The measured variant with the least predicted time; raises when no head size fits.
+
+    `heads` counts those of all the batch; `keys` is `rows` unless given. A kind of which no variant
+    was measured takes those of 16 bits and the same head size, or what fits every head size.
+    """
+    config = base or AttentionConfig()
+    kind, known = kind_of(config), constants()
+    table = known.get(kind) or known.get(kind.removeprefix("8-bit ")) or {FITS_ALL: (0.0, 1.0)}
+
+    def time(name: str) -> float:
+        choice = ATTENTION_CHOICES[name]
+        return microseconds(choice, config, rows, keys or rows, heads, table[name])
+
+    fitting = [n for n in table if not config.narrow or ATTENTION_CHOICES[n].tile[1] % 32 == 0]
+    return ATTENTION_CHOICES[min(fitting, key=time)]
+
+
+def default_attention(
+    rows: int, base: AttentionConfig | None = None, keys: int | None = None, heads: int = MANY
+) -> tuple[AttentionConfig, KernelSchedule]:
+    """(configuration, schedule) for a shape."""
+    chosen = choose_attention(rows, base, keys, heads)
+    config = chosen.config(base or AttentionConfig())
+    return config, chosen.schedule(config)
