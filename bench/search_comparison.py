@@ -3,6 +3,7 @@
     python bench/search_comparison.py [--kernels attention,softmax] [--methods ppo,greedy]
         [--seeds 3] [--measurements 300] [--gpus 0,1,2,3] [--policy pretrained.pt] [--work DIR]
     python bench/search_comparison.py --report --work DIR     (rows and figures from the logs)
+    python bench/search_comparison.py --take-apart BEST.cubin --kernels attention --work DIR
 
 Each kernel of the suite runs at its best Triton configuration (as recorded by `sass_search.py`).
 Every method and seed plays in a process of its own and pays for every measurement, confirmations
@@ -10,7 +11,8 @@ included; one process a GPU measures for all of them, one candidate at a time. A
 of every run are compared with the original in one interleaved run with reloads and an A/A control:
 search-time scores choose, this comparison is what is reported. Every score is a line of
 `DIR/<kernel>.jsonl`; started again with the same folder, finished runs are not repeated.
-`--dry-run` scores by the timing model on given cubins and measures nothing.
+`--dry-run` scores by the timing model on given cubins and measures nothing. `--take-apart` measures
+the parts of one result beside the whole: which blocks, orders and control fields made it faster.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from comparison.attribution import summary, take_apart
 from comparison.broker import Broker, GpuScorer, ModelScorer
 from comparison.runs import METHODS, Run
 from warploom.errors import InputError, WarploomError
 from warploom.evidence import read_rows
+from warploom.files import write_text_atomically
 from warploom.runtime import LocalMeasurer, MeasureSettings, TimingSettings, Workload
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, load, parse
@@ -57,6 +61,8 @@ def main(arguments: list[str]) -> int:
 
             return report(given.work, RESULTS, given.command)
         given.work.mkdir(parents=True, exist_ok=True)
+        if given.take_apart is not None:
+            return measure_parts(given.kernels[0], given.take_apart, given.work)
         if given.worker:
             return run_kernel(given.kernels[0], given)
         return run_all(given, arguments)
@@ -79,6 +85,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("out/search_comparison"))
     parser.add_argument("--report", action="store_true", help="only write rows and figures")
     parser.add_argument("--dry-run", type=Path, help="folder of KERNEL*.cubin; the model scores")
+    parser.add_argument("--take-apart", type=Path, help="a result of the first kernel named")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     given.kernels, given.methods = given.kernels.split(","), given.methods.split(",")
@@ -200,6 +207,25 @@ def compare(
         }
     )
     print(f"{name}: best {best} {timing.ratios[best] if best else ''} control {timing.control}")
+
+
+def measure_parts(name: str, path: Path, work: Path) -> int:
+    """Measure the parts of a result against the original, all interleaved, with a control."""
+    captured = compile_best(name)
+    winner = load(path)
+    parts = take_apart(parse(captured.cubin, name), winner, captured.name)
+    images = {"original": captured.cubin, "whole": winner.data, **parts.images}
+    with LocalMeasurer() as measurer:
+        measurer.prepare(Workload(captured.cubin, captured.launch))
+        timing = measurer.compare(images, TimingSettings(mode="warm", rounds=16, reloads=4))
+    ratios = {k: [r.median, r.low, r.high] for k, r in timing.ratios.items() if k != "original"}
+    control = [timing.control.low, timing.control.high]
+    line = {"kernel": name, "control": control, **summary(parts, ratios)}
+    write_text_atomically(work / f"{name}-parts.json", json.dumps(line, indent=1) + "\n")
+    for key, (middle, low, high) in ratios.items():
+        print(f"{key}: {middle:.4f} [{low:.4f}, {high:.4f}]")
+    print(f"control {control}; refused: {', '.join(parts.refused) or 'none'}")
+    return 0
 
 
 def finished_runs(log: Path) -> set[str]:

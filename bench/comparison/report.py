@@ -17,8 +17,8 @@ from warploom.files import write_text_atomically
 
 CLAIM = "search-comparison"
 FIGURES = Path(__file__).parents[2] / "docs" / "img"
-COLOURS = ("#777777", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#17becf", "#d62728",
-           "#000000")  # fmt: skip
+COLOURS = ("#999999", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#d62728", "#17becf",
+           "#000000", "#e377c2", "#bcbd22")  # fmt: skip
 WIDTH, HEIGHT, MARGIN = 640, 340, 48
 SHARE = 0.95
 
@@ -138,7 +138,7 @@ def _ended(line: Mapping[str, Any]) -> str:
 
 
 def draw(kernel: str, curves: Mapping[str, list[Curve]]) -> str:
-    """Best-so-far curves: the mean of the seeds, with the band from the worst to the best."""
+    """Best-so-far curves: the median of the seeds, with the band from the worst to the best."""
     longest = max((len(c) for seeds in curves.values() for c in seeds), default=1)
     highest = max((c[-1] for seeds in curves.values() for c in seeds), default=1.0)
     top = max(highest, 1.005)
@@ -165,12 +165,12 @@ def draw(kernel: str, curves: Mapping[str, list[Curve]]) -> str:
     for number, method in enumerate(name for name in METHODS if name in curves):
         colour = COLOURS[list(METHODS).index(method) % len(COLOURS)]
         seeds = [c + [c[-1]] * (longest - len(c)) for c in curves[method]]
-        mean = [statistics.fmean(values) for values in zip(*seeds, strict=True)]
+        middle = [statistics.median(values) for values in zip(*seeds, strict=True)]
         low, high = ([f(v) for v in zip(*seeds, strict=True)] for f in (min, max))
         band = [at(n, v) for n, v in enumerate(high, 1)]
         band += [at(n, v) for n, v in reversed(list(enumerate(low, 1)))]
         parts.append(f'<polygon points="{" ".join(band)}" fill="{colour}" opacity="0.12"/>')
-        line = " ".join(at(n, value) for n, value in enumerate(mean, 1))
+        line = " ".join(at(n, value) for n, value in enumerate(middle, 1))
         parts.append(
             f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
         )
