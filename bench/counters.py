@@ -61,7 +61,10 @@ METRICS = (
     "gpu__time_duration.sum",
 )
 MIB = 1 << 20
-H200 = Level2(60 * MIB, 2, 27.0e6)  # machine data: l2.size, l2.partitions, l2.dirty_max
+SECTOR = 32  # bytes
+# Machine data: l2.size, l2.partitions, l2.dirty_max. Foreign: what kernels that only read write to
+# DRAM once they fill L2 (the profiler's own lines; median of the read-only probes that do).
+H200 = Level2(60 * MIB, 2, 27.0e6, 2.3e6)
 
 
 @dataclass(frozen=True)
@@ -460,11 +463,22 @@ def compare(path: Path, level: Level2) -> list[Evidence]:
                     "written": written,
                     "written_predicted": moved.written,
                     "compulsory": least,
+                    **_entering(counters, moved),
                 },
                 notes="cold L2; a prediction, not a contest: the ratio is counters over prediction",
             )
         )
     return rows
+
+
+def _entering(counters: dict[str, float], moved: Moved) -> dict[str, float]:
+    """What SMs ask L2 for and store to it, beside the formula. Requests of neighbouring SMs for the
+    same line are joined before L2, so the counter of loads may be the smaller; stores are exact."""
+    found = {"l2_stores_predicted": moved.stored, "l2_loads_predicted": moved.requested}
+    for kind, key in (("write", "l2_stores"), ("read", "l2_loads")):
+        if (sectors := counters.get(f"lts__t_sectors_srcunit_tex_op_{kind}.sum")) is not None:
+            found[key] = SECTOR * sectors
+    return found
 
 
 def show(rows: list[Evidence]) -> None:

@@ -90,6 +90,16 @@ def test_shared_data_fits_one_partition_only() -> None:
     assert two > one
 
 
+def test_what_others_wrote_goes_to_dram_once_it_is_displaced() -> None:
+    made = matmul(4, 6, 4, 2, 2)
+    quiet = dram_bytes(made, Walk(1), Level2(1000.0, 2, foreign=40.0), 1.0)
+    assert quiet.written == 0
+    full = dram_bytes(made, Walk(1), Level2(50.0, 2), 1.0)
+    shared = dram_bytes(made, Walk(1), Level2(50.0, 2, foreign=40.0), 1.0)
+    assert shared.written == full.written + 40
+    assert shared.read >= full.read
+
+
 def test_task_order_visits_everything_once_in_bands() -> None:
     for walk in (Walk(3), Walk(3, supergroup=2), Walk(3, supergroup=3, grouped="all")):
         seen = [tuple(p.values()) for p in task_order({"h": 2, "a": 5, "c": 3}, walk)]
@@ -147,6 +157,7 @@ def test_prediction_is_within_five_percent_of_the_committed_counters() -> None:
         ("gemm-band8-pair", (2048, 2048, 2048)),
         ("gemm-band8-pair", (4096, 4096, 4096)),
         ("attention", (4, 32, 256, 16384)),
+        ("attention", (1, 16, 4096, 4096)),
     ):
         found = measured[counters.label(name, sizes)]
         moved, _ = counters.predict(name, sizes, counters.H200)

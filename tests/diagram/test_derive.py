@@ -263,7 +263,13 @@ def test_derivation_json_round_trip() -> None:
 def test_report_law_rows_and_intensity() -> None:
     found = derive(formula("attention"), memory=MEMORY)
     text = str(found)
-    for part in ("for x0 in 0..x", "exp(-m + m')", "proven", "attention: T(W/", "% of this proven bound"):
+    for part in (
+        "for x0 in 0..x",
+        "exp(-m + m')",
+        "proven",
+        "attention: T(W/",
+        "% of this proven bound",
+    ):
         assert part in text
     assert "M^-1" in found.law()
     assert sum(moved for _, _, moved in transfer_rows(found)) == found.traffic

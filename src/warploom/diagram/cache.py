@@ -53,12 +53,14 @@ class Level2:
     Every address has a home partition. An SM asks its own partition; what is at home elsewhere is
     kept there and in the asking one. Data that all SMs read fills every partition, so that only
     `capacity / slices` bytes of it fit. Written data is at home only, and no more than `dirty`
-    bytes wait to be written.
+    bytes wait to be written. `foreign` bytes written by someone else lie there at the start and go
+    to DRAM when they are displaced.
     """
 
     capacity: float
     slices: int = 1
     dirty: float = math.inf
+    foreign: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ class _Part:
         return gone
 
 
+FOREIGN = "foreign"
+
+
 class _Cache:
     """The partitions; an item is spread evenly over all homes."""
 
@@ -117,6 +122,8 @@ class _Cache:
         self.waiting = 0.0
         self.read = 0.0
         self.written = 0.0
+        for home, part in enumerate(self.parts):
+            part.admit((FOREIGN, home), level.foreign / level.slices)
 
     def touch(self, key: Hashable, size: float, asking: int, write: bool = False) -> None:
         """Look an item up from partition `asking`; fetch what is not there (a write fetches
@@ -146,7 +153,9 @@ class _Cache:
 
     def _admit(self, piece: Piece, share: float, where: int) -> None:
         for old in self.parts[where].admit(piece, share):
-            if old[1] == where:
+            if old[0] == FOREIGN:
+                self.written += self.level.foreign / self.level.slices
+            elif old[1] == where:
                 self._clean(old)
 
     def _clean(self, piece: Piece) -> None:
