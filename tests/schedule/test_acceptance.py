@@ -23,7 +23,7 @@ from warploom.schedule.solver import Effort, run
 
 def problem_b(groups: int = 2, *, prime: bool = False, stages: int = 0) -> Problem:
     graph, target = graph_b(prime=prime), target_b(groups)
-    return Problem(graph, target, PAPER, HANDBOOK_PRICES, Effort(20), stages, (TRAFFIC,))
+    return Problem(graph, target, PAPER, HANDBOOK_PRICES, Effort(90), stages, (TRAFFIC,))
 
 
 def exhaustive_a(interval: int) -> tuple[int, set[tuple[int, int, int]]]:

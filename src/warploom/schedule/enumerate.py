@@ -12,8 +12,9 @@ from itertools import combinations
 from warploom.schedule.checker import check
 from warploom.schedule.encoding import Encoding
 from warploom.schedule.readout import read_schedule
+from warploom.schedule.recount import recount
 from warploom.schedule.schedule import Schedule
-from warploom.schedule.solve import Problem, decisions, joint_encoding, recount
+from warploom.schedule.solve import Problem, decisions, joint_encoding
 from warploom.schedule.solver import BoolVar, only_if, run
 
 
@@ -38,7 +39,7 @@ def top_schedules(problem: Problem, best: Schedule, count: int) -> list[Schedule
         schedule = read_schedule(
             it, answer.values, best.initiation_interval, best.objectives, best.proof
         )
-        schedule = recount(problem, schedule)
+        schedule = recount(problem.graph, problem.rules, schedule)
         check(problem.graph, problem.target, schedule, problem.prices).raise_if_failed()
         found.append(schedule)
         _forbid(it, schedule)

@@ -108,7 +108,11 @@ REGISTER_TIME = Stage(
     "register time",
     "x16 word-cycles",
     register_time,
-    (Style(1, cuts=False), Style(2, cuts=False, from_below=True)),
+    (
+        Style(1, cuts=False, from_below=True, work=0.4),
+        Style(1, cuts=False, work=3.0),
+        Style(2, cuts=False, from_below=True, work=2.0),
+    ),
 )
 BUSIEST = Stage("busiest group", "cycles", busiest)
 LENGTH = Stage("length", "cycles", length, (Style(2, cuts=False),))

@@ -14,32 +14,32 @@ found (section 4.4); minimising over a range proves the same without stepping.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from warploom.errors import CheckFailed
+from warploom.schedule.backbone import fix_backbone
 from warploom.schedule.bounds import (
     Bounds,
     longest_path,
     lower_bounds,
     serial_length,
-    topological_order,
 )
 from warploom.schedule.checker import check
 from warploom.schedule.encoding import Encoding, encode_times
 from warploom.schedule.encoding_groups import add_groups, add_lifetimes
 from warploom.schedule.encoding_memory import add_memory
+from warploom.schedule.fallback import serial_values
 from warploom.schedule.graph import Graph
 from warploom.schedule.objectives import (
-    BUSIEST,
     LENGTH,
-    REGISTER_TIME,
     STAGES,
+    TRAFFIC,
     Stage,
-    hold_cycles,
-    register_weight,
 )
-from warploom.schedule.readout import death, read_schedule
+from warploom.schedule.readout import read_schedule
+from warploom.schedule.recount import recount
 from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.schedule import Objective, Proof, Schedule
 from warploom.schedule.solver import NAME, Answer, Effort, IntVar, Style, Variable, run
@@ -88,6 +88,11 @@ class Clock:
         """Seconds since the start."""
         return time.perf_counter() - self.begin
 
+    @property
+    def over(self) -> bool:
+        """Whether the limit has passed: building a large model takes time of its own."""
+        return self.spent >= self.effort.seconds
+
     def share(self, part: float = 1.0) -> Effort:
         """Effort with that part of the remaining time."""
         left = max(0.05, self.effort.seconds - self.spent)
@@ -119,9 +124,13 @@ def solve(problem: Problem) -> Schedule:
     start = _settle_interval(problem, modulo, clock)
     settled = clock.spent
     it = joint_encoding(problem, start.interval, start.stages)
+    if it.length is not None and start.interval == modulo.interval:
+        it.model.add(it.length >= modulo.length_bound)  # groups only make it longer
     objectives, values = _optimise(problem, it, start.values, clock)
     proof = _prove(problem, bounds, start, settled)
-    schedule = recount(problem, read_schedule(it, values, start.interval, objectives, proof))
+    schedule = recount(
+        problem.graph, problem.rules, read_schedule(it, values, start.interval, objectives, proof)
+    )
     check(problem.graph, problem.target, schedule, problem.prices).raise_if_failed()
     return schedule
 
@@ -135,7 +144,7 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
     if not found.answer.found:
         bound = low + 1 if found.answer.status == "INFEASIBLE" else low
         found = _probe(alone, bound, high, clock)
-        if found.interval > bound:
+        if found.interval > bound and not clock.over:
             it = joint_encoding(alone, (bound, found.interval - 1), _stages(alone, bound))
             it.model.minimize(it.interval)
             least = run(it.model, clock.share(0.3), decisions(it), style=TIMES)
@@ -175,6 +184,8 @@ def _first(problem: Problem, interval: int, effort: Effort) -> Found:
     clock = Clock(effort)
     answer = Answer("UNKNOWN", 0, 0, 0.0, {})
     for stages in range(least, most + 1):
+        if clock.over:
+            break
         it = joint_encoding(problem, interval, stages)
         part = clock.share(1 / (most + 1 - stages))
         answer = run(it.model, part, decisions(it))
@@ -234,7 +245,7 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
     bound = modulo.interval + 1 if refuted else modulo.interval_bound
     high = max(bound, serial_length(problem.graph))
     found = _probe(problem, bound, high, clock)
-    if found.interval > bound:
+    if found.interval > bound and not clock.over:
         it = joint_encoding(problem, (bound, found.interval - 1), problem.stages)
         it.model.minimize(it.interval)
         least = run(it.model, clock.share(0.5), decisions(it), style=TIMES)
@@ -261,7 +272,7 @@ def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
     step = max(1, low // 64)
     failed, found = low - 1, None
     while found is None:
-        interval = min(serial, failed + step)
+        interval = serial if clock.over else min(serial, failed + step)
         last = interval == serial
         here = _serial(problem, serial) if last else _first(problem, interval, clock.share(0.1))
         if here.answer.found:
@@ -270,7 +281,7 @@ def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
             raise CheckFailed(_impossible(problem, serial, here.answer.status))
         else:
             failed, step = interval, 2 * step
-    while found.interval - failed > max(1, low // 64):
+    while found.interval - failed > max(1, low // 64) and not clock.over:
         here = _first(problem, (failed + found.interval) // 2, clock.share(0.1))
         if here.answer.found:
             found = here
@@ -280,26 +291,17 @@ def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
 
 
 def _serial(problem: Problem, interval: int) -> Found:
-    """One iteration at a time, from a hint that runs the operations one after the other.
+    """One iteration at a time: built without search where that is legal.
 
-    It may take a few seconds beyond the time limit, so that a time-out has something to return.
+    Where it is not, the solver may take a few seconds beyond the time limit, so that a time-out
+    has something to return.
     """
     it = joint_encoding(problem, interval, 1)
-    hint: dict[int, int] = {}
-    moment = 0
-    for name in topological_order(problem.graph):
-        moment = max(
-            [moment]
-            + [
-                hint[it.time[e.src].index] + e.delay + e.spill_cost
-                for e in problem.graph.incoming[name]
-                if e.distance == 0
-            ]
-        )
-        hint[it.time[name].index] = moment
-        moment += problem.graph.by_id[name].span
+    values = {} if problem.uniform else serial_values(it, problem.pins)
+    if values:
+        return Found(interval, 1, Answer("SAT", 0, 0, 0.0, values))
     effort = replace(problem.effort, seconds=max(GRACE, 0.1 * problem.effort.seconds))
-    return Found(interval, 1, run(it.model, effort, decisions(it), hint))
+    return Found(interval, 1, run(it.model, effort, decisions(it)))
 
 
 def _impossible(problem: Problem, serial: int, status: str) -> str:
@@ -325,6 +327,8 @@ def _optimise(
     totals: list[IntVar] = []
     values = hint
     for position, stage in enumerate(problem.objectives):
+        if clock.over:
+            break
         total = it.model.new_int_var(0, MOST_POINTS, stage.name)
         it.model.add(total == stage.expression(it, problem.prices))
         it.model.minimize(total)
@@ -337,6 +341,8 @@ def _optimise(
         values = answer.values
         totals.append(total)
         it.model.add(total <= answer.value)
+        if stage is TRAFFIC and answer.bound >= answer.value:
+            fix_backbone(it, values, clock.share)
         spent = round(answer.seconds, 3)
         objectives.append(Objective(stage.name, answer.value, answer.bound, stage.unit, spent))
     final = tuple(
@@ -344,6 +350,13 @@ def _optimise(
         for item, total in zip(objectives, totals, strict=True)
     )
     return final, values
+
+
+def _turns(styles: tuple[Style, ...]) -> Iterator[Style]:
+    """The styles in turn, for ever; a limited one gets twice the work each time round."""
+    for longer in count():
+        for style in styles:
+            yield replace(style, work=style.work * 2**longer)
 
 
 def _improve(
@@ -356,13 +369,13 @@ def _improve(
 ) -> Answer:
     """One objective, by one style of search after the other until its optimum is proved.
 
-    The best value and the best bound may come from different searches.
+    Styles with a limit take turns, twice as long each time round. The best value and the best bound
+    may come from different searches.
     """
     limit = Clock(clock.share(part))
     best = Answer("UNKNOWN", 0, 0, 0.0, {})
-    for position, style in enumerate(styles):
-        effort = limit.share(1 / (len(styles) - position))
-        answer = run(it.model, effort, wanted, best.values or values, style)
+    for style in _turns(styles):
+        answer = run(it.model, limit.share(), wanted, best.values or values, style)
         spent = best.seconds + answer.seconds
         if answer.found and (not best.found or answer.value <= best.value):
             bound = max(answer.bound, best.bound) if best.found else answer.bound
@@ -370,7 +383,7 @@ def _improve(
         elif answer.found:
             best = replace(best, bound=max(answer.bound, best.bound))
         best = replace(best, seconds=spent)
-        if best.found and best.bound >= best.value:
+        if (best.found and best.bound >= best.value) or limit.over or not style.work:
             break
     return best
 
@@ -392,25 +405,3 @@ def _prove(problem: Problem, bounds: Bounds, start: Start, seconds: float) -> Pr
         f"gap {(interval - bound) / interval:.1%}"
     )
     return Proof(bound, "unproved", reason, NAME, seconds, start.stages)
-
-
-def recount(problem: Problem, schedule: Schedule) -> Schedule:
-    """Objective values as the schedule has them, where a model's sums may have left slack."""
-    graph, interval = problem.graph, schedule.initiation_interval
-    lives = {
-        n.id: death(graph, schedule.rules, interval, schedule.time, n.id) - schedule.time[n.id]
-        for n in graph.nodes
-    }
-    held = {
-        g.name: sum(hold_cycles(n) for n in graph.nodes if schedule.group[n.id] == g.name)
-        for g in schedule.groups
-    }
-    actual = {
-        REGISTER_TIME.name: sum(register_weight(n) * lives[n.id] for n in graph.nodes),
-        BUSIEST.name: max(held.values(), default=0),
-        LENGTH.name: schedule.length,
-    }
-    objectives = tuple(
-        replace(item, value=actual.get(item.name, item.value)) for item in schedule.objectives
-    )
-    return replace(schedule, objectives=objectives)

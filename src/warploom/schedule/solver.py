@@ -54,11 +54,14 @@ class Style:
                 of lifetimes need it, sums of literals do not
     cuts        whether the relaxation is sharpened with cuts: they cost more than they prove here
     from_below  raise the bound by refuting values from the least up, instead of improving
+    work        deterministic seconds after which another style takes over, twice as many each
+                time round; 0: all there are
     """
 
     linear: int = 1
     cuts: bool = True
     from_below: bool = False
+    work: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ def run(
     solver.parameters.use_objective_lb_search = style.from_below
     solver.parameters.random_seed = effort.seed
     solver.parameters.max_time_in_seconds = max(0.05, effort.seconds)
+    if style.work:
+        solver.parameters.max_deterministic_time = style.work
     variables = list(wanted)
     model.clear_hints()
     known: list[Any] = list(variables)
