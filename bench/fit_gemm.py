@@ -13,8 +13,8 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,15 +25,26 @@ from warploom.kernels.gemm import GemmConfig  # noqa: E402
 from warploom.kernels.gemm_choices import (  # noqa: E402
     CONSTANTS_FILE,
     GEMM_CHOICES,
+    TIE,
     Constants,
     GemmChoice,
 )
+from warploom.tile import BF16, E4M3  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "gemm.json"
 # Where the search begins: microseconds, rows of 128 B a microsecond, bytes a microsecond.
-FIRST = Constants(0.8, 0.53, 900.0, 315.0, 0.5, 2.5, 1.8, 2.0, 1.15, 1.05, 1.5, 3.0, 3e6)
+FIRST = Constants(0.8, 900.0, 315.0, 2.0, 0.8, 2.5, 1.8, 2.0, 1.15, 1.05, 1.5, 0.11, 3.0, 3e6)
 CLOSE = 4.0  # a row counts as (best time of its shape / its time) to this power
 Shape = tuple[int, int, int]
+# prefix of the kernel's name, element type in the row, configuration
+KINDS = (
+    ("", "bf16", GemmConfig()),
+    (
+        "fp8 promoted ",
+        "e4m3 promoted",
+        GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, promote=True),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -42,39 +53,53 @@ class Row:
 
     shape: Shape
     choice: GemmChoice
+    config: GemmConfig
     time: float
     weight: float
 
 
 def read(path: Path) -> list[Row]:
-    """The measured rows of variants of the table, bf16 and without an epilogue."""
-    named = {f"gemm {choice.name}": choice for choice in GEMM_CHOICES}
-    times: dict[tuple[Shape, str], float] = {}
+    """The measured rows of variants of the table: bf16 without an epilogue, and promoted fp8."""
+    named = {
+        (f"gemm {prefix}{choice.name}", kind): (choice, config)
+        for prefix, kind, config in KINDS
+        for choice in GEMM_CHOICES
+    }
+    times: dict[tuple[Shape, tuple[str, str]], float] = {}
     for row in read_rows(path):
-        if row.kernel in named and row.dtype == "bf16" and row.shape.count("x") == 2:
+        if (row.kernel, row.dtype) in named and row.shape.count("x") == 2:
             m, n, k = (int(part) for part in row.shape.split("x"))
-            times[(m, n, k), row.kernel] = 2e-6 * m * n * k / row.ours
-    best: dict[Shape, float] = {}
-    for (shape, _), time in times.items():
-        best[shape] = min(time, best.get(shape, math.inf))
-    return [
-        Row(shape, named[kernel], time, (best[shape] / time) ** CLOSE)
-        for (shape, kernel), time in times.items()
+            times[(m, n, k), (row.kernel, row.dtype)] = 2e-6 * m * n * k / row.ours
+    best: dict[tuple[Shape, str], float] = {}
+    for (shape, (_, kind)), time in times.items():
+        best[shape, kind] = min(time, best.get((shape, kind), math.inf))
+    order = {id(choice): place for place, choice in enumerate(GEMM_CHOICES)}
+    rows = [
+        Row(shape, *named[key], time, (best[shape, key[1]] / time) ** CLOSE)
+        for (shape, key), time in times.items()
     ]
+    return sorted(rows, key=lambda row: order[id(row.choice)])
 
 
 def error(rows: Sequence[Row], of: Constants) -> float:
     """Weighted mean of squared log ratios, those beyond a fifth counted linearly."""
     total = 0.0
     for row in rows:
-        predicted = row.choice.microseconds(GemmConfig(), *row.shape, of=of)
+        predicted = row.choice.microseconds(row.config, *row.shape, of=of)
         ratio = abs(math.log(predicted / row.time))
         total += row.weight * (ratio * ratio if ratio < 0.2 else 0.2 * (2 * ratio - 0.2))
     return total / sum(row.weight for row in rows)
 
 
-def fit(rows: Sequence[Row], first: Constants = FIRST, rounds: int = 12) -> Constants:
+def fit(
+    rows: Sequence[Row],
+    first: Constants = FIRST,
+    rounds: int = 12,
+    held: Mapping[str, float] | None = None,
+) -> Constants:
     """Descend along one constant at a time, in its logarithm, with shrinking steps."""
+    held = held or {}
+    first = replace(first, **held)
     names = [f.name for f in fields(Constants)]
     point = [math.log(getattr(first, name)) for name in names]
 
@@ -83,7 +108,7 @@ def fit(rows: Sequence[Row], first: Constants = FIRST, rounds: int = 12) -> Cons
 
     best, width = at(point), [0.2] * len(point)
     for _ in range(rounds):
-        for place in range(len(point)):
+        for place in (i for i, name in enumerate(names) if name not in held):
             best = _along(point, place, width, best, at)
     return Constants(*(math.exp(v) for v in point))
 
@@ -111,8 +136,9 @@ def _along(
 
 def pick(shape: Shape, rows: Sequence[Row], of: Constants) -> tuple[str, float]:
     """(the model's variant among those measured, its loss against the best measured)."""
-    there = [row for row in rows if row.shape == shape]
-    chosen = min(there, key=lambda r: r.choice.microseconds(GemmConfig(), *shape, of=of))
+    there = [row for row in rows if row.shape == shape and not row.config.promote]
+    times = [row.choice.microseconds(row.config, *shape, of=of) for row in there]
+    chosen = next(r for r, t in zip(there, times, strict=True) if t <= TIE * min(times))
     return chosen.choice.name, chosen.time / min(row.time for row in there) - 1
 
 
@@ -121,9 +147,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--rows", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--hold", nargs="*", default=[], metavar="NAME=VALUE", help="constants no row tells yet"
+    )
     args = parser.parse_args()
     rows = read(args.rows)
-    whole = fit(rows)
+    held = {name: float(value) for name, value in (part.split("=") for part in args.hold)}
+    whole = fit(rows, held=held)
     print(json.dumps({k: float(f"{v:.4g}") for k, v in asdict(whole).items()}))
     print(
         f"{len(rows)} rows; root mean square of the log ratio {math.sqrt(error(rows, whole)):.3f}"
@@ -132,7 +162,7 @@ def main() -> None:
     left_out: dict[str, float] = {}
     for shape in dict.fromkeys(row.shape for row in rows):
         name, loss = pick(shape, rows, whole)
-        others = fit([row for row in rows if row.shape != shape], whole, 6)
+        others = fit([row for row in rows if row.shape != shape], whole, 6, held)
         other, lost = pick(shape, rows, others)
         label = "x".join(map(str, shape))
         left_out[label] = round(lost, 4)
@@ -140,6 +170,7 @@ def main() -> None:
     if not args.check:
         data = {
             "source": f"bench/fit_gemm.py on {len(rows)} rows of bench/results/gemm.json (H200)",
+            "held": held,
             "constants": {k: float(f"{v:.4g}") for k, v in asdict(whole).items()},
             "loss_with_the_shape_left_out": left_out,
         }

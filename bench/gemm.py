@@ -23,15 +23,16 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 import kernel_bench as kb  # noqa: E402
 from gemm_cases import (  # noqa: E402
     CHECKED,
+    OTHERS,
     SHAPES,
     VARIANTS,
     built_of,
+    default_of,
     expected,
     operands,
 )
 from warploom.codegen.build import Built  # noqa: E402
 from warploom.codegen.launch import Kernel  # noqa: E402
-from warploom.kernels.choices import choose_gemm  # noqa: E402
 from warploom.kernels.gemm import GemmConfig  # noqa: E402
 
 FOLDER = kb.ROOT / "out" / "bench" / "gemm"
@@ -203,9 +204,9 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
     for v in data:
         if "bias" in v:
             v["bias16"] = v["bias"].to(v["c"].dtype)
-        for name in names:
-            if VARIANTS[name][0].slices > 1:
-                v["parts"] = torch.empty(VARIANTS[name][0].slices, m, n, device="cuda")
+        most = max(VARIANTS[name][0].slices for name in (*names, default_of(what, (m, n, k))))
+        if most > 1:
+            v["parts"] = torch.empty(most, m, n, device="cuda")
     turn = [0]
 
     def bound(call: Call) -> Callable[[], None]:
@@ -219,12 +220,10 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
     calls["control"] = next(iter(bases.values()))
     if what == "leaky":
         calls |= _triton(torch)
-    chosen = choose_gemm(m, n, k).name if what == "time" else ""
-    if chosen:
-        calls["default"] = caller(torch, chosen)
-    for name in names:
-        count = VARIANTS[name][0].slices
-        call = caller(torch, name)
+    chosen = default_of(what, (m, n, k))
+    for name, variant in {"default": chosen, **{name: name for name in names}}.items():
+        count = VARIANTS[variant][0].slices
+        call = caller(torch, variant)
         if count > 1:
 
             def call(v: Values, inner: Call = call, count: int = count) -> None:
@@ -274,9 +273,9 @@ def main() -> None:
         names = names if args.stage != "timing" else []
         if args.stage != "numerics":
             names += [f"time {m}x{n}x{k}" for m, n, k in SHAPES]
-            names += ["fp8 8192x8192x8192", "fp8 4096x4096x4096", "promoted 8192x8192x8192"]
-            names += ["leaky 2048x2048x2048", "leaky 8192x8192x8192", "leaky 4096x4096x4096"]
-            names += ["gelu 8192x8192x2048", "batched 2048x2048x2048"]
+            names += [
+                f"{what} {m}x{n}x{k}" for what, (_, shapes) in OTHERS.items() for m, n, k in shapes
+            ]
         names = [n for n in names if any(o in n for o in args.only.split(","))]
         results = kb.run_workers(str(Path(__file__)), args, names)
         folder = FOLDER / "plain"

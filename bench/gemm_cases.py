@@ -14,6 +14,7 @@ from warploom.kernels.choices import (
     GEMM_CHOICES,
     SHARED_REGISTERS,
     GemmChoice,
+    choose_gemm,
     gemm_choice,
 )
 from warploom.kernels.gemm import GemmConfig, combine, combine_schedule, gemm
@@ -42,7 +43,7 @@ def choice_variant(choice: GemmChoice, base: GemmConfig | None = None) -> Varian
 
 
 FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128))
-WIDE_TILES = ("128x320", "128x384", "256x192-along-n")
+WIDE_TILES = ("128x256-at-once", "128x192-at-once", "128x320", "128x384", "256x192-along-n")
 
 
 def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2, ahead: int = 1) -> Variant:
@@ -54,11 +55,16 @@ def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2, ahead: in
     return replace(FP8, promote=True, tile=tile, ahead=ahead), make, gemm
 
 
+PROMOTED = replace(FP8, promote=True)
 LEAKY = GemmConfig(dtype=FP16, out=FP16, activation="leaky_relu")
 NARROW = (128, 128, 64)
 PAIR = LaunchPlan(resident=2, store_panels=1)
+SLICES = sorted({choice.slices for choice in GEMM_CHOICES} - {1})
 VARIANTS: dict[str, Variant] = {
     **{choice.name: choice_variant(choice) for choice in GEMM_CHOICES},
+    "128x256-dependent": choice_variant(
+        replace(gemm_choice("128x256-at-once"), name="128x256-dependent", dependent=True)
+    ),
     "single": _hand(GemmConfig(), _plan(1)),
     "drain": _hand(GemmConfig(), _plan(), 0),
     "nt": _hand(GemmConfig(b="nk"), _plan()),
@@ -71,35 +77,21 @@ VARIANTS: dict[str, Variant] = {
     "silu-gate": _hand(GemmConfig(activation="silu", gate=True, tile=NARROW), _plan()),
     "swiglu": _hand(GemmConfig(activation="silu", dual=True, tile=NARROW), _plan()),
     "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), _plan()),
-    "slices8": _hand(
-        GemmConfig(slices=8, tile=NARROW), _plan(1, dependent=True, store_panels=1), depth=6
-    ),
-    "slices8-by-2": _hand(
-        GemmConfig(slices=8, tile=NARROW), _plan(2, dependent=True, store_panels=1), depth=6
-    ),
-    "slices8-by-4": _hand(
-        GemmConfig(slices=8, tile=NARROW), _plan(4, dependent=True, store_panels=1), depth=6
-    ),
-    "slices16-by-2": _hand(GemmConfig(slices=16), _plan(2, dependent=True)),
-    "slices16-by-4": _hand(GemmConfig(slices=16), _plan(4, dependent=True)),
-    **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in (8, 16)},
+    **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in SLICES},
     **{
         f"leaky {name}": choice_variant(gemm_choice(name), LEAKY)
-        for name in ("128x256", "256x128", "128x192", "128x128-pair", "128x320", "128x384")
+        for name in ("128x256", "256x128", "128x192", "128x128-pair", *WIDE_TILES)
     },
     **{
         f"fp8 {name}": choice_variant(gemm_choice(name), FP8)
-        for name in (
-            "128x256",
-            "256x128",
-            "128x192",
-            "256x128-along-n",
-            "128x128-pair",
-            *WIDE_TILES,
-        )
+        for name in ("128x256", "128x192", "256x128-along-n", "128x128-pair", *WIDE_TILES)
     },
     "fp8 promoted": _hand(replace(FP8, promote=True, tile=(128, 128, 128)), _plan(), 0),
-    "fp8 promoted-wide": _promoted((128, 192, 128), 4),
+    **{
+        f"fp8 promoted {name}": choice_variant(gemm_choice(name), PROMOTED)
+        for name in ("128x128", "128x192", "128x192-at-once", "256x128-along-n")
+        if gemm_choice(name).fits(PROMOTED)
+    },
     "fp8 promoted-rarely": _promoted((128, 128, 256), 3),
     "fp8 promoted-three": _promoted((192, 128, 128), 4, 3),
     "fp8 promoted-ahead": _promoted((128, 128, 128), 3, ahead=2),
@@ -109,26 +101,27 @@ VARIANTS: dict[str, Variant] = {
         gemm,
     ),
 }
-CHOICES = tuple(choice.name for choice in GEMM_CHOICES)
 LARGE = (
     "128x256",
-    "256x128",
+    "128x256-at-once",
     "256x128-along-n",
-    "128x192",
+    "256x128-along-n-at-once",
+    "128x192-at-once",
     "128x128",
-    "128x192-by-4",
     "256x160-along-n",
+    "256x192-along-n",
+    "128x320",
+    "128x384",
     "128x320-by-4",
     "128x384-by-4",
-    *WIDE_TILES,
+    "128x256-at-once-by-4",
 )
 FEW = (
+    "128x256-dependent",
     "128x128",
     "128x64",
     "128x128-pair",
     "128x128-pair-dependent",
-    "64x128-pair",
-    "128x64-pair",
     "64x64-pair",
     "128x64-alone",
     "128x128-alone",
@@ -151,6 +144,31 @@ SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (1024, 1024, 1024): FEW,
     (512, 512, 16384): ("128x64-alone", *SLICED),
 }
+# kind of case -> element types and epilogue, shapes; each also runs with the variant it gets
+OTHERS: dict[str, tuple[GemmConfig, tuple[tuple[int, int, int], ...]]] = {
+    "fp8": (FP8, ((8192, 8192, 8192), (4096, 4096, 4096))),
+    "promoted": (PROMOTED, ((8192, 8192, 8192), (4096, 4096, 4096))),
+    "leaky": (LEAKY, ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192))),
+    "gelu": (GemmConfig(bias=True, activation="gelu"), ((8192, 8192, 2048),)),
+    "batched": (GemmConfig(batched=True), ((2048, 2048, 2048),)),
+}
+BATCH = 3  # of the batched case
+
+
+def default_of(what: str, shape: tuple[int, int, int]) -> str:
+    """The name in `VARIANTS` of the variant a case gets."""
+    if what == "time":
+        return choose_gemm(*shape, sliced=True).name
+    base = OTHERS[what][0]
+    choice = choose_gemm(*shape, base, BATCH if base.batched else 1)
+    name = f"{'fp8 promoted' if what == 'promoted' else what} {choice.name}"
+    VARIANTS.setdefault(name, choice_variant(choice, base))
+    return name
+
+
+for _what, (_, _shapes) in OTHERS.items():
+    for _shape in _shapes:
+        default_of(_what, _shape)
 # sizes of the numerics: m, n, k; 16-byte pitches for TMA
 CHECKED = (
     (256, 256, 128),

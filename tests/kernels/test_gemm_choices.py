@@ -1,5 +1,6 @@
 """The GEMM chooser: constants fitted to measured rows; no shape needs its own to be chosen for."""
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -42,7 +43,8 @@ def losses(of):
 
 def test_the_stored_constants_are_the_fit_of_the_stored_rows():
     stored = fit_gemm.error(ROWS, CONSTANTS)
-    again = fit_gemm.error(ROWS, fit_gemm.fit(ROWS, CONSTANTS, 3))
+    held = json.loads(CONSTANTS_FILE.read_text())["held"]
+    again = fit_gemm.error(ROWS, fit_gemm.fit(ROWS, CONSTANTS, 3, held))
     assert stored <= 1.02 * again
     assert math.sqrt(stored) < 0.08
 
@@ -88,11 +90,11 @@ def test_a_long_sum_for_a_small_result_is_sliced():
 
 
 def test_every_task_of_a_wave_is_counted():
-    """One task more than there are places costs a wave."""
+    """One task more than there are places costs a wave, at a higher clock."""
     choice = gemm_choice("128x256")
     full = choice.microseconds(GemmConfig(), 128 * SMS, 256, 4096)
     more = choice.microseconds(GemmConfig(), 128 * SMS + 1, 256, 4096)
-    assert more > 1.4 * full
+    assert more > 1.2 * full
 
 
 @pytest.mark.parametrize("name", [choice.name for choice in GEMM_CHOICES])

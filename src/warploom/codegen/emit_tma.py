@@ -194,8 +194,10 @@ def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> li
         ]
         written: list[str] = []
         for panel in range(panels):
+            # The branch keeps ptxas from beginning all panels at once, which spills.
+            inside = f"{start} + {panel * cols} < {c_name(op.array.dims[-1])}"
             at = f"{base} + {panel * tile.panel_bytes}"
-            written += ["{", f"  const unsigned panel = {at};"]
+            written += [f"if ({inside}) {{", f"  const unsigned panel = {at};"]
             written += [f"  {line}" for line in _panel_lines(values, op, tile, panel, names)]
             written += ["}"]
         return [

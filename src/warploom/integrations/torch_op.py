@@ -16,7 +16,7 @@ from warploom.integrations.torch_program import refuse_backward, torch_module
 from warploom.kernels.attention import AttentionConfig
 from warploom.kernels.attention import attention as attention_program
 from warploom.kernels.choices import choose_attention, choose_gemm
-from warploom.kernels.gemm import ACTIVATIONS, GemmConfig
+from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, combine_schedule
 from warploom.kernels.gemm import gemm as gemm_program
 from warploom.runtime.tensors import ALIASES
 from warploom.tile import BF16, DType, dtype
@@ -116,18 +116,27 @@ def _gemm(
     )
     batch = shape[0] if base.batched else 1
     depth = a.shape[-1] if a_order == "mk" else a.shape[-2]
-    choice = choose_gemm(shape[-2], shape[-1], depth, base, batch)
+    choice = choose_gemm(shape[-2], shape[-1], depth, base, batch, sliced=True)
     config = choice.config(base)
     key = ("gemm", choice.name, config, a.device.index)
     if key not in _kernels:
         made = build(gemm_program(config), choice.schedule(config), ARCH)
         _kernels[key] = Kernel(made, a.device.index)
-    arrays = {"a": a, "b": b, "c": result}
+    operands, finish = {"a": a, "b": b}, {"c": result}
     if bias is not None:
-        arrays["bias"] = bias.float().contiguous()
+        finish["bias"] = bias.float().contiguous()
     if residual is not None:
-        arrays["residual"] = residual
-    _kernels[key](arrays, stream=_stream(a))
+        finish["residual"] = residual
+    if config.slices == 1:
+        _kernels[key](operands | finish, stream=_stream(a))
+        return result
+    parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)
+    _kernels[key](operands | {"parts": parts}, stream=_stream(a))
+    second = ("combine", config, a.device.index)
+    if second not in _kernels:
+        made = build(combine(config), combine_schedule(config), ARCH)
+        _kernels[second] = Kernel(made, a.device.index)
+    _kernels[second]({"parts": parts} | finish, stream=_stream(a))
     return result
 
 

@@ -4,8 +4,8 @@
     step  = longer of the matmul's time and the copies' time, rounded off where they are close
     waves = tasks (clusters) over the places there are, in whole ones
 
-The constants are of the machine, not of shapes: `bench/fit_gemm.py` fits them to the measured rows of
-`bench/results/gemm.json`, and says what the choice for each measured shape would lose if that
+The constants are of the machine, not of shapes: `bench/fit_gemm.py` fits them to the measured rows
+of `bench/results/gemm.json`, and says what the choice for each measured shape would lose if that
 shape's own rows had been left out. A measured shape may be a test of the chooser, never its table.
 """
 
@@ -15,6 +15,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from warploom.codegen.emit import shared_limit
 from warploom.codegen.emit_mma import MOST_COLUMNS
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
@@ -22,15 +23,26 @@ from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 
 SMS = 132  # streaming multiprocessors of H100 SXM and H200
+FASTEST = 1024 / 1980  # microseconds: the tensor cores' cycles for a UNIT's step at 1980 MHz
+TIE = 1.01  # times that close are taken as equal: repeated measurements differ by more
+PANEL_BYTES = 128  # of a row of the result that are stored together
 STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
 SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
 UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues are counted in
 CLUSTERS_OF_FOUR = 32  # that fit the GPU: its processing clusters are not whole fours
-SHARPNESS = 8.0  # exponent of the mean that stands for the longer of two times
+SHARPNESS = 6.0  # exponent of the mean that stands for the longer of two times
 WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
+MOST_SUMS = 192  # registers of a thread for sums; the epilogue needs the others
+MOST_SHARED_SUMS = 128  # the same of a thread of a block that shares its SM
+READ_BACK = 32  # registers for a gate or residual that the epilogue reads
 SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
 ALONE = ("", 1)  # no cluster
 CONSTANTS_FILE = Path(__file__).with_name("data") / "gemm_model.json"
+
+
+def cdiv(a: int, b: int) -> int:
+    """Division rounded up."""
+    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -39,31 +51,33 @@ class Constants:
 
     step        matmuls of a step of 128 bytes for a tile of 128 x 256, at the power limit of a GPU
                 all of whose SMs are busy; less where they are not
-    clock       the same at the highest clock
     aligned     copied rows of 128 bytes a microsecond and SM, from pitches of whole sectors
     ragged      the same from other pitches
     epilogue    of a tile of 128 x 256 that the next tile's loop does not hide
+    at_once     the same where every panel of the tile has a slot of its own on the way out
     start       launch, barriers, first copies, last stores
     early       the same where the launch is hidden behind the previous grid
     cluster     more start of a cluster of four
     narrow      matmul time of tiles 64 columns wide, relative: they read more shared memory
     pair        the same of two blocks that share an SM, each with copies of its own
     latency     from the request of a copy to its arrival; a ring has that many slots on the way
+    drain       more of every step whose product is waited for and added up in registers
     combine     the second kernel of a sliced GEMM
     summed      bytes of partial sums written and read back a microsecond, whole GPU
     """
 
     step: float
-    clock: float
     aligned: float
     ragged: float
     epilogue: float
+    at_once: float
     start: float
     early: float
     cluster: float
     narrow: float
     pair: float
     latency: float
+    drain: float
     combine: float
     summed: float
 
@@ -111,9 +125,26 @@ class GemmChoice:
             resident=self.resident,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
-        if self.tile[1] > MOST_COLUMNS:
-            registers = WIDE_REGISTERS
-        return multistage(gemm(config), self.depth, launch, self.groups, registers=registers)
+        if self.tile[1] > MOST_COLUMNS or config.dual:
+            registers = registers or WIDE_REGISTERS
+        flying = 0 if config.promote else 1
+        depth = min(self.depth, self.most_slots(config))
+        return multistage(gemm(config), depth, launch, self.groups, flying, registers)
+
+    def most_slots(self, config: GemmConfig) -> int:
+        """Slots that shared memory has room for beside the panels on their way out."""
+        bm, bn = self.tile
+        free = shared_limit(self.resident) - 2048 - bm * PANEL_BYTES * self.panels
+        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES)
+
+    def fits(self, config: GemmConfig) -> bool:
+        """Whether the registers of a thread hold every sum, and shared memory two slots."""
+        bm, bn = self.tile
+        tiles = 1 + config.dual + (config.ahead if config.promote else 0)
+        sums = tiles * bm * bn // (self.groups * 128)
+        most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
+        most -= READ_BACK if config.gate or config.residual else 0
+        return sums <= most and self.most_slots(config) >= 2
 
     def microseconds(
         self,
@@ -128,27 +159,30 @@ class GemmChoice:
         c = of or CONSTANTS
         (bm, bn), size, blocks = self.tile, config.dtype.bytes, self.cluster[1]
         along = {"m_tile": 1, "n_tile": 1, "": 1} | {self.cluster[0]: blocks}
-        rows = -(-m // (bm * along["m_tile"]))
-        cols = -(-n // (bn * along["n_tile"]))
+        rows = cdiv(m, bm * along["m_tile"])
+        cols = cdiv(n, bn * along["n_tile"])
         places = CLUSTERS_OF_FOUR * 4 // blocks if blocks > 2 else SMS // blocks
         tasks = rows * cols * batch * self.slices
-        steps = -(-(-(-k * size // STEP_BYTES)) // self.slices)
+        steps = cdiv(cdiv(k * size, STEP_BYTES), self.slices)
         a_line = (k if config.a == "mk" else m) * size
         b_line = (n if config.b == "kn" else k) * size
         copies = bm / along["n_tile"] / (c.ragged if a_line % SECTOR else c.aligned)
         copies += bn / along["m_tile"] / (c.ragged if b_line % SECTOR else c.aligned)
-        waves, together = -(-tasks // places), 1
+        waves, together = cdiv(tasks, places), 1
         if self.resident > 1:
             # Blocks of an SM share its rates, and one's stores are hidden by the other's matmuls.
-            waves = -(-tasks // SMS)
+            waves = cdiv(tasks, SMS)
             together = min(self.resident, waves)
         busy = tasks * blocks / (waves * SMS)
-        matmul = max(c.clock, c.step * busy) * bm * bn / UNIT
+        matmul = max(FASTEST, c.step * busy) * bm * bn / UNIT
         matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
         arrival = c.latency / (self.depth * together)
         parts = (matmul, copies, arrival)
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
-        time = waves * (steps * step + c.epilogue * bm * bn / UNIT / together)
+        step += c.drain / config.ahead if config.promote else 0.0
+        out = 4 if self.slices > 1 else config.out.bytes
+        end = c.at_once if self.panels * PANEL_BYTES >= bn * out else c.epilogue
+        time = waves * (steps * step + end * bm * bn / UNIT / together)
         time += c.early if self.dependent else c.start
         time += c.cluster if blocks > 2 else 0.0
         if self.slices > 1:
@@ -161,15 +195,21 @@ def _pair(name: str, tile: tuple[int, int], depth: int, dependent: bool = False)
     return GemmChoice(name, tile, ALONE, depth, 1, 1, 8, dependent, 2)
 
 
+# In the order of preference where predictions tie: multiplies for a byte copied.
 GEMM_CHOICES: tuple[GemmChoice, ...] = (
+    GemmChoice("128x256-at-once", (128, 256), depth=3, panels=4),
     GemmChoice("128x256", (128, 256)),
     GemmChoice("256x128", (256, 128), panels=1),
     GemmChoice("256x128-along-n", (256, 128), ("n_tile", 2), panels=1),
     GemmChoice("128x192", (128, 192)),
-    GemmChoice("128x320", (128, 320), depth=3),
-    GemmChoice("128x384", (128, 384), depth=3, panels=1),
-    GemmChoice("128x320-by-4", (128, 320), ("m_tile", 4), 3),
-    GemmChoice("128x384-by-4", (128, 384), ("m_tile", 4), 3, panels=1),
+    GemmChoice("128x192-at-once", (128, 192), panels=3),
+    GemmChoice("256x128-along-n-at-once", (256, 128), ("n_tile", 2), depth=3, panels=2),
+    GemmChoice("128x320", (128, 320), depth=3, panels=3),
+    GemmChoice("128x384", (128, 384), depth=3, panels=2),
+    GemmChoice("128x320-by-4", (128, 320), ("m_tile", 4), 3, panels=3),
+    GemmChoice("128x384-by-4", (128, 384), ("m_tile", 4), 3, panels=2),
+    GemmChoice("128x256-at-once-by-4", (128, 256), ("m_tile", 4), 3, panels=4),
+    GemmChoice("128x192-at-once-by-4", (128, 192), ("m_tile", 4), panels=3),
     GemmChoice("256x160-along-n", (256, 160), ("n_tile", 2), depth=3, panels=1),
     GemmChoice("256x192-along-n", (256, 192), ("n_tile", 2), depth=3, panels=1),
     GemmChoice("128x128", (128, 128), depth=6),
@@ -179,7 +219,6 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x64", (128, 64), ("n_tile", 2), depth=8, panels=1),
     GemmChoice("64x128-by-4", (64, 128), ("m_tile", 4), 8, groups=1, panels=1),
     GemmChoice("64x128-by-8", (64, 128), ("m_tile", 8), 8, groups=1, panels=1),
-    GemmChoice("128x256-dependent", (128, 256), dependent=True),
     _pair("128x128-pair", (128, 128), 3),
     _pair("128x128-pair-dependent", (128, 128), 3, True),
     _pair("64x128-pair", (64, 128), 4, True),
@@ -213,7 +252,7 @@ def choose_gemm(
     batch: int = 1,
     sliced: bool = False,
 ) -> GemmChoice:
-    """The variant with the least predicted time; the first of equals.
+    """The first variant of the table whose predicted time is the least, to a hundredth.
 
     `sliced` admits variants of two kernels and a workspace (`kernels.gemm.combine`).
     """
@@ -221,8 +260,13 @@ def choose_gemm(
         raise InputError(f"gemm of m={m} n={n} k={k} batch={batch}: expected positive sizes")
     config = base or GemmConfig()
     whole = not sliced or config.batched or config.dual
-    allowed = [choice for choice in GEMM_CHOICES if choice.slices == 1 or not whole]
-    return min(allowed, key=lambda choice: choice.microseconds(config, m, n, k, batch))
+    allowed = [
+        choice
+        for choice in GEMM_CHOICES
+        if choice.fits(config) and (choice.slices == 1 or not whole)
+    ]
+    times = [choice.microseconds(config, m, n, k, batch) for choice in allowed]
+    return next(c for c, time in zip(allowed, times, strict=True) if time <= TIE * min(times))
 
 
 def default_gemm(
