@@ -27,7 +27,7 @@ from warploom.errors import InputError
 from warploom.tile import Index, Op
 
 PIECE = 8  # elements of one 16-byte copy
-LOADER_THREADS = 128
+LOADER_THREADS = GROUP_THREADS = 128
 # bytes of shared memory a block may have (CUDA programming guide, table 21)
 SHARED_LIMITS = {"sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448}
 
@@ -65,8 +65,13 @@ class _Sm80Steps(StepCode):
         ]
 
     def _release(self, values: Values, step: Step, names: Names) -> list[str]:
-        # One lane arrives for its warp: the other lanes' reads come before that only by this.
-        return ["__syncwarp();", *super()._release(values, step, names)]
+        # Every lane arrives for its own reads. One lane a warp would do after a __syncwarp, but
+        # racecheck does not follow reads through that to the barrier.
+        ring, name = self.block.ring(step.ring), step.ring
+        return [
+            f"barrier_arrive({name}_empty + {name}_oldest * 8);",
+            f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;",
+        ]
 
     def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None
@@ -140,7 +145,7 @@ class _Sm80Emitter(Emitter):
             lines += [
                 f"  for (int s = 0; s < {ring.depth}; ++s) {{",
                 f"    barrier_init({ring.name}_full + s * 8, {LOADER_THREADS});",
-                f"    barrier_init({ring.name}_empty + s * 8, {4 * self.parts});",
+                f"    barrier_init({ring.name}_empty + s * 8, {GROUP_THREADS * self.parts});",
                 "  }",
             ]
         return [*lines, "}", "__syncthreads();"]
