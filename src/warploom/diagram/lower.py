@@ -10,7 +10,7 @@ floor's interpreter against the diagram's float64 meaning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,16 +44,26 @@ def lower(kernel: Kernel, dtype: str = "bf16", out: str = "fp32") -> tl.Program:
     return programs(kernel, dtype, out)[0]
 
 
-def programs(kernel: Kernel, dtype: str = "bf16", out: str = "fp32") -> tuple[tl.Program, ...]:
-    """The tile programs of a kernel, to be run in order: one, or parts and merge of a split."""
+def programs(
+    kernel: Kernel,
+    dtype: str = "bf16",
+    out: str = "fp32",
+    types: Mapping[str, str] | None = None,
+) -> tuple[tl.Program, ...]:
+    """The tile programs of a kernel, to be run in order: one, or parts and merge of a split.
+
+    Arrays are of `dtype`, outputs of `out`, but for those `types` names.
+    """
     flat, points = batched_to_one(_stepped(kernel))
     unrolled = _unrolled(flat)
-    kind, stored = tl.dtype(dtype), tl.dtype(out)
-    inputs = {clean(a.name): tl.array(kind, " ".join(map(clean, a.axes))) for a in flat.body.inputs}
-    outputs = {
-        clean(name): tl.array(stored, " ".join(clean(a) for a in flat.body.axes_of(name)))
-        for name in flat.body.outputs
-    }
+    kind, given = tl.dtype(dtype), types or {}
+
+    def spec(name: str, usual: str) -> tl.Array:
+        axes = " ".join(clean(axis) for axis in flat.body.axes_of(name))
+        return tl.array(tl.dtype(given.get(name, usual)), axes)
+
+    inputs = {clean(array.name): spec(array.name, dtype) for array in flat.body.inputs}
+    outputs = {clean(name): spec(name, out) for name in flat.body.outputs}
     name = clean(f"{flat.body.name}_{kernel.name}")
 
     def whole(**given: tl.Array) -> None:

@@ -48,12 +48,21 @@ def build_derivation(
             f"--build in {dtype!r}: derived kernels are built in {', '.join(ELEMENTS)}"
         )
     result: list[DerivedKernel] = []
+    types = narrow_in_full(found)
     for kernel in found.kernels:
-        for program in programs(padded(kernel), dtype, dtype):
+        for program in programs(padded(kernel), dtype, dtype, types):
             schedule = schedule_of(kernel, program)
             built = build(program, schedule, arch, allow)
             result.append(DerivedKernel(kernel, program, schedule, built))
     return tuple(result)
+
+
+def narrow_in_full(found: Derivation) -> dict[str, str]:
+    """fp32 for what kernels hand on or give that has one axis at most: statistics and losses."""
+    made = {name for kernel in found.kernels for name in kernel.body.outputs}
+    axes = {n: k.body.axes_of(n) for k in found.kernels for n in k.body.outputs}
+    size = found.diagram.size
+    return {name: "fp32" for name in made if sum(size[a] > 1 for a in axes[name]) <= 1}
 
 
 def padded(kernel: Kernel) -> Kernel:
