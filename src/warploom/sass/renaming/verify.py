@@ -9,6 +9,8 @@ but for register numbers, and every register one reads must be related to the on
 in the same place; what they write is related afterwards, and nothing else is to either. Where paths
 meet only pairs that hold on all of them remain. So equal inputs give equal values everywhere.
 
+Tuples of registers stay aligned.
+
 *No new hazard.* A register used anew brings dependences the compiler never timed. Those inside a
 block and across blocks must be as far apart as the mined table asks; a pair it does not know is
 refused. Registers still to be written or read by a variable-latency instruction, asynchronous
@@ -18,7 +20,9 @@ original has not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from warploom.sass.boundaries import pairs_across
@@ -80,7 +84,12 @@ def verify_renaming(
 
 
 def _decoded(cubin: Cubin, name: str) -> Kernel:
-    fresh = parse(cubin.data, cubin.origin)
+    return _from_bytes(cubin.data, name)
+
+
+@lru_cache(maxsize=4)
+def _from_bytes(data: bytes, name: str) -> Kernel:
+    fresh = parse(data, name)
     return build_kernel(fresh, fresh.kernels[name], disassemble(fresh)[name])
 
 
@@ -140,10 +149,29 @@ def _limits(one: Kernel, other: Kernel) -> list[Finding]:
             if access.resource < 2 * UNIFORM_BASE and access.resource > limit:
                 reason = f"{resource_name(access.resource)} is above what the original uses"
                 found.append(_finding("ALLOCATION", second, reason))
+        found += _alignment(first, second)
         pairs = zip(first.effects.writes, second.effects.writes, strict=False)
         if any(STACK in (a.resource, b.resource) and a.resource != b.resource for a, b in pairs):
             found.append(_finding("ALLOCATION", second, "R1 is the stack pointer"))
     return found
+
+
+def _alignment(first: Instruction, second: Instruction) -> Iterator[Finding]:
+    """A pair begins at an even register, wider tuples at a multiple of four, as far as before."""
+    for mine, theirs in (
+        (first.effects.writes, second.effects.writes),
+        (first.effects.reads, second.effects.reads),
+    ):
+        tuples: dict[str, list[tuple[int, int]]] = {}
+        for one, other in zip(mine, theirs, strict=False):
+            if one.slot[-1:].isdigit():
+                place = tuples.setdefault(one.slot.rstrip("0123456789"), [])
+                place.append((one.resource, other.resource))
+        for rows in tuples.values():
+            step = 1 if len(rows) == 1 else 2 if len(rows) == 2 else 4
+            shifts = {other - one for one, other in rows}
+            if len(shifts) > 1 or min(shifts) % step:
+                yield _finding("ALIGNMENT", second, f"{len(rows)} registers moved by {shifts}")
 
 
 def _lockstep(one: Kernel, other: Kernel) -> list[Finding]:
@@ -163,7 +191,10 @@ def _lockstep(one: Kernel, other: Kernel) -> list[Finding]:
         block = one.blocks[place.block]
         for index in range(block.start, block.end):
             first, second = one.instructions[index], other.instructions[index]
-            for mine, theirs in _reads(first, second):
+            pairs = _reads(first, second)
+            if pairs is None:
+                found[index, -1] = _finding("DATAFLOW", second, "reads other places than before")
+            for mine, theirs in pairs or ():
                 if not state.holds(mine, theirs):
                     reason = (
                         f"reads {resource_name(theirs)}, which need not hold what "
@@ -174,12 +205,12 @@ def _lockstep(one: Kernel, other: Kernel) -> list[Finding]:
     return list(found.values())
 
 
-def _reads(first: Instruction, second: Instruction) -> list[tuple[int, int]]:
-    """Registers read in the same places; a count that differs pairs with one that never holds."""
+def _reads(first: Instruction, second: Instruction) -> list[tuple[int, int]] | None:
+    """Registers read in the same places; None when the places differ."""
     mine = [(access.resource, access.slot) for access in first.effects.reads]
     theirs = [(access.resource, access.slot) for access in second.effects.reads]
     if [slot for _, slot in mine] != [slot for _, slot in theirs]:
-        return [(-1, -2)]
+        return None
     return [(a[0], b[0]) for a, b in zip(mine, theirs, strict=True)]
 
 

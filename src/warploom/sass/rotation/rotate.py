@@ -31,7 +31,8 @@ from warploom.sass.opcodes import Order, Pipe
 
 PURE: Final = frozenset((Pipe.ALU, Pipe.FMA, Pipe.IMAD, Pipe.HALF, Pipe.UNIFORM))
 SHIFTED_TABLES: Final = frozenset((*nvinfo.REWRITTEN, 0x1C, 0x1D))
-DISPLACEMENT_BITS: Final = 48
+DISPLACEMENT_BITS: Final = 48  # from bit 34 on; of BSSY fewer
+SHORT_BITS: Final = 30
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,12 @@ def _aimed(item: Instruction, word: tuple[int, int], distance: int, sm: int) -> 
     before = relative_target(item.line.opcode, 0, word, sm)
     if before == distance + WORD_BYTES:
         return word
-    if item.base != "BRA" and not item.line.opcode.startswith("WARPSYNC.COLLECTIVE"):
+    if item.base not in ("BRA", "BSSY") and not item.line.opcode.startswith("WARPSYNC.COLL"):
         raise InputError(f"{item}: this kind of branch is not re-aimed")
     steps = distance // 4
-    low = sm >= 90
-    field = (steps >> 8 if low else steps) & (1 << DISPLACEMENT_BITS) - 1
-    whole = whole & ~(((1 << DISPLACEMENT_BITS) - 1) << 34) | field << 34
+    low = sm >= 90 and item.base != "BSSY"
+    mask = (1 << (SHORT_BITS if item.base == "BSSY" else DISPLACEMENT_BITS)) - 1
+    whole = whole & ~(mask << 34) | ((steps >> 8 if low else steps) & mask) << 34
     if low:
         whole = whole & ~(0xFF << 16) | (steps & 0xFF) << 16
     return whole & (1 << 64) - 1, whole >> 64

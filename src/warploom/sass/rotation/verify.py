@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from warploom.sass import nvinfo
@@ -51,7 +52,10 @@ LEAVING: Final = frozenset(
     "BRA BRX BRXU JMP JMX JMXU CALL RET EXIT KILL BSYNC BREAK RTT BPT WARPSYNC YIELD NANOSLEEP "
     "LEPC RPCMOV".split()
 )
-BRANCH_BITS: Final = ((1 << 48) - 1) << 34 | 0xFF << 16
+# Where a displacement stands in a word: of BSSY, of other branches, and on sm_90 also of these.
+SHORT_FIELD: Final = ((1 << 30) - 1) << 34
+LONG_FIELD: Final = ((1 << 48) - 1) << 34
+LOW_FIELD: Final = 0xFF << 16
 PLAIN_TABLES: Final = (0x28, 0x31, 0x1C, 0x1D)
 
 
@@ -78,7 +82,12 @@ def verify_rotation(
 
 
 def _decoded(cubin: Cubin, name: str) -> Kernel:
-    fresh = parse(cubin.data, cubin.origin)
+    return _from_bytes(cubin.data, name)
+
+
+@lru_cache(maxsize=4)
+def _from_bytes(data: bytes, name: str) -> Kernel:
+    fresh = parse(data, name)
     return build_kernel(fresh, fresh.kernels[name], disassemble(fresh)[name])
 
 
@@ -156,7 +165,7 @@ def _stream(one: Kernel, other: Kernel, claim: Rotation) -> Iterator[Finding]:
     ):
         old = items[index]
         aim = _target(one, old)
-        moving = ~(BRANCH_BITS if aim is not None else 0)
+        moving = ~_displacement(old, one.sm) if aim is not None else -1
         before = old.low | (old.high & ~CONTROL_MASK) << 64
         after = new.low | (new.high & ~CONTROL_MASK) << 64
         if (before ^ after) & moving:
@@ -169,6 +178,12 @@ def _stream(one: Kernel, other: Kernel, claim: Rotation) -> Iterator[Finding]:
                 yield _finding("BRANCH", new, f"does not go where {old} goes")
         if not _same_control(old.control, new.control, place == latch - 1):
             yield _finding("CONTROL_FIELD", new, "a rotation keeps the control fields")
+
+
+def _displacement(item: Instruction, sm: int) -> int:
+    if item.base == "BSSY":
+        return SHORT_FIELD
+    return LONG_FIELD | LOW_FIELD if sm >= 90 else LONG_FIELD
 
 
 def _same_control(old: Control, new: Control, last: bool) -> bool:

@@ -1,0 +1,1 @@
+"""Parts of bench/whole_set.py: prepare the bases, play on them, report."""
