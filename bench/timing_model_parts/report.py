@@ -56,7 +56,7 @@ def report(
         row = _row(name, schedules, ranks, raw, command)
         rows.append(row)
         checks = row.checks
-        low, high = row.ci95 or (0.0, 0.0)
+        low, high = checks["interval_of_ours"]
         print(
             f"{name:18} {checks['between_passes']:6.3f} {row.baselines['ceiling']:7.3f} "
             f"{checks['stalls_alone']:7.3f} {row.ours:6.3f} [{low:.3f}, {high:.3f}]  "
@@ -147,9 +147,10 @@ def _row(
         ours=round(rho, 4),
         baselines={"ceiling": round(limit, 4)},
         ratio_to_best=round(rho / limit, 4) if limit else 0.0,
-        ci95=(round(float(low), 4), round(float(high), 4)),
+        ci95=(round(float(low) / limit, 4), round(float(high) / limit, 4)) if limit else None,
         samples=len(model),
         checks={
+            "interval_of_ours": [round(float(low), 4), round(float(high), 4)],
             "between_passes": round(between, 4),
             "even_schedules": round(spearman(model[::2], measured[::2]), 4),
             "odd_schedules": round(spearman(model[1::2], measured[1::2]), 4),
