@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from warploom.errors import CheckFailed, WarploomError
 from warploom.files import write_text_atomically
 from warploom.runtime import (
     CheckSettings,
@@ -101,7 +102,10 @@ def run(folder: Path, kernels: tuple[str, ...], raw: Path, plan: Plan) -> None:
     for name in kernels:
         began = time.monotonic()
         prepared = read(folder, name)
-        found = dry(prepared, plan) if plan.model else measured(prepared, plan)
+        try:
+            found = dry(prepared, plan) if plan.model else measured(prepared, plan)
+        except WarploomError as error:  # the other kernels are still to be played
+            found = {"error": str(error), "lines": [f"failed: {error}"]}
         result["kernels"][name] = found
         write_text_atomically(raw, json.dumps(result) + "\n")
         seconds = time.monotonic() - began
@@ -147,6 +151,8 @@ def measured(prepared: Prepared, plan: Plan) -> dict[str, Any]:
             starts=prepared.starts,
         )
         images = _leaders(entries)
+        if not images:
+            raise CheckFailed(f"{prepared.name}: no candidate ran and was right")
         timing = measurer.compare(
             {ORIGINAL: prepared.original.data, **{name: row[0] for name, row in images.items()}},
             TimingSettings(mode="warm", rounds=20, reloads=3),

@@ -9,6 +9,7 @@ bookkeeping (bit masks and one forward scan) and proves nothing: `verify` decide
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -85,6 +86,12 @@ class Editor:
             tuple(item.control for item in self.kernel.instructions[block.start : block.end])
             for block in self.kernel.blocks
         ]
+
+    def fork(self) -> Editor:
+        """An editor of the same kernel in the same state, edited apart from this one."""
+        other = copy(self)
+        other.states, other._controls = list(self.states), list(self._controls)
+        return other
 
     # --- moves -----------------------------------------------------------------------------
 

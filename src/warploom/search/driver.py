@@ -130,16 +130,15 @@ def run_search(
     result = SearchResult(player.name, evaluator.name, on_best=on_best)
     shared = verifier or Verifier(original, kernel, mode)
     elsewhere = elsewhere or start is not None
+    first = Game(original, kernel, mode, player.family, shared, moves, elsewhere)
+    if start is not None:
+        first.editor.adopt(start.kernel(first.kernel.name).words)
+    games = [first, *(first.fork() for _ in range(1, min(chains, player.most_chains)))]
     began = time.monotonic()
     running: dict[int, _Chain] = {}
-    games: list[Game] = []
     plays: list[Play] = []
     try:
-        for number in range(min(chains, player.most_chains)):
-            game = Game(original, kernel, mode, player.family, shared, moves, elsewhere)
-            if start is not None:
-                game.editor.adopt(start.kernel(game.kernel.name).words)
-            games.append(game)
+        for number, game in enumerate(games):
             plays.append(player.play(game, random.Random(f"{seed}/{number}")))
             chain = _Chain(game, plays[-1])
             _advance(chain, None, evaluator, running)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -112,6 +113,14 @@ class Game:
                 f"{self.kernel.name}: no instruction of the {family.value} family may move"
             )
         self._weights = self._instruction_weights()
+
+    def fork(self) -> Game:
+        """A game of the same kernel in the same state, played apart from this one."""
+        other = copy(self)
+        other.editor = self.editor.fork()
+        other.tally = Counter()
+        other._undo = None
+        return other
 
     def _instruction_weights(self) -> list[float]:
         """Instructions of inner loops are chosen more often: that is where cycles are."""
