@@ -106,16 +106,14 @@ LARGE = (
     "128x256-at-once",
     "256x128-along-n",
     "256x128-along-n-at-once",
+    "128x192",
     "128x192-at-once",
     "128x128",
-    "256x160-along-n",
     "256x192-along-n",
     "128x320",
     "128x384",
-    "128x320-by-4",
-    "128x384-by-4",
-    "128x256-at-once-by-4",
 )
+RAGGED = (*LARGE, "128x320-direct", "256x192-along-n-direct", "128x256-at-once-by-4")
 FEW = (
     "128x256-dependent",
     "128x128",
@@ -131,13 +129,13 @@ SLICED = tuple(name for name in VARIANTS if name.startswith("slices"))
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (4096, 4096, 4096): LARGE,
-    (8192, 8192, 8192): (*LARGE, "drain"),
+    (8192, 8192, 8192): LARGE,
     (16384, 16384, 16384): LARGE,
-    (4000, 6008, 3000): LARGE,
-    (8200, 1032, 8192): LARGE,
-    (5000, 5000, 5000): LARGE,
-    (1000, 20000, 2000): LARGE,
-    (12345, 1544, 3080): LARGE,
+    (4000, 6008, 3000): RAGGED,
+    (8200, 1032, 8192): RAGGED,
+    (5000, 5000, 5000): RAGGED,
+    (1000, 20000, 2000): RAGGED,
+    (12345, 1544, 3080): RAGGED,
     (2048, 2048, 16384): LARGE,
     (16384, 1024, 4096): LARGE,
     (2048, 2048, 2048): FEW,

@@ -92,6 +92,9 @@ def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[s
     return [*_for("t", extents[0]), *_for("i", extents[1]), f"    {body}"]
 
 
+QUAD_COLUMNS = 32  # that the four lanes of a row write together: 64 bytes of 16-bit elements
+
+
 def _for(name: str, count: int) -> list[str]:
     return ["#pragma unroll", f"for (int {name} = 0; {name} < {count}; ++{name})"]
 
@@ -188,3 +191,46 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         return [f"if (threadIdx.x % 128 == 0) {{ if ({inside}) {write} }}"]
     blocks, count = values.blocks(source.type), source.type.shape[1] // 2
     return [*_for("t", blocks), *_for("i", count), f"    if ({inside}) {write}"]
+
+
+def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """A store from registers, 16 bytes a lane where pitches allow, else element by element.
+
+    The four lanes of a row exchange words, so that each holds 8 neighbouring columns and together
+    they write 64 bytes: two whole sectors.
+    """
+    source, plain = op.srcs[0], direct_store_lines(values, op, names)
+    assert op.array is not None
+    fits = (
+        values.form(source.type) == "tile"
+        and op.kind == "store"
+        and op.array.dtype.name in PACKED
+        and source.type.names == tuple(s.axis for s in op.spans if s.size is not None)
+        and source.type.shape[1] % QUAD_COLUMNS == 0
+        and all(span.stop is None for span in op.spans)
+        and op.spans[-1].size is not None
+    )
+    if not fits:
+        return plain
+    groups, array = source.type.shape[1] // 8, op.array
+    offset, inside = values.address(
+        op, source.type, At("tile", i="4 * (j + lane % 4) + 2 * h"), names
+    )
+    words = [values.word(source, "t", f"2 * (j + {g}) + h", names) for g in range(4)]
+    strides = [f"{array.name}_stride{d}" for d in range(len(array.dims) - 1)]
+    odd = " | ".join([*strides, c_name(array.dims[-1])])
+    address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
+    return [
+        f"if ((({odd}) & 7) == 0 && {address} % 16 == 0) {{",
+        *[f"  {line}" for line in (*_for("t", values.blocks(source.type)), *_for("h", 2))],
+        "  #pragma unroll",
+        f"      for (int j = 0; j < {groups}; j += 4) {{",
+        f"        unsigned w[4] = {{{', '.join(words)}}};",
+        "        quad_exchange(w, lane % 4);",
+        f"        if ({inside})",
+        f"          store_16_bytes({array.name}_data + {offset} - thread_col, w);",
+        "      }",
+        "} else {",
+        *[f"  {line}" for line in plain],
+        "}",
+    ]

@@ -16,7 +16,7 @@ from typing import Any
 
 from warploom.codegen.block import BlockProgram, Role, Step
 from warploom.codegen.emit import CudaSource, Emitter
-from warploom.codegen.emit_ops import direct_store_lines
+from warploom.codegen.emit_ops import wide_store_lines
 from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
 from warploom.codegen.names import c_name
@@ -83,7 +83,7 @@ class _Sm80Steps(StepCode):
     def _run(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None
         if step.op.kind in ("store", "store_add"):
-            return direct_store_lines(values, step.op, names)
+            return wide_store_lines(values, step.op, names)
         return super()._run(values, step, names)
 
 

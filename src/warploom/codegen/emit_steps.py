@@ -7,7 +7,7 @@ from collections.abc import Callable
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.emit_expand import Expanded
 from warploom.codegen.emit_mma import issue_lines
-from warploom.codegen.emit_ops import compute_lines, direct_store_lines
+from warploom.codegen.emit_ops import compute_lines, wide_store_lines
 from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast, store_lines
 from warploom.codegen.holds import Holds
 from warploom.codegen.names import c_name
@@ -240,7 +240,7 @@ class StepCode:
         if op.kind in ("store", "store_add"):
             if self.maps.through_shared(op):
                 return store_lines(self.maps, values, op, names)
-            return direct_store_lines(values, op, names)
+            return wide_store_lines(values, op, names)
         return compute_lines(values, op, names)
 
     def _turn_wait(self, values: Values, step: Step, names: Names) -> list[str]:

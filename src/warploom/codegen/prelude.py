@@ -133,6 +133,26 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int kPending> DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }""",
+    "store_16_bytes": """\
+DEVICE void store_16_bytes(void* to, const unsigned (&w)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}""",
+    "quad_exchange": """\
+// The four lanes of a quad hold a column pair each of four groups: lane q gets all of group q.
+DEVICE void quad_exchange(unsigned (&w)[4], unsigned q) {
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const bool upper = q & step;
+      const unsigned out = upper ? w[i] : w[i + step];
+      const unsigned in = __shfl_xor_sync(0xffffffffu, out, step);
+      if (upper) w[i] = in;
+      else w[i + step] = in;
+    }
+}""",
     "some": """\
 // A run of one row of accumulators, for one of several matmuls side by side.
 template <int kCount> DEVICE float (&some(float* first))[kCount] {

@@ -25,6 +25,7 @@ from warploom.kernels.gemm import GemmConfig, gemm
 SMS = 132  # streaming multiprocessors of H100 SXM and H200
 FASTEST = 1024 / 1980  # microseconds: the tensor cores' cycles for a UNIT's step at 1980 MHz
 TIE = 1.01  # times that close are taken as equal: repeated measurements differ by more
+OTHER_BYTES = 1024 + 512  # of shared memory: alignment of the base, barriers
 PANEL_BYTES = 128  # of a row of the result that are stored together
 STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
 SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
@@ -54,6 +55,7 @@ class Constants:
     aligned     copied rows of 128 bytes a microsecond and SM, from pitches of whole sectors
     ragged      the same from other pitches
     epilogue    of a tile of 128 x 256 that the next tile's loop does not hide
+    direct      the same where registers are stored without a way through shared memory
     at_once     the same where every panel of the tile has a slot of its own on the way out
     start       launch, barriers, first copies, last stores
     early       the same where the launch is hidden behind the previous grid
@@ -71,6 +73,7 @@ class Constants:
     ragged: float
     epilogue: float
     at_once: float
+    direct: float
     start: float
     early: float
     cluster: float
@@ -108,6 +111,7 @@ class GemmChoice:
     dependent: bool = False
     resident: int = 1
     slices: int = 1
+    store: str = "tma"
 
     def config(self, base: GemmConfig) -> GemmConfig:
         """`base` with this tile; a step of k is 128 bytes."""
@@ -123,9 +127,10 @@ class GemmChoice:
             store_panels=self.panels,
             dependent=self.dependent,
             resident=self.resident,
+            store=self.store,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
-        if self.tile[1] > MOST_COLUMNS or config.dual:
+        if self.tile[1] > MOST_COLUMNS or config.dual or config.batched or self.slices > 1:
             registers = registers or WIDE_REGISTERS
         flying = 0 if config.promote else 1
         depth = min(self.depth, self.most_slots(config))
@@ -134,7 +139,8 @@ class GemmChoice:
     def most_slots(self, config: GemmConfig) -> int:
         """Slots that shared memory has room for beside the panels on their way out."""
         bm, bn = self.tile
-        free = shared_limit(self.resident) - 2048 - bm * PANEL_BYTES * self.panels
+        panels = bm * PANEL_BYTES * self.panels if self.store == "tma" else 0
+        free = shared_limit(self.resident) - OTHER_BYTES - panels
         return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES)
 
     def fits(self, config: GemmConfig) -> bool:
@@ -176,12 +182,14 @@ class GemmChoice:
         busy = tasks * blocks / (waves * SMS)
         matmul = max(FASTEST, c.step * busy) * bm * bn / UNIT
         matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
-        arrival = c.latency / (self.depth * together)
+        # One slot is being read, the others are on the way.
+        arrival = c.latency / (self.depth * together - 1)
         parts = (matmul, copies, arrival)
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
         step += c.drain / config.ahead if config.promote else 0.0
         out = 4 if self.slices > 1 else config.out.bytes
         end = c.at_once if self.panels * PANEL_BYTES >= bn * out else c.epilogue
+        end = end if self.store == "tma" else c.direct
         time = waves * (steps * step + end * bm * bn / UNIT / together)
         time += c.early if self.dependent else c.start
         time += c.cluster if blocks > 2 else 0.0
@@ -206,6 +214,8 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("256x128-along-n-at-once", (256, 128), ("n_tile", 2), depth=3, panels=2),
     GemmChoice("128x320", (128, 320), depth=3, panels=3),
     GemmChoice("128x384", (128, 384), depth=3, panels=2),
+    GemmChoice("128x320-direct", (128, 320), store="direct"),
+    GemmChoice("256x192-along-n-direct", (256, 192), ("n_tile", 2), store="direct"),
     GemmChoice("128x320-by-4", (128, 320), ("m_tile", 4), 3, panels=3),
     GemmChoice("128x384-by-4", (128, 384), ("m_tile", 4), 3, panels=2),
     GemmChoice("128x256-at-once-by-4", (128, 256), ("m_tile", 4), 3, panels=4),
@@ -227,6 +237,7 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x64-alone", (128, 64), ALONE, 8, panels=1, dependent=True),
     GemmChoice("128x128-alone", (128, 128), ALONE, 6, dependent=True),
     GemmChoice("64x256-alone", (64, 256), ALONE, 4, 1, 1, dependent=True),
+    GemmChoice("slices4", (128, 64), ("n_tile", 2), 8, panels=1, dependent=True, slices=4),
     GemmChoice("slices8", (128, 128), ALONE, 6, panels=1, dependent=True, slices=8),
     GemmChoice("slices8-by-2", (128, 128), depth=6, panels=1, dependent=True, slices=8),
     GemmChoice("slices8-by-4", (128, 128), ("m_tile", 4), 6, 2, 1, dependent=True, slices=8),
