@@ -40,6 +40,7 @@ from warploom.sass.verify import Verifier
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 8
+COMPARING_S = 15.0
 KERNELS = (
     "attention",
     "feed_forward",
@@ -81,7 +82,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", default="0", help="GPU numbers; kernels run in parallel")
     parser.add_argument("--parallel", type=int, default=12, help="runs at a time on one GPU")
     parser.add_argument("--seconds", type=float, default=600.0, help="stop all runs after this")
-    parser.add_argument("--policy", help="pre-trained policy for ppo-pre")
+    parser.add_argument("--policy", help="pre-trained policy (ppo-imitated, ppo-pre)")
     parser.add_argument("--work", type=Path, default=Path("out/search_comparison"))
     parser.add_argument("--report", action="store_true", help="only write rows and figures")
     parser.add_argument("--dry-run", type=Path, help="folder of KERNEL*.cubin; the model scores")
@@ -165,7 +166,7 @@ def run_kernel(name: str, given: argparse.Namespace) -> int:
         broker = Broker(GpuScorer(measurer), log, folder, given.parallel)
         setup = time.monotonic() - began
         broker.write({"kernel": name, "device": baseline.device, "config": recorded_config(name)})
-        broker.play(waiting, captured.cubin, captured.name, 0.8 * limit - setup)
+        broker.play(waiting, captured.cubin, captured.name, limit - COMPARING_S - setup)
         compare(name, original, captured.name, runs, measurer, broker)
     return 0
 

@@ -31,20 +31,23 @@ METHODS: Mapping[str, str] = {
     "guided": "climbs under the timing model between measurements",
     "ppo-cuasmrl": "ppo with CuAsmRL's actions, network and parameters",
     "ppo": "ppo with the wide actions and the graph network",
-    "ppo-guided": "the same, a measurement after 4 steps that the model does not call slower",
-    "ppo-pre": "ppo-guided, starting from a policy trained on the timing model",
+    "ppo-imitated": "the same, starting from a policy that imitates the timing model's choices",
+    "ppo-guided": "ppo with a measurement after 4 steps that the model does not call slower",
+    "ppo-pre": "ppo-guided, starting from a policy trained by PPO on the timing model",
 }
 PROFILE_OF: Mapping[str, str] = {
     "ppo-cuasmrl": "cuasmrl",
     "ppo": "wide",
+    "ppo-imitated": "wide",
     "ppo-guided": "guided",
     "ppo-pre": "guided",
 }
+TRAINED = ("ppo-imitated", "ppo-pre")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One cell of the comparison. `policy` is the pre-trained policy, for `ppo-pre`."""
+    """One cell of the comparison. `policy` is the pre-trained policy, for those of `TRAINED`."""
 
     kernel: str
     method: str
@@ -88,9 +91,9 @@ def player_of(run: Run) -> Player:
         from warploom.search.rl.player import player_for  # noqa: PLC0415 - needs torch
 
         profile = PROFILE_OF[run.method]
-        start = Path(run.policy) if run.method == "ppo-pre" and run.policy else None
-        if run.method == "ppo-pre" and start is None:
-            raise InputError("ppo-pre needs --policy, a policy trained on the model")
+        start = Path(run.policy) if run.method in TRAINED and run.policy else None
+        if run.method in TRAINED and start is None:
+            raise InputError(f"{run.method} needs --policy, a policy trained on the model")
         return player_for(profile, run.seed, policy=start)
     if run.method not in PLAYERS:
         raise InputError(f"no player {run.method!r}")
