@@ -13,7 +13,8 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from gemm_cases import (  # noqa: E402
 )
 from warploom.codegen.build import Built  # noqa: E402
 from warploom.codegen.launch import Kernel  # noqa: E402
+from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 from warploom.kernels.gemm import GemmConfig  # noqa: E402
 
 FOLDER = kb.ROOT / "out" / "bench" / "gemm"
@@ -259,6 +261,26 @@ def _verify(torch: Any, config: GemmConfig, v: Values, calls: dict[str, Call]) -
     return checks
 
 
+def with_defaults(rows: Iterable[Evidence]) -> list[Evidence]:
+    """The rows, each "gemm default" being that of the variant its shape gets now, if it was timed.
+
+    A default is one of the variants that ran beside it in the same process: when the chooser has
+    learned from that run, the row of what it picks now says what the default now does.
+    """
+    kept = list(rows)
+    by_key = {(row.kernel, row.shape, row.dtype): row for row in kept}
+    for place, row in enumerate(kept):
+        if row.kernel != "gemm default":
+            continue
+        shape = tuple(int(part) for part in row.shape.split()[0].split("x"))
+        what = next((w for w in OTHERS if w in f"{row.shape} {row.dtype}".split()), "time")
+        name = default_of(what, shape)  # type: ignore[arg-type]
+        pick = by_key.get((f"gemm {name}", row.shape, row.dtype))
+        if pick is not None and not row.notes.endswith(f"; {name}"):
+            kept[place] = replace(pick, kernel="gemm default")
+    return kept
+
+
 def main() -> None:
     """Command line."""
     args = kb.arguments(__doc__ or "")
@@ -268,6 +290,7 @@ def main() -> None:
         kb.work(case, args)
     elif args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
+        write_rows(RESULTS, with_defaults(read_rows(RESULTS)))
     else:
         names = [f"check {name}" for name in VARIANTS if not name.startswith("combine")]
         names = names if args.stage != "timing" else []

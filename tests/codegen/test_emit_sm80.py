@@ -70,17 +70,21 @@ def test_the_emitted_code_means_what_the_program_means(kernels, number):
         assert distance(got[name], want) < 4e-3, name
 
 
-def test_a_wait_left_out_is_found(kernels, tmp_path):
+def test_a_wait_left_out_and_words_of_another_lane_are_found(kernels, tmp_path):
     from dataclasses import replace  # noqa: PLC0415
 
     _, made, sources = kernels
     program, _, arrays = made["gemm"]
-    text = re.sub(r"barrier_wait\(a_b_full[^;]*;", "", sources[0].text)
-    assert text != sources[0].text
-    broken = replace(sources[0], text=text)
-    library = emulate.compile_all([broken], tmp_path)
-    got = emulate.run(library, 0, broken, program, arrays)
-    assert distance(got["c"], t.interpret(program, arrays)["c"]) > 1e-2
+    faults = (
+        re.sub(r"barrier_wait\(a_b_full[^;]*;", "", sources[0].text),
+        sources[0].text.replace("quad_exchange(w, lane % 4);", ""),
+    )
+    broken = [replace(sources[0], text=text) for text in faults]
+    assert all(source.text != sources[0].text for source in broken)
+    library = emulate.compile_all(broken, tmp_path)
+    for number, source in enumerate(broken):
+        got = emulate.run(library, number, source, program, arrays)
+        assert distance(got["c"], t.interpret(program, arrays)["c"]) > 1e-2
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
