@@ -19,9 +19,9 @@ Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tu
 
 
 def _choice(name: str, **config: Any) -> Variant:
-    choice = ATTENTION_CHOICES[name.removesuffix("-early")]
-    if name.endswith("-early"):
-        choice = replace(choice, launch=choice.launch | {"hold_waits": False})
+    choice = ATTENTION_CHOICES[name.removesuffix("-held")]
+    if name.endswith("-held"):
+        choice = replace(choice, launch=choice.launch | {"hold_waits": True})
     return choice.config(AttentionConfig(**config)), choice.schedule, choice.allow
 
 
@@ -29,70 +29,75 @@ def _plain(config: AttentionConfig) -> KernelSchedule:
     return multistage(attention(config), {"k": 2, "v": 2}, LaunchPlan(split="rows"), 2, in_flight=0)
 
 
-# "-early": with waits for matmuls where ptxas would have them.
+# "-held": with waits for matmuls held below the softmax.
 TIMED: dict[str, tuple[str, ...]] = {
     "d128": (
-        "128x128-ahead-together",
         "128x128-ahead-together-apart",
-        "128x128-ahead-together-apart-early",
+        "128x128-ahead-together-apart-held-copies",
         "128x176-together-apart",
-        "128x176-together-apart-early",
-        "128x176-apart",
-        "192x128-ahead1-serial-apart",
+        "128x176-draw4-together-apart",
     ),
     "d128 causal": (
         "128x128-draw16",
         "128x128-draw16-together",
-        "128x128-draw16-together-early",
         "128x128-draw16-together-apart",
-        "128x128-draw16-apart",
+        "192x128-snake1-serial",
         "192x128-snake1-serial-apart",
+        "192x128-snake1-serial-apart-held",
     ),
     "d64": (
         "192x128-ahead",
-        "192x128-ahead-early",
+        "192x128-ahead-held",
         "192x128-ahead-apart",
-        "192x128-ahead-apart-fma1",
-        "192x128-ahead-apart-fma2",
-        "192x128-ahead-serial-apart",
-        "192x192-serial",
         "192x192-serial-apart",
-        "128x192-ahead-apart",
     ),
     "d64 causal": (
-        "128x128-draw16",
-        "128x128-draw16-early",
-        "128x128-draw16-serial",
         "128x64-pair-serial",
-        "128x64-grid-pair-serial",
+        "128x64-pair-serial-held",
         "192x128-snake",
-        "192x128-snake-early",
         "192x128-snake-apart",
-        "192x128-snake-apart-fma1",
-        "192x128-snake-apart-fma2",
-        "192x128-snake-serial-apart",
         "192x192-snake-serial-apart",
-        "256x64-snake",
         "256x96-snake-serial",
     ),
     "d96": (
-        "128x128-ahead-together",
         "128x128-ahead-together-apart",
         "128x176-together-apart",
+        "192x128-ahead1-serial-apart",
+        "192x144-serial-apart",
     ),
-    "d96 causal": ("128x128-draw16-together", "128x128-draw16-together-apart"),
-    "d256": ("128x64", "128x64-together"),
-    "d256 causal": ("128x64", "128x64-together", "128x64-draw16-together"),
-    "fp8 d128": (
-        "128x128-ahead-together-apart",
-        "128x176-together-apart",
-        "128x224-ahead-together",
+    "d96 causal": (
+        "128x128-draw16-together",
+        "128x128-draw16-together-apart",
+        "192x128-snake1-serial",
+        "192x128-snake1-serial-apart",
     ),
+    "d256": (
+        "128x64",
+        "128x64-draw4-together",
+        "128x80-draw4-together",
+        "128x128-draw4-serial",
+        "128x128-draw4-serial-apart",
+    ),
+    "d256 causal": (
+        "128x64-draw16-together",
+        "128x64-draw16-together-apart",
+        "128x80-draw4-together",
+        "128x128-draw4-serial",
+    ),
+    "fp8 d128": ("128x128-ahead-together-apart", "128x224-ahead-together"),
     "fp8 d128 causal": ("128x128-draw16-together", "128x128-draw16-together-apart"),
-    "packed d128 causal": ("128x128-draw16-together", "128x128-draw16"),
-    "packed d64 causal": ("128x128-draw16",),
-    "window d128 causal": ("128x128-draw16-together-apart", "128x128-draw16"),
-    "gqa d128 causal": ("128x128-draw16-together", "128x128-draw16-together-apart"),
+    "packed d128 causal": (
+        "128x128-draw16-together",
+        "128x128-draw16",
+        "192x128-snake1-serial-apart",
+    ),
+    "packed d64 causal": ("128x128-draw16", "192x128-snake"),
+    "window d128 causal": ("128x128-draw16-together", "128x128-draw16"),
+    "gqa d128 causal": (
+        "128x128-draw16-together",
+        "128x128-draw16-together-apart",
+        "192x128-snake1-serial-apart",
+    ),
 }
 WINDOW, GROUP = 1024, 4  # of the timed cases "window" and "gqa"
 
@@ -191,7 +196,10 @@ def pack(
     v = {"q": rand(rows[-1], heads), "k": rand(keys[-1], kv), "v": rand(keys[-1], kv)}
     v["o"] = torch.full_like(v["q"], math.nan)
     v |= {"row_bounds": whole(rows), "key_bounds": whole(keys)}
-    v["tiles"] = whole(task_table(*zip(*lengths, strict=True), c.tile[0]).tolist()).view(-1, 2)
+    for tile in (64, 128, 192, 256):
+        table = task_table(*zip(*lengths, strict=True), tile)
+        v[f"tiles {tile}"] = whole(table.tolist()).view(-1, 2)
+    v["tiles"] = v[f"tiles {c.tile[0]}"]
     if c.lse:
         v["lse"] = torch.full((heads, rows[-1]), math.nan, device="cuda")
     return v

@@ -42,12 +42,12 @@ GEMMS = {
 }
 GEMM_SHAPE = (520, 1040, 4112)
 ATTENTIONS = (
-    "d128 128x128-ahead-together",
+    "d128 128x128-ahead-together-apart",
+    "d128 128x176-together-apart",
     "d128 causal 128x128-draw16-together",
+    "d128 causal 192x128-snake1-serial-apart",
     "d64 192x128-ahead",
-    "d64 192x192-serial-apart",
-    "d64 causal 192x128-snake-apart",
-    "d64 causal 192x128-snake-apart-fma2",
+    "d64 causal 192x128-snake",
 )
 ATTENTION_SHAPE = (2, 3, 900, 900)
 
