@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--raw", type=Path, help="where run writes and report reads")
     parser.add_argument("--kernels", default=",".join(play.SECONDS), help="names, comma-separated")
     parser.add_argument("--scale", type=float, default=1.0, help="times the seconds of each kernel")
-    parser.add_argument("--player", default="greedy")
+    parser.add_argument("--player", default="guided")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", action="store_true", help="run: score by the model, no GPU")
     parser.add_argument("--out", type=Path, default=RESULTS)

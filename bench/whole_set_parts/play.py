@@ -26,23 +26,23 @@ from warploom.runtime import (
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, parse
 from warploom.search.driver import Budget
-from warploom.search.evaluate import DeviceEvaluator
 from warploom.search.lineage import Base, Step, prove, read_steps
 from warploom.search.players import PLAYERS
 from warploom.search.tournament import BaseModel, Entry, tournament
+from whole_set_parts.parallel import Task, together
 
 # Seconds of search, more where the first searches found something.
 SECONDS: Final = {
-    "attention": 50.0,
-    "feed_forward": 40.0,
-    "gemm_leaky_relu": 30.0,
-    "batched_gemm": 12.0,
-    "layernorm": 10.0,
-    "softmax": 10.0,
-    "rmsnorm": 6.0,
-    "skinny_gemm": 6.0,
+    "attention": 30.0,
+    "feed_forward": 20.0,
+    "gemm_leaky_relu": 12.0,
+    "layernorm": 5.0,
+    "batched_gemm": 5.0,
+    "softmax": 4.0,
+    "rmsnorm": 3.0,
+    "skinny_gemm": 3.0,
 }
-CHAINS: Final = 6
+PROCESSES: Final = 16
 CONFIRMATIONS: Final = 2
 LEADERS: Final = 4
 SAMPLES: Final = 2000
@@ -83,8 +83,7 @@ def read(folder: Path, name: str) -> Prepared:
         bases.append(Base(parse(steps[-1].cubin, name), steps))
     starts: dict[int, Cubin] = {}
     for number in range(len(bases)):
-        path = home / f"start{number}.cubin"
-        if path.exists():
+        for path in sorted(home.glob(f"start{number}*.cubin")):
             starts[len(bases)] = parse(path.read_bytes(), name)
             bases.append(bases[number])
     launch = LaunchSpec.from_json(head["launch"])
@@ -137,19 +136,8 @@ def measured(prepared: Prepared, plan: Plan) -> dict[str, Any]:
     """The tournament on a GPU, the leaders' comparison and the checks of what won."""
     with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:
         baseline = measurer.prepare(Workload(prepared.original.data, prepared.launch))
-        evaluator = DeviceEvaluator(measurer)
-        entries = tournament(
-            prepared.bases,
-            PLAYERS[plan.player],
-            lambda _: evaluator,
-            Budget(SECONDS[prepared.name] * plan.scale),
-            prepared.kernel,
-            AliasMode.TRITON,
-            plan.seed,
-            chains=CHAINS,
-            confirmations=CONFIRMATIONS,
-            starts=prepared.starts,
-        )
+        tasks, bases = _tasks(prepared, plan)
+        entries = together(tasks, bases, measurer)
         images = _leaders(entries)
         if not images:
             raise CheckFailed(f"{prepared.name}: no candidate ran and was right")
@@ -197,6 +185,31 @@ def measured(prepared: Prepared, plan: Plan) -> dict[str, Any]:
             f"passed {checks[best].passed}, {len(findings[best])} findings"
         ],
     }
+
+
+def _tasks(prepared: Prepared, plan: Plan) -> tuple[list[Task], list[Base]]:
+    """Every base and start in turn, until all processes have one; seeds differ."""
+    count = max(len(prepared.bases), PROCESSES)
+    tasks: list[Task] = []
+    bases: list[Base] = []
+    for number in range(count):
+        place = number % len(prepared.bases)
+        base, start = prepared.bases[place], prepared.starts.get(place)
+        tasks.append(
+            Task(
+                number,
+                base.cubin.data,
+                None if start is None else start.data,
+                bool(base.steps),
+                prepared.kernel,
+                plan.player,
+                1000 * plan.seed + number,
+                SECONDS[prepared.name] * plan.scale,
+                CONFIRMATIONS,
+            )
+        )
+        bases.append(base)
+    return tasks, bases
 
 
 def _leaders(entries: list[Entry]) -> dict[str, tuple[bytes, tuple[Step, ...]]]:
