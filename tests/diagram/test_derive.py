@@ -20,13 +20,13 @@ from warploom.diagram.cascade import Refusal
 from warploom.diagram.chunk import exchange
 from warploom.diagram.compare import compare_gpus, table
 from warploom.diagram.derive import Derivation, by_hand, derive, intensity, transfer_rows
+from warploom.diagram.drawing import draw, draw_steps
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.kernel import Kernel, Loop
 from warploom.diagram.legal import make_kernel
 from warploom.diagram.library import formula
 from warploom.diagram.lower import check, clean, lower, programs, unsplit
 from warploom.diagram.pseudo import pseudocode
-from warploom.diagram.svg import draw
 from warploom.errors import InputError
 from warploom.pipeline.derived import build_derivation, padded
 
@@ -368,6 +368,59 @@ def test_command_line(tmp_path: Path) -> None:
     assert "matmul bound" in answer.output or "proven" in answer.output
 
 
+def test_own_nest_pareto_and_steps_on_the_command_line(tmp_path: Path) -> None:
+    nest = ["--memory", "65536", "--nest", "q=group:64,x=split:1024+stream:64"]
+    answer = RUN.invoke(app, ["derive", "attention", *nest])
+    assert answer.exit_code == 0, answer.output
+    assert "g_q=64, w_x=1024, s_x=64" in answer.output and "merge" in answer.output
+    picture = tmp_path / "steps.svg"
+    options = ["--memory", "65536", "--svg", str(picture), "--steps"]
+    assert RUN.invoke(app, ["derive", "linear_attention", *options]).exit_code == 0
+    assert "sums exchanged" in picture.read_text()
+    small = ["--set", "q=64", "--set", "x=64", "--set", "d=4", "--set", "e=4"]
+    answer = RUN.invoke(app, ["derive", "attention", "--pareto", *small])
+    lines = answer.output.splitlines()[1:]
+    moved = [float(line.split()[1]) for line in lines]
+    assert len(lines) > 2 and moved == sorted(moved, reverse=True)
+    assert all(0 < float(line.split()[2]) <= 100 for line in lines)
+    assert "compulsory" in lines[-1] and lines[-1].split()[2] == "100.0"
+
+
+def test_user_files_that_break_are_one_line(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from warploom.diagram.frontend import tensor\n"
+        "def axes(): return tensor('A', 'a b') @ tensor('B', 'c d')\n"
+        "def fails(): return 1 / 0\nnumber = 3\n"
+    )
+    for name, says in (
+        ("axes", "transpose one side"),
+        ("fails", "ZeroDivisionError"),
+        ("number", "expected a Diagram or Expr"),
+        ("nothing", "no object called"),
+    ):
+        answer = RUN.invoke(app, ["derive", f"{mine}:{name}"])
+        assert isinstance(answer.exception, InputError), name
+        assert says in str(answer.exception) and "\n" not in str(answer.exception)
+
+
+def test_drawn_steps_are_the_rewrites_in_order() -> None:
+    text = draw_steps(derive(formula("attention"), memory=MEMORY))
+    titles = ["every box its own", "lemma: log-sum-exp", "lemma: softmax-contraction", "fused:"]
+    titles += ["grouped: q by g_q", "streamed: x by s_x"]
+    places = [text.index(title) for title in titles]
+    assert places == sorted(places)
+    assert "when the base moves: z &lt;- exp(-m + m" in text
+
+
+def test_the_report_names_levels_pipes_and_warps() -> None:
+    text = str(derive(formula("mha"), gpu_name="h100"))
+    for part in ("dram ", "l2 ", "shared ", "in pairs along q", "tensor 16.00", "12 warps"):
+        assert part in text
+    ampere = str(derive(formula("mha"), gpu_name="a100"))
+    assert "in pairs" not in ampere and "tensor 32.00" in ampere
+
+
 BAD_COMMANDS = (
     (["atention"], "attention"),
     (["attention", "--gpu", "h900"], "h200"),
@@ -380,6 +433,14 @@ BAD_COMMANDS = (
     (["attention", "--gpu", "a100", "--dtype", "fp8"], "tensor core"),
     (["attention", "--gpu", ","], "at least one"),
     (["attention", "--gpu", "a100,h100", "--svg", "x.svg"], "one GPU"),
+    (["attention", "--memory", "9000", "--nest", "x=group"], "stream 'x' instead"),
+    (["attention", "--memory", "9000", "--nest", "q=tile"], "AXIS=KIND:TILE"),
+    (["attention", "--memory", "9000", "--nest", "q=group:5000"], "nearest legal is 4096"),
+    (["attention", "--memory", "9000", "--nest", "q=group:128,x=stream:64"], "scale them by"),
+    (["attention", "--memory", "9000", "--nest", "y=stream"], "axes are"),
+    (["attention", "--nest", "q=group:64"], "--memory"),
+    (["attention", "--memory", "9000", "--steps"], "--svg"),
+    (["matmul", "--gpu", "a100", "--build", "out"], "h100 or h200"),
     (["nowhere.py:thing"], "no such file"),
     (["nowhere.py"], "FILE.py:OBJECT"),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,12 +37,40 @@ def test_rows_are_what_the_code_derives_today(name: str) -> None:
     assert found.bound.value == pytest.approx(next(iter(row.baselines.values())))
 
 
+def gallery() -> ModuleType:
+    """The script that writes the gallery."""
+    path = ROOT / "examples" / "derive_gallery.py"
+    spec = importlib.util.spec_from_file_location("derive_gallery", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_gallery_names_existing_drawings() -> None:
     text = (ROOT / "docs" / "gallery.md").read_text()
     pictures = [part.split(")")[0] for part in text.split("](img/")[1:]]
-    assert len(pictures) >= 8
+    assert pictures == ["derive_steps.svg", *(f"derive_{n}.svg" for n in gallery().ENTRIES)]
     for picture in pictures:
         assert (ROOT / "docs" / "img" / picture).read_text().startswith("<svg")
+
+
+def test_the_committed_gallery_is_what_the_script_writes_today() -> None:
+    """Entries that derive quickly, drawings included, and the hardware table."""
+    made = gallery()
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    for name in ("attention", "matmul", "linear_attention", "variance"):
+        found = made.derived(name)
+        assert "\n".join(made.section(name, found)) in page
+        assert made.summary(name, found) in page
+        picture = ROOT / "docs" / "img" / f"derive_{name}.svg"
+        assert picture.read_text() == made.draw(found), f"{name}: run examples/derive_gallery.py"
+    steps = made.draw_steps(made.derived("attention"))
+    assert (ROOT / "docs" / "img" / "derive_steps.svg").read_text() == steps
+    assert "\n".join(made.hardware_section()) in page
+    assert made.section("matmul", made.derived("attention")) != made.section(
+        "matmul", made.derived("matmul")
+    )
 
 
 def test_the_first_page_example_works() -> None:

@@ -10,18 +10,20 @@ import typer
 
 from warploom.diagram.bounds import check as check_bound
 from warploom.diagram.compare import compare_gpus, table
-from warploom.diagram.derive import Derivation
+from warploom.diagram.derive import Derivation, by_hand
 from warploom.diagram.derive import derive as run_derive
+from warploom.diagram.drawing import draw, draw_steps
 from warploom.diagram.frontend import Expr, build
 from warploom.diagram.graph import Diagram
 from warploom.diagram.library import FORMULAS, formula
+from warploom.diagram.pareto import front, front_table
 from warploom.diagram.structure import MAX_STREAMS
-from warploom.diagram.svg import draw
-from warploom.errors import CheckFailed, InputError
+from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import write_text_atomically
 from warploom.objects import load_object, names_object
 from warploom.pipeline.derived import build_derivation
 
+SYMBOLS = {"group": "g", "split": "w", "stream": "s"}
 HOPPER = ("h100", "h200")
 ONE = 1
 """Stream loops in a nest that is to be compiled: the emitter schedules one loop."""
@@ -42,6 +44,14 @@ def derive(
     build: Annotated[
         Path | None, typer.Option(help="compile the derived kernels into this folder (Hopper)")
     ] = None,
+    nest: Annotated[
+        str,
+        typer.Option(help="with --memory: your own nest, as q=group:128,x=stream:64 (or split)"),
+    ] = "",
+    pareto: Annotated[
+        bool, typer.Option(help="memory against transfer, 2^8 to 2^24 values")
+    ] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="--svg draws every rewrite")] = False,
 ) -> None:
     """Derive what to fuse, tile and stream, its cost, its distance from a proven bound."""
     if name == "list":
@@ -53,28 +63,55 @@ def derive(
     dtypes = [part for part in dtype.split(",") if part]
     if not gpus or not dtypes:
         raise InputError("--gpu and --dtype need at least one name each")
-    if build is not None and (memory or len(gpus) > 1 or len(dtypes) > 1):
-        raise InputError("--build compiles one derivation for a GPU: give one GPU, one type, no M")
-    if not memory and (len(gpus) > 1 or len(dtypes) > 1):
-        if svg is not None:
-            raise InputError("--svg draws one derivation: give one GPU and one type")
+    if pareto:
+        points = front(diagram)
+        shown = json.dumps([point.to_json() for point in points], indent=1)
+        typer.echo(shown if as_json else front_table(points))
+        return
+    several = len(gpus) > 1 or len(dtypes) > 1
+    if wrong := contradiction(nest, memory, steps, svg, build, gpus, several):
+        raise InputError(wrong)
+    if not memory and several:
         rows = compare_gpus(diagram, gpus, dtypes)
         typer.echo(
             json.dumps([row.to_json() for row in rows], indent=1) if as_json else table(rows)
         )
         return
-    if memory:
+    if nest:
+        found = by_hand(diagram, *parse_nest(nest), memory)
+    elif memory:
         found = run_derive(diagram, memory=memory, split=split)
     else:
-        if build is not None and gpus[0] not in HOPPER:
-            raise InputError(f"--build needs --gpu {' or '.join(HOPPER)}, not {gpus[0]!r}")
         streams = MAX_STREAMS if build is None else ONE
         found = run_derive(
             diagram, gpu_name=gpus[0], dtype=dtypes[0], objective=objective, streams=streams
         )
-    report(found, as_json, svg)
+    report(found, as_json, svg, steps)
     if build is not None:
         write_kernels(found, build, quiet=as_json)
+
+
+def contradiction(
+    nest: str,
+    memory: float,
+    steps: bool,
+    svg: Path | None,
+    build: Path | None,
+    gpus: list[str],
+    several: bool,
+) -> str:
+    """Why the options do not go together, and what would; "" when they do."""
+    if nest and not memory:
+        return "--nest takes the memory it has to fit: add --memory VALUES"
+    if steps and svg is None:
+        return "--steps draws: add --svg FILE"
+    if svg is not None and several and not memory:
+        return "--svg draws one derivation: give one GPU and one type"
+    if build is not None and (memory or several):
+        return "--build compiles one derivation for a GPU: give one GPU, one type, no --memory"
+    if build is not None and gpus[0] not in HOPPER:
+        return f"--build needs --gpu {' or '.join(HOPPER)}, not {gpus[0]!r}"
+    return ""
 
 
 def write_kernels(found: Derivation, folder: Path, quiet: bool) -> None:
@@ -90,14 +127,14 @@ def write_kernels(found: Derivation, folder: Path, quiet: bool) -> None:
             )
 
 
-def report(found: Derivation, as_json: bool, svg: Path | None) -> None:
+def report(found: Derivation, as_json: bool, svg: Path | None, steps: bool) -> None:
     """Print a derivation after running it; raises `CheckFailed` when its numbers are wrong."""
-    check_bound(found.diagram, found.traffic, found.capacity)
+    check_bound(found.diagram, found.traffic, found.capacity, found.recomputes)
     error, _ = found.verify()
     if not error <= TOLERANCE:
         raise CheckFailed(f"{found.diagram.name}: the derivation's result is off by {error:.2e}")
     if svg is not None:
-        write_text_atomically(svg, draw(found))
+        write_text_atomically(svg, draw_steps(found) if steps else draw(found))
     if as_json:
         typer.echo(json.dumps({**found.to_json(), "error": error}, indent=1))
         return
@@ -118,6 +155,25 @@ def parse_sizes(pairs: list[str]) -> dict[str, int]:
     return sizes
 
 
+def parse_nest(text: str) -> tuple[dict[str, str], dict[str, int]]:
+    """`q=group:128,x=split:1024+stream:64` as (loops by axis, tiles by symbol)."""
+    loops: dict[str, str] = {}
+    tiles: dict[str, int] = {}
+    for part in text.split(","):
+        axis, equals, words = part.strip().partition("=")
+        for word in words.split("+"):
+            kind, colon, size = word.partition(":")
+            if not (equals and axis and kind in SYMBOLS) or (colon and not size.isdigit()):
+                raise InputError(
+                    f"--nest {part!r}: expected AXIS=KIND:TILE with KIND group, split or stream, "
+                    "as q=group:128,x=stream:64"
+                )
+            loops[axis] = f"{loops[axis]}+{kind}" if axis in loops else kind
+            if size:
+                tiles[f"{SYMBOLS[kind]}_{axis}"] = int(size)
+    return loops, tiles
+
+
 def load_diagram(name: str) -> Diagram:
     """A named formula, or a Diagram, an Expr or a function giving one from a Python file."""
     if not names_object(name):
@@ -126,7 +182,12 @@ def load_diagram(name: str) -> Diagram:
         return formula(name)
     found = load_object(name)
     if callable(found) and not isinstance(found, (Diagram, Expr)):
-        found = found()
+        try:
+            found = found()
+        except WarploomError:
+            raise
+        except Exception as error:
+            raise InputError(f"{name}() does not run: {type(error).__name__}: {error}") from error
     if isinstance(found, Expr):
         return build(name.rpartition(":")[2], found)
     if not isinstance(found, Diagram):

@@ -10,10 +10,10 @@ See docs/diagram.md for the map of the modules.
 
 from warploom.diagram.compare import compare_gpus
 from warploom.diagram.derive import Derivation, by_hand, derive
+from warploom.diagram.drawing import draw
 from warploom.diagram.frontend import Expr, build, einsum, softmax, tensor
 from warploom.diagram.graph import Diagram
 from warploom.diagram.library import formula
-from warploom.diagram.svg import draw
 
 __all__ = [
     "Derivation",

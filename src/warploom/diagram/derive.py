@@ -19,15 +19,16 @@ from warploom.diagram.cascade import Refusal
 from warploom.diagram.chunk import exchange
 from warploom.diagram.cost import FULL, PAPER, Accounting, numbers, resident, traffic
 from warploom.diagram.counts import exact_traffic, exact_transfers
+from warploom.diagram.drawing import draw
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.execute import run_kernels
 from warploom.diagram.gpu import Gpu, gpu
 from warploom.diagram.graph import Diagram
 from warploom.diagram.kernel import Kernel, Loop, LoopKind
 from warploom.diagram.legal import make_kernel
+from warploom.diagram.levels import level_lines, sm_lines
 from warploom.diagram.pseudo import pseudocode
 from warploom.diagram.structure import MAX_STREAMS, Plan, Setting, search
-from warploom.diagram.svg import draw
 from warploom.diagram.work import operations, recomputes
 from warploom.errors import InputError
 
@@ -53,6 +54,11 @@ class Derivation:
     def traffic(self) -> int:
         """Values moved by all kernels, exactly."""
         return sum(exact_traffic(kernel) for kernel in self.kernels)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether some product is evaluated more than once."""
+        return any(recomputes(kernel) for kernel in self.kernels)
 
     @property
     def percent_of_bound(self) -> float:
@@ -189,6 +195,12 @@ class Derivation:
                 f"time      {1e6 * estimate.seconds:.1f} us, {estimate.binding} binds ({parts} us; "
                 f"waves x{estimate.waves:.2f}); {1e3 * estimate.joules:.3g} mJ to move data"
             )
+        if self.estimates:
+            machine = gpu(self.gpu)
+            for kernel, estimate in zip(self.kernels, self.estimates, strict=True):
+                lines += ["", kernel.name]
+                lines += level_lines(kernel, machine, self.dtype, estimate)
+                lines += sm_lines(kernel, machine, self.dtype)
         if any(not_fits(kernel, self) for kernel in self.kernels):
             lines.append("warning   a kernel exceeds the level's capacity")
         lines.append("")
@@ -308,8 +320,7 @@ def _whole_slices(kernel: Kernel) -> Kernel:
 
 def _checked(found: Derivation, plan: Plan) -> Derivation:
     """Attach the strongest bound and the search's account; a beaten bound is an error."""
-    again = any(recomputes(kernel) for kernel in found.kernels)
-    bound = check(found.diagram, found.traffic, found.capacity, again)
+    bound = check(found.diagram, found.traffic, found.capacity, found.recomputes)
     return replace(found, bound=bound, regions=plan.regions, nests=plan.nests)
 
 

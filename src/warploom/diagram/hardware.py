@@ -111,7 +111,7 @@ def variables(kernel: Kernel, recipe: Recipe) -> list[Variable]:
     if recipe.staging and widest:
         found.append(Variable("staging", "shared", "group", widest))
     for node in _fragments(kernel):
-        size = _span(kernel, node.axes, recipe) * recipe.bytes_of("")
+        size = _span(kernel, node.axes, recipe) * recipe.bytes_of(node.name)
         found.append(Variable(node.name, "registers", "group", size))
     unit = recipe.row_tile * recipe.bytes_of("")
     found += [Variable(f"slice {n}", "registers", "group", n * unit) for n in recipe.slices]

@@ -92,6 +92,8 @@ class Streamable:
     body: Diagram
     corrections: tuple[Correction, ...]
     lemmas: tuple[Lemma, ...]
+    steps: tuple[tuple[str, str, Diagram], ...] = ()
+    """(lemma, its correction as text, body after it), one an application."""
 
 
 def monoid_of(node: Node) -> str:
@@ -110,11 +112,12 @@ def make_streamable(
     """
     done: list[Correction] = []
     used: list[Lemma] = []
+    steps: list[tuple[str, str, Diagram]] = []
     corrected: set[str] = set()
     while True:
         waiting = [node for node in dependent(body, axis) if node.name not in corrected]
         if not waiting:
-            return Streamable(body, tuple(done), tuple(used))
+            return Streamable(body, tuple(done), tuple(used), tuple(steps))
         node = waiting[0]
         scalar = scalar_form(body, node, axis)
         if isinstance(scalar, Refusal):
@@ -139,6 +142,8 @@ def make_streamable(
             return lemma
         body, correction = _apply(body, scalar, lemma, sources)
         used.append(lemma)
+        said = "; ".join(line for item in correction for line in item.readable())
+        steps.append((lemma.name, said, body))
         done.extend(correction)
         corrected |= {target for item in correction for target in item.targets}
         if not correction:

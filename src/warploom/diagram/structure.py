@@ -96,6 +96,20 @@ def search(diagram: Diagram, setting: Setting) -> Plan:
     return Plan(_named(best.kernels), best.score, tried["regions"], tried["nests"])
 
 
+def alone(diagram: Diagram, capacity: float) -> float:
+    """Values moved when every box is a kernel of its own with its best tiles; 0 when one does not
+    fit."""
+    moved = 0.0
+    for node in diagram.nodes:
+        if node.kind == "const":
+            continue
+        try:
+            moved += search(subdiagram(diagram, (node.name,), "box"), Setting(capacity, {})).score
+        except InputError:
+            return 0.0
+    return moved
+
+
 def _named(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     """Kernels called k0, k1, ..., without groups of a whole axis (they partition nothing)."""
     named: list[Kernel] = []

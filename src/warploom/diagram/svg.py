@@ -1,4 +1,4 @@
-"""Drawing a derivation: the diagram before, then each fused kernel, as one SVG.
+"""Drawing one diagram as SVG: plain, or as a kernel with its colours, partitions and costs.
 
 Conventions (handbook section 11): data flows left to right; an array is a bundle of wires, one for
 each axis; a box acts on the wires that end at it, and is weaved over the wires that pass over it
@@ -14,15 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING
 
 from warploom.diagram.cost import PAPER, columns, tile_of, transfers
 from warploom.diagram.graph import Diagram, Node
 from warploom.diagram.kernel import Kernel
 from warploom.diagram.ops import op
-
-if TYPE_CHECKING:
-    from warploom.diagram.derive import Derivation
 
 WIRE = 15
 """Pixels between the wires of one array."""
@@ -33,6 +29,8 @@ STEP = 132
 """Pixels from one column to the next."""
 ENTRY = 56
 """Further pixels where an array enters between two boxes."""
+LEAD = 30
+"""Pixels a wire runs straight behind a box, past its labels."""
 MARGIN = 96
 COLOUR = {"global": "#263238", "chip": "#e07b00", "box": "#ffffff", "region": "#fff4e3"}
 FONT = "font-family='Georgia, Times, serif'"
@@ -94,31 +92,10 @@ def _is_const(body: Diagram, name: str) -> bool:
     return name in body.node and body.node[name].kind == "const"
 
 
-def draw(derivation: Derivation) -> str:
-    """The whole picture: the formula as given, then every kernel as derived."""
-    panels = [
-        panel(derivation.diagram, None, f"{derivation.diagram.name}: every box its own kernel")
-    ]
-    for kernel in derivation.kernels:
-        lemmas = f"   (lemmas: {', '.join(kernel.lemmas)})" if kernel.lemmas else ""
-        panels.append(panel(kernel.body, kernel, f"derived kernel {kernel.name}{lemmas}"))
-    width = max(w for _, w, _ in panels)
-    height = sum(h for _, _, h in panels)
-    parts: list[str] = []
-    offset = 0.0
-    for body, _, tall in panels:
-        parts.append(f"<g transform='translate(0,{offset:.0f})'>{body}</g>")
-        offset += tall
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' "
-        f"width='{width:.0f}' height='{height:.0f}' role='img'>"
-        f"<title>{escape(derivation.diagram.name)}</title>"
-        f"<rect width='100%' height='100%' fill='white'/>{''.join(parts)}</svg>\n"
-    )
-
-
-def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float, float]:
-    """One diagram: (svg, width, height)."""
+def panel(
+    body: Diagram, kernel: Kernel | None, title: str, note: str = ""
+) -> tuple[str, float, float]:
+    """One diagram: (svg, width, height). `note` stands under it, before the columns' sizes."""
     body = body if kernel is None else replace(body, nodes=_loop_first(kernel))
     cols = _spaced(body, columns_of(body))
     counts = [sum(max(1, len(body.axes_of(v))) for v, _ in c.left) for c in cols]
@@ -138,7 +115,7 @@ def panel(body: Diagram, kernel: Kernel | None, title: str) -> tuple[str, float,
         parts += _joins(body, kernel, cols, left, right, j)
         parts += _box(body, kernel, column, left[j], right[j], column.x)
     parts += _ends(body, kernel, right[-1], cols[-1].x + BOX) if cols else []
-    parts += _rows(body, kernel, cols, floor)
+    parts += _rows(body, kernel, cols, floor, note)
     return "".join(parts), width, floor + (74 if kernel is not None else 30)
 
 
@@ -236,9 +213,10 @@ def _joins(
             continue
         x0 = cols[j - 1].x + BOX
         for w in range(placed.wires):
-            yield _curve(x0, source.wire(w), x1, placed.wire(w), colour)
+            yield _line(x0, source.wire(w), x0 + LEAD, source.wire(w), colour)
+            yield _curve(x0 + LEAD, source.wire(w), x1, placed.wire(w), colour)
             if copies > 1:
-                yield _branch(x0 + 15, source.wire(w), colour)
+                yield _branch(x0 + LEAD, source.wire(w), colour)
 
 
 def _entry(body: Diagram, kernel: Kernel | None, placed: Placed, x: float) -> Iterator[str]:
@@ -345,15 +323,11 @@ def _ends(body: Diagram, kernel: Kernel | None, right: list[Placed], x: float) -
 
 
 def _rows(
-    body: Diagram, kernel: Kernel | None, cols: tuple[Column, ...], y: float
+    body: Diagram, kernel: Kernel | None, cols: tuple[Column, ...], y: float, note: str
 ) -> Iterator[str]:
     """Under the columns: transferred values where arrays enter or leave, and tiles left on chip."""
     if kernel is None:
-        moved = sum(
-            body.elements(c.node.name) + sum(body.elements(v) for v, used in c.left if used)
-            for c in cols
-        )
-        yield _note(24, y + 14, f"H = {moved:.3g} values when every box loads and saves")
+        yield _note(24, y + 14, note)
         return
     first: dict[str, int] = {}
     for j, column in enumerate(cols):
@@ -378,7 +352,8 @@ def _rows(
     resident = max(columns(kernel, PAPER).values(), key=lambda c: len(c.terms))
     tiles = ", ".join(f"{name} = {size}" for name, size in kernel.tiles)
     chosen = f", chosen {tiles}" if tiles else ""
-    yield _note(24, y + 58, f"resident inputs and sums: {resident} ≤ M{chosen}")
+    lead = f"{note}; " if note else ""
+    yield _note(24, y + 58, f"{lead}resident inputs and sums: {resident} ≤ M{chosen}")
 
 
 def _colour(kernel: Kernel | None) -> str:
