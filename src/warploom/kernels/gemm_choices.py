@@ -51,7 +51,8 @@ class Constants:
     """What the model knows of the machine; times in microseconds.
 
     step        matmuls of a step of 128 bytes for a tile of 128 x 256, at the power limit of a GPU
-                all of whose SMs are busy; less where they are not
+                all of whose SMs are busy
+    relief      share of the idle SMs' power that the busy ones get as clock
     aligned     copied rows of 128 bytes a microsecond and SM, from pitches of whole sectors
     ragged      the same from other pitches
     epilogue    of a tile of 128 x 256 that the next tile's loop does not hide
@@ -69,6 +70,7 @@ class Constants:
     """
 
     step: float
+    relief: float
     aligned: float
     ragged: float
     epilogue: float
@@ -180,7 +182,7 @@ class GemmChoice:
             waves = cdiv(tasks, SMS)
             together = min(self.resident, waves)
         busy = tasks * blocks / (waves * SMS)
-        matmul = max(FASTEST, c.step * busy) * bm * bn / UNIT
+        matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
         matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
         # One slot is being read, the others are on the way.
         arrival = c.latency / (self.depth * together - 1)
