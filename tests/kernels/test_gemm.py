@@ -5,6 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.simulate import simulate
 from warploom.errors import InputError
 from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, gemm
 from warploom.kernels.gemm_reference import reference
@@ -41,16 +45,18 @@ def error_of(config, m, n, k, seed=0):
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
+    ahead=st.integers(1, 3),
 )  # fmt: skip
 def test_gemm_is_close_to_float64_at_any_size(
     m, n, k, a, b, dtype, activation, bias, residual, batched, scale, scales, gate, dual, promote,
-    slices,
+    slices, ahead,
 ):  # fmt: skip
     plain = slices == 1
     config = GemmConfig(
         dtype=dtype, a=a, b=b, activation=activation, bias=bias, residual=residual,
         batched=batched and plain, scale=scale, scales=scales, gate=gate, dual=dual and plain,
         promote=promote, slices=slices, tile=(32, 32, 16),
+        ahead=ahead if promote and not (dual and plain) else 1,
     )  # fmt: skip
     assert error_of(config, m, n, k) < 4e-3
 
@@ -66,7 +72,24 @@ def test_nan_and_inf_go_where_the_reference_puts_them():
     assert np.array_equal(np.isinf(got), np.isinf(reference(config, arrays)))
 
 
+PAIRS = GemmConfig(promote=True, ahead=2, tile=(128, 64, 16))
+
+
+@pytest.mark.parametrize("k", [8, 16, 56, 100])
+def test_products_started_in_pairs_have_rings_of_their_own(k):
+    launch = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8, store_panels=1)
+    block = lower(gemm(PAIRS), multistage(gemm(PAIRS), 3, launch, 2, in_flight=0))
+    assert [ring.name for ring in block.rings] == ["a_b", "a_b_2"]
+    rng = np.random.default_rng(k)
+    arrays = {"a": rng.normal(size=(264, k)), "b": rng.normal(size=(k, 136))}
+    arrays["c"] = np.full((264, 136), np.nan)
+    got = simulate(block, arrays, seed=k)["c"]
+    assert got.tobytes() == interpret(gemm(PAIRS), arrays)["c"].tobytes()
+
+
 def test_bad_configs_are_refused():
+    with pytest.raises(InputError, match="1 unless promoted"):
+        GemmConfig(ahead=2)
     with pytest.raises(InputError, match=r"expected mk|km"):
         GemmConfig(a="nm")
     with pytest.raises(InputError, match="expected one of"):
