@@ -64,9 +64,9 @@ def _attention(causal: bool) -> Case:
     plan = LaunchPlan(persistent=not causal, split="rows")
     names = (
         *(name for name in NAMES if name != "inflight"),
-        *("overlapped+early", "pingpong+early", "solve+early", "solve+turns"),
+        *("overlapped+held", "pingpong+held", "solve+held", "solve+turns"),
     )
-    return Case(attention_kernel.attention(config), plan, (4096, 16384), names, causal)
+    return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
 
 
 def _narrow() -> Case:
@@ -88,11 +88,11 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     """The schedule of a row: a name of `schedules.py` and what is added to it.
 
     +turns   groups take the tensor core in turn
-    +early   without `hold_waits`: ptxas may move waits for matmuls up
+    +held    with `hold_waits`: waits for matmuls stay where the schedule has them
     +copies  the solver may give tiles two copies (modulo variable expansion)
     """
     kind, *added = name.split("+")
-    plan = case.launch.with_options(hold_waits="early" not in added)
+    plan = case.launch.with_options(hold_waits="held" in added)
     search = replace(SEARCH, expand="copies" in added)
     schedule = schedule_named(case.program, kind, plan, search=search)
     return replace(schedule, turns=schedule.turns or "turns" in added)

@@ -14,12 +14,10 @@ from warploom.codegen.build import build
 from warploom.codegen.emit import emit
 from warploom.codegen.extract import extract
 from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage, overlapped
-from warploom.codegen.pace import pace
+from warploom.codegen.named import multistage
+from warploom.codegen.pace import as_compiled, pace
 from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.predict import predict
 from warploom.errors import CheckFailed
-from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import GemmConfig, gemm
 from warploom.sass.cubin import parse
 from warploom.sass.kernel import decode
@@ -95,14 +93,18 @@ def test_a_signal_left_out_halts_the_walk(action):
         walked(without(block, action))
 
 
-def test_turns_and_waits_that_move_up_are_felt():
-    program = attention(AttentionConfig())
-    plans = (LaunchPlan(split="rows"), LaunchPlan(split="rows", hold_waits=False))
-    held, early = (
-        predict(program, overlapped(program, {"k": 2, "v": 3}, plan, 2, False))["i"].cycles
-        for plan in plans
-    )
-    assert held < early
+def test_ptxas_puts_a_wait_and_its_release_above_the_arithmetic():
+    program, schedule, _ = programs.attention_case(64, 64)
+    block = lower(program, schedule)
+    steady = next(s for s in block.roles[1].sections if isinstance(s, Pipeline)).steady
+    moved = as_compiled(steady, held=False)
+    assert as_compiled(steady, held=True) == steady
+    assert sorted(map(str, moved)) == sorted(map(str, steady))
+    actions = [step.action for step in moved]
+    assert "Run" not in actions[: max(i for i, a in enumerate(actions) if a in ("Join", "Release"))]
+    fixed = ("Wait", "Issue", "Join", "TurnWait", "TurnPass", "Release")
+    kept = [str(step) for step in moved if step.action in fixed]
+    assert kept == [str(step) for step in steady if step.action in fixed]
 
 
 def holds(text):
@@ -110,17 +112,22 @@ def holds(text):
     return re.findall(r"^\s*hold\((.+)\);$", text, re.MULTILINE)
 
 
-def test_a_wait_below_arithmetic_is_held_by_its_last_results():
+def held_case():
     program, schedule, _ = programs.attention_case(64, 64)
+    plan = schedule.launch.with_options(hold_waits=True)
+    return program, replace(schedule, launch=plan), schedule
+
+
+def test_a_wait_below_arithmetic_is_held_by_its_last_results():
+    program, schedule, loose = held_case()
     text = emit(lower(program, schedule)).text
     assert holds(text)
     lines = [line.strip() for line in text.split("\n")]
     for number, line in enumerate(lines):
         if line.startswith("hold("):
             assert lines[number + 1].startswith("// Join")
-    loose = replace(schedule, launch=schedule.launch.with_options(hold_waits=False))
     assert not holds(emit(lower(program, loose)).text)
-    drained = multistage(GEMM, 2, PLAIN, 2)
+    drained = multistage(GEMM, 2, LaunchPlan(split="m", hold_waits=True), 2)
     assert not holds(emit(lower(GEMM, drained)).text)
 
 
@@ -140,8 +147,7 @@ def exponentials_beside_matmuls(program, schedule, cache):
 
 
 def test_the_machine_code_keeps_exponentials_beside_their_own_matmul(tmp_path):
-    program, schedule, _ = programs.attention_case(64, 64)
-    loose = replace(schedule, launch=schedule.launch.with_options(hold_waits=False))
+    program, schedule, loose = held_case()
     held = exponentials_beside_matmuls(program, schedule, tmp_path)
     early = exponentials_beside_matmuls(program, loose, tmp_path)
     assert held >= 16 > early  # 64 x 32 elements over 128 threads

@@ -6,7 +6,9 @@ a slot after the join of its reader, the hand-over of turns, the wait that ptxas
 machine around the steps:
 
     tensor core     one matmul after the other, in the order they were issued; the group that
-                    issues waits while more than `mma.queue` instructions are unfinished
+                    issues waits while more than `mma.queue` instructions are unfinished.
+                    Arithmetic beside a matmul takes bandwidth from it: every issue slot delays it
+                    by `mma.beside`
     other pipes     fp32 lanes, half-rate lanes and special functions serve both groups in pieces,
                     first come first served
     arithmetic      in program order; an op begins when its sources' first results are there, since
@@ -41,17 +43,45 @@ Agent = Generator[float | None, None, None]  # moments it wants to go on at; Non
 
 
 @dataclass
+class _Matmul:
+    """One product in the tensor core, or waiting for it; the others may still delay it."""
+
+    begin: float
+    end: float
+    latency: float
+    instruction: float  # cycles of one of its wgmma
+
+    @property
+    def done(self) -> float:
+        """When its result can be read."""
+        return self.end + self.latency
+
+
+@dataclass
 class _Shared:
     """What the agents of a block share."""
 
     pipes: dict[str, float] = field(default_factory=dict[str, float])
-    tensor: float = 0.0
+    matmuls: list[_Matmul] = field(default_factory=list["_Matmul"])
     link: float = 0.0
     full: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     freed: dict[str, dict[int, list[float]]] = field(
         default_factory=dict[str, dict[int, list[float]]]
     )
     turns: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+
+    def tensor_free(self) -> float:
+        """When the tensor core is done with everything issued so far."""
+        return self.matmuls[-1].end if self.matmuls else 0.0
+
+    def disturb(self, now: float, cycles: float) -> None:
+        """Arithmetic at `now` takes register bandwidth from the matmul that runs then."""
+        late = [one for one in self.matmuls if one.end > now]
+        if not late or late[0].begin > now:
+            return
+        for one in late:
+            one.begin += cycles if one.begin > now else 0.0
+            one.end += cycles
 
     def releases(self, ring: str, use: int) -> list[float]:
         """When the groups gave back a slot after its use of that number."""
@@ -168,8 +198,8 @@ class _Walk:
     def _consumer(self, part: int, section: Pipeline) -> Agent:
         group = _Group(self, part, section)
         for iteration, steps in enumerate(section.prologue):
-            yield from group.steps(_as_compiled(steps, self.plan.hold_waits), iteration)
-        steady = _as_compiled(section.steady, self.plan.hold_waits)
+            yield from group.steps(as_compiled(steps, self.plan.hold_waits), iteration)
+        steady = as_compiled(section.steady, self.plan.hold_waits)
         for iteration in range(section.depth, section.depth + self.iterations):
             yield from group.steps(steady, iteration)
             self.ends[part].append(group.now)
@@ -182,7 +212,7 @@ class _Group:
         self.walk, self.part, self.section = walk, part, section
         self.shared, self.costs = walk.shared, walk.costs
         self.now = 0.0
-        self.flight: list[float] = []
+        self.flight: list[_Matmul] = []
         self.begun: dict[tuple[str, int], tuple[float, float]] = {}  # start, cycles it was held up
         self.results: list[float] = []
         self.uses: dict[str, int] = {}
@@ -195,9 +225,9 @@ class _Group:
             if step.action == "Wait":
                 yield from self._wait(step.ring)
             elif step.action == "Issue":
-                self._issue(step, iteration)
+                yield from self._issue(step, iteration)
             elif step.action == "Join":
-                self._join(step)
+                yield from self._join(step)
             elif step.action == "Run":
                 yield from self._run(step, iteration)
             elif step.action == "Release":
@@ -235,26 +265,32 @@ class _Group:
             moment = max(moment, start + held + edge.delay)
         return moment
 
-    def _issue(self, step: Step, iteration: int) -> None:
+    def _issue(self, step: Step, iteration: int) -> Agent:
         node, costs = self._node(step), self.costs
         assert step.op is not None
         busy = next(use.cycles for use in node.uses if use.unit == TENSOR)
         depth = step.op.srcs[0].type.shape[-1]
         start = self._ready(node, iteration)
-        begin = max(start + costs.value("mma.issue"), self.shared.tensor)
-        self.shared.tensor = begin + busy
-        self.flight.append(begin + node.latency)
-        one = busy / max(1, ceil(depth / STEP))
-        queued = self.shared.tensor - costs.value("mma.queue") * one
-        self.now = max(start + costs.product_issue(depth), queued)
+        begin = max(start + costs.value("mma.issue"), self.shared.tensor_free())
+        one = _Matmul(begin, begin + busy, node.latency - busy, busy / max(1, ceil(depth / STEP)))
+        self.shared.matmuls.append(one)
+        self.flight.append(one)
         self.begun[node.id, iteration] = (start, 0.0)
         self.results = []
+        self.now = start + costs.product_issue(depth)
+        # The last instructions issue when there is room for them in the queue.
+        while (room := one.end - costs.value("mma.queue") * one.instruction) > self.now:
+            self.now = room
+            yield self.now
 
-    def _join(self, step: Step) -> None:
+    def _join(self, step: Step) -> Agent:
         self.now = max([self.now, *self.results])
         self.results = []
         while len(self.flight) > step.count:
-            self.now = max(self.now, self.flight.pop(0))
+            first = self.flight.pop(0)
+            while first.done > self.now:
+                self.now = first.done
+                yield self.now
 
     def _run(self, step: Step, iteration: int) -> Agent:
         node = self._node(step)
@@ -269,6 +305,7 @@ class _Group:
             for unit, cycles in uses:
                 self.shared.pipes[unit] = begin + cycles / pieces
             at = begin + max((cycles / pieces for _, cycles in uses), default=0.0)
+            self.shared.disturb(begin, self.costs.value("mma.beside") * node.issue / pieces)
         busy = max((cycles for _, cycles in uses), default=0)
         held = at - start - busy
         self.begun[node.id, iteration] = (start, held)
@@ -276,20 +313,18 @@ class _Group:
         self.now = max(self.now, start) + node.issue
 
 
-def _as_compiled(steps: tuple[Step, ...], held: bool) -> tuple[Step, ...]:
-    """The steps as machine code has them: without holds ptxas puts a join and what hangs on it
-    right behind the wait or matmul before it."""
+def as_compiled(steps: tuple[Step, ...], held: bool) -> tuple[Step, ...]:
+    """The steps as machine code has them.
+
+    Without holds ptxas puts a join, and a release after it, right behind the wait, matmul or signal
+    before: neither has a register that arithmetic would write.
+    """
     if held:
         return steps
     result: list[Step] = []
-    for number, step in enumerate(steps):
-        moves = step.action == "Join" or (
-            step.action == "Release"
-            and number > 0
-            and steps[number - 1].action in ("Join", "Release")
-        )
+    for step in steps:
         place = len(result)
-        while moves and place > 0 and result[place - 1].action == "Run":
+        while step.action in ("Join", "Release") and place and result[place - 1].action == "Run":
             place -= 1
         result.insert(place, step)
     return tuple(result)

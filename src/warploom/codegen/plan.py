@@ -38,8 +38,8 @@ class LaunchPlan:
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     fma_exp2        of every 8 exponentials of a tile, so many are a polynomial on the fp32 lanes,
                     which relieves the special-function unit (FlashAttention-4's share)
-    hold_waits      keep waits for matmuls below the arithmetic that stands before them (ptxas moves
-                    them up otherwise, and what was to run beside a matmul runs after it)
+    hold_waits      keep waits for matmuls below the arithmetic that stands before them; ptxas moves
+                    them up otherwise, which measured faster in attention (docs/codegen.md)
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     block_dim_warps is derived from the groups
     """
@@ -57,7 +57,7 @@ class LaunchPlan:
     dependent: bool = False
     skip_unit: bool = False
     fma_exp2: int = 0
-    hold_waits: bool = True
+    hold_waits: bool = False
     resident: int = 1
 
     def __post_init__(self) -> None:

@@ -4,7 +4,8 @@
     solve       interval, times, registers, least ring depths, proof (`schedule.solve`)
     deepen      what shared memory is left goes to the rings: loads vary more than the model says
     release     a slot goes back where its reader is waited for anyway, or when it is done
-    turns       named barriers where shared units lose the schedule's order without them
+    turns       named barriers where the walked pace (`codegen.pace`) is better with the groups'
+                matmuls kept in the schedule's order than first come first served
 
 The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
 (`schedule.uniform`). Answers are kept in the user's cache by the hash of the problem.
@@ -26,6 +27,7 @@ from warploom.codegen.emit import SHARED_LIMIT, emit
 from warploom.codegen.extract import Extraction, extract
 from warploom.codegen.lower import lower
 from warploom.codegen.named import REGISTERS, groups, multistage
+from warploom.codegen.pace import pace
 from warploom.codegen.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.releases import releases
@@ -39,6 +41,9 @@ from warploom.schedule.simulate import verify
 from warploom.tile import Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
+VERSION = 2  # of what is done with an answer: kept schedules of another one are not used
+WALKED = 48  # iterations of the walk that decides about turns
+WORTH = 0.002  # of the pace: what turns must save
 MOST_DEPTH = 8  # slots beyond which a ring hides nothing more
 
 
@@ -150,6 +155,7 @@ def _solved(
             if better is not None:
                 problems[number], answers[loop.index] = problem, better
     result = assemble(placement, plan, problems, answers, fixed, registers)
+    result = in_turns(result, placement, problems, table)
     write_text_atomically(kept, json.dumps(result.to_json()))
     return result
 
@@ -161,7 +167,7 @@ def _key(
     registers: tuple[int, int] | None,
 ) -> str:
     parts: list[Any] = [[e.graph.to_json(), e.target.to_json()] for e in problems]
-    text = json.dumps(parts) + repr((plan, search, registers))
+    text = json.dumps(parts) + repr((VERSION, plan, search, registers))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -246,12 +252,10 @@ def assemble(
     }
     provisional = KernelSchedule("solved", plain, plan)
     loops: dict[str, Schedule] = {}
-    turns = False
     for problem in problems:
         schedule = plain[problem.loop]
         answer = answers[problem.loop]
         rates = verify(problem.graph, problem.target, answer)
-        turns |= rates.needs_order
         latency = {node.id: node.latency for node in problem.graph.nodes}
         chosen = releases(placement, provisional, problem.loop, latency)
         params: dict[str, Any] = {
@@ -262,7 +266,31 @@ def assemble(
             "free_running": rates.free,
         }
         loops[problem.loop] = replace(schedule, params=params)
-    return KernelSchedule("solved" + "-turns" * turns, loops, plan, turns)
+    return KernelSchedule("solved", loops, plan)
+
+
+def in_turns(
+    schedule: KernelSchedule,
+    placement: Placement,
+    problems: Sequence[Extraction],
+    table: CostTable,
+) -> KernelSchedule:
+    """The schedule with or without turns, whichever the walk says is faster.
+
+    The solver places both groups' matmuls on the one tensor core, half an interval apart. Nothing
+    keeps them there when the machine runs: a group that is late is overtaken. Turns do, for the
+    price of a named barrier, which does not pay where the tensor core is busy all the time anyway.
+    """
+    if placement.parts == 1:
+        return schedule
+    nominal = table.at("nominal")
+
+    def walked(one: KernelSchedule) -> float:
+        block = lower(placement.program, one)
+        return sum(pace(block, e.loop, e.graph, nominal, WALKED) for e in problems)
+
+    ordered = replace(schedule, name=f"{schedule.name}-turns", turns=True)
+    return ordered if walked(ordered) < walked(schedule) * (1 - WORTH) else schedule
 
 
 def ring_classes(placement: Placement) -> list[list[list[Op]]]:
