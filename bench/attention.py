@@ -205,7 +205,8 @@ def visible(pairs: float, config: AttentionConfig, v: dict[str, Any]) -> float:
     """Pairs of a query and a key that it sees, of all `pairs`."""
     if config.window is not None:
         rows = v["q"].shape[2]
-        return pairs / rows * (config.window - config.window * (config.window - 1) / 2 / rows)
+        seen = min(config.window, rows)
+        return pairs / rows * (seen - seen * (seen - 1) / 2 / rows)
     return pairs * (0.5 if config.causal else 1.0)
 
 
