@@ -43,7 +43,7 @@ class AttentionChoice:
     registers and a tile may be wider; the other groups keep the tensor core busy meanwhile.
     `copies` of the packed weights: two let the next be packed while a matmul still reads these.
     `values`: the depth of the ring of values where it is not `depth`.
-    Waits are where ptxas would have them: to hold them below the softmax cost 4 to 8 % (measured),
+    Waits are where ptxas would have them: to hold them below the softmax cost 2 to 11 % (measured),
     as the weights are then packed after the exponentials and not among them.
     """
 
