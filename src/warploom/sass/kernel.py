@@ -196,7 +196,11 @@ def split_blocks(
     info: bytes,
     sm: int,
 ) -> tuple[Block, ...]:
-    """Basic blocks and their edges. Indirect control flow may go to every block start we know."""
+    """Basic blocks and their edges. Indirect control flow may go to every block start we know.
+
+    Newer nvdisasm also labels instructions that a table of `.nv.info` lists (lane exchanges);
+    such a label begins a block only where something branches to it.
+    """
     size = len(instructions) * WORD_BYTES
     targets = {
         item.index: target // WORD_BYTES
@@ -205,7 +209,10 @@ def split_blocks(
         is not None
         and 0 <= target < size
     }
-    entered = {offset // WORD_BYTES for offset in (*labels, *indirect_targets(info, size))}
+    # nvdisasm 13.5 labels what .nv.info names (each SHFL of a cooperative group), 13.1 does not:
+    # such a label is no entry, and blocks must not depend on who printed the listing.
+    said = {offset for offset in labels if offset not in nvinfo.rewritten_offsets(info)}
+    entered = {offset // WORD_BYTES for offset in (*said, *indirect_targets(info, size))}
     entered |= set(targets.values())
     starts = {0, *entered, *(item.index + 1 for item in instructions if item.base in TERMINATORS)}
     ordered = sorted(start for start in starts if start < len(instructions))
