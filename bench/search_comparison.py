@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -60,7 +59,7 @@ def main(arguments: list[str]) -> int:
         if given.report:
             from comparison.report import report  # noqa: PLC0415 - needs no GPU
 
-            return report(given.work, RESULTS, given.command)
+            return report(given.work, RESULTS)
         given.work.mkdir(parents=True, exist_ok=True)
         if given.take_apart is not None:
             return measure_parts(given.kernels[0], given.take_apart, given.work)
@@ -95,7 +94,6 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     ]:
         if name not in known:
             parser.error(f"unknown name {name!r}, expected some of {', '.join(known)}")
-    given.command = shlex.join(["python", "bench/search_comparison.py", *arguments])
     return given
 
 

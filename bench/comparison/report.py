@@ -18,14 +18,15 @@ from warploom.files import write_text_atomically
 CLAIM = "search-comparison"
 FIGURES = Path(__file__).parents[2] / "docs" / "img"
 COLOURS = ("#999999", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#8c564b", "#d62728", "#17becf",
-           "#000000", "#e377c2", "#bcbd22")  # fmt: skip
+           "#000000", "#e377c2", "#bcbd22", "#7f3b08")  # fmt: skip
 WIDTH, HEIGHT, MARGIN = 640, 340, 48
 SHARE = 0.95
+MILESTONES = (20, 50, 100, 200, 300)
 
 Curve = list[float]
 
 
-def report(work: Path, results: Path, command: str) -> int:
+def report(work: Path, results: Path) -> int:
     """Write the rows and a figure for each kernel; returns the exit status.
 
     Raises `InputError` when the folder holds no finished comparison.
@@ -33,13 +34,13 @@ def report(work: Path, results: Path, command: str) -> int:
     rows: list[Evidence] = []
     for log in sorted(work.glob("*.jsonl")):
         lines = [json.loads(line) for line in log.read_text().splitlines()]
-        compared = next((line for line in reversed(lines) if "compare" in line), None)
+        compared = [line for line in lines if "compare" in line]
         device = next((line["device"] for line in lines if "device" in line), None)
-        if compared is None or device is None:
+        if not compared or device is None:
             print(f"{log.stem}: no comparison in its log, left out")
             continue
         curves = curves_of(lines)
-        rows += kernel_rows(log.stem, lines, compared, device, curves, command)
+        rows += kernel_rows(log.stem, lines, compared, device, curves)
         figure = draw(log.stem, curves)
         write_text_atomically(FIGURES / f"search_comparison_{log.stem}.svg", figure)
     if not rows:
@@ -78,15 +79,23 @@ def to_share(curve: Curve) -> int | None:
     return next(n for n, best in enumerate(curve, 1) if best - 1.0 >= SHARE * gain)
 
 
+def gains_after(curves: Sequence[Curve]) -> dict[str, list[float]]:
+    """{measurements: best confirmed score so far of each seed}, while every seed still played."""
+    shortest = min((len(curve) for curve in curves), default=0)
+    return {
+        str(n): [round(curve[n - 1], 4) for curve in curves] for n in MILESTONES if n <= shortest
+    }
+
+
 def kernel_rows(
     kernel: str,
     lines: Sequence[Mapping[str, Any]],
-    compared: Mapping[str, Any],
+    compared: Sequence[Mapping[str, Any]],
     device: Mapping[str, Any],
     curves: Mapping[str, list[Curve]],
-    command: str,
 ) -> list[Evidence]:
-    """One row a method: the seeds' results in the final comparison, the median seed first."""
+    """One row a method: the seeds' results in the comparison they were part of, the median seed
+    first. Logs of several sittings may follow one another: each has a comparison of its own."""
     config = next((line["config"] for line in lines if "config" in line), "?")
     done = {line["run"]: line for line in lines if line.get("done")}
     rows: list[Evidence] = []
@@ -96,8 +105,10 @@ def kernel_rows(
             continue  # not run, or it could not play this kernel: the log says why
         # A run that found nothing hands back the original, whose ratio to itself is 1.
         unchanged = [1.0, 1.0, 1.0]
-        ratios = {run: compared["compare"].get(run, unchanged) for run in runs}
+        of = {run: line for line in compared for run in line["compare"]}
+        ratios = {run: of[run]["compare"][run] if run in of else unchanged for run in runs}
         middle = sorted(runs, key=lambda run: ratios[run][0])[len(runs) // 2]
+        sitting = of.get(middle, compared[-1])
         ratio = ratios[middle]
         reached = [to_share(curve) for curve in curves.get(method, [])]
         rows.append(
@@ -110,19 +121,21 @@ def kernel_rows(
                 driver=str(device["driver_version"]),
                 compiler="ptxas of Triton",
                 date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-                command=command,
+                command=f"python bench/search_comparison.py --kernels {kernel} --methods {method} "
+                f"--seeds {len(runs)} --measurements {max(done[r]['measurements'] for r in runs)}",
                 unit="us",
                 better="lower",
-                ours=compared["median_us"] / ratio[0],
-                baselines={f"triton {config}": compared["median_us"]},
+                ours=sitting["median_us"] / ratio[0],
+                baselines={f"triton {config}": sitting["median_us"]},
                 ratio_to_best=ratio[0],
                 ci95=(ratio[1], ratio[2]),
-                control=(compared["control"][0], compared["control"][1]),
+                control=(sitting["control"][0], sitting["control"][1]),
                 samples=len(runs),
                 checks={
                     "seeds": {run: ratios[run] for run in runs},
                     "measurements": [done[run]["measurements"] for run in runs],
                     "measurements_to_95_percent": reached,
+                    "search_time_gain_after": gains_after(curves.get(method, [])),
                     "ended": {run: _ended(done[run]) for run in runs},
                 },
                 notes="median seed; `ours` is the original's time over the ratio",
@@ -135,6 +148,16 @@ def _ended(line: Mapping[str, Any]) -> str:
     if "error" in line:
         return str(line["error"])
     return "cut short" if "cut_short" in line else "all measurements spent"
+
+
+def steps(curve: Curve) -> list[tuple[int, float]]:
+    """The corners of a curve: (measurement, value) where it rises, and its ends."""
+    last = len(curve)
+    return [
+        (n, value)
+        for n, value in enumerate(curve, 1)
+        if n in (1, last) or not curve[n - 2] == value == curve[n]
+    ]
 
 
 def draw(kernel: str, curves: Mapping[str, list[Curve]]) -> str:
@@ -164,13 +187,14 @@ def draw(kernel: str, curves: Mapping[str, list[Curve]]) -> str:
     ]
     for number, method in enumerate(name for name in METHODS if name in curves):
         colour = COLOURS[list(METHODS).index(method) % len(COLOURS)]
-        seeds = [c + [c[-1]] * (longest - len(c)) for c in curves[method]]
+        ends = min(len(curve) for curve in curves[method])  # no seed is drawn on past its last
+        seeds = [curve[:ends] for curve in curves[method]]
         middle = [statistics.median(values) for values in zip(*seeds, strict=True)]
         low, high = ([f(v) for v in zip(*seeds, strict=True)] for f in (min, max))
-        band = [at(n, v) for n, v in enumerate(high, 1)]
-        band += [at(n, v) for n, v in reversed(list(enumerate(low, 1)))]
+        band = [at(n, v) for n, v in steps(high)]
+        band += [at(n, v) for n, v in reversed(steps(low))]
         parts.append(f'<polygon points="{" ".join(band)}" fill="{colour}" opacity="0.12"/>')
-        line = " ".join(at(n, value) for n, value in enumerate(middle, 1))
+        line = " ".join(at(n, value) for n, value in steps(middle))
         parts.append(
             f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
         )
