@@ -15,6 +15,8 @@ import json
 import math
 import os
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from warploom.codegen.build import Built, build  # noqa: E402
 from warploom.codegen.launch import Kernel  # noqa: E402
 from warploom.codegen.plan import KernelSchedule  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
+from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
 from warploom.kernels.choices import choose_attention  # noqa: E402
 
@@ -135,14 +138,11 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
     if what == "packed":
         data = [pack(torch, config, h, [(n, n) for n in PACKED_LENGTHS]) for _ in range(2)]
         pairs = h * sum(n * n for n in PACKED_LENGTHS)
-        mean = sum(n * n for n in PACKED_LENGTHS) // sum(PACKED_LENGTHS)  # of a token's sequence
-        chosen = lead + choose_attention(mean, config, heads=h * len(PACKED_LENGTHS)).name
     else:
         n = int(rest[0])
         data = [operands(torch, config, max(1, 16384 // n), h, n, n, s) for s in range(2)]
-        batch = max(1, 16384 // n)
-        pairs = batch * h * n * n
-        chosen = lead + choose_attention(n, config, heads=batch * h).name
+        pairs = max(1, 16384 // n) * h * n * n
+    chosen = chosen_for(what, which)
     turn = [0]
 
     def pick() -> dict[str, Any]:
@@ -201,6 +201,41 @@ def first_heads(config: AttentionConfig, v: dict[str, Any]) -> dict[str, Any]:
     return part | {x: v[x] for x in v if x.startswith("scale_")}
 
 
+def chosen_for(what: str, which: str) -> str:
+    """The variant that the chooser takes for a timed case."""
+    dim, mask, *rest = which.split()
+    d, causal = int(dim), mask == "causal"
+    lead = ("" if what == "time" else f"{what} ") + (f"d{d} causal " if causal else f"d{d} ")
+    config = next(VARIANTS[name][0] for name in VARIANTS if name.startswith(lead))
+    h = 2048 // d
+    if what == "packed":
+        mean = sum(n * n for n in PACKED_LENGTHS) // sum(PACKED_LENGTHS)  # of a token's sequence
+        return lead + choose_attention(mean, config, heads=h * len(PACKED_LENGTHS)).name
+    n = int(rest[0])
+    return lead + choose_attention(n, config, heads=max(1, 16384 // n) * h).name
+
+
+def with_defaults(rows: Iterable[Evidence]) -> list[Evidence]:
+    """The rows, and for every shape the one of the variant that a user gets who names none.
+
+    It stands a second time, as "default": the chooser's constants are fitted to rows, so a run
+    cannot know yet what its rows will make the default. A shape whose default was not measured
+    has no such row.
+    """
+    claim, own = "attention-forward", [r for r in rows if not r.kernel.endswith(" default")]
+    kinds = ("packed", "window", "fp8", "gqa")
+    result = list(own)
+    for shape in dict.fromkeys(row.shape for row in own):
+        first, rest = shape.split(" ", 1)
+        chosen = chosen_for(first, rest) if first in kinds else chosen_for("time", shape)
+        result += [
+            replace(row, kernel=f"{claim} default")
+            for row in own
+            if row.shape == shape and row.kernel == f"{claim} {chosen}"
+        ]
+    return result
+
+
 def visible(pairs: float, config: AttentionConfig, v: dict[str, Any]) -> float:
     """Pairs of a query and a key that it sees, of all `pairs`."""
     if config.window is not None:
@@ -223,6 +258,7 @@ def main() -> None:
         kb.work(case, args)
     elif args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
+        write_rows(RESULTS, with_defaults(read_rows(RESULTS)))
     else:
         built = [name for name in VARIANTS if (FOLDER / "plain" / kb.slug(name)).is_dir()]
         names = [f"check {name}" for name in built] if args.stage != "timing" else []
