@@ -15,6 +15,7 @@ from warploom.pipeline.targets import read_target
 from warploom.pipeline.tune import TuneReport, TuneSettings
 from warploom.pipeline.tune import tune as run_tune
 from warploom.sass.aliasing import AliasMode
+from warploom.search.actions import MOVES, STEPS, moves_of
 from warploom.search.driver import Progress
 from warploom.search.players import PLAYERS
 
@@ -33,6 +34,9 @@ def tune(
     ] = "auto",
     budget: Annotated[str, typer.Option(help="wall clock, as 60s, 5m or 2h")] = "60s",
     candidates: Annotated[int | None, typer.Option(help="stop after so many candidates")] = None,
+    moves: Annotated[
+        str, typer.Option(help=f"comma-separated, of {', '.join(MOVES)}, or all")
+    ] = ",".join(STEPS),
     kernel: Annotated[str | None, typer.Option(help="which kernel of the file")] = None,
     launch: Annotated[Path | None, typer.Option(help="launch description (JSON)")] = None,
     arch: Annotated[int | None, typer.Option(help="80 or 90, for file.py:object")] = None,
@@ -64,6 +68,7 @@ def tune(
         resume=resume,
         policy=policy,
         steps=steps,
+        moves=moves_of(MOVES if moves == "all" else moves.split(",")),
     )
     print(
         f"{chosen.kernel} ({chosen.cubin.arch}, {chosen.cubin.compiler}): {search} for "
@@ -120,6 +125,8 @@ def summary(report: TuneReport) -> str:
         + (" (interrupted: the best so far was kept)" if search.interrupted else ""),
         f"static verdict: {report.verdict}",
     ]
+    if len(report.lineage) > 1:
+        lines.append(f"lineage, proved: {'; '.join(step.why for step in report.lineage)}")
     if report.check is not None:
         lines.append(f"tested verdict: {'pass' if report.check.passed else report.check.detail}")
     if report.timing is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,16 +38,20 @@ from warploom.sass.cubin import Cubin, parse
 from warploom.sass.diff import diff
 from warploom.sass.verdict import Verdict
 from warploom.sass.verify import Verifier
+from warploom.search.actions import PROGRAMS, STEPS, moves_of
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.game import Candidate
+from warploom.search.lineage import Base, Step, make_base, prove, write_steps
 from warploom.search.players import PLAYERS, Player
+from warploom.search.tournament import BaseModel, Entry, tournament
 
 SCHEMA: Final = 1
 LEADERS: Final = 5
 CHAINS: Final = {"gpu": 6, "model": 1}
 # Learned players by the name of `--search`, with their profile; they need the extra `rl`.
 LEARNED: Final = {"ppo": "wide", "ppo-guided": "guided", "ppo-cuasmrl": "cuasmrl"}
+BASES: Final = 4  # programs besides the original, where `--moves` allows others
 LEARNER: Final = "ppo"  # the folder of a learned player's checkpoint, logs and replay
 
 
@@ -64,9 +69,20 @@ class TuneSettings:
     resume: bool = False
     policy: Path | None = None
     steps: int | None = None
+    moves: frozenset[str] = frozenset(STEPS)
+
+    @property
+    def programs(self) -> bool:
+        """True when the moves may change the program, not only its order."""
+        return not self.moves.isdisjoint(PROGRAMS)
 
     def __post_init__(self) -> None:
         """Refuse unknown names and an empty budget."""
+        moves_of(self.moves)
+        if self.player in LEARNED and self.moves != frozenset(STEPS):
+            raise InputError("--moves: learned players have the moves of their profile")
+        if self.programs and self.resume:
+            raise InputError("--resume goes on in one program; leave out rotate and rename")
         if self.player not in PLAYERS and self.player not in LEARNED:
             known = ", ".join((*PLAYERS, *LEARNED))
             raise InputError(f"--search {self.player!r}, expected one of {known}")
@@ -90,6 +106,7 @@ class TuneReport:
     speedup: float
     timing: Timing | None = None
     check: CheckReport | None = None
+    lineage: tuple[Step, ...] = ()
     folder: Path = Path()
     files: dict[str, Path] = field(default_factory=dict[str, Path])
 
@@ -135,6 +152,9 @@ def _tune(
     on_progress: Callable[[Progress], None] | None,
 ) -> TuneReport:
     player = _player(settings, folder)
+    if settings.programs:
+        report = _play_programs(target, settings, player, evaluator, measurer, folder, on_progress)
+        return _checked(report, measurer, folder)
     verifier = Verifier(target.cubin, target.kernel, settings.mode)
     keeper = _Keeper(target, settings, folder)
     search = run_search(
@@ -150,10 +170,17 @@ def _tune(
         # A learned player goes on from its own checkpoint, which holds the way from the original.
         start=None if settings.player in LEARNED else keeper.resumed(),
         verifier=verifier,
+        moves=settings.moves,
         on_progress=on_progress,
         on_best=keeper.keep,
     )
     report = _choose(target, settings, search, verifier, measurer, keeper)
+    return _checked(report, measurer, folder)
+
+
+def _checked(report: TuneReport, measurer: Measurer | None, folder: Path) -> TuneReport:
+    """Run what was chosen beside the original, and write everything."""
+    target, settings = report.target, report.settings
     report.folder = folder
     if measurer is not None and report.changed:
         report.check = measurer.check(
@@ -168,6 +195,86 @@ def _tune(
             )
     write_report(report)
     return report
+
+
+def _play_programs(
+    target: Target,
+    settings: TuneSettings,
+    player: Player,
+    evaluator: ModelEvaluator | DeviceEvaluator,
+    measurer: Measurer | None,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None,
+) -> TuneReport:
+    """A tournament over programs in other registers and with pipelined loops.
+
+    The lineage of the result is written to the folder and proved step by step.
+    """
+    original, name = target.cubin, target.kernel
+    bases = [Base(original)]
+    for number in range(BASES):
+        rng = random.Random(f"{settings.seed}/{number}")
+        base = make_base(original, name, settings.mode, settings.moves, rng)
+        if all(base.cubin.data != other.cubin.data for other in bases):
+            bases.append(base)
+    entries = tournament(
+        bases,
+        player,
+        lambda base: evaluator if measurer is not None else BaseModel(original, base.cubin, name),
+        Budget(settings.seconds, settings.candidates),
+        name,
+        settings.mode,
+        settings.seed,
+        chains=CHAINS[settings.measure],
+        confirmations=2 if measurer is not None else 0,
+        moves=settings.moves,
+        on_progress=on_progress,
+    )
+    chosen, speedup, timing = _leader(original, entries, measurer)
+    steps: tuple[Step, ...] = () if chosen is None else chosen.steps
+    if findings := prove(original, name, steps, settings.mode):
+        raise CheckFailed(f"{target.source}: the result is not proved: {findings[0]}")
+    image = original if chosen is None else parse(chosen.image, "result")
+    base = original if chosen is None else chosen.base.cubin
+    verdict = Verifier(base, name, settings.mode).check_file(image)
+    write_steps(folder / "lineage", steps)
+    return TuneReport(
+        target, settings, _together(entries), image, verdict, speedup, timing, lineage=steps
+    )
+
+
+def _leader(
+    original: Cubin, entries: list[Entry], measurer: Measurer | None
+) -> tuple[Entry | None, float, Timing | None]:
+    """The best entry, by the model's score or a longer comparison; None when nothing is faster."""
+    faster = [entry for entry in entries if entry.score > 1.0][:LEADERS]
+    if not faster:
+        return None, 1.0, None
+    if measurer is None:
+        return faster[0], faster[0].score, None
+    images = {f"leader {number}": entry.image for number, entry in enumerate(faster)}
+    timing = measurer.compare({"original": original.data, **images}, TimingSettings())
+    name = max(images, key=lambda leader: timing.ratios[leader].median)
+    ratio = timing.ratios[name]
+    if ratio.median <= 1.0 or not ratio.clears(timing.control):
+        return None, 1.0, timing
+    return faster[list(images).index(name)], ratio.median, timing
+
+
+def _together(entries: list[Entry]) -> SearchResult:
+    """One account of all rounds: the best candidates and the sums of what became of them."""
+    whole = SearchResult(entries[0].result.player, entries[0].result.evaluator)
+    for entry in entries:
+        found = entry.result
+        whole.best += found.best
+        whole.tally.update(found.tally)
+        whole.outcomes.update(found.outcomes)
+        whole.seconds += found.seconds
+        whole.scored += found.scored
+        whole.measured += found.measured
+        whole.interrupted |= found.interrupted
+    whole.best.sort(key=lambda pair: -pair[0])
+    return whole
 
 
 def _player(settings: TuneSettings, folder: Path) -> Player:
@@ -322,6 +429,8 @@ def _summary(report: TuneReport) -> dict[str, Any]:
             "tested_verdict": report.check.to_json() if report.check else "not tested",
             "timing_verdict": report.timing.to_json() if report.timing else "not measured",
             "search": settings.player,
+            "moves": sorted(settings.moves),
+            "lineage": [step.why for step in report.lineage],
             "budget_s": settings.seconds,
             "seconds": round(search.seconds, 2),
             "seed": settings.seed,
