@@ -279,6 +279,31 @@ def test_certificates_hold_for_any_multipliers_and_catch_a_false_optimum() -> No
     assert (value - worse) / value > 0.5
 
 
+def test_levels_nest_and_weigh_as_equation_two() -> None:
+    """Two levels at once cost what each costs alone (their tiles nest by themselves), with a
+    certificate; a larger inner level is held back by the outer one."""
+    outer, inner = 2.0**20, 2.0**14
+    apart = [continuous.solve(MATMUL, m, cost.PAPER).traffic for m in (outer, inner)]
+    found, best = continuous.solve_levels(
+        MATMUL, [("l2", outer, 3.0), ("shared", inner, 1.0)], cost.PAPER
+    )
+    assert best.traffic == pytest.approx(3.0 * apart[0] + apart[1], rel=1e-3)
+    assert 0 <= best.gap < 1e-3
+    for level, alone in zip(found, apart, strict=True):
+        assert level.traffic == pytest.approx(alone, rel=1e-2)
+    for symbol in ("g_a", "g_c"):
+        assert found[1].tiles[symbol] <= found[0].tiles[symbol] * (1 + 1e-6)
+    upside, held = continuous.solve_levels(
+        MATMUL, [("small", inner, 1.0), ("large", outer, 1.0)], cost.PAPER
+    )
+    assert upside[1].tiles["g_a"] <= upside[0].tiles["g_a"] * (1 + 1e-6)
+    assert held.traffic > 1.5 * (apart[0] + apart[1]) / 2
+    with pytest.raises(InputError, match="at least one level"):
+        continuous.solve_levels(MATMUL, [])
+    with pytest.raises(InputError, match="at least"):
+        continuous.solve_levels(MATMUL, [("registers", 2.0, 1.0)])
+
+
 def brute_force(made: Kernel, capacity: float, multiples: dict[str, int]) -> float:
     """Every legal combination, scored by its own loop over plain numbers."""
     best = math.inf

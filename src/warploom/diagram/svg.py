@@ -19,6 +19,17 @@ from warploom.diagram.cost import PAPER, columns, tile_of, transfers
 from warploom.diagram.graph import Diagram, Node
 from warploom.diagram.kernel import Kernel
 from warploom.diagram.ops import op
+from warploom.diagram.svgmarks import (
+    FONT,
+    branch,
+    centre,
+    curve,
+    dot,
+    label,
+    line,
+    remark,
+    tag,
+)
 
 WIRE = 15
 """Pixels between the wires of one array."""
@@ -33,7 +44,6 @@ LEAD = 30
 """Pixels a wire runs straight behind a box, past its labels."""
 MARGIN = 96
 COLOUR = {"global": "#263238", "chip": "#e07b00", "box": "#ffffff", "region": "#fff4e3"}
-FONT = "font-family='Georgia, Times, serif'"
 
 
 @dataclass(frozen=True)
@@ -181,7 +191,7 @@ def _region(kernel: Kernel, cols: tuple[Column, ...], top: float, tall: float) -
             f"stroke='#8a4b00' stroke-width='1.3'/>"
             f"<text x='{x0 + 6:.0f}' y='{y - 5:.0f}' font-size='12' "
             f"fill='#8a4b00' {FONT}>"
-            f"stream {escape(axis)} by {_label(symbol)}</text>"
+            f"stream {escape(axis)} by {label(symbol)}</text>"
         )
     return "".join(parts)
 
@@ -205,18 +215,18 @@ def _joins(
             # A copy of an array that enters at this very column branches off the entering wires.
             twin = next(p for p, c in zip(left[j], cols[j].left, strict=True) if c == (value, True))
             for w in range(placed.wires):
-                yield _curve(x1 - 18, twin.wire(w), x1, placed.wire(w), colour)
-                yield _branch(x1 - 18, twin.wire(w), colour)
+                yield curve(x1 - 18, twin.wire(w), x1, placed.wire(w), colour)
+                yield branch(x1 - 18, twin.wire(w), colour)
             continue
         if source is None:
             yield from _entry(body, kernel, placed, x1)
             continue
         x0 = cols[j - 1].x + BOX
         for w in range(placed.wires):
-            yield _line(x0, source.wire(w), x0 + LEAD, source.wire(w), colour)
-            yield _curve(x0 + LEAD, source.wire(w), x1, placed.wire(w), colour)
+            yield line(x0, source.wire(w), x0 + LEAD, source.wire(w), colour)
+            yield curve(x0 + LEAD, source.wire(w), x1, placed.wire(w), colour)
             if copies > 1:
-                yield _branch(x0 + LEAD, source.wire(w), colour)
+                yield branch(x0 + LEAD, source.wire(w), colour)
 
 
 def _entry(body: Diagram, kernel: Kernel | None, placed: Placed, x: float) -> Iterator[str]:
@@ -233,17 +243,17 @@ def _entry(body: Diagram, kernel: Kernel | None, placed: Placed, x: float) -> It
         y = placed.wire(w)
         style = "stroke-dasharray='2 3'" if not axes else ""
         end = crossing if chip else x
-        yield _line(start, y, end, y, COLOUR["global"], style)
+        yield line(start, y, end, y, COLOUR["global"], style)
         if chip:
-            yield _line(crossing, y, x, y, COLOUR["chip"], style)
+            yield line(crossing, y, x, y, COLOUR["chip"], style)
         if axes:
-            yield _tag(start - 4, y + 4, axes[w], "end", "#555")
+            yield tag(start - 4, y + 4, axes[w], "end", "#555")
             if kernel is not None and axes[w] in kernel.depth_of_axis:
                 symbol = kernel.loops[kernel.depth_of_axis[axes[w]]].symbol
-                yield _tag(crossing + 3, y - 3, symbol, "start", "#8a4b00", 11)
+                yield tag(crossing + 3, y - 3, symbol, "start", "#8a4b00", 11)
     if chip:
         y0, y1 = placed.y - 5, placed.wire(placed.wires - 1) + 5
-        yield _line(crossing, y0, crossing, y1, "#8a4b00", "stroke-width='2.2'")
+        yield line(crossing, y0, crossing, y1, "#8a4b00", "stroke-width='2.2'")
 
 
 def _box(
@@ -263,7 +273,7 @@ def _box(
         target = next(p for p in right if p.value == placed.value)
         for w in range(placed.wires):
             colour = _colour(kernel)
-            yield _curve(x, placed.wire(w), x + BOX, target.wire(w), colour)
+            yield curve(x, placed.wire(w), x + BOX, target.wire(w), colour)
     ys = [p.wire(w) for p in (*inputs, output) for w in range(p.wires)]
     low, high = min(ys) - 9, max(ys) + 9
     yield (
@@ -275,12 +285,12 @@ def _box(
         for w, axis in enumerate(body.axes_of(placed.value)):
             y = placed.wire(w)
             if axis in weaved and axis not in node.over:
-                yield _curve(x, y, x + BOX, weaved[axis], "#c3ccd1", "stroke-width='1'")
-                yield _dot(x, y)
+                yield curve(x, y, x + BOX, weaved[axis], "#c3ccd1", "stroke-width='1'")
+                yield dot(x, y)
     for axis, y in weaved.items():
         carried = any(axis in body.axes_of(p.value) for p in inputs)
         if carried:
-            yield _dot(x + BOX, y)
+            yield dot(x + BOX, y)
     glyph = op(node.op).glyph or node.op
     constants = [body.node[i] for i in node.inputs if _is_const(body, i)]
     text = f"{glyph}{constants[0].attr('value'):g}" if constants else glyph
@@ -298,7 +308,7 @@ def _box(
         label, colour = axis, "#555"
         if kernel is not None and axis in kernel.depth_of_axis:
             label, colour = kernel.loops[kernel.depth_of_axis[axis]].symbol, "#8a4b00"
-        yield _tag(x + BOX + 5, output.wire(w) - 3, label, "start", colour, 11)
+        yield tag(x + BOX + 5, output.wire(w) - 3, label, "start", colour, 11)
 
 
 def _ends(body: Diagram, kernel: Kernel | None, right: list[Placed], x: float) -> Iterator[str]:
@@ -311,15 +321,15 @@ def _ends(body: Diagram, kernel: Kernel | None, right: list[Placed], x: float) -
         for w in range(placed.wires):
             y = placed.wire(w)
             colour = COLOUR["chip"] if kernel is not None else COLOUR["global"]
-            yield _line(x, y, edge, y, colour, "" if axes else "stroke-dasharray='2 3'")
-            yield _line(
+            yield line(x, y, edge, y, colour, "" if axes else "stroke-dasharray='2 3'")
+            yield line(
                 edge, y, x + 62, y, COLOUR["global"], "" if axes else "stroke-dasharray='2 3'"
             )
             if axes:
-                yield _tag(x + 66, y + 4, axes[w], "start", "#555")
+                yield tag(x + 66, y + 4, axes[w], "start", "#555")
         if kernel is not None:
             y0, y1 = placed.y - 5, placed.wire(placed.wires - 1) + 5
-            yield _line(edge, y0, edge, y1, "#8a4b00", "stroke-width='2.2'")
+            yield line(edge, y0, edge, y1, "#8a4b00", "stroke-width='2.2'")
 
 
 def _rows(
@@ -327,7 +337,7 @@ def _rows(
 ) -> Iterator[str]:
     """Under the columns: transferred values where arrays enter or leave, and tiles left on chip."""
     if kernel is None:
-        yield _note(24, y + 14, note)
+        yield remark(24, y + 14, note)
         return
     first: dict[str, int] = {}
     for j, column in enumerate(cols):
@@ -335,84 +345,27 @@ def _rows(
             if used and value in body.array:
                 first.setdefault(value, j)
     crossings = transfers(kernel)
-    yield _note(24, y + 14, "H")
-    yield _note(24, y + 34, "M")
+    yield remark(24, y + 14, "H")
+    yield remark(24, y + 34, "M")
     for j, column in enumerate(cols):
         entering = [str(crossings[v]) for v, at in first.items() if at == j]
         if len(entering) > 2:
             entering = [entering[0], " + ".join(entering[1:])]
-        for line, text in enumerate(entering):
-            yield _centre(
-                column.x - 34, y + 14 - 13 * (len(entering) - 1) * (line == 0), text, "#263238"
+        for place, text in enumerate(entering):
+            yield centre(
+                column.x - 34, y + 14 - 13 * (len(entering) - 1) * (place == 0), text, "#263238"
             )
         tile = str(tile_of(kernel, column.node.name))
-        yield _centre(column.x + BOX / 2 + 20, y + 34, tile, "#8a4b00")
+        yield centre(column.x + BOX / 2 + 20, y + 34, tile, "#8a4b00")
     stores = [str(crossings[f"{o} (store)"]) for o in body.outputs if f"{o} (store)" in crossings]
-    yield _centre(cols[-1].x + BOX + 50, y + 14, ", ".join(stores), "#263238")
+    yield centre(cols[-1].x + BOX + 50, y + 14, ", ".join(stores), "#263238")
     resident = max(columns(kernel, PAPER).values(), key=lambda c: len(c.terms))
     tiles = ", ".join(f"{name} = {size}" for name, size in kernel.tiles)
     chosen = f", chosen {tiles}" if tiles else ""
     lead = f"{note}; " if note else ""
-    yield _note(24, y + 58, f"{lead}resident inputs and sums: {resident} ≤ M{chosen}")
+    yield remark(24, y + 58, f"{lead}resident inputs and sums: {resident} ≤ M{chosen}")
 
 
 def _colour(kernel: Kernel | None) -> str:
     """Dark in global memory, orange on chip."""
     return COLOUR["global"] if kernel is None else COLOUR["chip"]
-
-
-def _curve(x0: float, y0: float, x1: float, y1: float, colour: str, extra: str = "") -> str:
-    """A wire: straight when level, a cubic otherwise."""
-    if abs(y0 - y1) < 0.5:
-        return _line(x0, y0, x1, y1, colour, extra)
-    half = (x0 + x1) / 2
-    width = "" if "stroke-width" in extra else "stroke-width='1.6'"
-    return (
-        f"<path d='M{x0:.1f} {y0:.1f} C{half:.1f} {y0:.1f} {half:.1f} {y1:.1f} {x1:.1f} {y1:.1f}' "
-        f"fill='none' stroke='{colour}' {width} {extra}/>"
-    )
-
-
-def _line(x0: float, y0: float, x1: float, y1: float, colour: str, extra: str = "") -> str:
-    """A straight wire."""
-    width = "" if "stroke-width" in extra else "stroke-width='1.6'"
-    return f"<path d='M{x0:.1f} {y0:.1f} L{x1:.1f} {y1:.1f}' stroke='{colour}' {width} {extra}/>"
-
-
-def _branch(x: float, y: float, colour: str) -> str:
-    """Where a wire is copied."""
-    return f"<circle cx='{x:.0f}' cy='{y:.1f}' r='2.6' fill='{colour}'/>"
-
-
-def _dot(x: float, y: float) -> str:
-    """Where a weaved wire enters or leaves a box."""
-    return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.8' fill='#333'/>"
-
-
-def _label(symbol: str, size: float = 12) -> str:
-    """`g_q` with its axis as a subscript."""
-    head, _, tail = symbol.partition("_")
-    if not tail:
-        return escape(symbol)
-    return f"{escape(head)}<tspan dy='3' font-size='{0.8 * size:.1f}'>{escape(tail)}</tspan>"
-
-
-def _tag(x: float, y: float, text: str, anchor: str, colour: str, size: int = 13) -> str:
-    """A small italic label."""
-    return (
-        f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size}' "
-        f"font-style='italic' fill='{colour}' {FONT}>{_label(text, size)}</text>"
-    )
-
-
-def _note(x: float, y: float, text: str) -> str:
-    """A line of plain text."""
-    return f"<text x='{x:.0f}' y='{y:.0f}' font-size='13' fill='#333' {FONT}>{escape(text)}</text>"
-
-
-def _centre(x: float, y: float, text: str, colour: str) -> str:
-    """Centred text of a cost row."""
-    return (
-        f"<text x='{x:.0f}' y='{y:.0f}' text-anchor='middle' font-size='12' fill='{colour}' {FONT}>"
-        f"{escape(text)}</text>"
-    )
