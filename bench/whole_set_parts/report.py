@@ -1,0 +1,107 @@
+"""Rows of the whole action set from what the GPU measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from timing_model_parts.make import BEST
+from triton_suite import SUITE
+from triton_suite.common import shape_text
+from triton_suite.floors import describe_floors, floors_us
+from warploom import machine
+from warploom.evidence import Evidence, write_rows
+from warploom.runtime import Timing
+
+ORIGINAL = "triton"
+# Where some runs began, other than at the original and at its bases.
+BEGAN = {
+    "attention": "two runs began where the model had climbed, one (the winner) at the best of claim "
+    "search-comparison, found with 300 measurements",
+    "feed_forward": "one run began where the model had climbed",
+    "layernorm": "some runs began where the model had climbed",
+    "softmax": "some runs began where the model had climbed",
+}
+
+
+def report(raw: Path, out: Path) -> None:
+    """Write a row for each kernel's best and for its best without renaming or pipelining."""
+    data = json.loads(raw.read_text())
+    rows: list[Evidence] = []
+    for name, found in data["kernels"].items():
+        if "error" in found:
+            print(f"{name}: {found['error']}")
+            continue
+        rows += [_row(data, name, found, result) for result in found["results"]]
+    write_rows(out, rows)
+    best: dict[str, Evidence] = {}
+    for row in rows:
+        kernel = row.kernel.split(" / ")[0]
+        print(f"{row.kernel:38} {row.ratio_to_best:.4f} {row.ci95} control {row.control}")
+        if kernel not in best or row.ratio_to_best > best[kernel].ratio_to_best:
+            best[kernel] = row
+    gains = [max(1.0, row.ratio_to_best) if _wins(row) else 1.0 for row in best.values()]
+    if gains:
+        mean = math.exp(sum(math.log(gain) for gain in gains) / len(gains))
+        print(f"geometric mean of {len(gains)} kernels, no win counted as 1: {mean:.4f}")
+
+
+def _wins(row: Evidence) -> bool:
+    return bool(row.checks["clears_control"]) and row.checks["bitwise"] == "pass"
+
+
+def _row(data: Mapping[str, Any], name: str, found: Mapping[str, Any], result: str) -> Evidence:
+    kernel = SUITE[name]
+    warm, cold = (Timing.from_json(found["timings"][mode]) for mode in ("warm", "cold"))
+    ratio, kept = warm.ratios[result], found["results"][result]
+    device = found["device"]
+    ours = warm.median_us[result]
+    known = next((m for m in machine.names() if m in str(device["name"]).lower()), None)
+    bounds = describe_floors(floors_us(kernel, machine.load(known)), ours) if known else "unknown"
+    only = result == "orders only"
+    began = [BEGAN[name]] if name in BEGAN else []
+    measured = sum(row["measured"] for row in found["rounds"])
+    failed = sum(
+        count for row in found["rounds"] for kind, count in row["outcomes"].items() if kind != "ok"
+    )
+    return Evidence(
+        claim="sass-search",
+        kernel=f"{name} / {data['player']}, {'orders and fields' if only else 'every move'}",
+        shape=shape_text(kernel.shape),
+        dtype=kernel.dtype,
+        device=str(device["name"]),
+        driver=str(device["driver_version"]),
+        compiler="triton 3.6.0, ptxas 12.8",
+        date=str(data["date"]),
+        command=str(data["command"]),
+        unit="us",
+        better="lower",
+        ours=ours,
+        baselines={f"triton {BEST[name]}": warm.median_us[ORIGINAL]},
+        ratio_to_best=ratio.median,
+        ci95=(ratio.low, ratio.high),
+        control=(warm.control.low, warm.control.high),
+        samples=ratio.rounds,
+        checks={
+            "bitwise": "pass" if kept["passed"] else f"fail: {kept['detail']}",
+            "self_test": "pass" if "found" in kept["self_test"].values() else "fail",
+            "samples": kept["samples"],
+            "lineage_findings": len(kept["findings"]),
+            "lineage": kept["why"],
+            "best_of_the_kernel": result == found["best"],
+            "clears_control": ratio.clears(warm.control),
+            "flushed_ratio": str(cold.ratios[result]),
+            "flushed_control": str(cold.control),
+            "reload_medians": [round(value, 4) for value in warm.reload_medians[result]],
+            "programs": len({row["base"] for row in found["rounds"]}),
+            "candidates_measured": measured,
+            "candidates_failed": failed,
+            "clock_mhz": warm.clock_mhz,
+        },
+        notes="; ".join(
+            ["the fastest of Triton's configurations", *began, f"bounds: {bounds}"],
+        ),
+    )

@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,6 @@ from warploom.sass.verdict import Finding
 from warploom.sass.verify import Verifier
 
 SHARES: Final = (0.15, 0.3, 0.6)  # of the values that can move, how many get another register
-TRIES: Final = 6
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,16 @@ def make_base(
     if "rotate" in moves and ("rename" not in moves or rng.random() < 0.7):
         base = pipelined(base, name, mode, rng)
     if "rename" in moves and (not base.steps or rng.random() < 0.5):
-        image, done = renamed(Renamer(base.cubin, name), rng, rng.choice(SHARES))
+        image, done = renamed(_renamer(base.cubin.data, name), rng, rng.choice(SHARES))
         if done:
             step = Step("registers", image.data, f"{len(done)} values in other registers")
             base = Base(image, (*base.steps, step))
     return base
+
+
+@lru_cache(maxsize=2)
+def _renamer(image: bytes, name: str) -> Renamer:
+    return Renamer(parse(image, name), name)
 
 
 def pipelined(base: Base, name: str, mode: AliasMode, rng: random.Random) -> Base:
