@@ -19,8 +19,8 @@ from warploom.runtime import Timing
 ORIGINAL = "triton"
 # Where some runs began, other than at the original and at its bases.
 BEGAN = {
-    "attention": "two runs began where the model had climbed, one (the winner) at the best of claim "
-    "search-comparison, found with 300 measurements",
+    "attention": "two runs began where the model had climbed, one (the winner) at the best that "
+    "300 measurements of claim search-comparison had found",
     "feed_forward": "one run began where the model had climbed",
     "layernorm": "some runs began where the model had climbed",
     "softmax": "some runs began where the model had climbed",
