@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,17 @@ def to_share(curve: Curve) -> int | None:
     return next(n for n, best in enumerate(curve, 1) if best - 1.0 >= SHARE * gain)
 
 
+def failures(lines: Sequence[Mapping[str, Any]], runs: Sequence[str]) -> dict[str, int]:
+    """How many measured candidates were wrong or faulted, by outcome: each is a verifier's miss."""
+    return dict(
+        Counter(
+            line["outcome"]
+            for line in lines
+            if line.get("run") in runs and line.get("outcome", "ok") != "ok"
+        )
+    )
+
+
 def gains_after(curves: Sequence[Curve]) -> dict[str, list[float]]:
     """{measurements: best confirmed score so far of each seed}, while every seed still played."""
     shortest = min((len(curve) for curve in curves), default=0)
@@ -135,6 +147,7 @@ def kernel_rows(
                     "seeds": {run: ratios[run] for run in runs},
                     "measurements": [done[run]["measurements"] for run in runs],
                     "measurements_to_95_percent": reached,
+                    "failed_candidates": failures(lines, runs),
                     "search_time_gain_after": gains_after(curves.get(method, [])),
                     "ended": {run: _ended(done[run]) for run in runs},
                 },
