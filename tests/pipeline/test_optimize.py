@@ -67,6 +67,19 @@ def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
     assert "1024 counted at 1.50 GHz" in rows["cycles an iteration, loop i"]
 
 
+def test_a_time_that_cannot_be_is_refused(tmp_path, monkeypatch):
+    """Planted fault: a clock that sees the launch and not the kernel."""
+    flops = 2.0 * 4096**3
+    there = Measured("GPU", {"c": 1e-3}, 4e-3, {"m": 4096}, 200.0, 200.0, flops)
+    monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
+    monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: there)
+    assert optimize(GEMM, tmp_path).measured is there
+    fast = replace(there, microseconds=40.0)
+    monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: fast)
+    with pytest.raises(CheckFailed, match="above the 989 the h200 can do"):
+        optimize(GEMM, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -27,6 +27,7 @@ from warploom.diagram.library import FORMULAS, formula
 from warploom.errors import CheckFailed, InputError, ToolMissing, WarploomError
 from warploom.files import write_text_atomically
 from warploom.kernels.library import configure, entry
+from warploom.machine import load as load_machine
 from warploom.pipeline.optimize_measure import Measured, measure_in_worker
 from warploom.report.optimize_html import Page, page_html
 from warploom.runtime.driver import device_count
@@ -181,6 +182,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
         clock.lap("measure")
         if not measured.correct:
             raise CheckFailed(f"{settings.name}: wrong numbers on the GPU: {measured.errors}")
+        check_rate(measured, program, settings.gpu)
     result = Optimized(settings, schedule, predictions, verdict, measured, clock.laps, out)
     pictures = _pictures(program, schedule, settings.gpu)
     write_text_atomically(out / "schedule.svg", pictures[0] if pictures else "")
@@ -188,6 +190,19 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     page = _page(result, program, built, derivation, pictures, sizes)
     write_text_atomically(out / "report.html", page_html(page))
     return result
+
+
+def check_rate(measured: Measured, program: Program, gpu: str) -> None:
+    """Raise `CheckFailed` for a time in which the GPU's tensor cores cannot have done the work."""
+    operands = {op.srcs[0].type.dtype.name for op in program.ops() if op.kind == "mma"}
+    names = {"fp8" if name in ("e4m3", "e5m2") else name for name in operands}
+    peak = max((load_machine(gpu).value(f"peak.tensor_{name}") for name in names), default=0.0)
+    rate = measured.flops / measured.microseconds * 1e-6  # TFLOP/s, as the peak
+    if peak and rate > peak:
+        raise CheckFailed(
+            f"{program.name}: {measured.microseconds:.1f} us would be {rate:.0f} TFLOP/s, "
+            f"above the {peak:.0f} the {gpu} can do: the time is not the kernel's"
+        )
 
 
 class _Clock:

@@ -179,7 +179,7 @@ def _times(
         start, stop = device.event(), device.event()
         device.record(start)
         for _ in range(REPEATS):
-            kernel(memory)
+            kernel(memory, stream=device.stream)  # events of another stream would not see it
         device.record(stop)
         device.synchronize()
         if number >= 4:
@@ -198,7 +198,7 @@ def _counted(
     for _ in range(5):
         device.memset(address, 0, size)
         for _ in range(REPEATS):
-            kernel(memory)
+            kernel(memory, stream=device.stream)
         device.synchronize()
         data = device.download(address, size)
         words = [int(x) for x in np.frombuffer(data, np.uint64)[: WORDS * len(loops)]]

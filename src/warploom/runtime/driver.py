@@ -208,6 +208,11 @@ class CudaDevice:
         """What the driver says about the GPU."""
         return self._info
 
+    @property
+    def stream(self) -> int:
+        """The stream that copies, events and captures of this device are on, as a CUstream."""
+        return int(self._stream)
+
     def load(self, image: bytes) -> Module:
         """Load a cubin into the context.
 
