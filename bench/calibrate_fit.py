@@ -55,7 +55,8 @@ def tenths(values: Sequence[float], unit: str, how: str) -> Fit:
 
 def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
     """Every cost that the raw figures settle."""
-    return {**_loads(raw), **_products(raw), **_tiles(raw), **_between_groups(raw)}
+    parts = (_loads, _products, _tiles, _beside, _between_groups)
+    return {name: fit for part in parts for name, fit in part(raw).items()}
 
 
 def _loads(raw: Mapping[str, Any]) -> dict[str, Fit]:
@@ -142,6 +143,27 @@ def _tiles(raw: Mapping[str, Any]) -> dict[str, Fit]:
         "reduce.latency": whole(reduce, "clk", "row max and sum of 64 rows: zero columns"),
         "max.per_1024": per_1024("row_max"),
     }
+
+
+# Instructions of a thread in one operation of bench/contention.py on 64 x 128: 64 elements a thread
+# (a conversion takes two), and two shuffles with their combination for both rows of a reduction.
+ISSUED = {
+    "row_max": 72, "row_sum": 72, "row_sum_local": 64, "scale_shift": 64, "exp2": 64,
+    "rescale": 64, "convert": 32,
+}  # fmt: skip
+
+
+def _beside(raw: Mapping[str, Any]) -> dict[str, Fit]:
+    taken = [
+        (r["matmul_together"] - r["matmul_alone"])
+        / (r["matmul_together"] / r["op_together"] * ISSUED[r["op"]])
+        for r in raw["beside"]
+    ]
+    found = [round(value, 2) for value in (median(taken), min(taken), max(taken))]
+    how = (
+        "what one instruction of another group's arithmetic adds to a batch of wgmma, 7 operations"
+    )
+    return {"mma.beside": Fit(found[0], found[1], found[2], "clk/instruction", how)}
 
 
 def _is(row: Mapping[str, Any], op: str, groups: int) -> bool:

@@ -76,9 +76,28 @@ def solve_kernel(
     launch      what is outside of the loops; without a split axis the rows of the accumulator are
                 split over as many groups as give the shortest interval
     registers   (producer, consumer) a thread where the usual split does not fit
-    Raises `InputError` for a program without matmuls and `CheckFailed` when no schedule exists.
+    Where nothing is found at the high end of the costs, the nominal ones are tried. Raises
+    `InputError` for a program without matmuls and `CheckFailed` when no schedule is found.
     """
-    plan, chosen = launch or LaunchPlan(), search or Search()
+    chosen = search or Search()
+    try:
+        return _solve_at(program, launch, gpu, chosen, registers, cache)
+    except CheckFailed:
+        if chosen.cost_end == "nominal":
+            raise
+    nominal = replace(chosen, cost_end="nominal")
+    return _solve_at(program, launch, gpu, nominal, registers, cache)
+
+
+def _solve_at(
+    program: Program,
+    launch: LaunchPlan | None,
+    gpu: str,
+    chosen: Search,
+    registers: tuple[int, int] | None,
+    cache: Path | None,
+) -> KernelSchedule:
+    plan = launch or LaunchPlan()
     table = costs(gpu, "nominal").at(chosen.cost_end)
     if plan.split:
         return _solved(program, plan, _parts_of(program, plan), table, chosen, registers, cache)
@@ -290,7 +309,11 @@ def in_turns(
         return sum(pace(block, e.loop, e.graph, nominal, WALKED) for e in problems)
 
     ordered = replace(schedule, name=f"{schedule.name}-turns", turns=True)
-    return ordered if walked(ordered) < walked(schedule) * (1 - WORTH) else schedule
+    try:
+        pays = walked(ordered) < walked(schedule) * (1 - WORTH)
+    except InputError:  # a loop that ends early for one group cannot keep turns
+        return schedule
+    return ordered if pays else schedule
 
 
 def ring_classes(placement: Placement) -> list[list[list[Op]]]:
