@@ -111,7 +111,9 @@ def launch_plan(kernel: Kernel, program: Program) -> LaunchPlan:
     rows = {clean(str(kernel.body.node[box].attr("row"))) + "_tile" for _, box in kernel.bound_by}
     reverse = tuple(name for name in grid if name in rows)
     sides = _sides(kernel)
-    banded = len(grid) >= 2 and all(name.removesuffix("_tile") in sides for name in grid[-2:])
+    # Parts of a split axis taken whole are columns of a product as tiles are.
+    names = [name.removesuffix("_tile").removesuffix("_parts") for name in grid[-2:]]
+    banded = len(grid) >= 2 and all(name in sides for name in names)
     return LaunchPlan(supergroup=BAND if banded else 0, reverse=reverse)
 
 
