@@ -2,9 +2,11 @@
 
     python bench/ablation.py build              here, no GPU: cubins under out/bench/ablation
     python bench/ablation.py run --out DIR      on the GPU machine: numerics, cycles, times, a table
+    python bench/ablation.py merge ROWS         rows of a run to bench/results, predicted anew by
+                                                the model as it stands
 
-Predicted cycles an iteration are the model's (`codegen.predict`: the loop's graph in the order of
-the schedule, first come first served at shared units). Measured ones are counted by the kernel
+Predicted cycles an iteration are the model's (`codegen.predict`: the emitted steps walked with
+measured costs). Measured ones are counted by the kernel
 itself (`codegen.probe`): the SM clock before and after every steady state, over all blocks and
 groups, divided by the iterations. Times are those of the kernel without counters.
 """
@@ -32,7 +34,7 @@ from warploom.codegen.probe import LOG, WORDS, probe, readings  # noqa: E402
 from warploom.codegen.schedules import NAMES, schedule_named  # noqa: E402
 from warploom.codegen.solve import Search  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
-from warploom.evidence import Evidence, write_rows  # noqa: E402
+from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 from warploom.kernels import attention as attention_kernel  # noqa: E402
 from warploom.kernels import gemm as gemm_kernel  # noqa: E402
 from warploom.tile import Program  # noqa: E402
@@ -122,7 +124,7 @@ def _write(title: str, name: str, case: Case, schedule: KernelSchedule, built: B
         _folder(title, name, True)
     )
     found = predict(case.program, schedule)
-    rows = {
+    rows: dict[str, dict[str, Any]] = {
         loop: {"cycles": found[loop].cycles, "bound": found[loop].bound, "why": found[loop].reason}
         for loop in loops
     }
@@ -230,9 +232,32 @@ def _measured(row: dict[str, Any], loop: str) -> tuple[float, float, int]:
     return cycles, clock, int(count)
 
 
+def merge(files: list[Path]) -> None:
+    """Rows of runs as the evidence file: what was measured, beside what the model says now."""
+    rows: list[Evidence] = []
+    for row in (row for path in files for row in read_rows(path)):
+        title, name = row.kernel.rsplit(" ", 1)
+        (model,) = predict(CASES[title].program, scheduled(CASES[title], name)).values()
+        counted = float(row.checks["counted cycles"])
+        checks = {
+            **row.checks,
+            "predicted cycles": round(model.cycles, 1),
+            "model error": round(model.cycles / counted - 1, 4),
+            "lower bound": model.bound,
+        }
+        rows.append(replace(row, checks=checks))
+    target = kb.ROOT / "bench" / "results" / "schedule_ablation.json"
+    write_rows(target, rows)
+    worst = max(abs(row.checks["model error"]) for row in rows)
+    print(f"{len(rows)} rows in {target}; the model's largest error is {worst:.1%}")
+
+
 def main() -> None:
     """Command line."""
     args = kb.arguments(__doc__ or "")
+    if args.mode == "merge":
+        merge(args.files)
+        return
     if args.mode == "build":
         build_all()
         return

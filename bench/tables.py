@@ -4,7 +4,8 @@
     python bench/tables.py --check    exit 1 when a page disagrees with the results
 
 A table stands between `<!-- table: FILE [PICK] COLUMNS... -->` and `<!-- end -->`; PICK says which
-rows: all of them when it is not given, else one of `PICKS`.
+rows: all of them when it is not given, else one of `PICKS`. A column is one of `COLUMNS`, or
+`check:NAME` for a check of the row, with `_` for the spaces of its name.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
     "control": ("A/A control", lambda row: _interval(row.control)),
     "device": ("device", lambda row: row.device),
     "notes": ("notes", lambda row: row.notes),
+    "predicted": ("predicted", lambda row: f"{row.checks['predicted cycles']:.0f}"),
+    "counted": ("counted", lambda row: f"{row.checks['counted cycles']:.0f}"),
+    "model": ("model's error", lambda row: f"{row.checks['model error']:+.1%}"),
 }
 
 
@@ -70,6 +74,11 @@ def defaults(rows: list[Evidence]) -> list[Evidence]:
     return [row for row in rows if row.kernel.endswith(" default")]
 
 
+def ablated(rows: list[Evidence]) -> list[Evidence]:
+    """Rows that say what was taken away and what became of it."""
+    return [row for row in rows if "ablations" in row.checks]
+
+
 def _best_of(rows: list[Evidence], key: Callable[[Evidence], str]) -> list[Evidence]:
     best: dict[str, Evidence] = {}
     for row in rows:
@@ -83,7 +92,27 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "best-per-shape": best_per_shape,
     "best-per-kernel": best_per_kernel,
     "defaults": defaults,
+    "ablated": ablated,
 }
+CHECK = "check:"
+
+
+def _check(row: Evidence, name: str) -> str:
+    value = row.checks.get(name, "")
+    if isinstance(value, dict):
+        return "<br>".join(f"{key}: {item}" for key, item in value.items())
+    return str(value)
+
+
+def _column(name: str, file: str) -> tuple[str, Callable[[Evidence], str]]:
+    if name.startswith(CHECK):
+        check = name.removeprefix(CHECK).replace("_", " ")
+        return check, lambda row: _check(row, check)
+    if name not in COLUMNS:
+        raise InputError(
+            f"table of {file}: no column {name!r}; there are {', '.join(COLUMNS)}, {CHECK}NAME"
+        )
+    return COLUMNS[name]
 
 
 def table(file: str, columns: list[str]) -> str:
@@ -91,18 +120,12 @@ def table(file: str, columns: list[str]) -> str:
     rows = read_rows(RESULTS / file)
     if columns and columns[0] in PICKS:
         rows, columns = PICKS[columns[0]](rows), columns[1:]
-    for column in columns:
-        if column not in COLUMNS:
-            raise InputError(
-                f"table of {file}: no column {column!r}; there are {', '.join(COLUMNS)}"
-            )
+    chosen = [_column(column, file) for column in columns]
     lines = [
-        "| " + " | ".join(COLUMNS[column][0] for column in columns) + " |",
-        "|" + "---|" * len(columns),
+        "| " + " | ".join(title for title, _ in chosen) + " |",
+        "|" + "---|" * len(chosen),
     ]
-    lines += [
-        "| " + " | ".join(COLUMNS[column][1](row) for column in columns) + " |" for row in rows
-    ]
+    lines += ["| " + " | ".join(cell(row) for _, cell in chosen) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
