@@ -35,7 +35,6 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-ahead-together-apart",
         "128x128-ahead-together-apart-held-copies",
         "128x176-together-apart",
-        "128x176-draw4-together-apart",
     ),
     "d128 causal": (
         "128x128-draw16",
@@ -74,15 +73,10 @@ TIMED: dict[str, tuple[str, ...]] = {
     "d256": (
         "128x64",
         "128x64-draw4-together",
-        "128x80-draw4-together",
-        "128x128-draw4-serial",
-        "128x128-draw4-serial-apart",
     ),
     "d256 causal": (
         "128x64-draw16-together",
         "128x64-draw16-together-apart",
-        "128x80-draw4-together",
-        "128x128-draw4-serial",
     ),
     "fp8 d128": ("128x128-ahead-together-apart", "128x224-ahead-together"),
     "fp8 d128 causal": ("128x128-draw16-together", "128x128-draw16-together-apart"),

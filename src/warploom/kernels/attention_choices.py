@@ -42,7 +42,6 @@ class AttentionChoice:
     `serial`: a group waits for its matmuls before it goes on, so that scores and weights share
     registers and a tile may be wider; the other groups keep the tensor core busy meanwhile.
     `copies` of the packed weights: two let the next be packed while a matmul still reads these.
-    `values`: the depth of the ring of values where it is not `depth`.
     Waits are where ptxas would have them: to hold them below the softmax cost 2 to 11 % (measured),
     as the weights are then packed after the exponentials and not among them.
     """
@@ -57,7 +56,6 @@ class AttentionChoice:
     apart: bool = False
     serial: bool = False
     copies: int = 1
-    values: int = 0
 
     def config(self, base: AttentionConfig) -> AttentionConfig:
         """`base` with this tile."""
@@ -68,13 +66,9 @@ class AttentionChoice:
         """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
         # Packed sequences: the table of tasks has the longest first.
         reverse = ("rows_tile",) if config.causal and not config.packed else ()
-        launch = LaunchPlan(
-            split="rows",
-            reverse=reverse,
-            skip_unit=config.slack > 0,
-            **{"hold_waits": False, **self.launch},
-        )
-        depths = {"k": self.depth, "v": self.values or self.depth}
+        plan: dict[str, Any] = {"hold_waits": False, **self.launch}
+        launch = LaunchPlan(split="rows", reverse=reverse, skip_unit=config.slack > 0, **plan)
+        depths = {"k": self.depth, "v": self.depth}
         program, groups = attention(config), self.tile[0] // 64
         if self.serial:
             return multistage(program, depths, launch, groups, 0, self.registers)
@@ -104,7 +98,6 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
         _A("128x128-ahead", launch=AHEAD),
         _A("128x128-ahead-together-apart", turns=False, launch=AHEAD, apart=True),
         _A("128x176-together-apart", (128, 176), 2, False, launch=ONE_Q, apart=True),
-        _A("128x176-draw4-together-apart", (128, 176), 2, False, WIDE, _draw(4, ONE_Q), apart=True),
         _A("128x128-draw16", registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together-apart", (128, 128), 2, False, WIDE, _draw(16), apart=True),
@@ -142,18 +135,6 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
         _A("128x64-draw4-together", (128, 64), 2, False, WIDE, _draw(4, ONE_Q)),
         _A("128x64-draw16-together", (128, 64), 2, False, WIDE, _draw(16, ONE_Q)),
         _A("128x64-draw16-together-apart", (128, 64), 2, False, WIDE, _draw(16, ONE_Q), apart=True),
-        _A("128x80-draw4-together", (128, 80), 2, False, WIDE, _draw(4, ONE_Q), values=1),
-        _A("128x128-draw4-serial", (128, 128), 1, False, WIDE, _draw(4, ONE_Q), serial=True),
-        _A(
-            "128x128-draw4-serial-apart",
-            (128, 128),
-            1,
-            False,
-            WIDE,
-            _draw(4, ONE_Q),
-            apart=True,
-            serial=True,
-        ),
     )
 }
 
