@@ -30,6 +30,7 @@ from warploom.sass.loops import natural_loops
 from warploom.sass.paths import block_edges
 from warploom.sass.stats import stats as kernel_stats
 from warploom.sass.verify import verify as verify_cubins
+from warploom.search.lineage import prove_lineage
 
 sass = typer.Typer(
     name="sass",
@@ -134,10 +135,17 @@ def verify(
     alias: Annotated[
         AliasMode, typer.Option("--alias", help="what is assumed about pointers, see docs/sass.md")
     ] = AliasMode.STRICT,
+    lineage: Annotated[
+        Path | None, typer.Option(help="folder of a tuned result's steps, each to be proved")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Is CANDIDATE a legal reordering of ORIGINAL?  Exit 1: no."""
-    verdict = verify_cubins(load(original), load(candidate), kernel, alias)
+    """Is CANDIDATE a legal reordering of ORIGINAL, or made of it by a LINEAGE?  Exit 1: no."""
+    first, last = load(original), load(candidate)
+    if lineage is None:
+        verdict = verify_cubins(first, last, kernel, alias)
+    else:
+        verdict = prove_lineage(first, last, kernel, lineage, alias)
     if json_output:
         _print_json(
             {

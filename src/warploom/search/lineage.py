@@ -26,7 +26,7 @@ from warploom.sass.renaming.rename import Renamer, renamed
 from warploom.sass.renaming.verify import verify_renaming
 from warploom.sass.rotation.rotate import Rotation, may_cross, padding, rotate, rotations
 from warploom.sass.rotation.verify import verify_rotation
-from warploom.sass.verdict import Finding
+from warploom.sass.verdict import Finding, Verdict
 from warploom.sass.verify import Verifier
 
 SHARES: Final = (0.15, 0.3, 0.6)  # of the values that can move, how many get another register
@@ -71,6 +71,27 @@ def prove(original: Cubin, name: str, steps: Sequence[Step], mode: AliasMode) ->
             found.append(Finding("LINEAGE", 0, name, f"a step of unknown kind {step.kind!r}"))
         before = after
     return found
+
+
+def prove_lineage(
+    original: Cubin, candidate: Cubin, kernel: str | None, folder: Path, mode: AliasMode
+) -> Verdict:
+    """The verdict on a result by the steps in a folder, which must end in it.
+
+    Moves and edits are counted by the last step, against the program before it.
+    """
+    name = original.kernel(kernel).name
+    steps = read_steps(folder)
+    if not steps or steps[-1].cubin != candidate.data:
+        finding = Finding("LINEAGE", 0, name, f"the steps in {folder} do not end in the candidate")
+        return Verdict(False, mode, (finding,), 0, 0)
+    findings = prove(original, name, steps, mode)
+    moved = edits = 0
+    if not findings and steps[-1].kind == "order":
+        before = original if len(steps) == 1 else parse(steps[-2].cubin, name)
+        last = Verifier(before, name, mode).check_file(candidate)
+        moved, edits = last.moved, last.control_edits
+    return Verdict(not findings, mode, tuple(findings), moved, edits)
 
 
 def make_base(
