@@ -234,9 +234,7 @@ def test_the_solver_asks_for_copies_where_lifetimes_do(tmp_path):
     program, _, _ = programs.attention_case(64, 64, groups=1)
     plan = LaunchPlan(split="rows")
     plain, spread = (
-        solve_kernel(
-            program, plan, search=replace(MEASURED, expand=expand), cache=tmp_path
-        )
+        solve_kernel(program, plan, search=replace(MEASURED, expand=expand), cache=tmp_path)
         for expand in (False, True)
     )
     assert spread.any_loop.initiation_interval < plain.any_loop.initiation_interval
@@ -244,3 +242,25 @@ def test_the_solver_asks_for_copies_where_lifetimes_do(tmp_path):
     for keys in (1, 33, 64, 97, 128, 200):
         program, _, arrays = programs.attention_case(70, keys, groups=1)
         agree(program, spread, arrays, seeds=2)
+
+
+def test_where_the_high_end_has_no_schedule_the_nominal_costs_are_tried(monkeypatch):
+    program = gemm(GemmConfig())
+    tried = []
+
+    def refuse(program, launch, gpu, search, registers, cache):
+        tried.append(search.cost_end)
+        if search.cost_end == "high":
+            raise CheckFailed("none found")
+        return search
+
+    monkeypatch.setattr("warploom.codegen.solve._solve_at", refuse)
+    assert solve_kernel(program, search=QUICK) == replace(QUICK, cost_end="nominal")
+    assert tried == ["high", "nominal"]
+
+    def never(program, launch, gpu, search, registers, cache):
+        raise CheckFailed(f"none found at {search.cost_end}")
+
+    monkeypatch.setattr("warploom.codegen.solve._solve_at", never)
+    with pytest.raises(CheckFailed, match="at nominal"):
+        solve_kernel(program, search=QUICK)

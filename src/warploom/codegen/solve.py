@@ -52,7 +52,8 @@ class Search:
     """How hard to look: seconds of the solver a loop, its seed, and the cost table's end.
 
     At the high end of every cost a schedule is legal for all values within, so it has slack where
-    the machine is slower than its table. `expand` tries two copies of tiles (`codegen.copies`)
+    the machine is slower than its table; where nothing is found there, `solve_kernel` goes on with
+    the nominal costs. `expand` tries two copies of tiles (`codegen.copies`)
     where the interval is above what the units need; they cost registers.
     """
 
