@@ -43,7 +43,7 @@ def choice_variant(choice: GemmChoice, base: GemmConfig | None = None) -> Varian
 
 
 FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128))
-WIDE_TILES = ("128x256-at-once", "128x192-at-once", "128x320", "128x384", "256x192-along-n")
+WIDE_TILES = ("128x256-at-once", "128x192-at-once", "128x384", "256x192-along-n")
 
 
 def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2, ahead: int = 1) -> Variant:
@@ -110,7 +110,6 @@ LARGE = (
     "128x192-at-once",
     "128x128",
     "256x192-along-n",
-    "128x320",
     "128x384",
 )
 RAGGED = (*LARGE, "128x320-direct", "256x192-along-n-direct", "128x256-at-once-by-4")

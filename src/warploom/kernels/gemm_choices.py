@@ -25,7 +25,8 @@ from warploom.kernels.gemm import GemmConfig, gemm
 SMS = 132  # streaming multiprocessors of H100 SXM and H200
 FASTEST = 1024 / 1980  # microseconds: the tensor cores' cycles for a UNIT's step at 1980 MHz
 TIE = 1.01  # times that close are taken as equal: repeated measurements differ by more
-OTHER_BYTES = 1024 + 512  # of shared memory: alignment of the base, barriers
+BASE_BYTES = 1024  # of shared memory lost to aligning its base, where a block is alone on an SM
+BARRIER_BYTES = 512  # of shared memory, at most
 PANEL_BYTES = 128  # of a row of the result that are stored together
 STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
 SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
@@ -142,7 +143,8 @@ class GemmChoice:
         """Slots that shared memory has room for beside the panels on their way out."""
         bm, bn = self.tile
         panels = bm * PANEL_BYTES * self.panels if self.store == "tma" else 0
-        free = shared_limit(self.resident) - OTHER_BYTES - panels
+        aligned = BASE_BYTES if self.resident == 1 else 0
+        free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
         return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES)
 
     def fits(self, config: GemmConfig) -> bool:
@@ -207,14 +209,13 @@ def _pair(name: str, tile: tuple[int, int], depth: int, dependent: bool = False)
 
 # In the order of preference where predictions tie: multiplies for a byte copied.
 GEMM_CHOICES: tuple[GemmChoice, ...] = (
-    GemmChoice("128x256-at-once", (128, 256), depth=3, panels=4),
     GemmChoice("128x256", (128, 256)),
+    GemmChoice("128x256-at-once", (128, 256), depth=3, panels=4),
     GemmChoice("256x128", (256, 128), panels=1),
     GemmChoice("256x128-along-n", (256, 128), ("n_tile", 2), panels=1),
     GemmChoice("128x192", (128, 192)),
     GemmChoice("128x192-at-once", (128, 192), panels=3),
     GemmChoice("256x128-along-n-at-once", (256, 128), ("n_tile", 2), depth=3, panels=2),
-    GemmChoice("128x320", (128, 320), depth=3, panels=3),
     GemmChoice("128x384", (128, 384), depth=3, panels=2),
     GemmChoice("128x320-direct", (128, 320), store="direct"),
     GemmChoice("256x192-along-n-direct", (256, 192), ("n_tile", 2), store="direct"),
@@ -222,7 +223,6 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x384-by-4", (128, 384), ("m_tile", 4), 3, panels=2),
     GemmChoice("128x256-at-once-by-4", (128, 256), ("m_tile", 4), 3, panels=4),
     GemmChoice("128x192-at-once-by-4", (128, 192), ("m_tile", 4), panels=3),
-    GemmChoice("256x160-along-n", (256, 160), ("n_tile", 2), depth=3, panels=1),
     GemmChoice("256x192-along-n", (256, 192), ("n_tile", 2), depth=3, panels=1),
     GemmChoice("128x128", (128, 128), depth=6),
     GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
