@@ -79,6 +79,11 @@ def ablated(rows: list[Evidence]) -> list[Evidence]:
     return [row for row in rows if "ablations" in row.checks]
 
 
+def solved(rows: list[Evidence]) -> list[Evidence]:
+    """The rows of schedules that the solver made, beside the best that people named."""
+    return [row for row in rows if " solve" in row.kernel]
+
+
 def _best_of(rows: list[Evidence], key: Callable[[Evidence], str]) -> list[Evidence]:
     best: dict[str, Evidence] = {}
     for row in rows:
@@ -92,6 +97,7 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "best-per-shape": best_per_shape,
     "best-per-kernel": best_per_kernel,
     "defaults": defaults,
+    "solved": solved,
     "ablated": ablated,
 }
 CHECK = "check:"

@@ -1,8 +1,8 @@
 """A schedule without search: one operation after the other, so that a time-out has an answer.
 
 Groups are tried in a few ways (one group, one a sub-tile); the checker decides which is legal.
-Its interval is the serial length, far from the best: what it gives is a schedule marked unproved
-with an honest gap, where the solver had no time to find a first one.
+Its interval is the length of one iteration, far from the best: what it gives is a schedule marked
+unproved with an honest gap, where the solver had no time to find a first one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from warploom.schedule.bounds import topological_order
+from warploom.schedule.bounds import serial_length, topological_order
 from warploom.schedule.checker import check
 from warploom.schedule.encoding import Encoding
 from warploom.schedule.graph import Graph
@@ -23,43 +23,51 @@ MANY = 1 << 20
 
 
 def serial_schedule(
-    graph: Graph, target: Target, rules: Rules, interval: int, pins: Mapping[str, str]
+    graph: Graph, target: Target, rules: Rules, pins: Mapping[str, str]
 ) -> Schedule | None:
-    """A legal schedule at `interval` (cycles) in which nothing overlaps; None when none is met.
+    """A legal schedule in which nothing overlaps, the shortest of a few; None when none is met.
 
-    Requires an interval of at least `bounds.serial_length(graph)`.
+    Its interval is where the last operation ends, or the serial bound where that breaks a rule.
+    On a target without groups one group without limits stands in for none.
     """
+    if not target.groups:
+        target, pins = _without_limits(target), {}
+    found: list[Schedule] = []
     for order in _orders(graph):
         for group in _assignments(graph, target, pins):
             times = _times(graph, group, order)
-            schedule = assemble(graph, target, rules, interval, times, group)
-            if check(graph, target, schedule).passed:
-                return schedule
-    return None
+            ends = [times[n.id] + max(n.span, n.drain) for n in graph.nodes]
+            for interval in (max(1, *ends), serial_length(graph)):
+                schedule = assemble(graph, target, rules, interval, times, group)
+                if check(graph, target, schedule).passed:
+                    found.append(schedule)
+                    break
+    return min(found, key=lambda schedule: schedule.initiation_interval, default=None)
 
 
-def serial_values(it: Encoding, pins: Mapping[str, str]) -> dict[int, int]:
-    """The serial schedule as values of the model's variables by index; empty when none is legal."""
-    graph, rules, interval = it.graph, it.rules, it.longest
-    target = it.target
-    if not target.groups:  # the modulo problem: one group without limits stands in for none
-        everyone = (GroupSpec("all", WARP_GROUP),)
-        target = replace(
-            target, groups=everyone, own_load_group=False, register_pool=0,
-            registers_per_thread=MANY, reserved_registers=0,
-        )  # fmt: skip
-        pins = {}
-    plain = serial_schedule(graph, target, rules, interval, pins)
-    if plain is None:
-        return {}
+def _without_limits(target: Target) -> Target:
+    return replace(
+        target,
+        groups=(GroupSpec("all", WARP_GROUP),),
+        own_load_group=False,
+        register_pool=0,
+        registers_per_thread=MANY,
+        reserved_registers=0,
+    )
+
+
+def serial_values(it: Encoding, plain: Schedule) -> dict[int, int]:
+    """The serial schedule as values of the variables of a model at its interval, by index."""
+    interval = plain.initiation_interval
     shift = -plain.time[it.anchor] % interval  # the anchor's phase is 0
     values = {variable.index: plain.time[name] + shift for name, variable in it.time.items()}
     for (name, w), literal in it.member.items():
-        values[literal.index] = int(target.groups[w].name == plain.group[name])
+        values[literal.index] = int(it.target.groups[w].name == plain.group[name])
     for name, variable in it.depth.items():
         values[variable.index] = plain.ring_depth[name]
     for name, variable in it.life.items():
-        values[variable.index] = death(graph, rules, interval, plain.time, name) - plain.time[name]
+        died = death(it.graph, it.rules, interval, plain.time, name)
+        values[variable.index] = died - plain.time[name]
     return values
 
 

@@ -13,9 +13,8 @@ found (section 4.4); minimising over a range proves the same without stepping.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 from warploom.errors import CheckFailed
@@ -27,76 +26,22 @@ from warploom.schedule.bounds import (
     serial_length,
 )
 from warploom.schedule.checker import check
-from warploom.schedule.encoding import Encoding, encode_times
-from warploom.schedule.encoding_groups import add_groups, add_lifetimes
-from warploom.schedule.encoding_memory import add_memory
-from warploom.schedule.fallback import serial_values
-from warploom.schedule.graph import Graph
+from warploom.schedule.encoding import Encoding
+from warploom.schedule.fallback import serial_schedule, serial_values
 from warploom.schedule.objectives import (
     LENGTH,
-    STAGES,
     TRAFFIC,
-    Stage,
 )
+from warploom.schedule.problem import Clock, Problem, decisions, joint_encoding
 from warploom.schedule.readout import read_schedule
 from warploom.schedule.recount import recount
-from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.schedule import Objective, Proof, Schedule
 from warploom.schedule.solver import NAME, Answer, Effort, IntVar, Style, Variable, run
-from warploom.schedule.target import Target
-from warploom.schedule.uniform import add_uniform
 
 EXTRA_STAGES = 2
 GRACE = 10.0
 MOST_POINTS = 1 << 40
 TIMES = Style(2)  # how sums of times are minimised before there are groups
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What to solve and how.
-
-    stages  most overlapped iterations; 0: as many as the modulo schedule needs, and one more
-    pins    operations whose group a person decided
-    uniform every sub-tile runs the same program at a shift (`schedule.uniform`); pins, if any, must
-            then give each sub-tile the same kind of groups
-    """
-
-    graph: Graph
-    target: Target
-    rules: Rules = OURS
-    prices: Prices = field(default_factory=Prices)
-    effort: Effort = field(default_factory=Effort)
-    stages: int = 0
-    objectives: tuple[Stage, ...] = STAGES
-    pins: Mapping[str, str] = field(default_factory=dict[str, str])
-    uniform: bool = False
-
-    def __post_init__(self) -> None:
-        self.target.validate(self.graph)
-
-
-@dataclass
-class Clock:
-    """The time limit of one solve, shared by its steps."""
-
-    effort: Effort
-    begin: float = field(default_factory=time.perf_counter)
-
-    @property
-    def spent(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.begin
-
-    @property
-    def over(self) -> bool:
-        """Whether the limit has passed: building a large model takes time of its own."""
-        return self.spent >= self.effort.seconds
-
-    def share(self, part: float = 1.0) -> Effort:
-        """Effort with that part of the remaining time."""
-        left = max(0.05, self.effort.seconds - self.spent)
-        return replace(self.effort, seconds=part * left)
 
 
 @dataclass(frozen=True)
@@ -123,7 +68,7 @@ def solve(problem: Problem) -> Schedule:
         problem = replace(problem, stages=most)
     start = _settle_interval(problem, modulo, clock)
     settled = clock.spent
-    it = joint_encoding(problem, start.interval, start.stages)
+    it = start.model or joint_encoding(problem, start.interval, start.stages)
     if it.length is not None and start.interval == modulo.interval:
         it.model.add(it.length >= modulo.length_bound)  # groups only make it longer
     objectives, values = _optimise(problem, it, start.values, clock)
@@ -151,7 +96,7 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
             bound = _bound_after(least, bound, found.interval)
             if least.found:
                 found = _first(alone, least.value, clock.share(0.3))
-    it = joint_encoding(alone, found.interval, found.stages)
+    it = found.model or joint_encoding(alone, found.interval, found.stages)
     it.model.minimize(LENGTH.expression(it, problem.prices))
     answer = run(it.model, clock.share(0.15), decisions(it), found.answer.values, TIMES)
     if not answer.found:
@@ -161,11 +106,15 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of looking for any schedule at one interval, fewest stages first."""
+    """The outcome of looking for any schedule at one interval, fewest stages first.
+
+    `model` is the one that was asked, to go on with; none where time was up before.
+    """
 
     interval: int
     stages: int
     answer: Answer
+    model: Encoding | None = None
 
 
 def _stages(problem: Problem, interval: int) -> int:
@@ -190,39 +139,8 @@ def _first(problem: Problem, interval: int, effort: Effort) -> Found:
         part = clock.share(1 / (most + 1 - stages))
         answer = run(it.model, part, decisions(it))
         if answer.found:
-            return Found(interval, stages, answer)
+            return Found(interval, stages, answer, it)
     return Found(interval, most, answer)
-
-
-def joint_encoding(
-    problem: Problem,
-    interval: int | tuple[int, int],
-    stages: int,
-    without: frozenset[str] = frozenset(),
-) -> Encoding:
-    """The full model at an interval, or over a range of them."""
-    it = encode_times(
-        problem.graph,
-        problem.target,
-        problem.rules,
-        stages,
-        interval,
-        without,
-        symmetric=problem.uniform or not problem.pins,
-    )
-    if problem.uniform:
-        add_uniform(it)
-    if problem.target.groups:
-        add_groups(it, problem.pins)
-    else:
-        add_lifetimes(it)
-    add_memory(it, groups=bool(problem.target.groups))
-    return it
-
-
-def decisions(it: Encoding) -> list[Variable]:
-    """Variables that determine a schedule: enough for an answer and for the next stage's hint."""
-    return [*it.time.values(), *it.member.values(), *it.depth.values(), *it.life.values()]
 
 
 @dataclass(frozen=True)
@@ -233,6 +151,7 @@ class Start:
     bound: int
     stages: int
     values: Mapping[int, int]
+    model: Encoding | None
 
 
 def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
@@ -240,7 +159,7 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
     found = _first(problem, modulo.interval, clock.share(0.4))
     if found.answer.found:
         values = found.answer.values
-        return Start(modulo.interval, modulo.interval_bound, found.stages, values)
+        return Start(modulo.interval, modulo.interval_bound, found.stages, values, found.model)
     refuted = found.answer.status == "INFEASIBLE"
     bound = modulo.interval + 1 if refuted else modulo.interval_bound
     high = max(bound, serial_length(problem.graph))
@@ -253,7 +172,7 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
         if least.found:
             again = _first(problem, least.value, clock.share(0.3))
             found = again if again.answer.found else found
-    return Start(found.interval, bound, found.stages, found.answer.values)
+    return Start(found.interval, bound, found.stages, found.answer.values, found.model)
 
 
 def _bound_after(answer: Answer, low: int, high: int) -> int:
@@ -269,12 +188,17 @@ def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
     Only an upper bound. Feasibility is not monotone in the interval, so what lies between is
     proved or searched by the caller.
     """
+    plain = _plain(problem)
+    serial = serial if plain is None else plain.initiation_interval
     step = max(1, low // 64)
     failed, found = low - 1, None
     while found is None:
         interval = serial if clock.over else min(serial, failed + step)
         last = interval == serial
-        here = _serial(problem, serial) if last else _first(problem, interval, clock.share(0.1))
+        if last:
+            here = _serial(problem, serial, plain)
+        else:
+            here = _first(problem, interval, clock.share(0.1))
         if here.answer.found:
             found = here
         elif last:
@@ -290,18 +214,24 @@ def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
     return found
 
 
-def _serial(problem: Problem, interval: int) -> Found:
-    """One iteration at a time: built without search where that is legal.
+def _plain(problem: Problem) -> Schedule | None:
+    """A schedule without search and without overlap, where one is legal."""
+    if problem.uniform:
+        return None
+    return serial_schedule(problem.graph, problem.target, problem.rules, problem.pins)
 
-    Where it is not, the solver may take a few seconds beyond the time limit, so that a time-out
-    has something to return.
+
+def _serial(problem: Problem, interval: int, plain: Schedule | None) -> Found:
+    """One iteration at a time: `plain` where there is one, else searched.
+
+    The search may take a few seconds beyond the time limit, so that a time-out has something to
+    return.
     """
     it = joint_encoding(problem, interval, 1)
-    values = {} if problem.uniform else serial_values(it, problem.pins)
-    if values:
-        return Found(interval, 1, Answer("SAT", 0, 0, 0.0, values))
+    if plain is not None:
+        return Found(interval, 1, Answer("SAT", 0, 0, 0.0, serial_values(it, plain)), it)
     effort = replace(problem.effort, seconds=max(GRACE, 0.1 * problem.effort.seconds))
-    return Found(interval, 1, run(it.model, effort, decisions(it)))
+    return Found(interval, 1, run(it.model, effort, decisions(it)), it)
 
 
 def _impossible(problem: Problem, serial: int, status: str) -> str:

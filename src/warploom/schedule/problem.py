@@ -1,0 +1,95 @@
+"""What is asked: a graph on a target under rules, in how much time; and the model of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from warploom.schedule.encoding import Encoding, encode_times
+from warploom.schedule.encoding_groups import add_groups, add_lifetimes
+from warploom.schedule.encoding_memory import add_memory
+from warploom.schedule.graph import Graph
+from warploom.schedule.objectives import STAGES, Stage
+from warploom.schedule.rules import OURS, Prices, Rules
+from warploom.schedule.solver import Effort, Variable
+from warploom.schedule.target import Target
+from warploom.schedule.uniform import add_uniform
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to solve and how.
+
+    stages  most overlapped iterations; 0: as many as the modulo schedule needs, and one more
+    pins    operations whose group a person decided
+    uniform every sub-tile runs the same program at a shift (`schedule.uniform`); pins, if any, must
+            then give each sub-tile the same kind of groups
+    """
+
+    graph: Graph
+    target: Target
+    rules: Rules = OURS
+    prices: Prices = field(default_factory=Prices)
+    effort: Effort = field(default_factory=Effort)
+    stages: int = 0
+    objectives: tuple[Stage, ...] = STAGES
+    pins: Mapping[str, str] = field(default_factory=dict[str, str])
+    uniform: bool = False
+
+    def __post_init__(self) -> None:
+        self.target.validate(self.graph)
+
+
+@dataclass
+class Clock:
+    """The time limit of one solve, shared by its steps."""
+
+    effort: Effort
+    begin: float = field(default_factory=time.perf_counter)
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.begin
+
+    @property
+    def over(self) -> bool:
+        """Whether the limit has passed: building a large model takes time of its own."""
+        return self.spent >= self.effort.seconds
+
+    def share(self, part: float = 1.0) -> Effort:
+        """Effort with that part of the remaining time."""
+        left = max(0.05, self.effort.seconds - self.spent)
+        return replace(self.effort, seconds=part * left)
+
+
+def joint_encoding(
+    problem: Problem,
+    interval: int | tuple[int, int],
+    stages: int,
+    without: frozenset[str] = frozenset(),
+) -> Encoding:
+    """The full model at an interval, or over a range of them."""
+    it = encode_times(
+        problem.graph,
+        problem.target,
+        problem.rules,
+        stages,
+        interval,
+        without,
+        symmetric=problem.uniform or not problem.pins,
+    )
+    if problem.uniform:
+        add_uniform(it)
+    if problem.target.groups:
+        add_groups(it, problem.pins)
+    else:
+        add_lifetimes(it)
+    add_memory(it, groups=bool(problem.target.groups))
+    return it
+
+
+def decisions(it: Encoding) -> list[Variable]:
+    """Variables that determine a schedule: enough for an answer and for the next stage's hint."""
+    return [*it.time.values(), *it.member.values(), *it.depth.values(), *it.life.values()]
