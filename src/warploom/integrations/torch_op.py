@@ -219,7 +219,7 @@ def _attend(
         lse=lse,
         scale=scale,
     )
-    choice = choose_attention(q.shape[2], base)
+    choice = choose_attention(q.shape[2], base, k.shape[2], q.shape[0] * q.shape[1])
     config = choice.config(base)
     key = ("attention", choice.name, config, q.device.index)
     if key not in _kernels:
