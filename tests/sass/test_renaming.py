@@ -52,7 +52,7 @@ def patched(cubin: Cubin, index: int, bit: int, bits: int, value: int) -> Cubin:
     return cubin.replace(cubin.kernel(None), words)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[:2])
 def test_renamed_kernels_are_proved_found_again_and_reordered(
     name: str, renamers: dict[str, Renamer]
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_write_over_a_live_value_is_found(name: str, renamers: dict[str, Renam
     renamer = renamers[name]
     planted = list(clobbering(renamer))
     assert len(planted) > 20
-    for row in random.Random(0).sample(planted, 6):
+    for row in random.Random(0).sample(planted, 3):
         assert rules(renamer, renamer.rewrite([row])), row
 
 
@@ -122,7 +122,7 @@ def test_a_misaligned_tuple_is_found(renamers: dict[str, Renamer]) -> None:
         if group.movable and group.width in (2, 4) and renamer._encodable(group)
     ]
     assert wide
-    for group in wide[:3]:
+    for group in wide[:2]:
         for distance in {1, group.width // 2}:
             image = renamer.rewrite([Renaming(group.number, distance, "planted")])
             assert rules(renamer, image), (group, distance)
@@ -238,7 +238,7 @@ def test_registers_that_live_through_a_call_keep_their_meaning(
 
 
 @settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 1 << 20), share=st.sampled_from((0.1, 0.5)))
 def test_whatever_is_renamed_is_proved_or_left_alone(
