@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -394,18 +394,24 @@ def drop_inherited_wait(code: Code) -> Iterator[Mutant]:
 
 
 def use_above_inherited_wait(code: Code) -> Iterator[Mutant]:
-    """A use of the block before's load goes above the instruction that waits for it."""
+    """A use of the block before's load and the instruction that waits for it change their order."""
     for producer, waiter, user in _inherited(code):
-        here = code.items[user]
-        if user == waiter or not free(here) or code.waited(user):
+        if user == waiter or code.waited(user):
             continue
-        passed = code.items[waiter:user]
-        if any(
-            written_by(o) & (read_by(here) | written_by(here)) or read_by(o) & written_by(here)
-            for o in passed
-        ):
-            continue
-        yield Mutant(code.moved(user, waiter), code.name(producer, waiter, user))
+        name = code.name(producer, waiter, user)
+        if _passes(code, user, code.items[waiter:user]):
+            yield Mutant(code.moved(user, waiter), name)
+        if _passes(code, waiter, code.items[waiter + 1 : user + 1]):
+            yield Mutant(code.moved(waiter, user), name)
+
+
+def _passes(code: Code, index: int, others: Sequence[Instruction]) -> bool:
+    """Whether registers let an instruction change places with all of these."""
+    here = code.items[index]
+    return free(here) and not any(
+        written_by(o) & (read_by(here) | written_by(here)) or read_by(o) & written_by(here)
+        for o in others
+    )
 
 
 # --- memory and synchronisation ---------------------------------------------------------------

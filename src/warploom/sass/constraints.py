@@ -218,6 +218,10 @@ class _Open:
     holder: int  # BLOCK_EDGE: the scoreboard was set before the block
     cleared: bool = False
     original_waits: int = 0
+    # Scoreboards of later operations of its pipe, which read their sources after it: setter of
+    # each, and those of them that were waited for since.
+    lenders: dict[int, int] = field(default_factory=dict[int, int])
+    borrowed: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
 
 class _Tracker:
@@ -279,21 +283,41 @@ class _Tracker:
         for other in self.items:
             if not other.cleared:
                 other.original_waits |= waited
+                other.borrowed.update(
+                    (lender, number)
+                    for number, lender in other.lenders.items()
+                    if waited >> number & 1
+                )
                 attached = other.scoreboard != UNATTACHED
                 other.cleared = attached and bool(waited >> other.scoreboard & 1)
 
     def _attach(self, item: Instruction) -> None:
         """Let operations without a scoreboard join one that `item` sets in their pipe."""
-        if item.control.write_sb == NO_SCOREBOARD == item.control.read_sb:
+        numbers = {item.control.write_sb, item.control.read_sb} - {NO_SCOREBOARD}
+        if not numbers:
             return
         for other in self.items:
-            if other.cleared or other.scoreboard != UNATTACHED:
+            if other.cleared:
+                continue
+            if other.scoreboard != UNATTACHED:
+                if self._may_borrow(other, item):
+                    other.lenders.update(dict.fromkeys(numbers, item.index))
                 continue
             scoreboard = attaches(other.pending, item)
             if scoreboard is not None:
                 other.scoreboard, other.holder = scoreboard, item.index
                 if not other.at_entry:
                     self._order(other.pending.producer, item.index)
+
+    def _may_borrow(self, other: _Open, item: Instruction) -> bool:
+        """Sources whose own scoreboard is the late one of the result: a pipe reads in order, so
+        the compiler may rely on the scoreboard of any later operation of it."""
+        producer = self.kernel.instructions[other.pending.producer]
+        return (
+            other.pending.release == "R"
+            and producer.control.read_sb == NO_SCOREBOARD
+            and other.pending.pipe is item.effects.info.pipe
+        )
 
     def _order(self, earlier: int, later: int) -> None:
         self.builder.order.append((earlier, later, Rule.SCOREBOARD_ORDER, 0))
@@ -342,6 +366,12 @@ class _Tracker:
         for index in self.same_pipe.get(other.pending.pipe, ()):
             if index > holder:
                 self._order(index, item.index)
+        for lender, scoreboard in sorted(other.borrowed):
+            self.builder.waits.append(
+                (lender, item.index, scoreboard, self.block.index, int(Rule.WAIT))
+            )
+            if not other.at_entry:
+                self._order(other.pending.producer, lender)
 
     def finish(self) -> None:
         """What the block waited for must still be waited for when control leaves it."""
@@ -360,6 +390,10 @@ class _Tracker:
                 for index in self.same_pipe.get(other.pending.pipe, ()):
                     if index > producer:
                         self._order(producer, index)
+            elif not other.at_entry:
+                # A later block may rely on a scoreboard lent to it here.
+                for lender in other.lenders.values():
+                    self._order(other.pending.producer, lender)
 
 
 ARITHMETIC: Final = frozenset((Pipe.FMA, Pipe.IMAD, Pipe.ALU, Pipe.HALF, Pipe.FP64, Pipe.MMA))

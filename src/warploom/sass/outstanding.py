@@ -52,7 +52,8 @@ def _left_open(item: Instruction) -> Iterator[Unsettled]:
         for access in item.effects.reads:
             if access.resource < UNIFORM_BASE and access.slot not in NO_VALUE:
                 mask = read | written
-                yield Unsettled(item.index, access.resource, False, mask, not mask)
+                # Sources are read in the pipe's order: a later operation's scoreboard serves too.
+                yield Unsettled(item.index, access.resource, False, mask, not read)
 
 
 def before_issue(state: State, item: Instruction) -> State:

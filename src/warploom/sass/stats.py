@@ -164,15 +164,19 @@ def _round_trip(kernel: Kernel, loop: Loop) -> tuple[int, int]:
 
 def serialised_groups(kernel: Kernel) -> int:
     """Matrix instructions that wait for the one before them to end although both stand in one
-    block: what ptxas does when it gives up on asynchronous groups."""
+    block and nothing between them reads a result: what ptxas does when it gives up on asynchronous
+    groups."""
     count = 0
     for block in kernel.blocks:
         drained = False
-        earlier = False
+        results: set[int] = set()
         for item in kernel.instructions[block.start : block.end]:
             if inflight.is_asynchronous(item):
-                count += earlier and drained
-                earlier, drained = True, False
+                count += bool(results) and drained
+                results |= {access.resource for access in item.effects.writes}
+                drained = False
             elif inflight.groups_left(item) == 0:
                 drained = True
+            elif drained and any(access.resource in results for access in item.effects.reads):
+                results.clear()  # the wait was for this
     return count
