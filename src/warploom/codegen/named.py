@@ -53,7 +53,8 @@ def write(
 ) -> Schedule:
     """A schedule of one loop from an order of (node label or "release RING", stage) pairs.
 
-    `copies` of register tiles by name (`codegen.copies`); `shift` places group g's order g * shift positions later, which is what turns are taken by.
+    `copies` of register tiles by name (`codegen.copies`); `shift` places group g's order g * shift
+    positions later, which is what turns are taken by.
     """
     interval = len(order) + max(0, compute - 1) * shift
     time: dict[str, int] = {}

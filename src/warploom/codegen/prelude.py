@@ -289,8 +289,9 @@ DEVICE float max_nan(float x, float y) {
   return z;
 }""",
     "exp2_fma": """\
-// 2^x on the fp32 lanes for x < 128: a cubic on [-1/2, 1/2] (relative error below 7.5e-5), times the
-// power of 2 whose exponent bits a magic addition leaves at the bottom. 0 from -127 down, NaN stays.
+// 2^x on the fp32 lanes for x < 128: a cubic on [-1/2, 1/2] (relative error below 7.5e-5), times
+// the power of 2 whose exponent bits a magic addition leaves at the bottom. 0 from -127 down, NaN
+// stays.
 DEVICE float exp2_fma(float x) {
   const float low = max_nan(x, -127.0f), magic = low + 12583039.0f;  // 1.5 * 2^23 + 127
   const float f = low - (magic - 12583039.0f);
