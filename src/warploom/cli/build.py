@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from warploom.codegen.build import GPU_ARCHITECTURES
 from warploom.codegen.build import build as build_kernel
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.schedules import NAMES, schedule_named
@@ -16,8 +17,6 @@ from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.library import configure, entry
-
-ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}
 
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
 Settings = Annotated[
@@ -67,8 +66,8 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json."""
-    if gpu not in ARCHITECTURES:
-        raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(ARCHITECTURES)}")
+    if gpu not in GPU_ARCHITECTURES:
+        raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(GPU_ARCHITECTURES)}")
     started = time.perf_counter()
     config, _ = configure(name, settings_of(settings))
     kernel = entry(name)
@@ -78,7 +77,7 @@ def build(
         chosen = read_schedule(Path(schedule))
     elif schedule != "default":
         chosen = schedule_named(program, schedule, chosen.launch, gpu)
-    built = build_kernel(program, chosen, ARCHITECTURES[gpu], tuple(allow or ()))
+    built = build_kernel(program, chosen, GPU_ARCHITECTURES[gpu], tuple(allow or ()))
     built.write(out)
     seconds = time.perf_counter() - started
     if as_json:

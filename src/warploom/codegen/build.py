@@ -33,6 +33,7 @@ from warploom.tile import Array, Index, Program, dtype
 SCHEMA = "warploom.kernel"
 VERSION = 1
 ARCHITECTURES = ("sm_90a",)
+GPU_ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}  # what the commands build for, by GPU
 SM80_ARCHITECTURES = tuple(SHARED_LIMITS)  # cp.async and mma.sync
 SIMT_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 # What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from warploom.codegen.build import Built, build
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.schedules import schedule_named
+from warploom.codegen.schedules import fitting_name, schedule_named
 from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.diagram.boxes import clean
 from warploom.diagram.derive import Derivation
@@ -20,7 +20,7 @@ from warploom.diagram.kernel import Kernel
 from warploom.diagram.lower import programs
 from warploom.diagram.timing import WARP_GROUP_ROWS, row_axis
 from warploom.errors import InputError
-from warploom.tile import Op, Program
+from warploom.tile import Program
 
 BAND = 8  # rows of tasks a band, as the library's GEMM
 ELEMENTS = ("bf16", "fp16")  # element types the emitter has matrix products for in any order
@@ -84,25 +84,12 @@ def padded(kernel: Kernel) -> Kernel:
 
 
 def schedule_of(kernel: Kernel, program: Program) -> KernelSchedule | SimtSchedule:
-    """The schedule a derived program gets: see `schedule_name` and `launch_plan`; normalisations,
+    """The schedule a derived program gets: see `fitting_name` and `launch_plan`; normalisations,
     merges of a split and other programs without a matrix product are laid over threads."""
-    if not any(op.kind == "mma" for op in program.ops()):
+    name = fitting_name(program)
+    if name is None:
         return simt(program)
-    return schedule_named(program, schedule_name(program), launch_plan(kernel, program))
-
-
-def schedule_name(program: Program) -> str:
-    """`pingpong` for two products a step (the second runs behind the first), `inflight` where the
-    step ends with its only product, `lcsf` where arithmetic follows it."""
-    names: set[str] = set()
-    for loop in program.loops():
-        ops = [op for op in loop.body if isinstance(op, Op)]
-        products = [op for op in ops if op.kind == "mma"]
-        if len(products) >= 2:
-            names.add("pingpong")
-        else:
-            names.add("inflight" if products and ops[-1] is products[-1] else "lcsf")
-    return names.pop() if len(names) == 1 else "lcsf"
+    return schedule_named(program, name, launch_plan(kernel, program))
 
 
 def launch_plan(kernel: Kernel, program: Program) -> LaunchPlan:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warploom.codegen.build import Built, build
+from warploom.codegen.build import GPU_ARCHITECTURES, Built, build
 from warploom.codegen.extract import extract
 from warploom.codegen.place import place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
@@ -40,7 +40,6 @@ from warploom.schedule.picture import svg
 from warploom.tile import Program
 
 SCHEMA, VERSION = "warploom.optimize", 1
-ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}
 FORMULA = {"gemm": "matmul"}  # the formula of a kernel, where the names differ
 
 Say = Callable[[str], None]
@@ -64,8 +63,10 @@ class OptimizeSettings:
     seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.gpu not in ARCHITECTURES:
-            raise InputError(f"--gpu {self.gpu!r}: code is emitted for {', '.join(ARCHITECTURES)}")
+        if self.gpu not in GPU_ARCHITECTURES:
+            raise InputError(
+                f"--gpu {self.gpu!r}: code is emitted for {', '.join(GPU_ARCHITECTURES)}"
+            )
         if self.schedule not in NAMES:
             raise InputError(f"--schedule {self.schedule!r}: expected one of {', '.join(NAMES)}")
         if self.measure not in ("auto", "gpu", "none"):
@@ -166,7 +167,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     schedule = schedule_named(program, settings.schedule, launch, settings.gpu, search)
     say(f"schedule {schedule.name}: {_proofs(schedule)}")
     clock.lap("schedule")
-    built = build(program, schedule, ARCHITECTURES[settings.gpu])
+    built = build(program, schedule, GPU_ARCHITECTURES[settings.gpu])
     clock.lap("compile")
     verdict = static_verdict(built)
     say(f"static verdict: {verdict}")
