@@ -1,4 +1,4 @@
-"""Writing files so that nothing is ever half-written."""
+"""Writing files so that nothing is ever half-written, and where what was compiled is kept."""
 
 from __future__ import annotations
 
@@ -29,3 +29,9 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         Path(name).unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: `WARPLOOM_CACHE`, else the user's cache folder."""
+    chosen = os.environ.get("WARPLOOM_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "warploom"

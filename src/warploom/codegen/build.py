@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 import time
@@ -27,7 +26,7 @@ from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import CheckFailed, InputError, ToolMissing
-from warploom.files import write_bytes_atomically, write_text_atomically
+from warploom.files import cache_folder, write_bytes_atomically, write_text_atomically
 from warploom.tile import Array, Index, Program, dtype
 
 SCHEMA = "warploom.kernel"
@@ -159,12 +158,6 @@ def build(
         source = emit(lower(program, schedule), debug)
         cubin, resources = compile_source(source, arch, allow, cache)
     return Built(source, cubin, resources, arch, str(program), schedule.to_json())
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: `WARPLOOM_CACHE`, else the user's cache folder."""
-    chosen = os.environ.get("WARPLOOM_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "warploom"
 
 
 def compile_source(

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from warploom.codegen.block import BlockProgram
-from warploom.codegen.build import cache_folder
 from warploom.codegen.copies import expandable
 from warploom.codegen.emit import SHARED_LIMIT, emit
 from warploom.codegen.extract import Extraction, extract
@@ -32,7 +31,7 @@ from warploom.codegen.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.releases import releases
 from warploom.errors import CheckFailed, InputError
-from warploom.files import write_text_atomically
+from warploom.files import cache_folder, write_text_atomically
 from warploom.schedule.bounds import lower_bounds
 from warploom.schedule.costs import CostTable, costs
 from warploom.schedule.rules import Rules
