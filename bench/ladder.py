@@ -1,7 +1,7 @@
 """Claim `ladder`: one tile program from naive to peak, a step at a time.
 
     python bench/ladder.py build              here, no GPU: cubins under out/bench/ladder
-    python bench/ladder.py run --out DIR      on the GPU machine: numerics, then timing, then a table
+    python bench/ladder.py run --out DIR      on the GPU machine: numerics, timing, a table
     python bench/ladder.py merge FILE...      evidence of runs into bench/results/ladder.json
 
 Every step changes one thing, and never the program's text: its tile, its schedule or its launch
@@ -35,6 +35,7 @@ FOLDER = kb.ROOT / "out" / "bench" / "ladder"
 RESULTS = kb.ROOT / "bench" / "results" / "ladder.json"
 SIZE = 8192  # m, n and k; rows and keys
 HEADS, HEAD_DIM = 16, 128
+PLAIN = LaunchPlan(persistent=False, store="direct")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Step:
     groups: int = 1
     depth: int = 1
     flying: int = 0
-    launch: LaunchPlan = LaunchPlan(persistent=False, store="direct")
+    launch: LaunchPlan = PLAIN
     apart: bool = False
     turns: bool = False
     slack: float = 0.0
