@@ -84,6 +84,11 @@ def solved(rows: list[Evidence]) -> list[Evidence]:
     return [row for row in rows if " solve" in row.kernel]
 
 
+def named(word: str) -> Callable[[list[Evidence]], list[Evidence]]:
+    """The rows whose shape begins with a word."""
+    return lambda rows: [row for row in rows if row.shape.split()[0] == word]
+
+
 def _best_of(rows: list[Evidence], key: Callable[[Evidence], str]) -> list[Evidence]:
     best: dict[str, Evidence] = {}
     for row in rows:
@@ -99,6 +104,8 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "defaults": defaults,
     "solved": solved,
     "ablated": ablated,
+    "gemm": named("gemm"),
+    "attention": named("attention"),
 }
 CHECK = "check:"
 
