@@ -1,5 +1,7 @@
 """Attention forward on the interpreter against float64: masks, ragged sizes, grouped queries."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -145,3 +147,38 @@ def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():
         selector = 0x5410 if q < 2 else 0x7632
         found = [both[selector >> 4 * n & 7] for n in range(4)]
         assert found == [4 * q + n for n in range(4)]
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    rows=st.integers(1, 200), keys=st.integers(1, 130), causal=st.booleans(), turns=st.booleans(),
+    pair=st.booleans(), apart=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_rescaling_beside_the_first_matmul_gives_the_sequential_result(
+    rows, keys, causal, turns, pair, apart, seed
+):
+    """`early`, alone and with the keys multicast to two row tiles (full rows only)."""
+    program, arrays = early_case(rows, keys, causal, apart, seed)
+    cluster = ("rows_tile", 2) if pair and not causal else ("", 1)
+    launch = LaunchPlan(split="rows", cluster=cluster)
+    block = lower(program, overlapped(program, {"k": 2, "v": 2}, launch, 2, turns, early=True))
+    got = simulate(block, arrays, seed=seed)["o"]
+    assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
+
+
+def early_case(rows, keys, causal=False, apart=False, seed=0):
+    program = attention(AttentionConfig(head_dim=32, causal=causal, apart=apart, tile=(128, 32)))
+    rng = np.random.default_rng(seed)
+    shapes = {"q": rows, "k": keys, "v": keys}
+    arrays = {name: rng.normal(size=(1, 1, count, 32)) for name, count in shapes.items()}
+    return program, {**arrays, "o": np.full((1, 1, rows, 32), np.nan)}
+
+
+def test_a_slot_given_back_before_its_reader_is_started_is_refused():
+    program, _ = early_case(128, 128)
+    schedule = overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows"), early=True)
+    ((index, loop),) = schedule.loops.items()
+    first = dict.fromkeys(loop.params["release"], loop.initiation_interval)
+    early = replace(loop, params={**loop.params, "release": first})
+    with pytest.raises(InputError, match="ring v is released before its last reader"):
+        lower(program, replace(schedule, loops={index: early}))

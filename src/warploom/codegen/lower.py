@@ -331,6 +331,16 @@ class _Compute:
             place_of = {s.action: (p, s.stage) for p, s in enumerate(steady) if s.ring == name}
             (wait, first), (release, last) = place_of["Wait"], place_of["Release"]
             held = last - first - (1 if release < wait else 0)
+            read = [
+                (step.stage, p)
+                for p, step in enumerate(steady)
+                if step.op is not None and step.op.id in self.effects.readers[name]
+            ]
+            if max(read) > (last, release):
+                raise InputError(
+                    f"schedule of loop {loop.index}: ring {name} is released before its last "
+                    "reader is started; release it later"
+                )
             depth = next(ring.depth for ring in self.rings if ring.name == name)
             if depth < held + 1:
                 raise InputError(

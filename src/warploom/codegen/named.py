@@ -146,11 +146,14 @@ def overlapped(
     turns: bool = True,
     registers: tuple[int, int] | None = None,
     copies: int = 1,
+    early: bool = False,
 ) -> KernelSchedule:
     """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
     so that both are in flight while the ops between them run; with `turns` the groups take the
     tensor core in turn (ping-pong). With two `copies` of what the last matmul reads from registers
-    the next one is packed while it runs.
+    the next one is packed while it runs. `early`: what the loop does to the last matmul's result
+    before that matmul (rescaling) comes right before it, beside the first matmul, and not at the
+    end of the iteration, where the tensor core would wait for it.
     """
     placement = place(program, launch.split, compute)
     loops: dict[str, Schedule] = {}
@@ -163,12 +166,15 @@ def overlapped(
                 "schedule needs two, use multistage"
             )
         last = matmuls[-1]
-        order = [(op.label, 0) for op in matmuls[:-1]] + [(last.label, 1)]
-        order += [(op.label, 0) for op in ops if op.kind != "mma"]
+        before = [op for op in ops if early and op.kind != "mma" and op.dst == last.dst]
+        order = [(op.label, 0) for op in matmuls[:-1]]
+        order += [(op.label, 1) for op in (*before, last)]
+        order += [(op.label, 0) for op in ops if op.kind != "mma" and op not in before]
         by_label = {op.label: op for op in ops}
         for ring, names in _rings(program, loop, depth).items():
             reader = [op for op in ops if any(v.name in names for v in op.srcs)][-1]
-            place_ = _first_toucher(placement, order, by_label, reader)
+            after = [label for label, _ in order].index(reader.label) if before else 0
+            place_ = _first_toucher(placement, order, by_label, reader, after)
             order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
         shift = len(matmuls) if turns else 0
         left = last.srcs[0].name
@@ -188,14 +194,20 @@ def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:
 
 
 def _first_toucher(
-    placement: Placement, order: Sequence[tuple[str, int]], by_label: Mapping[str, Op], reader: Op
+    placement: Placement,
+    order: Sequence[tuple[str, int]],
+    by_label: Mapping[str, Op],
+    reader: Op,
+    after: int,
 ) -> int:
-    """The place in the order of the first op, not a matmul, that needs the reader's result."""
+    """The place in the order, from `after` on, of the first op, not a matmul, that needs the
+    reader's result or changes its register operand: where the reader is waited for anyway."""
     assert reader.dst is not None
+    changed = {reader.dst, reader.srcs[0]} if after else {reader.dst}
     for number, (label, _) in enumerate(order):
         op = by_label.get(label)
-        if op is None or op.kind == "mma":
+        if op is None or op.kind == "mma" or number < after:
             continue
-        if reader.dst in placement.fusion.sources(op) or op.dst == reader.dst:
+        if reader.dst in placement.fusion.sources(op) or op.dst in changed:
             return number
     return len(order)

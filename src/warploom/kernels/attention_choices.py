@@ -42,6 +42,8 @@ class AttentionChoice:
     `serial`: a group waits for its matmuls before it goes on, so that scores and weights share
     registers and a tile may be wider; the other groups keep the tensor core busy meanwhile.
     `copies` of the packed weights: two let the next be packed while a matmul still reads these.
+    `early`: sums are rescaled beside the product with the next keys, before the values come on top.
+    `slack` replaces the configuration's where that has none.
     Waits are where ptxas would have them: to hold them below the softmax cost 2 to 11 % (measured),
     as the weights are then packed after the exponentials and not among them.
     """
@@ -56,11 +58,14 @@ class AttentionChoice:
     apart: bool = False
     serial: bool = False
     copies: int = 1
+    early: bool = False
+    slack: float = 0.0
 
     def config(self, base: AttentionConfig) -> AttentionConfig:
         """`base` with this tile."""
         apart = self.apart and base.window is None
-        return replace(base, tile=self.tile, apart=apart)
+        slack = self.slack or base.slack
+        return replace(base, tile=self.tile, apart=apart, slack=slack)
 
     def schedule(self, config: AttentionConfig) -> KernelSchedule:
         """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
@@ -72,7 +77,9 @@ class AttentionChoice:
         program, groups = attention(config), self.tile[0] // 64
         if self.serial:
             return multistage(program, depths, launch, groups, 0, self.registers)
-        return overlapped(program, depths, launch, groups, self.turns, self.registers, self.copies)
+        return overlapped(
+            program, depths, launch, groups, self.turns, self.registers, self.copies, self.early
+        )
 
 
 def _draw(band: int, rest: Mapping[str, Any] | None = None) -> dict[str, Any]:
