@@ -136,6 +136,33 @@ def test_a_candidate_that_kills_two_workers_is_to_blame(cubin_of: Callable[[str]
     assert evaluator.lost == 2
 
 
+class Reporting(Shuffled):
+    """Workers that outlive the processes they watch over, and say when one died."""
+
+    def wait(self, timeout_s: float) -> Iterable[Event]:
+        return [
+            event if event.score else Event(event.worker, self._drop(event), Score(0.0, "crash"))
+            for event in super().wait(timeout_s)
+        ]
+
+    def _drop(self, event: Event) -> int:
+        return self.held[event.worker].pop(0)[0]
+
+
+def test_a_reported_death_is_another_workers_to_repeat(cubin_of: Callable[[str], Cubin]) -> None:
+    backend = Reporting(
+        lambda _: Score(1.5), 2, random.Random(6), deaths=0.05, deadly=frozenset((3,))
+    )
+    with ScaledEvaluator(backend) as evaluator:
+        tickets = [evaluator.submit(item) for item in candidates(cubin_of(RMSNORM), 30)]
+        scores: dict[int, Score] = {}
+        while len(scores) < len(tickets):
+            scores.update(evaluator.poll(1.0))
+    assert list(scores) == tickets
+    assert {key for key, score in scores.items() if score.outcome == "crash"} == {3}
+    assert evaluator.lost > 2 and backend.started == [1, 1]
+
+
 def test_workers_that_always_die_are_an_error(cubin_of: Callable[[str], Cubin]) -> None:
     backend = Shuffled(lambda _: Score(1.0), 1, random.Random(1), deaths=1.0)
     with ScaledEvaluator(backend) as evaluator, pytest.raises(DeviceError, match="kept alive"):

@@ -8,6 +8,7 @@ Finished scores are handed to the search in the order of submission, whatever or
 in, so that a search with a fixed number of candidates takes the same decisions with one worker or
 many. A worker that is lost (killed, crashed, its host gone) loses only what it was running: that
 candidate goes to another worker once, and counts as a crash when it takes that one with it too.
+The same holds where a worker watches over a process of its own and reports that it died.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate
 from warploom.search.play import Score
 
+CRASH: Final = "crash"
 ATTEMPTS: Final = 2  # workers a candidate may be lost with before it is to blame
 MOST_RESTARTS: Final = 8  # of one worker before it is given up
 
@@ -218,7 +220,11 @@ class ScaledEvaluator:
             self._replace(event.worker)
         elif event.key in worker.holding:
             worker.holding.remove(event.key)
-            self._finish(event.key, event.score)
+            if event.score.outcome == CRASH:
+                self.lost += 1
+                self._blame(event.key)
+            else:
+                self._finish(event.key, event.score)
 
     def _finish(self, key: int, score: Score) -> None:
         del self._images[key]
@@ -233,11 +239,7 @@ class ScaledEvaluator:
         for key in reversed(held[1:]):
             self._queue.appendleft(key)
         for key in held[:1]:
-            self._attempts[key] = self._attempts.get(key, 0) + 1
-            if self._attempts[key] >= ATTEMPTS:
-                self._finish(key, Score(0.0, "crash"))
-            else:
-                self._queue.appendleft(key)
+            self._blame(key)
         worker.restarts += 1
         if worker.restarts <= MOST_RESTARTS:
             self._start(number)
@@ -245,6 +247,14 @@ class ScaledEvaluator:
             raise DeviceError(
                 f"no worker could be kept alive: the last was lost {worker.restarts} times"
             )
+
+    def _blame(self, key: int) -> None:
+        """A worker died while it ran this one: another gets it, once."""
+        self._attempts[key] = self._attempts.get(key, 0) + 1
+        if self._attempts[key] >= ATTEMPTS:
+            self._finish(key, Score(0.0, CRASH))
+        else:
+            self._queue.appendleft(key)
 
     def _start(self, number: int) -> None:
         self._backend.start(number)
