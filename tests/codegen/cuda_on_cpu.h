@@ -141,6 +141,7 @@ template <class T> static T __shfl_up_sync(unsigned, T x, int by) {
 }
 
 static float __uint_as_float(unsigned v) { float f; memcpy(&f, &v, 4); return f; }
+static unsigned __float_as_uint(float v) { unsigned u; memcpy(&u, &v, 4); return u; }
 static float __int_as_float(int v) { float f; memcpy(&f, &v, 4); return f; }
 static int __float2int_rz(float x) {
   if (x != x) return 0;

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tests.codegen.axis_program import axis_case
+from tests.codegen.narrow_program import narrow_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 
@@ -139,6 +140,14 @@ def axes(arch: str) -> Case:
     return Case(program, schedule, arrays, bound=1e-4, arch=arch, family="axes")
 
 
+def narrow(arch: str) -> Case:
+    """Stores, loads and arithmetic in every narrow type, and wide angles, beside a matmul."""
+    program, schedule, arrays = narrow_case()
+    if arch == "sm_90a":
+        schedule = replace(schedule, launch=schedule.launch.with_options(store="tma"))
+    return Case(program, schedule, arrays, bound=1e-4, arch=arch, family="narrow")
+
+
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -164,6 +173,8 @@ CASES: dict[str, Callable[[], Case]] = {
                                           causal="true", window="100"),
     "axes-wgmma": lambda: axes("sm_90a"),
     "axes-mma": lambda: axes("sm_90"),
+    "narrow-wgmma": lambda: narrow("sm_90a"),
+    "narrow-mma": lambda: narrow("sm_90"),
     "sm80-gemm": lambda: copied_gemm("200x264x136"),
     "sm80-gemm-transposed": lambda: copied_gemm("264x136x72", a="km", b="nk", bias="true",
                                                 activation="gelu"),

@@ -15,6 +15,7 @@ from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
 from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
+from warploom.codegen.targets import check_types
 from warploom.codegen.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.values import Values
 from warploom.errors import InputError
@@ -65,11 +66,15 @@ def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
 class Emitter:
     """Writes a kernel; `emit_sm80` changes its verbs."""
 
+    arch = "sm_90a"
+
     def __init__(self, block: BlockProgram, debug: bool) -> None:
         self.block = block
         self.plan = block.schedule.launch
         self.placement = block.placement
         self.program = block.placement.program
+        for op in self.program.ops():
+            check_types(op, self.arch)
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
         self.maps = Maps(block, self.helpers)
         self.cluster = self.plan.cluster[1]
@@ -311,7 +316,15 @@ class Emitter:
         return list(found.values())
 
 
-_POINTEE = {"fp32": "float", "int32": "int", "bf16": "unsigned short", "fp16": "unsigned short"}
+_POINTEE = {
+    "fp32": "float",
+    "int32": "int",
+    "bf16": "unsigned short",
+    "fp16": "unsigned short",
+    "e4m3": "E4m3",
+    "e5m2": "E5m2",
+    "bool": "unsigned char",
+}
 
 
 def _declaration(parameter: dict[str, Any]) -> str:

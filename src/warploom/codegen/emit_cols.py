@@ -7,7 +7,7 @@ A row's columns are spread over the 4 lanes of a quad, two neighbours of every e
 from __future__ import annotations
 
 from warploom.codegen.names import c_name
-from warploom.codegen.values import PACKED, At, Values
+from warploom.codegen.values import PACKED, At, Values, rounded
 from warploom.errors import InputError
 from warploom.tile import Op
 
@@ -65,13 +65,19 @@ def cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
     assert op.dst is not None
     groups = _columns(values, op) // GROUP
     source = op.srcs[0]
-    if op.dst.type.dtype.name in PACKED:
-        raise InputError(f"{op.where}: cumsum of {source.type}: cast to fp32 first")
     word = "int" if source.type.dtype.name == "int32" else "float"
     low, high = (
         values.element(source, At("tile", "t", f"(4 * j + 2 * h + {i})"), names) for i in (0, 1)
     )
     into = c_name(op.dst.name)
+    sums = ("before + low", "before + low + high")
+    if op.dst.type.dtype.name in PACKED:
+        written = [f"  {into}[t][2 * j + h] = pack_{op.dst.type.dtype}({', '.join(sums)});"]
+    else:
+        written = [
+            f"  {into}[t][4 * j + 2 * h + {i}] = {rounded(op, text)};"
+            for i, text in enumerate(sums)
+        ]
     body = [
         f"{word} carry = 0;",
         "#pragma unroll",
@@ -85,8 +91,7 @@ def cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
         "  }",
         f"  {word} before = __shfl_up_sync(0xffffffffu, running, 1);",
         "  before = lane % 4 == 0 ? carry : carry + before;",
-        f"  {into}[t][4 * j + 2 * h] = before + low;",
-        f"  {into}[t][4 * j + 2 * h + 1] = before + low + high;",
+        *written,
         "  carry += __shfl_sync(0xffffffffu, running, lane | 3);",
         "}",
     ]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.codegen.emit_cols import argmax_lines, cumsum_lines, slice_lines
-from warploom.codegen.emit_rows import row_reduce_lines
+from warploom.codegen.emit_rows import combining, row_reduce_lines
 from warploom.codegen.names import c_name
 from warploom.codegen.uniform import everywhere
-from warploom.codegen.values import FLOAT_OPS, FRAGMENTS, PACKED, REDUCE, At, Values
+from warploom.codegen.values import PACKED, REDUCE, At, Values, rounded
 from warploom.errors import InputError
 from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
@@ -30,7 +30,7 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
         return reduce_lines(values, op, names)
     if op.kind in ALONG_COLUMNS:
         return ALONG_COLUMNS[op.kind](values, op, names)
-    if op.kind == "cast" and op.dst.type.dtype.name in FRAGMENTS:
+    if op.kind == "cast" and values.is_fragment(op.dst):
         return fragment_lines(values, op, names)
     if group in ("unary", "binary", "compare", "select") or op.kind in (
         "cast",
@@ -49,7 +49,14 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
 def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     """`dst = f(srcs)` for every element this thread holds."""
     assert op.dst is not None
-    lines = _assign(values, op.dst, lambda at: values.expression(op, at, names))
+    # A packed tile rounds when a pair is put together.
+    packed = values.form(op.dst.type) == "tile" and op.dst.type.dtype.name in PACKED
+
+    def value(at: At) -> str:
+        text = values.expression(op, at, names)
+        return text if packed else rounded(op, text)
+
+    lines = _assign(values, op.dst, value)
     guard = needless(values, op, names)
     return lines if guard is None else [f"if (!({guard})) {{", *[f"  {x}" for x in lines], "}"]
 
@@ -134,7 +141,7 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
             f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: only reductions along the "
             "columns of a register tile have sm_90a code"
         )
-    combine, identity = REDUCE[op.kind]
+    _, join, identity = combining(op)
     blocks = values.extents(op.dst.type)[0]
     count = source.type.shape[1] // 2
     name = c_name(op.dst.name)
@@ -147,13 +154,20 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
         "{",
         f"  {name}[t][0] = {name}[t][1] = {identity};",
         *[f"  {line}" for line in _for("i", count)],
-        f"    {half} = {FLOAT_OPS[combine].format(half, element)};",
+        f"    {half} = {join(half, element)};",
         *[f"  {line}" for line in _for("i", 2)],
         "  #pragma unroll",
         "    for (int step = 1; step < 4; step *= 2)",
-        f"      {lane} = {FLOAT_OPS[combine].format(lane, shuffled)};",
+        f"      {lane} = {join(lane, shuffled)};",
+        *rounded_in_place(op, f"{name}[t][0]", f"{name}[t][1]"),
         "}",
     ]
+
+
+def rounded_in_place(op: Op, *elements: str) -> list[str]:
+    """Lines that round the result of a reduction to its element type, where that is narrow."""
+    lines = [f"  {element} = {rounded(op, element)};" for element in elements]
+    return lines if rounded(op, "x") != "x" else []
 
 
 def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
@@ -161,16 +175,17 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     assert op.array is not None
     source = op.srcs[0]
     form = values.form(source.type)
-    if op.kind == "store_add":
-        raise InputError(f"{op.where}: store add=True needs the 'tma' store of the launch plan")
     at = At(form)
     offset, inside = values.address(op, source.type, at, names)
-    element = values.element(source, at, names)
+    element = values.element(source, at, names, rounds=False)
     dtype = op.array.dtype.name
     pointer = f"{op.array.name}_data + {offset}"
-    write = (
-        f"write_{dtype}({pointer}, {element});" if dtype in PACKED else f"*({pointer}) = {element};"
-    )
+    if op.kind == "store_add":
+        write = f"add_{dtype}({pointer}, {element});"
+    elif dtype in ("fp32", "int32"):
+        write = f"*({pointer}) = {element};"
+    else:
+        write = f"write_{dtype}({pointer}, {element});"
     if form == "row":
         blocks, halves = values.extents(source.type)
         return [

@@ -6,16 +6,23 @@ thread combines its own, shuffles combine the quads, and shared memory the warps
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from warploom.codegen.names import c_name
-from warploom.codegen.values import FLOAT_OPS, INT_OPS, At, Values
+from warploom.codegen.values import FLOAT_OPS, INT_OPS, REDUCE, At, Values, rounded
 from warploom.errors import InputError
 from warploom.tile import Op
 
 Names = dict[str, str]
 WARPS = 4
-COMBINES = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul"}
-FLOAT_IDENTITY = {"add": "0.0f", "max": "-INFINITY", "min": "INFINITY", "mul": "1.0f"}
-INT_IDENTITY = {"add": "0", "max": "-2147483647 - 1", "min": "2147483647", "mul": "1"}
+
+
+def combining(op: Op) -> tuple[str, Callable[[str, str], str], str]:
+    """(C++ type, how two values are combined, what a reduction begins with)."""
+    combine, real, whole = REDUCE[op.kind]
+    if op.srcs[0].type.dtype.name == "int32":
+        return "int", INT_OPS[combine].format, whole
+    return "float", FLOAT_OPS[combine].format, real
 
 
 def row_reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
@@ -31,10 +38,8 @@ def row_reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
             f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: its columns must be "
             "columns everywhere in the program, a multiple of 8"
         )
-    integer = source.type.dtype.name == "int32"
-    table, identity = (INT_OPS, INT_IDENTITY) if integer else (FLOAT_OPS, FLOAT_IDENTITY)
-    combine = COMBINES[op.kind]
-    word, name, cols = "int" if integer else "float", c_name(op.dst.name), source.type.shape[1]
+    word, join, identity = combining(op)
+    name, cols = c_name(op.dst.name), source.type.shape[1]
     parts, blocks = values.placement.parts, values.blocks(source.type)
     across = f"{op.dst.name}_{op.id}_at"
     part = f"{across}[{'part' if parts > 1 else '0'}]"
@@ -42,18 +47,19 @@ def row_reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     column = "(i >> 1) * 8 + thread_col + (i & 1)"
     loop = ["#pragma unroll", f"for (int i = 0; i < {cols // 4}; ++i)"]
     shuffled = f"__shfl_xor_sync(0xffffffffu, {name}[i], step)"
-    joined = table[combine].format(f"{name}[i]", element)
+    joined = join(f"{name}[i]", element)
     own = [
-        f"{name}[i] = {identity[combine]};",
+        f"{name}[i] = {identity};",
         "#pragma unroll",
         f"for (int t = 0; t < {blocks}; ++t)",
         "#pragma unroll",
         f"  for (int h = 0; h < 2; ++h) {name}[i] = {joined};",
         "#pragma unroll",
         "for (int step = 4; step < 32; step *= 2)",
-        f"  {name}[i] = {table[combine].format(f'{name}[i]', shuffled)};",
+        f"  {name}[i] = {join(f'{name}[i]', shuffled)};",
     ]
-    met = table[combine].format(f"{name}[i]", f"{part}[s][{column}]")
+    met = join(f"{name}[i]", f"{part}[s][{column}]")
+    done = rounded(op, f"{name}[i]")
     return [
         f"__shared__ {word} {across}[{parts}][{WARPS}][{cols}];",
         *loop,
@@ -70,6 +76,7 @@ def row_reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
         "{",
         f"  {name}[i] = {part}[0][{column}];",
         f"  for (int s = 1; s < {WARPS}; ++s) {name}[i] = {met};",
+        *([] if done == f"{name}[i]" else [f"  {name}[i] = {done};"]),
         "}",
     ]
 

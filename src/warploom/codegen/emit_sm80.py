@@ -98,8 +98,8 @@ class _Sm80Emitter(Emitter):
                 f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
                 "or snake walk and store='direct'"
             )
-        super().__init__(block, False)
         self.arch = arch
+        super().__init__(block, False)
         self.helpers.update(SM80_PRELUDE)
         self.steps = _Sm80Steps(block, self.maps)
         for op in self.program.ops():

@@ -51,8 +51,12 @@ class Maps:
                 self.direct.append(read.array.name)
 
     def through_shared(self, op: Op) -> bool:
-        """Whether a store goes through shared memory: a tile, under a plan that says so."""
-        return self.plan.store == "tma" and len(op.srcs[0].type.axes) == 2
+        """Whether a store goes through shared memory: a tile, under a plan that says so.
+
+        Elements of one byte have no panels; they are written from registers.
+        """
+        kind = op.srcs[0].type
+        return self.plan.store == "tma" and len(kind.axes) == 2 and kind.dtype.bytes > 1
 
     def panel(self, op: Op) -> SharedTile:
         """The shared form of the tile one group stores; it is used panel by panel."""
@@ -158,8 +162,6 @@ def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> li
     assert op.array is not None
     source = op.srcs[0]
     kind = source.type
-    if kind.dtype.name not in ("bf16", "fp16", "fp32"):
-        raise InputError(f"{op.where}: store of {kind} through shared memory is not there yet")
     tile = maps.panel(op)
     rows, cols, panels = tile.rows, tile.panel_cols, tile.panels
     slots = maps.plan.store_panels
@@ -272,6 +274,8 @@ def _panel_lines(
         values.element(source, At("tile", i=f"{panel * groups * 4} + 4 * j + 2 * h + {c}"), names)
         for c in (0, 1)
     )
+    if source.type.dtype.name == "int32":
+        low, high = f"__int_as_float({low})", f"__int_as_float({high})"
     return [
         *loops,
         f"  for (int j = 0; j < {groups}; ++j)",

@@ -8,6 +8,7 @@ axis must be a row axis that no operation reduces over.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from warploom.codegen.fuse import Fusion, fuse
 from warploom.codegen.layout import Operand, SharedTile, shared_tile
@@ -48,6 +49,11 @@ class Placement:
             return None
         parts = {name for name in loop.until.symbols() if "." in name}
         return loop.until if parts <= ours else None
+
+    @cached_property
+    def left_operands(self) -> frozenset[str]:
+        """The first operands of matmuls, by name."""
+        return frozenset(op.srcs[0].name for op in self.program.ops() if op.kind == "mma")
 
     @property
     def part_size(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from warploom.codegen.prelude_values import VALUE_PRELUDE
 from warploom.codegen.simt.prelude import SIMT_PRELUDE
 
 PRELUDE: dict[str, str] = {
@@ -191,126 +192,7 @@ DEVICE unsigned in_block(unsigned address) { return address & 0x3ffffu; }""",
 DEVICE unsigned long long descriptor(unsigned low, unsigned high, unsigned address) {
   return (static_cast<unsigned long long>(high) << 32) | (low + (address >> 4));
 }""",
-    "pack_bf16": """\
-DEVICE unsigned pack_bf16(float low, float high) {
-  unsigned x;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-  return x;
-}""",
-    "pack_fp16": """\
-DEVICE unsigned pack_fp16(float low, float high) {
-  unsigned x;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-  return x;
-}""",
-    "pack_e4m3": """\
-DEVICE unsigned pack_e4m3(float a, float b, float c, float d) {
-  unsigned x;
-  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\\n"
-      "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
-      : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
-  return x;
-}""",
-    "pack_e5m2": """\
-DEVICE unsigned pack_e5m2(float a, float b, float c, float d) {
-  unsigned x;
-  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, %2, %1;\\n"
-      "cvt.rn.satfinite.e5m2x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
-      : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
-  return x;
-}""",
-    "quad_fragment": """\
-// From columns 2q, 2q + 1, 8 + 2q, 9 + 2q of 16 (q = lane % 4) to columns 4q to 4q + 3.
-DEVICE unsigned quad_fragment(unsigned pairs) {
-  const int q = threadIdx.x & 3, from = threadIdx.x & 28 | (2 * q & 3);
-  const unsigned x = __shfl_sync(0xffffffffu, pairs, from);
-  const unsigned y = __shfl_sync(0xffffffffu, pairs, from + 1);
-  return __byte_perm(x, y, q < 2 ? 0x5410 : 0x7632);
-}""",
-    "half_bf16": """\
-DEVICE float half_bf16(unsigned x, int high) {
-  return __uint_as_float(high ? x & 0xffff0000u : x << 16);
-}""",
-    "half_fp16": """\
-DEVICE float half_fp16(unsigned x, int high) {
-  float y;
-  asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(y) : "r"(high ? x >> 16 : x));
-  return y;
-}""",
-    "read_bf16": """\
-DEVICE float read_bf16(const unsigned short* p) {
-  return __uint_as_float(unsigned(__ldg(p)) << 16);
-}""",
-    "read_fp16": """\
-DEVICE float read_fp16(const unsigned short* p) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(__ldg(p)));
-  return y;
-}""",
-    "write_bf16": """\
-DEVICE void write_bf16(unsigned short* p, float x) {
-  asm volatile("{ .reg .b16 h; cvt.rn.bf16.f32 h, %1; st.global.b16 [%0], h; }"
-               ::"l"(p), "f"(x) : "memory");
-}""",
-    "write_fp16": """\
-DEVICE void write_fp16(unsigned short* p, float x) {
-  asm volatile("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h; }"
-               ::"l"(p), "f"(x) : "memory");
-}""",
-    "exp2_fast": """\
-DEVICE float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}""",
-    "log2_fast": """\
-DEVICE float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}""",
-    "tanh_fast": """\
-DEVICE float tanh_fast(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}""",
-    "rcp_fast": """\
-DEVICE float rcp_fast(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}""",
-    "max_nan": """\
-// The larger of two numbers; NaN if one is NaN.
-DEVICE float max_nan(float x, float y) {
-  float z;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
-}""",
-    "exp2_fma": """\
-// 2^x on the fp32 lanes for x < 128: a cubic on [-1/2, 1/2] (relative error below 7.5e-5), times
-// the power of 2 whose exponent bits a magic addition leaves at the bottom. 0 from -127 down, NaN
-// stays.
-DEVICE float exp2_fma(float x) {
-  const float low = max_nan(x, -127.0f), magic = low + 12583039.0f;  // 1.5 * 2^23 + 127
-  const float f = low - (magic - 12583039.0f);
-  const float p = fmaf(fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326097f), f, 0.99992806f);
-  return p * __uint_as_float(__float_as_uint(magic) << 23);
-}""",
-    "exp2_shared": """\
-// Element i of a tile: kShare of every 8 on the fp32 lanes, the others on the special functions.
-template <unsigned kShare> DEVICE float exp2_shared(unsigned i, float x) {
-  return i * kShare % 8 < kShare ? exp2_fma(x) : exp2_fast(x);
-}""",
-    "erf_fast": """\
-// Abramowitz and Stegun 7.1.26: absolute error below 2e-7, no branch.
-DEVICE float erf_fast(float x) {
-  const float a = fabsf(x), t = rcp_fast(fmaf(0.3275911f, a, 1.0f));
-  float p = fmaf(1.061405429f, t, -1.453152027f);
-  p = fmaf(fmaf(fmaf(p, t, 1.421413741f), t, -0.284496736f), t, 0.254829592f) * t;
-  return copysignf(fmaf(-p, exp2_fast(a * a * -1.4426950408889634f), 1.0f), x);
-}""",
+    **VALUE_PRELUDE,
     "floor_div": """\
 DEVICE int floor_div(int a, int b) { return a / b - ((a % b != 0) && ((a < 0) != (b < 0))); }""",
     "floor_mod": """\

@@ -5,7 +5,7 @@ warp w holds rows 16 w + l / 4 (h = 0) and + 8 (h = 1) and, of every 8 columns j
 8 j + 2 (l % 4) and + 1. Element i of a thread is j = i / 4, h = i / 2 % 2, column parity i % 2.
 
     tile    T x[blocks][columns / 2]          16-bit: unsigned x[blocks][columns / 4], packed pairs
-                                              8-bit: unsigned x[blocks][columns / 8], a fragment
+                                              8-bit operand: unsigned x[blocks][columns / 8]
     row     T v[blocks][2]                    one value a row, the same in the 4 lanes of a row
     col     T w[columns / 4]                  one value a column this thread holds
     scalar  T s
@@ -16,17 +16,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from warploom.codegen.names import c_name
 from warploom.codegen.place import ROWS_PER_GROUP, Placement
 from warploom.errors import InputError
-from warploom.tile import Index, Op, TileType, Var
+from warploom.tile import Index, Op, TileType, Var, round_to
 
-C_TYPES = {"fp32": "float", "int32": "int"} | dict.fromkeys(
-    ("bf16", "fp16", "e4m3", "e5m2"), "unsigned"
+C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | dict.fromkeys(
+    ("bf16", "fp16"), "unsigned"
 )
 PACKED = ("bf16", "fp16")
-# Four to a word, and only as the first operand of a matmul: in the order of its fragment.
-FRAGMENTS = ("e4m3", "e5m2")
+FP8 = ("e4m3", "e5m2")
+# Ops whose result is a value of the type when the operands are: nothing to round.
+EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy")
 
 # Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
 FLOAT_OPS = {
@@ -39,8 +42,8 @@ FLOAT_OPS = {
     "reciprocal": "rcp_fast({0})",
     "tanh": "tanh_fast({0})",
     "erf": "erf_fast({0})",
-    "sin": "sinf({0})",
-    "cos": "cosf({0})",
+    "sin": "sin_of({0})",
+    "cos": "cos_of({0})",
     "abs": "fabsf({0})",
     "neg": "(-{0})",
     "relu": "({0} < 0.0f ? 0.0f : {0})",
@@ -73,11 +76,12 @@ ANY_OPS = {
     "where": "({0} ? {1} : {2})",
     "copy": "{0}",
 }
+# What a reduction combines with, and what it begins with: floating, integer.
 REDUCE = {
-    "reduce_sum": ("add", "0.0f"),
-    "reduce_max": ("max", "-INFINITY"),
-    "reduce_min": ("min", "INFINITY"),
-    "reduce_prod": ("mul", "1.0f"),
+    "reduce_sum": ("add", "0.0f", "0"),
+    "reduce_max": ("max", "-INFINITY", "-2147483647 - 1"),
+    "reduce_min": ("min", "INFINITY", "2147483647"),
+    "reduce_prod": ("mul", "1.0f", "1"),
 }
 
 
@@ -97,6 +101,8 @@ def c_index(value: Index, names: dict[str, str] | None = None) -> str:
 
 def literal(value: float, dtype: str) -> str:
     """A number as a C++ literal."""
+    if dtype == "bool":
+        return "true" if value else "false"
     if dtype == "int32":
         return str(int(value))
     if math.isnan(value):
@@ -104,6 +110,19 @@ def literal(value: float, dtype: str) -> str:
     if math.isinf(value):
         return "INFINITY" if value > 0 else "-INFINITY"
     return f"{value!r}f"
+
+
+def rounded(op: Op, text: str) -> str:
+    """The result `text` of an op as its element type holds it."""
+    assert op.dst is not None
+    kind, source = op.dst.type.dtype, op.srcs[0].type.dtype if op.srcs else None
+    if op.kind in EXACT or not kind.is_float or kind.bits == 32:
+        return text
+    if op.kind == "cast" and source is kind:
+        return text
+    if op.kind == "fill":
+        return literal(float(round_to(kind, np.array(op.value or 0.0))), "fp32")
+    return f"rounded_{kind}({text})"
 
 
 @dataclass(frozen=True)
@@ -162,10 +181,14 @@ class Values:
         """The C array extents of a register tile."""
         form = self.form(kind)
         if form == "tile":
-            return self.blocks(kind), kind.shape[1] * kind.dtype.bytes // 8
+            return self.blocks(kind), kind.shape[1] // (4 if kind.dtype.name in PACKED else 2)
         if form == "row":
             return self.blocks(kind), 2
         return (kind.shape[0] // 4,) if form == "col" else ()
+
+    def is_fragment(self, var: Var) -> bool:
+        """Whether an 8-bit tile is a matmul's first operand: four to a word, in its order."""
+        return var.type.dtype.name in FP8 and var.name in self.placement.left_operands
 
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
@@ -173,16 +196,24 @@ class Values:
         if kind.dtype.name not in C_TYPES:
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
         word = C_TYPES[kind.dtype.name] if self.form(kind) == "tile" else self._word(kind)
-        return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in self.extents(kind))};"
+        extents = self.extents(kind)
+        if self.is_fragment(var):
+            word, extents = "unsigned", (self.blocks(kind), kind.shape[1] // 8)
+        return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
 
     def _word(self, kind: TileType) -> str:
         return "int" if kind.dtype.name == "int32" else "float"
 
-    def element(self, var: Var, at: At, names: dict[str, str]) -> str:
-        """The expression of one element of a variable, inlined ops expanded."""
+    def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
+        """The expression of one element of a variable, inlined ops expanded.
+
+        Without `rounds` an inlined result of a narrow type is left as it was computed, for a reader
+        that rounds it (a pack or a store).
+        """
         inner = self.placement.fusion.inlined.get(var.name)
         if inner is not None:
-            return self.expression(inner, at, names)
+            text = self.expression(inner, at, names)
+            return rounded(inner, text) if rounds else text
         form, name = self.form(var.type), c_name(var.name)
         if form == "scalar":
             return name
@@ -192,9 +223,10 @@ class Values:
             return f"{name}[{at.c}]"
         if var.type.dtype.name in PACKED:
             return f"half_{var.type.dtype}({name}[{at.t}][({at.i}) >> 1], ({at.i}) & 1)"
-        if var.type.dtype.name in FRAGMENTS:
+        if self.is_fragment(var):
             raise InputError(
-                f"tile {var.name}: {var.type} in registers can only be a matmul's first operand"
+                f"tile {var.name}: {var.type} is a matmul's first operand, in the order of its "
+                "fragment; cast a second tile for other ops"
             )
         return f"{name}[{at.t}][{at.i}]"
 
@@ -222,13 +254,13 @@ class Values:
     def _cast(self, op: Op, value: str) -> str:
         assert op.dst is not None
         source, target = op.srcs[0].type.dtype.name, op.dst.type.dtype.name
+        if target == "bool":
+            return f"({value} != 0)"
         if target == "int32":
-            return f"__float2int_rz({value})"
-        if source == "int32":
-            value = f"__int2float_rn({value})"
-        if target == "fp32" or self.form(op.dst.type) == "tile":
-            return value  # a packed tile rounds when the pair is put together
-        return f"half_{target}(pack_{target}({value}, 0.0f), 0)"
+            return f"int({value})" if source in ("bool", "int32") else f"__float2int_rz({value})"
+        if source == "bool":
+            return f"({value} ? 1.0f : 0.0f)"
+        return f"__int2float_rn({value})" if source == "int32" else value
 
     def coordinate(self, op: Op, at: At, names: dict[str, str]) -> str:
         """The position along an axis (or the number) that a coordinate op gives."""
@@ -246,8 +278,9 @@ class Values:
         offset, inside = self.address(op, op.dst.type, at, names)
         dtype = op.array.dtype.name
         pointer = f"{op.array.name}_data + {offset}"
-        read = f"read_{dtype}({pointer})" if dtype in PACKED else f"__ldg({pointer})"
-        edge = literal(float(op.value or 0), "fp32" if dtype in PACKED else dtype)
+        plain = dtype in ("fp32", "int32")
+        read = f"__ldg({pointer})" if plain else f"read_{dtype}({pointer})"
+        edge = literal(float(op.value or 0), dtype if dtype in ("int32", "bool") else "fp32")
         return f"({inside} ? {read} : {edge})"
 
     def address(self, op: Op, kind: TileType, at: At, names: dict[str, str]) -> tuple[str, str]:
@@ -282,8 +315,8 @@ class Values:
         """Packed word `i` of a 16-bit tile: two neighbouring columns."""
         if var.name not in self.placement.fusion.inlined:
             return f"{c_name(var.name)}[{t}][{i}]"
-        low = self.element(var, At("tile", t, f"2 * ({i})"), names)
-        high = self.element(var, At("tile", t, f"2 * ({i}) + 1"), names)
+        low = self.element(var, At("tile", t, f"2 * ({i})"), names, rounds=False)
+        high = self.element(var, At("tile", t, f"2 * ({i}) + 1"), names, rounds=False)
         return f"pack_{var.type.dtype}({low}, {high})"
 
     def row(self, axis: str, size: int, at: At) -> str:

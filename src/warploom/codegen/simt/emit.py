@@ -26,6 +26,7 @@ from warploom.codegen.simt.forms import (
 )
 from warploom.codegen.simt.prelude import SIMT_PRELUDE
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.targets import check_types
 from warploom.codegen.tasks import task_lines
 from warploom.codegen.values import c_index
 from warploom.errors import InputError
@@ -33,9 +34,6 @@ from warploom.tile import BOOL, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
 EXCHANGES = ("transpose", "slice", "gather")
-FP8 = ("e4m3", "e5m2")
-FP8_FROM = 89  # sm_89 is the first with conversions of fp8 (PTX ISA 9.7.9.21)
-BF16_ADD_FROM = 90  # red.add.noftz.bf16
 
 
 def emit_simt(program: Program, schedule: SimtSchedule, arch: str) -> CudaSource:
@@ -57,7 +55,6 @@ class _Emitter:
         self._check(arch)
 
     def _check(self, arch: str) -> None:
-        number = int("".join(filter(str.isdigit, arch)))
         for op in self.program.ops():
             if op.kind == "mma":
                 raise InputError(
@@ -65,17 +62,7 @@ class _Emitter:
                 )
             if op.dst is not None:
                 check_registers(self.layout, op, self.forms[op.dst.name])
-            kinds = {v.type.dtype.name for v in (*op.srcs, *((op.dst,) if op.dst else ()))}
-            if number < FP8_FROM and kinds & set(FP8):
-                raise InputError(
-                    f"{op.where}: {op.kind} of {'/'.join(sorted(kinds & set(FP8)))}: fp8 "
-                    f"conversions need sm_{FP8_FROM}, the target is {arch}"
-                )
-            if op.kind == "store_add" and number < BF16_ADD_FROM and "bf16" in kinds:
-                raise InputError(
-                    f"{op.where}: store add=True of bf16 needs sm_{BF16_ADD_FROM}, the target is "
-                    f"{arch}; add in fp32"
-                )
+            check_types(op, arch)
             if OPS[op.kind].group in ("reduce", "scan") and op.srcs[0].type.dtype is BOOL:
                 raise InputError(f"{op.where}: {op.kind} of conditions; cast to int32 first")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from warploom.codegen.names import c_name
 from warploom.codegen.simt.forms import COL, MEMORY_TYPES, ROW, SCALAR, TILE, Layout
 from warploom.codegen.values import c_index, literal
-from warploom.errors import InputError
 from warploom.tile import Op, TileType
 
 
@@ -98,11 +97,6 @@ class _Call:
 
     def __init__(self, layout: Layout, place: Place, kind: TileType, write: str) -> None:
         self.layout, self.place, self.kind, self.write = layout, place, kind, write
-        if write == "add" and kind.dtype.name in ("e4m3", "e5m2", "bool"):
-            raise InputError(
-                f"{place.op.where}: store add=True of {kind.dtype}: the GPU adds fp32, fp16, bf16 "
-                "and int32 in memory"
-            )
 
     def place_of(self, span: tuple[int, str, int], inner: str) -> str:
         return f"{span[1]} + {inner}"

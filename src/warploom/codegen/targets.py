@@ -1,0 +1,35 @@
+"""What the instruction sets of the targets lack, refused before the compiler sees it."""
+
+from __future__ import annotations
+
+from warploom.errors import InputError
+from warploom.tile import Op
+
+FP8 = ("e4m3", "e5m2")
+FP8_FROM = 89  # sm_89 is the first with conversions of fp8 (PTX ISA 9.7.9.21)
+BF16_ADD_FROM = 90  # red.add.noftz.bf16 (PTX ISA 9.7.13.6)
+ADDED = ("fp32", "fp16", "bf16", "int32")  # element types the GPU adds in memory
+
+
+def check_types(op: Op, arch: str) -> None:
+    """Raise `InputError` at the user's line for element types that the target cannot handle."""
+    number = int("".join(filter(str.isdigit, arch)))
+    kinds = {v.type.dtype.name for v in (*op.srcs, *((op.dst,) if op.dst else ()))}
+    converts = op.kind not in ("load", "mma")
+    if number < FP8_FROM and converts and kinds & set(FP8):
+        raise InputError(
+            f"{op.where}: {op.kind} of {'/'.join(sorted(kinds & set(FP8)))}: fp8 "
+            f"conversions need sm_{FP8_FROM}, the target is {arch}"
+        )
+    if op.kind != "store_add" or op.array is None:
+        return
+    if op.array.dtype.name not in ADDED:
+        raise InputError(
+            f"{op.where}: store add=True of {op.array.dtype}: the GPU adds fp32, fp16, bf16 and "
+            "int32 in memory"
+        )
+    if number < BF16_ADD_FROM and op.array.dtype.name == "bf16":
+        raise InputError(
+            f"{op.where}: store add=True of bf16 needs sm_{BF16_ADD_FROM}, the target is "
+            f"{arch}; add in fp32"
+        )
