@@ -89,7 +89,11 @@ def play(text, source, ranks, descriptor, position):
             if "Cursor" in call or "unsigned to" in call:
                 continue
             args = split(call)
-            to, tensor = block.value(args[0]), maps[args[1].lstrip("&")]
+            choice = re.match(r"\(rank < (\d+) \? &(\w+) : &(\w+)\)", args[1])
+            name = args[1].lstrip("&")
+            if choice:  # the last block of a cluster copies fewer rows
+                name = choice.group(2 if block.rank < int(choice.group(1)) else 3)
+            to, tensor = block.value(args[0]), maps[name]
             rank = len(tensor["box"])
             start = [block.value(a) for a in args[3 : 3 + rank]]
             mask = int(args[3 + rank]) if len(args) > 3 + rank else 1 << block.rank
@@ -191,6 +195,13 @@ GEMMS = {
     "128x192": GemmConfig(tile=(128, 192, 64)),
     "128x320": GemmConfig(tile=(128, 320, 64)),
     "128x384-nt": GemmConfig(b="nk", tile=(128, 384, 64)),
+    "128x312": GemmConfig(tile=(128, 312, 64)),
+    "128x200-nt": GemmConfig(b="nk", tile=(128, 200, 64)),
+    "152x256-across": GemmConfig(across=True, tile=(152, 256, 64)),
+    "184x128-across-tn": GemmConfig(across=True, a="km", tile=(184, 128, 64)),
+    "288x128-across-nt": GemmConfig(across=True, b="nk", tile=(288, 128, 64)),
+    "368x128-across-tt": GemmConfig(across=True, a="km", b="nk", tile=(368, 128, 64)),
+    "fp8-across": GemmConfig(dtype=E4M3, b="nk", across=True, tile=(168, 128, 128)),
     "fp8": GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)),
     "fp8-wide": GemmConfig(dtype=E4M3, b="nk", tile=(128, 320, 128)),
 }
@@ -198,7 +209,8 @@ GEMMS = {
 
 def gemm_schedule(config, axis="m_tile", blocks=2):
     along = (axis, blocks) if blocks > 1 else ("", 1)
-    return multistage(gemm(config), 3, LaunchPlan(split="m", cluster=along, store_panels=1))
+    plan = LaunchPlan(split="n" if config.across else "m", cluster=along, store_panels=1)
+    return multistage(gemm(config), 2, plan.with_options(store_rows=8 if config.across else 0))
 
 
 def at_tiles(axis, blocks):

@@ -43,7 +43,7 @@ def _refused(op):
         acc = t.load(a, t.span(0, 64), t.span(0, 16)) @ t.load(b, t.span(0, 16), t.span(0, 32))
         for _ in t.loop(1):
             acc += t.load(a, t.span(0, 64), t.span(0, 16)) @ t.load(b, t.span(0, 16), t.span(0, 32))
-        t.store(c, t.span(0, 64), t.span(0, 32), tile=op(acc))
+        t.store(c, t.span(0, 64), t.span(0, 32), tile=op(acc, a))
 
     arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
     program = t.trace(body, arrays)
@@ -51,9 +51,11 @@ def _refused(op):
 
 
 REFUSED = {
-    "a register tile cannot change its layout": lambda acc: (acc.T * 2.0).T,
-    "cumsum along 'm'": lambda acc: t.cumsum(acc, "m"),
-    "parts are whole groups of 8": lambda acc: acc * t.sum_along(acc.sub("n", 4, 8), "n"),
+    "a register tile cannot change its layout": lambda acc, a: (
+        acc * t.sum_along(acc.T.cast(t.BF16) @ t.load(a, t.span(0, 64), t.span(0, 16)), "k")
+    ),
+    "cumsum along 'm'": lambda acc, a: t.cumsum(acc, "m"),
+    "parts are whole groups of 8": lambda acc, a: acc * t.sum_along(acc.sub("n", 4, 8), "n"),
 }
 
 

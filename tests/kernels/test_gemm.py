@@ -1,10 +1,13 @@
 """GEMM on the interpreter against float64: storage orders, epilogues, ragged sizes, specials."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warploom.codegen.emit import emit
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import LaunchPlan
@@ -12,7 +15,7 @@ from warploom.codegen.simulate import simulate
 from warploom.errors import InputError
 from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, gemm
 from warploom.kernels.gemm_reference import reference
-from warploom.tile import BF16, E4M3, FP16, interpret
+from warploom.tile import BF16, E4M3, FP16, FP32, interpret
 from warploom.tile.interpret import bind
 
 
@@ -45,17 +48,17 @@ def error_of(config, m, n, k, seed=0):
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
-    ahead=st.integers(1, 3),
+    ahead=st.integers(1, 3), across=st.booleans(),
 )  # fmt: skip
 def test_gemm_is_close_to_float64_at_any_size(
     m, n, k, a, b, dtype, activation, bias, residual, batched, scale, scales, gate, dual, promote,
-    slices, ahead,
+    slices, ahead, across,
 ):  # fmt: skip
     plain = slices == 1
     config = GemmConfig(
         dtype=dtype, a=a, b=b, activation=activation, bias=bias, residual=residual,
         batched=batched and plain, scale=scale, scales=scales, gate=gate, dual=dual and plain,
-        promote=promote, slices=slices, tile=(32, 32, 16),
+        promote=promote, slices=slices, tile=(32, 32, 16), across=across,
         ahead=ahead if promote and not (dual and plain) else 1,
     )  # fmt: skip
     assert error_of(config, m, n, k) < 4e-3
@@ -85,6 +88,38 @@ def test_products_started_in_pairs_have_rings_of_their_own(k):
     arrays["c"] = np.full((264, 136), np.nan)
     got = simulate(block, arrays, seed=k)["c"]
     assert got.tobytes() == interpret(gemm(PAIRS), arrays)["c"].tobytes()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GemmConfig(across=True, tile=(88, 128, 16), bias=True, gate=True, activation="silu"),
+        GemmConfig(across=True, tile=(72, 128, 16), a="km", b="nk", residual=True, batched=True),
+        GemmConfig(across=True, tile=(40, 128, 16), slices=2),
+        GemmConfig(across=True, tile=(24, 128, 16), dual=True, out=FP32),
+        GemmConfig(tile=(128, 72, 16), bias=True),
+    ],
+)
+@pytest.mark.parametrize("axis", ["m_tile", "n_tile"])
+def test_a_transposed_product_gives_the_sequential_result(config, axis):
+    """Bit for bit, also where a cluster's blocks copy unequal parts of a tile."""
+    program = gemm(config)
+    launch = LaunchPlan(split="n" if config.across else "m", cluster=(axis, 2), store_rows=8)
+    block = lower(program, multistage(program, 2, launch, 2, registers=(40, 232)))
+    emit(block)
+    m, n, k = 2 * config.tile[0] + 5, config.tile[1] + 24, 40
+    shapes = {"m": m, "n": n, "k": k, "batch": 2, "one": 1, "slices": config.slices}
+    rng = np.random.default_rng(1)
+    specs = config.arrays
+    arrays = {
+        name: rng.normal(size=tuple(shapes[d] for d in spec.dims)) for name, spec in specs.items()
+    }
+    into = "parts" if config.slices > 1 else "c"
+    arrays[into].fill(np.nan)
+    got = simulate(block, arrays, seed=2)[into]
+    assert got.tobytes() == interpret(program, arrays)[into].tobytes()
+    plain = interpret(gemm(replace(config, across=False)), arrays)[into]
+    assert np.array_equal(got, plain)
 
 
 def test_bad_configs_are_refused():

@@ -17,7 +17,7 @@ GROUP = 8  # columns that a quad holds two by two
 
 def _columns(values: Values, op: Op) -> int:
     """The columns of the source; raises when the op does not run along a tile's columns."""
-    source = op.srcs[0].type
+    source = values.placement.oriented(op.srcs[0].type)
     if values.form(source) != "tile" or op.axis != source.names[1] or source.shape[1] % GROUP:
         raise InputError(
             f"{op.where}: {op.kind} along {op.axis!r} of {source}: beside matmuls there is code "
@@ -104,7 +104,8 @@ def slice_lines(values: Values, op: Op, names: Names) -> list[str]:
     source, start = op.srcs[0], int(op.value or 0)
     size = op.dst.type.size(op.axis)
     form, into = values.form(source.type), c_name(op.dst.name)
-    if form not in ("tile", "col") or op.axis != source.type.names[-1] or (start | size) % GROUP:
+    last = values.placement.oriented(source.type).names[-1:]
+    if form not in ("tile", "col") or op.axis not in last or (start | size) % GROUP:
         raise InputError(
             f"{op.where}: sub({op.axis!r}, {start}, {size}) of {source.type}: beside matmuls parts "
             f"are whole groups of {GROUP} columns; other programs take a SIMT schedule"

@@ -35,6 +35,7 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     if group in ("unary", "binary", "compare", "select") or op.kind in (
         "cast",
         "copy",
+        "transpose",
         "fill",
         "coordinate",
         "load",
@@ -143,7 +144,7 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
         )
     _, join, identity = combining(op)
     blocks = values.extents(op.dst.type)[0]
-    count = source.type.shape[1] // 2
+    count = values.columns(source.type) // 2
     name = c_name(op.dst.name)
     element = values.element(source, At("tile"), names)
     half = f"{name}[t][i >> 1 & 1]"
@@ -204,7 +205,7 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         ]
     if form == "scalar":
         return [f"if (threadIdx.x % 128 == 0) {{ if ({inside}) {write} }}"]
-    blocks, count = values.blocks(source.type), source.type.shape[1] // 2
+    blocks, count = values.blocks(source.type), values.columns(source.type) // 2
     return [*_for("t", blocks), *_for("i", count), f"    if ({inside}) {write}"]
 
 
@@ -221,6 +222,7 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         and op.kind == "store"
         and op.array.dtype.name in PACKED
         and source.type.names == tuple(s.axis for s in op.spans if s.size is not None)
+        and not values.placement.across(source.type)
         and source.type.shape[1] % QUAD_COLUMNS == 0
         and all(span.stop is None for span in op.spans)
         and op.spans[-1].size is not None

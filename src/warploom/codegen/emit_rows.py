@@ -29,17 +29,18 @@ def row_reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     """One value a column, the same in all threads that hold the column."""
     assert op.dst is not None
     source = op.srcs[0]
-    if values.form(source.type) != "tile" or op.axis != source.type.names[0]:
+    kind = values.placement.oriented(source.type)
+    if values.form(kind) != "tile" or op.axis != kind.names[0]:
         raise InputError(
             f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: no code for it"
         )
-    if values.form(op.dst.type) != "col" or source.type.shape[1] % 8:
+    if values.form(op.dst.type) != "col" or kind.shape[1] % 8:
         raise InputError(
             f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: its columns must be "
             "columns everywhere in the program, a multiple of 8"
         )
     word, join, identity = combining(op)
-    name, cols = c_name(op.dst.name), source.type.shape[1]
+    name, cols = c_name(op.dst.name), kind.shape[1]
     parts, blocks = values.placement.parts, values.blocks(source.type)
     across = f"{op.dst.name}_{op.id}_at"
     part = f"{across}[{'part' if parts > 1 else '0'}]"

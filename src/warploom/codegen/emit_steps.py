@@ -8,7 +8,8 @@ from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Str
 from warploom.codegen.emit_expand import Expanded
 from warploom.codegen.emit_mma import issue_lines
 from warploom.codegen.emit_ops import compute_lines, wide_store_lines
-from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast, store_lines
+from warploom.codegen.emit_store import store_lines
+from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast
 from warploom.codegen.holds import Holds
 from warploom.codegen.names import c_name
 from warploom.codegen.values import Values, c_index

@@ -1,18 +1,16 @@
-"""Code for TMA: one box a panel, multicast slices over a cluster, stores through shared panels."""
+"""Code for TMA: tensor maps, one box a panel of a load, multicast slices over a cluster."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from warploom.codegen.block import BlockProgram
-from warploom.codegen.emit_ops import direct_store_lines
-from warploom.codegen.layout import CORE_ROWS, MAX_BOX, SWIZZLES, SharedTile, boxes, shared_tile
-from warploom.codegen.names import c_name
+from warploom.codegen.layout import CORE_ROWS, SharedTile, boxes
+from warploom.codegen.panels import StorePanels, store_panels
 from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.prelude import tma_load, tma_store
+from warploom.codegen.prelude import tma_load
 from warploom.codegen.tasks import cluster_axis
-from warploom.codegen.values import At, Values, c_index
+from warploom.codegen.values import c_index
 from warploom.errors import InputError
 from warploom.tile import Op
 
@@ -53,21 +51,22 @@ class Maps:
     def through_shared(self, op: Op) -> bool:
         """Whether a store goes through shared memory: a tile, under a plan that says so.
 
-        Elements of one byte have no panels; they are written from registers.
+        Not a transposed tile of 32 bits: from the registers the 8 rows of a quad's column fill a
+        sector of 32 bytes, and there is no stmatrix for it. Elements of one byte have no panels;
+        they are written from registers.
         """
         kind = op.srcs[0].type
-        return self.plan.store == "tma" and len(kind.axes) == 2 and kind.dtype.bytes > 1
+        if self.plan.store != "tma" or len(kind.axes) != 2 or kind.dtype.bytes == 1:
+            return False
+        return kind.dtype.bytes == 2 or not self.placement.across(kind) or op.kind == "store_add"
 
-    def panel(self, op: Op) -> SharedTile:
-        """The shared form of the tile one group stores; it is used panel by panel."""
-        tile = shared_tile(self.placement.local(op.srcs[0].type))
-        if tile.rows > MAX_BOX:
-            raise InputError(f"{op.where}: store of {tile.rows} rows, at most {MAX_BOX} a group")
-        return tile
+    def panels(self, op: Op) -> StorePanels:
+        """How one group stores its part of a tile."""
+        return store_panels(self.placement, self.plan, op)
 
     def panel_bytes(self) -> int:
         """Bytes of one group's store panels; all stores of a kernel take turns with them."""
-        largest = max((self.panel(op).panel_bytes for op in self.stores), default=0)
+        largest = max((self.panels(op).tile.panel_bytes for op in self.stores), default=0)
         return largest * self.plan.store_panels
 
     def map_of(self, op: Op, rows: int, cols: int, width: int) -> str:
@@ -101,7 +100,8 @@ class Maps:
         return entry["name"]
 
 
-def _coordinates(op: Op, names: dict[str, str], row: str, col: str) -> str:
+def coordinates(op: Op, names: dict[str, str], row: str, col: str) -> str:
+    """The coordinates of a box from (row, col) of the op's tile on, innermost first."""
     inner = iter([row, col])
     values: list[str] = []
     for span in op.spans:
@@ -120,9 +120,18 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
     tile = buffer.tile
     multicast = is_multicast(maps.plan, op)
     blocks = maps.plan.cluster[1] if multicast else 1
-    rows, panels = _slice(op, tile, blocks)
+    rows, panels = _slice(tile, blocks)
+    if not rows:
+        raise InputError(
+            f"{op.where}: tile of {tile.rows} rows and {tile.panels} panels cannot be cut for "
+            f"multicast over {blocks} blocks"
+        )
     high = rows // boxes(rows)
-    map_name = maps.map_of(op, high, tile.panel_cols, tile.width)
+    map_name = f"&{maps.map_of(op, high, tile.panel_cols, tile.width)}"
+    rest = tile.rows - (blocks - 1) * rows
+    if rows < tile.rows and rest < rows:
+        other = maps.map_of(op, rest, tile.panel_cols, tile.width)
+        map_name = f"(rank < {blocks - 1} ? {map_name} : &{other})"
     name, text = tma_load(len(op.spans), multicast)
     maps.helpers[name] = text
     slot = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes}"
@@ -139,149 +148,18 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
             shift = f" + rank * {panels * tile.panel_bytes}"
         for above in range(0, rows, high):
             down = row if not above else str(above) if row == "0" else f"{row} + {above}"
-            where = _coordinates(op, names, down, col)
+            where = coordinates(op, names, down, col)
             to = f"{slot} + {at + above * tile.width}{shift}"
-            lines.append(f"{name}({to}, &{map_name}, {bar}, {where}{mask});")
+            lines.append(f"{name}({to}, {map_name}, {bar}, {where}{mask});")
     return lines
 
 
-def _slice(op: Op, tile: SharedTile, blocks: int) -> tuple[int, int]:
-    """(rows, panels) that one block of a cluster copies."""
+def _slice(tile: SharedTile, blocks: int) -> tuple[int, int]:
+    """(rows, panels) that each block of a cluster copies, the last one what is left of the rows."""
     if tile.panels % blocks == 0:
         return tile.rows, tile.panels // blocks
-    if tile.rows % (blocks * CORE_ROWS) == 0:
-        return tile.rows // blocks, tile.panels
-    raise InputError(
-        f"{op.where}: tile of {tile.rows} rows and {tile.panels} panels cannot be cut for "
-        f"multicast over {blocks} blocks"
-    )
-
-
-def store_lines(maps: Maps, values: Values, op: Op, names: dict[str, str]) -> list[str]:
-    """Write a register tile panel by panel to shared memory and start its copy to global memory."""
-    assert op.array is not None
-    source = op.srcs[0]
-    kind = source.type
-    tile = maps.panel(op)
-    rows, cols, panels = tile.rows, tile.panel_cols, tile.panels
-    slots = maps.plan.store_panels
-    map_name = maps.map_of(op, rows, cols, tile.width)
-    name, text = tma_store(len(op.spans), op.kind == "store_add")
-    maps.helpers[name] = text
-    first = values.first_row(kind.names[0], kind.shape[0])
-    lines: list[str] = []
-    row = next(span for span in op.spans if span.axis == kind.names[0])
-    if row.stop is not None:
-        # A box cannot end early: the last tile of a range is written element by element.
-        whole = f"{c_index(row.start, names)} + {first} + {rows} <= {c_index(row.stop, names)}"
-        stopless = replace(
-            op, spans=tuple(replace(s, stop=None) if s is row else s for s in op.spans)
-        )
-        return [
-            f"if ({whole}) {{",
-            *[f"  {line}" for line in store_lines(maps, values, stopless, names)],
-            "} else {",
-            *[f"  {line}" for line in direct_store_lines(values, op, names)],
-            "}",
-        ]
-    start = c_index(op.spans[-1].start, names)
-    base = f"panels + part * {maps.panel_bytes()}"
-    if 1 < panels <= slots:
-        # Every panel has a slot: all are written between two meetings of the group, and the only
-        # wait is for the stores of the task before.
-        copies = [
-            f"  if ({start} + {p * cols} < {c_name(op.array.dims[-1])}) {name}(&{map_name}, "
-            f"{base} + {p * tile.panel_bytes}, {_coordinates(op, names, first, str(p * cols))});"
-            for p in range(panels)
-        ]
-        written: list[str] = []
-        for panel in range(panels):
-            # The branch keeps ptxas from beginning all panels at once, which spills.
-            inside = f"{start} + {panel * cols} < {c_name(op.array.dims[-1])}"
-            at = f"{base} + {panel * tile.panel_bytes}"
-            written += [f"if ({inside}) {{", f"  const unsigned panel = {at};"]
-            written += [f"  {line}" for line in _panel_lines(values, op, tile, panel, names)]
-            written += ["}"]
-        return [
-            "if (threadIdx.x % 128 == 0) store_wait_read<0>();",
-            _group_sync(values),
-            *written,
-            "fence_async();",
-            _group_sync(values),
-            "if (threadIdx.x % 128 == 0) {",
-            *copies,
-            "  store_commit();",
-            "}",
-        ]
-    for panel in range(panels):
-        # Slots are taken in turn within a task; the first panel finds all of them free. A panel
-        # outside of the array is skipped; the branch also keeps ptxas from beginning it early.
-        pending = slots - 1 if panel else 0
-        at = f"{base} + {panel % slots * tile.panel_bytes}"
-        where = _coordinates(op, names, first, str(panel * cols))
-        lines += [
-            f"if ({start} + {panel * cols} < {c_name(op.array.dims[-1])}) {{",
-            f"  if (threadIdx.x % 128 == 0) store_wait_read<{pending}>();",
-            f"  {_group_sync(values)}",
-            f"  const unsigned panel = {at};",
-            *[f"  {line}" for line in _panel_lines(values, op, tile, panel, names)],
-            "  fence_async();",
-            f"  {_group_sync(values)}",
-            "  if (threadIdx.x % 128 == 0) {",
-            f"    {name}(&{map_name}, panel, {where});",
-            "    store_commit();",
-            "  }",
-            "}",
-        ]
-    return lines
-
-
-def _group_sync(values: Values) -> str:
-    parts = values.placement.parts
-    if parts == 1:
-        return "named_sync<1, 128>();"
-    last = f"named_sync<{parts}, 128>();"
-    head = " else ".join(f"if (part == {p}) named_sync<{1 + p}, 128>();" for p in range(parts - 1))
-    return f"{head} else {last}"
-
-
-def _panel_lines(
-    values: Values, op: Op, tile: SharedTile, panel: int, names: dict[str, str]
-) -> list[str]:
-    """Registers to one swizzled panel: stmatrix for 16-bit elements, pairs of fp32 otherwise."""
-    source = op.srcs[0]
-    groups = tile.panel_cols // 8
-    mask = SWIZZLES[tile.width][0]
-    loops = [
-        "#pragma unroll",
-        f"for (int t = 0; t < {values.blocks(source.type)}; ++t)",
-        "#pragma unroll",
-    ]
-    block = f"panel + t * {64 * tile.width}"
-    if source.type.dtype.bytes == 2:
-        # Lane l gives the address of row l % 16, 8-column group l / 16 of a pair of groups.
-        first = panel * groups * 2
-        words = [values.word(source, "t", f"{first} + 2 * j + {i}", names) for i in range(4)]
-        return [
-            *loops,
-            f"  for (int j = 0; j < {groups}; j += 2) {{",
-            "    const unsigned row = threadIdx.x % 128 / 32 * 16 + lane % 16;",
-            f"    const unsigned at = row * {tile.width} + (j + lane / 16) * 16;",
-            f"    stmatrix({block} + (at ^ (at >> 3 & {mask:#x})), {', '.join(words)});",
-            "  }",
-        ]
-    low, high = (
-        values.element(source, At("tile", i=f"{panel * groups * 4} + 4 * j + 2 * h + {c}"), names)
-        for c in (0, 1)
-    )
-    if source.type.dtype.name == "int32":
-        low, high = f"__int_as_float({low})", f"__int_as_float({high})"
-    return [
-        *loops,
-        f"  for (int j = 0; j < {groups}; ++j)",
-        "#pragma unroll",
-        "    for (int h = 0; h < 2; ++h) {",
-        f"      const unsigned at = (thread_row + h * 8) * {tile.width} + j * 32 + thread_col * 4;",
-        f"      store_shared_pair({block} + (at ^ (at >> 3 & {mask:#x})), {low}, {high});",
-        "    }",
-    ]
+    groups = tile.rows // CORE_ROWS
+    rows = -(-groups // blocks) * CORE_ROWS
+    if rows * (blocks - 1) < tile.rows:
+        return rows, tile.panels
+    return 0, 0  # some blocks would have nothing

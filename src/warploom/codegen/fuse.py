@@ -88,7 +88,7 @@ def _inlinable(op: Op, uses: list[Op], roots: set[int], body_of: dict[int, int])
         return False
     if op.kind in FREE:
         return True
-    if OPS[op.kind].group not in ELEMENTWISE and op.kind not in ("cast", "load"):
+    if OPS[op.kind].group not in ELEMENTWISE and op.kind not in ("cast", "load", "transpose"):
         return False
     if any(body_of[number] != body_of[op.id] for number in roots):
         return False
@@ -108,7 +108,11 @@ def _shape_of(op: Op) -> set[str]:
 
 
 def _elementwise_reader(op: Op) -> bool:
-    return OPS[op.kind].group in (*ELEMENTWISE, "reduce", "sink") or op.kind in ("cast", "copy")
+    return OPS[op.kind].group in (*ELEMENTWISE, "reduce", "sink") or op.kind in (
+        "cast",
+        "copy",
+        "transpose",
+    )
 
 
 def _stable(op: Op, last: int, writers: dict[str, list[Op]]) -> bool:

@@ -26,6 +26,7 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     "coordinate": (0, 1, 0),
     "load": (0, 4, 0),  # address, bounds, the load itself
     "copy": (0, 0, 0),  # a register gets another name
+    "transpose": (0, 0, 0),  # the axes do
     "abs": (0, 0, 0),  # operand modifiers
     "neg": (0, 0, 0),
     "add": (1, 0, 0),

@@ -2,8 +2,10 @@
 
 A tile `[rows, cols]` lies in shared memory as panels of `width` bytes of columns, one after the
 other; a panel is rows x width bytes, swizzled by XOR of address bits. One TMA box writes one panel
-and one descriptor reads it, so both are derived here from the same numbers. Sources: PTX ISA 9.x,
-"Shared Memory Matrix Layout" and "Matrix descriptor"; handbook/tiles.md 5.2, 5.3, 5.6.
+and one descriptor reads it, so both are derived here from the same numbers. Columns that fill no
+whole number of panels leave the last one partly unused: its box brings what lies beyond them.
+Sources: PTX ISA 9.x, "Shared Memory Matrix Layout" and "Matrix descriptor"; handbook/tiles.md 5.2,
+5.3, 5.6.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ ALIGNMENT = 1024  # bytes: the longest repeat of a swizzle, so descriptors have 
 MAX_BOX = 256  # elements of one box dimension
 MAX_ROWS = 2 * MAX_BOX  # of a tile, copied by several boxes
 CORE_ROWS = 8  # rows of a core matrix
+CHUNK = 16  # bytes that a swizzle moves together
 INSTRUCTION_K_BYTES = 32  # bytes of the contracted axis one wgmma consumes
 FIELD = 0x3FFF  # descriptor fields are 14 bits of bytes / 16
 
@@ -45,8 +48,8 @@ class SharedTile:
 
     @property
     def panels(self) -> int:
-        """Panels side by side."""
-        return self.cols // self.panel_cols
+        """Panels side by side; the last may be wider than what is left of the columns."""
+        return -(-self.cols // self.panel_cols)
 
     @property
     def panel_bytes(self) -> int:
@@ -55,8 +58,8 @@ class SharedTile:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tile."""
-        return self.rows * self.cols * self.element
+        """Bytes of the tile's panels."""
+        return self.panels * self.panel_bytes
 
     def address(self, row: int, col: int) -> int:
         """Byte offset of an element from the tile's base, as a TMA load leaves it."""
@@ -74,6 +77,22 @@ def boxes(rows: int) -> int:
     return count
 
 
+def panel_width(row_bytes: int) -> int:
+    """Bytes of a panel's rows: the widest swizzle that divides the row, 0 where none does.
+
+    Panels of 32 B would be many boxes for a long row: it gets wide panels, the last one not full.
+    """
+    widest, *narrower = SWIZZLES
+    exact = next((width for width in SWIZZLES if row_bytes % width == 0), 0)
+    return widest if row_bytes > widest and exact < narrower[0] else exact
+
+
+def padded(cols: int, element: int) -> int:
+    """The columns that the panels of a tile with so many columns have room for."""
+    width = panel_width(cols * element)
+    return -(-cols * element // width) * width // element if width else cols
+
+
 def shared_tile(kind: TileType) -> SharedTile:
     """The layout of a tile of that type, with the widest swizzle its rows allow.
 
@@ -83,12 +102,15 @@ def shared_tile(kind: TileType) -> SharedTile:
         raise InputError(f"tile {kind}: only two-dimensional tiles go through shared memory")
     rows, cols = kind.shape
     row_bytes = cols * kind.dtype.bytes
-    widths = [width for width in SWIZZLES if row_bytes % width == 0]
-    if not widths:
-        raise InputError(f"tile {kind}: rows of {row_bytes} B, expected a multiple of 32 B for TMA")
+    width = panel_width(row_bytes)
+    if not width or row_bytes % CHUNK:
+        raise InputError(
+            f"tile {kind}: rows of {row_bytes} B, expected a multiple of 32 B up to 128 B and of "
+            f"{CHUNK} B beyond for TMA"
+        )
     if rows > MAX_ROWS or rows % CORE_ROWS:
         raise InputError(f"tile {kind}: {rows} rows, expected a multiple of 8, at most {MAX_ROWS}")
-    tile = SharedTile(rows, cols, kind.dtype.bytes, widths[0])
+    tile = SharedTile(rows, cols, kind.dtype.bytes, width)
     if tile.panels > 1 and tile.panel_bytes % (CORE_ROWS * tile.width):
         raise InputError(f"tile {kind}: panels of {tile.panel_bytes} B are not whole repeats")
     return tile

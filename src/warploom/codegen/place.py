@@ -1,8 +1,9 @@
 """Where every tile lives: shared memory (loads that feed a matmul) or registers (the rest).
 
 Register tiles have the accumulator layout of wgmma: rows over warps and lanes, columns over
-registers. An axis is therefore a *row* axis or a *column* axis throughout a kernel, and the split
-axis must be a row axis that no operation reduces over.
+registers. An axis is therefore a *row* axis or a *column* axis throughout a kernel, as the results
+of its matmuls have it, and the split axis must be a row axis that no operation reduces over. A
+transposed tile keeps every element in its register: only the order of its axes' names changes.
 """
 
 from __future__ import annotations
@@ -49,6 +50,16 @@ class Placement:
             return None
         parts = {name for name in loop.until.symbols() if "." in name}
         return loop.until if parts <= ours else None
+
+    def oriented(self, kind: TileType) -> TileType:
+        """The type with its row axis first: a tile and its transpose are the same registers."""
+        if len(kind.axes) == 2 and kind.names[0] in self.cols and kind.names[1] in self.rows:
+            return TileType(kind.dtype, tuple(reversed(kind.axes)))
+        return kind
+
+    def across(self, kind: TileType) -> bool:
+        """Whether a register tile of that type has its first axis over columns."""
+        return self.oriented(kind) != kind
 
     @cached_property
     def left_operands(self) -> frozenset[str]:
@@ -145,10 +156,12 @@ def _axes(
 ) -> tuple[frozenset[str], frozenset[str]]:
     rows: dict[str, str] = {}
     cols: dict[str, str] = {}
-    for op in program.ops():
+    for op in sorted(program.ops(), key=lambda op: op.kind != "mma"):
         if op.dst is None or op.dst.name in shared or len(op.dst.type.axes) != 2:
             continue
         row, col = op.dst.type.names
+        if op.kind != "mma" and row in cols and col in rows:
+            continue  # the transpose of what a matmul gives
         rows.setdefault(row, op.where)
         cols.setdefault(col, op.where)
     if both := set(rows) & set(cols):

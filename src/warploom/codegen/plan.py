@@ -32,7 +32,9 @@ class LaunchPlan:
     walk            how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
                     ...), "snake" (every second round backwards) or "dynamic" (the next free one)
     store           "tma" through shared memory or "direct" from registers
-    store_panels    panels of 64x128 bytes a group may have in flight to global memory
+    store_panels    panels of 128 bytes by rows that a group may have in flight to global memory
+    store_rows      rows of a panel of a tile that is stored across (columns of the array over the
+                    rows of the registers); 0: all. Other panels have the rows of their group
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
@@ -53,6 +55,7 @@ class LaunchPlan:
     walk: str = "static"
     store: str = "tma"
     store_panels: int = 2
+    store_rows: int = 0
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
     skip_unit: bool = False
@@ -80,6 +83,10 @@ class LaunchPlan:
             )
         if not 0 <= self.fma_exp2 <= 8:
             raise InputError(f"launch plan: fma_exp2={self.fma_exp2}, expected 0 to 8 of every 8")
+        if self.store_rows < 0 or self.store_rows % 8:
+            raise InputError(
+                f"launch plan: store_rows={self.store_rows}, expected a multiple of 8 or 0 for all"
+            )
         if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
             raise InputError(
                 "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 4"

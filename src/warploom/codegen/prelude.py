@@ -122,6 +122,16 @@ DEVICE void stmatrix(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }""",
+    "stmatrix_across": """\
+// Every 8 x 8 matrix is transposed on its way: what a thread holds of a row goes down a column.
+DEVICE void stmatrix_across(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+DEVICE void stmatrix_across(unsigned at, unsigned a, unsigned b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+               ::"r"(at), "r"(a), "r"(b) : "memory");
+}""",
     "store_shared_pair": """\
 DEVICE void store_shared_pair(unsigned at, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(a), "f"(b) : "memory");

@@ -29,7 +29,7 @@ C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | 
 PACKED = ("bf16", "fp16")
 FP8 = ("e4m3", "e5m2")
 # Ops whose result is a value of the type when the operands are: nothing to round.
-EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy")
+EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
 
 # Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
 FLOAT_OPS = {
@@ -75,6 +75,7 @@ ANY_OPS = {
     "not": "(!{0})",
     "where": "({0} ? {1} : {2})",
     "copy": "{0}",
+    "transpose": "{0}",  # the same register; the axes have names
 }
 # What a reduction combines with, and what it begins with: floating, integer.
 REDUCE = {
@@ -172,16 +173,20 @@ class Values:
 
     def blocks(self, kind: TileType) -> int:
         """Blocks of 64 rows this group holds."""
-        rows = self.placement.local(kind).shape[0]
+        rows = self.placement.oriented(self.placement.local(kind)).shape[0]
         if rows % ROWS_PER_GROUP:
             raise InputError(f"tile {kind}: {rows} rows in a group, expected a multiple of 64")
         return rows // ROWS_PER_GROUP
+
+    def columns(self, kind: TileType) -> int:
+        """Columns of a tile in the layout of its registers."""
+        return self.placement.oriented(kind).shape[1]
 
     def extents(self, kind: TileType) -> tuple[int, ...]:
         """The C array extents of a register tile."""
         form = self.form(kind)
         if form == "tile":
-            return self.blocks(kind), kind.shape[1] // (4 if kind.dtype.name in PACKED else 2)
+            return self.blocks(kind), self.columns(kind) // (4 if kind.dtype.name in PACKED else 2)
         if form == "row":
             return self.blocks(kind), 2
         return (kind.shape[0] // 4,) if form == "col" else ()
@@ -198,7 +203,7 @@ class Values:
         word = C_TYPES[kind.dtype.name] if self.form(kind) == "tile" else self._word(kind)
         extents = self.extents(kind)
         if self.is_fragment(var):
-            word, extents = "unsigned", (self.blocks(kind), kind.shape[1] // 8)
+            word, extents = "unsigned", (self.blocks(kind), self.columns(kind) // 8)
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
 
     def _word(self, kind: TileType) -> str:

@@ -63,6 +63,8 @@ class GemmConfig:
     promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
     ahead     promoted products started together, so that sums of one run beside the others
     slices    the contracted axis is cut into so many tasks, whose fp32 sums `combine` adds up
+    across    multiply b^T a^T: then m lies over the columns of the tensor core's results, so the
+              tile's m may be any multiple of 8 (and n a multiple of 64), not the other way round
     """
 
     dtype: DType = BF16
@@ -80,6 +82,7 @@ class GemmConfig:
     promote: bool = False
     ahead: int = 1
     slices: int = 1
+    across: bool = False
     tile: tuple[int, int, int] = (128, 256, 64)
 
     def __post_init__(self) -> None:
@@ -146,31 +149,37 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
     else:
         m, n = grid(**tiles)
     rows, cols = span(m * bm, bm), span(n * bn, bn)
-    acc = zeros(m=bm, n=bn)
-    acc2 = zeros(m=bm, n=bn) if b2 is not None else acc
+    acc, acc2 = (zeros(n=bn, m=bm) if config.across else zeros(m=bm, n=bn) for _ in range(2))
     for i in loop(first, steps):
         products: list[Tile] = []
         for part in range(config.ahead):
             depth = span((i * config.ahead + part) * bk, bk)
             right = (*lead, *((depth, cols) if config.b == "kn" else (cols, depth)))
             at = load(a, *lead, *((rows, depth) if config.a == "mk" else (depth, rows)))
-            products.append(at @ load(b, *right))
+            bt = load(b, *right)
+            products.append(bt @ at if config.across else at @ bt)
             if not config.promote:
                 acc += products[-1]
             if b2 is not None:
-                acc2 += at @ load(b2, *right)
+                bt2 = load(b2, *right)
+                acc2 += bt2 @ at if config.across else at @ bt2
         if config.promote:
             for product in products:
                 acc[:] = product + acc
+    sums = [acc] if b2 is None else [acc, acc2]
+    result, *second = [each.T for each in sums] if config.across else sums
     if config.slices > 1:
-        store(rest["parts"], *where, rows, cols, tile=acc)
+        store(rest["parts"], *where, rows, cols, tile=result)
     else:
-        second = acc2 if b2 is not None else None
-        _finish(config, acc, (*lead, rows, cols), rest, second)
+        _finish(config, result, (*lead, rows, cols), rest, *second)
 
 
 def _finish(
-    config: GemmConfig, acc: Tile, at: tuple[Any, ...], rest: dict[str, Array], acc2: Tile | None
+    config: GemmConfig,
+    acc: Tile,
+    at: tuple[Any, ...],
+    rest: dict[str, Array],
+    acc2: Tile | None = None,
 ) -> None:
     """The epilogue on fp32 sums, and the store."""
     result = acc * config.scale if config.scale != 1.0 else acc
@@ -206,7 +215,7 @@ def _combine(parts: Array, config: GemmConfig, **rest: Array) -> None:
     for i in loop(cdiv(size("slices"), config.slices)):
         for part in range(config.slices):
             acc[:] = acc + load(parts, i * config.slices + part, rows, cols)
-    _finish(config, acc, (rows, cols), rest, None)
+    _finish(config, acc, (rows, cols), rest)
 
 
 COMBINED = (64, 16)  # the tile of `combine`: small, so that many blocks read at a time

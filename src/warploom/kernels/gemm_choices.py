@@ -17,7 +17,9 @@ from pathlib import Path
 
 from warploom.codegen.emit import shared_limit
 from warploom.codegen.emit_mma import MOST_COLUMNS
+from warploom.codegen.layout import padded
 from warploom.codegen.named import multistage
+from warploom.codegen.place import ROWS_PER_GROUP
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
@@ -34,7 +36,9 @@ UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues 
 CLUSTERS_OF_FOUR = 32  # that fit the GPU: its processing clusters are not whole fours
 SHARPNESS = 6.0  # exponent of the mean that stands for the longer of two times
 WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
+THREE_REGISTERS = (40, 152)  # the same beside three compute groups
 MOST_SUMS = 192  # registers of a thread for sums; the epilogue needs the others
+SUMS_OF_THREE = 100  # the same of a thread of three compute groups: ptxas keeps 128 registers
 MOST_SHARED_SUMS = 128  # the same of a thread of a block that shares its SM
 READ_BACK = 32  # registers for a gate or residual that the epilogue reads
 SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
@@ -115,37 +119,59 @@ class GemmChoice:
     resident: int = 1
     slices: int = 1
     store: str = "tma"
+    across: bool = False
+    store_rows: int = 0
 
     def config(self, base: GemmConfig) -> GemmConfig:
         """`base` with this tile; a step of k is 128 bytes."""
         tile = (*self.tile, STEP_BYTES // base.dtype.bytes)
-        return replace(base, tile=tile, slices=self.slices)
+        return replace(base, tile=tile, slices=self.slices, across=self.across)
 
     def schedule(self, config: GemmConfig) -> KernelSchedule:
         """Load-compute-finish with one matmul in flight, under this launch plan."""
         launch = LaunchPlan(
-            split="m",
+            split="n" if self.across else "m",
             cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
             supergroup=self.supergroup,
             store_panels=self.panels,
             dependent=self.dependent,
             resident=self.resident,
             store=self.store,
+            store_rows=self.store_rows,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
-        if self.tile[1] > MOST_COLUMNS or config.dual or config.batched or self.slices > 1:
-            registers = registers or WIDE_REGISTERS
+        many = self.across or self.tile[1] > MOST_COLUMNS
+        if many or config.dual or config.batched or self.slices > 1:
+            registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
         flying = 0 if config.promote else 1
         depth = min(self.depth, self.most_slots(config))
         return multistage(gemm(config), depth, launch, self.groups, flying, registers)
 
     def most_slots(self, config: GemmConfig) -> int:
         """Slots that shared memory has room for beside the panels on their way out."""
-        bm, bn = self.tile
-        panels = bm * PANEL_BYTES * self.panels if self.store == "tma" else 0
+        bm, bn = self.copied(config)
+        high = self.tile[0]
+        if self.across:
+            high = self.groups * (self.store_rows or high)
+        panels = high * PANEL_BYTES * self.panels if self.store == "tma" else 0
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
         return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES)
+
+    def store_count(self, element: int) -> int:
+        """Panels in which a group stores its part of the tile."""
+        bm, bn = self.tile
+        if self.across:
+            return bn // self.groups // ROWS_PER_GROUP * cdiv(bm, self.store_rows or bm)
+        return cdiv(bn * element, PANEL_BYTES)
+
+    def copied(self, config: GemmConfig) -> tuple[int, int]:
+        """Rows of 128 bytes of a and b that a step brings, panels that are not full included."""
+        (bm, bn), size = self.tile, config.dtype.bytes
+        return (
+            bm if config.a == "mk" else padded(bm, size),
+            padded(bn, size) if config.b == "kn" else bn,
+        )
 
     def fits(self, config: GemmConfig) -> bool:
         """Whether the registers of a thread hold every sum, and shared memory two slots."""
@@ -153,6 +179,7 @@ class GemmChoice:
         tiles = 1 + config.dual + (config.ahead if config.promote else 0)
         sums = tiles * bm * bn // (self.groups * 128)
         most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
+        most = min(most, SUMS_OF_THREE) if self.groups > 2 else most
         most -= READ_BACK if config.gate or config.residual else 0
         return sums <= most and self.most_slots(config) >= 2
 
@@ -176,8 +203,9 @@ class GemmChoice:
         steps = cdiv(cdiv(k * size, STEP_BYTES), self.slices)
         a_line = (k if config.a == "mk" else m) * size
         b_line = (n if config.b == "kn" else k) * size
-        copies = bm / along["n_tile"] / (c.ragged if a_line % SECTOR else c.aligned)
-        copies += bn / along["m_tile"] / (c.ragged if b_line % SECTOR else c.aligned)
+        a_rows, b_rows = self.copied(config)
+        copies = a_rows / along["n_tile"] / (c.ragged if a_line % SECTOR else c.aligned)
+        copies += b_rows / along["m_tile"] / (c.ragged if b_line % SECTOR else c.aligned)
         waves, together = cdiv(tasks, places), 1
         if self.resident > 1:
             # Blocks of an SM share its rates, and one's stores are hidden by the other's matmuls.
@@ -192,7 +220,7 @@ class GemmChoice:
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
         step += c.drain / config.ahead if config.promote else 0.0
         out = 4 if self.slices > 1 else config.out.bytes
-        end = c.at_once if self.panels * PANEL_BYTES >= bn * out else c.epilogue
+        end = c.at_once if self.store_count(out) <= self.panels else c.epilogue
         end = end if self.store == "tma" else c.direct
         time = waves * (steps * step + end * bm * bn / UNIT / together)
         time += c.early if self.dependent else c.start
@@ -205,6 +233,13 @@ class GemmChoice:
 def _pair(name: str, tile: tuple[int, int], depth: int, dependent: bool = False) -> GemmChoice:
     # Two blocks of one compute group on an SM: one's epilogue beside the other's matmuls.
     return GemmChoice(name, tile, ALONE, depth, 1, 1, 8, dependent, 2)
+
+
+def _across(
+    name: str, tile: tuple[int, int], axis: str, depth: int, rows: int, panels: int = 2
+) -> GemmChoice:
+    # The transposed product, stored in panels of so many rows.
+    return GemmChoice(name, tile, (axis, 2), depth, panels=panels, across=True, store_rows=rows)
 
 
 # In the order of preference where predictions tie: multiplies for a byte copied.
@@ -224,6 +259,19 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x256-at-once-by-4", (128, 256), ("m_tile", 4), 3, panels=4),
     GemmChoice("128x192-at-once-by-4", (128, 192), ("m_tile", 4), panels=3),
     GemmChoice("256x192-along-n", (256, 192), ("n_tile", 2), depth=3, panels=1),
+    _across("152x256-across", (152, 256), "n_tile", 4, 40),
+    _across("160x256-across", (160, 256), "m_tile", 4, 32),
+    _across("184x256-across", (184, 256), "m_tile", 3, 96),
+    _across("288x128-across", (288, 128), "m_tile", 4, 32),
+    _across("288x128-across-n", (288, 128), "n_tile", 4, 32),
+    _across("200x128-across", (200, 128), "n_tile", 5, 40),
+    _across("368x128-across", (368, 128), "n_tile", 3, 64),
+    GemmChoice("128x312", (128, 312), depth=3),
+    GemmChoice("128x312-direct", (128, 312), store="direct"),
+    GemmChoice("192x160", (192, 160), groups=3, panels=1),
+    GemmChoice("192x176", (192, 176), groups=3, panels=1),
+    GemmChoice("192x192-along-n", (192, 192), ("n_tile", 2), groups=3, panels=1),
+    GemmChoice("192x200", (192, 200), depth=3, groups=3),
     GemmChoice("128x128", (128, 128), depth=6),
     GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4)),

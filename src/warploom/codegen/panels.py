@@ -1,0 +1,65 @@
+"""The panels in which a group's result goes through shared memory, each one box of a TMA store.
+
+A panel is some rows of the array by at most 128 bytes of its columns, swizzled. Panels have one
+shape for each store; where it does not divide the tile the last panel begins earlier, so that it
+writes some elements a second time, with the same values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.codegen.layout import CHUNK, MAX_BOX, SharedTile, panel_width
+from warploom.codegen.place import ROWS_PER_GROUP, Placement
+from warploom.codegen.plan import LaunchPlan
+from warploom.errors import InputError
+from warploom.tile import Op
+
+
+@dataclass(frozen=True)
+class StorePanels:
+    """How one group stores its part of a tile.
+
+    tile        the layout of one panel, in the array's order of dimensions
+    origins     (row, column) of each panel's first element in the group's part of the tile
+    across      the array's columns lie over the rows of the registers: panels are transposed on
+                the way, one block of 64 register rows wide
+    """
+
+    tile: SharedTile
+    origins: tuple[tuple[int, int], ...]
+    across: bool
+
+
+def store_panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
+    """The panels of a store; raises `InputError` for a tile that has none."""
+    kind = placement.local(op.srcs[0].type)
+    rows, cols = kind.shape
+    element = kind.dtype.bytes
+    across = placement.across(op.srcs[0].type)
+    high = rows
+    if across:
+        width = ROWS_PER_GROUP * element
+        high = min(plan.store_rows or rows, rows)
+    else:
+        width = panel_width(cols * element)
+    if not width or cols * element % CHUNK or rows % 8 or high > MAX_BOX:
+        raise InputError(
+            f"{op.where}: store of {rows} rows of {cols * element} B a group in panels of {high} "
+            f"rows: expected a multiple of 8 rows, at most {MAX_BOX} a panel, and of 16 B"
+        )
+    tile = SharedTile(high, width // element, element, width)
+    found = tuple(
+        (row, col) for col in _starts(cols, tile.cols) for row in _starts(rows, tile.rows)
+    )
+    if op.kind == "store_add" and len(found) * tile.rows * tile.cols > rows * cols:
+        raise InputError(
+            f"{op.where}: store add=True of {rows} x {cols} elements a group in panels of "
+            f"{tile.rows} x {tile.cols}: these would add some twice; make the tile a multiple"
+        )
+    return StorePanels(tile, found, across)
+
+
+def _starts(extent: int, step: int) -> list[int]:
+    """Where pieces of one size begin that cover an extent; the last ends with it."""
+    return [*range(0, extent - step, step), extent - step]
