@@ -583,6 +583,45 @@ def reuse_of_rewritten(code: Code) -> Iterator[Mutant]:
                 rewritten = rewritten or register in written_by(other)
 
 
+def _asks_to_keep(code: Code, item: Instruction) -> bytes:
+    """The file in which `item` keeps its first source."""
+    stall = min(max(1, code.field(item.index, STALL)), 11)
+    edits = ((REUSE, 1), (STAY, 1), (STALL, stall))
+    return code.changed(*((item.index, *edit) for edit in edits))
+
+
+def reuse_of_own_result(code: Code) -> Iterator[Mutant]:
+    """An instruction keeps the register it overwrites, and the next to ask for it gets the old."""
+    for block in code.kernel.blocks:
+        for item in code.items[block.start : block.end]:
+            register = _first_slot(code, item)
+            kept = code.field(item.index, REUSE) & 1
+            if not kept and register is not None and register in written_by(item) and free(item):
+                yield Mutant(_asks_to_keep(code, item), code.name(item.index))
+
+
+def reuse_over_edge(code: Code) -> Iterator[Mutant]:
+    """The last to read a slot and bank in its block asks to keep the register: what comes after
+    the block may have written it anew."""
+    for block in code.kernel.blocks:
+        for item in code.items[max(block.start, block.end - 6) : block.end]:
+            register = _first_slot(code, item)
+            if register is None or not free(item) or register in written_by(item):
+                continue
+            if code.field(item.index, REUSE) & 1:
+                continue
+            rest = code.items[item.index + 1 : block.end]
+            asked = [_first_slot(code, other) for other in rest]
+            displaced = any(one is not None and one % 2 == register % 2 for one in asked)
+            unknown = any(not fixed(code, other) and not _opens_no_slot(other) for other in rest)
+            if not displaced and not unknown:
+                yield Mutant(_asks_to_keep(code, item), code.name(item.index))
+
+
+def _opens_no_slot(item: Instruction) -> bool:
+    return item.base in ("BRA", "EXIT", "WARPSYNC", "NOP", "BAR", *MEMORY)
+
+
 def _first_slot(code: Code, item: Instruction) -> int | None:
     """The register an arithmetic instruction reads in its first source slot."""
     register = item.low >> 24 & 0xFF
@@ -713,6 +752,8 @@ MUTATORS: dict[Mutator, frozenset[str]] = {
     reuse_without_stay: frozenset(("CONTROL_L2",)),
     long_stall_staying: frozenset(("CONTROL_L1",)),
     reuse_of_rewritten: frozenset(("REUSE",)),
+    reuse_of_own_result: frozenset(("REUSE",)),
+    reuse_over_edge: frozenset(("REUSE",)),
     swap_across_blocks: frozenset(("MULTISET",)),
     move_branch: frozenset(("PINNED", "MULTISET")),
     flip_operand_bit: frozenset(("MULTISET",)),

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.sass.aliasing import is_sync
-from warploom.sass.constraints import ARITHMETIC, BLOCK_EDGE, Constraints
+from warploom.sass.constraints import ARITHMETIC
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD, SCOREBOARDS
 from warploom.sass.kernel import Kernel
 from warploom.sass.latency import SPACED, LatencyTable, spacing_key
 from warploom.sass.mining import pipe_neighbours
 from warploom.sass.operand_slots import slot_registers
+from warploom.sass.rules import BLOCK_EDGE, Constraints
 from warploom.sass.scoreboard import waited_scoreboards
 from warploom.sass.verify import Verifier
 
@@ -180,7 +181,10 @@ class BlockBatch:
             groups.setdefault(identity, []).append(number)
         self.twins = [np.array(group) for group in groups.values() if len(group) > 1]
         rows = constraints.reuse[block_of[constraints.reuse[:, 0]] == block]
-        self.reuse_rows = rows - (start, 0, 0, start) if len(rows) else rows
+        self.reuse_rows = rows - (start, 0, 0, start)
+        self.reuse_rows[:, 3] = np.where(
+            rows[:, 3] == BLOCK_EDGE, BLOCK_EDGE, self.reuse_rows[:, 3]
+        )
         # Reuse pairs the compiler itself left unconsumed are not held against a version.
         self.reuse_rows = self.reuse_rows[~self.stale_reuse(self.original())[0]]
 
@@ -287,7 +291,8 @@ class BlockBatch:
             reads = self._reads[number, bank][order]
             last[number, bank] = np.maximum.accumulate(np.where(reads, where, np.int16(-1)), 1)
         versions_axis = np.arange(len(order))[:, None]
-        refreshed = last[slot, register % _BANKS, versions_axis, position[:, writer]]
+        until = np.where(writer == BLOCK_EDGE, self.size - 1, position[:, np.maximum(writer, 0)])
+        refreshed = last[slot, register % _BANKS, versions_axis, until]
         return kept & ~(refreshed > position[:, holder])
 
     def _waited(self, versions: Versions, order: Ints, position: Ints) -> Bools:

@@ -13,7 +13,7 @@ from typing import Final
 
 from warploom.sass import inflight, outstanding
 from warploom.sass.aliasing import AliasMode
-from warploom.sass.constraints import Ints, Rule, derive
+from warploom.sass.constraints import derive
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import dependences
 from warploom.sass.effects import resource_name
@@ -21,6 +21,7 @@ from warploom.sass.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.latency import LatencyTable, table_for
 from warploom.sass.mining import exclusive, issue_times, key_of, pipe_neighbours
 from warploom.sass.outstanding import State, Unsettled
+from warploom.sass.rules import Ints, Rule
 from warploom.sass.scoreboard import waited_scoreboards
 
 AS_COMPILED: Final = "kept as compiled"

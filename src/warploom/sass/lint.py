@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from warploom.sass import inflight, outstanding
+from warploom.sass import inflight, kept, outstanding
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import Hazard, dependences
 from warploom.sass.effects import UNIFORM_BASE, resource_name
@@ -98,31 +98,25 @@ def _control(kernel: Kernel) -> Iterator[LintFinding]:
 
 
 def _reuse(kernel: Kernel) -> Iterator[LintFinding]:
-    """A kept operand lives until the next read of its slot and bank (even or odd registers)."""
-    for block in kernel.blocks:
-        kept: dict[tuple[int, int], tuple[Instruction, int, Instruction | None]] = {}
-        for item in _block_items(kernel, block):
-            known = item.effects.info.name != UNKNOWN.name
-            sources = slot_registers(item)
-            wanted = item.control.reuse if item.control.stay and known else 0
-            for slot in range(SLOTS):
-                if wanted >> slot & 1 and slot not in sources:
-                    reason = f"slot {SLOT_NAMES[slot]} holds no register"
-                    yield _finding("REUSE_OPERAND", item, reason)
-            for slot, register in sources.items():
-                holder = kept.pop((slot, register % 2), None)
-                if holder is not None and holder[1] == register and holder[2] is not None:
-                    reason = (
-                        f"slot {SLOT_NAMES[slot]} may still hold the R{register} of {holder[0]}, "
-                        f"from before {holder[2]}"
-                    )
-                    yield _finding("STALE_REUSE", item, reason, holder[0], (f"R{register}",))
-                if wanted >> slot & 1:
-                    kept[slot, register % 2] = (item, register, None)
-            written = {access.resource for access in item.effects.writes}
-            for key, (holder_item, register, _) in list(kept.items()):
-                if register in written:
-                    kept[key] = (holder_item, register, item)
+    """Reuse of what is no register, and kept operands read after their register changed."""
+    for item in kernel.instructions:
+        known = item.effects.info.name != UNKNOWN.name
+        wanted = item.control.reuse if item.control.stay and known else 0
+        for slot in range(SLOTS):
+            if wanted >> slot & 1 and slot not in slot_registers(item):
+                reason = f"slot {SLOT_NAMES[slot]} holds no register"
+                yield _finding("REUSE_OPERAND", item, reason)
+    for place, entry in kept.at_entry(kernel).items():
+        state = entry
+        for item in _block_items(kernel, kernel.blocks[place.block]):
+            for old in kept.stale(state, item):
+                holder = kernel.instructions[old.holder]
+                reason = (
+                    f"slot {SLOT_NAMES[old.slot]} may still hold the R{old.register} of {holder}, "
+                    f"from before {kernel.instructions[old.writer]}"
+                )
+                yield _finding("STALE_REUSE", item, reason, holder, (f"R{old.register}",))
+            state = kept.step(state, item)
 
 
 def _early_waits(kernel: Kernel) -> Iterator[LintFinding]:

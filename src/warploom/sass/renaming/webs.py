@@ -16,6 +16,7 @@ from warploom.sass import nvinfo
 from warploom.sass.cubin import WORD_BYTES
 from warploom.sass.effects import SPECIAL_FORMS, Access
 from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
+from warploom.sass.liveness import live_registers
 from warploom.sass.opcodes import UNKNOWN, Pipe
 
 _Reaching = dict[int, frozenset[int]]
@@ -51,7 +52,7 @@ class Webs:
         self._entry_base = len(self._ids)
         self._parent = list(range(self._entry_base + 1024))
         self._names = {number: pair for pair, number in self._ids.items()}
-        self.live_out = _liveness(kernel)
+        self.live_out = live_registers(kernel).after
         self._at_entry = self._reaching_blocks()
         self._before: list[_Reaching] = []
         self._walk()
@@ -219,31 +220,6 @@ class Webs:
                     if alive >> resource & 1 and (ids := state.get(resource)):
                         live.setdefault(self._root(next(iter(ids))), set()).add(item.index)
         return live
-
-
-def _liveness(kernel: Kernel) -> list[int]:
-    """Bit set of the resources that may be read later, after each instruction."""
-    uses: list[int] = []
-    kills: list[int] = []
-    for item in kernel.instructions:
-        uses.append(sum({1 << access.resource for access in item.effects.reads}))
-        written = sum({1 << access.resource for access in item.effects.writes})
-        kills.append(0 if item.effects.partial else written)
-    entry = [0] * len(kernel.blocks)
-    after = [0] * len(kernel.instructions)
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(kernel.blocks):
-            live = 0
-            for successor in block.successors:
-                live |= entry[successor]
-            for index in range(block.end - 1, block.start - 1, -1):
-                after[index] = live
-                live = live & ~kills[index] | uses[index]
-            if live != entry[block.index]:
-                entry[block.index], changed = live, True
-    return after
 
 
 def _operands(item: Instruction) -> Iterator[list[tuple[Access, bool]]]:

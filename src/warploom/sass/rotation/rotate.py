@@ -26,6 +26,7 @@ from warploom.sass.branches import relative_target
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD
 from warploom.sass.cubin import WORD_BYTES, Cubin
 from warploom.sass.kernel import Instruction, Kernel, decode
+from warploom.sass.liveness import live_registers, mask_of
 from warploom.sass.loops import natural_loops
 from warploom.sass.opcodes import Order, Pipe
 
@@ -92,14 +93,10 @@ def _may_cross(kernel: Kernel, item: Instruction, latch: Instruction) -> bool:
         for block in kernel.blocks[kernel.block_of[latch.index]].successors
         if latch.index + 1 == kernel.blocks[block].start
     ]
-    return not any(_live(kernel, block) & _mask(written) for block in exits)
+    return not any(_live(kernel, block) & mask_of(written) for block in exits)
 
 
-def _mask(resources: set[int]) -> int:
-    return sum(1 << resource for resource in resources)
-
-
-_LIVE: dict[int, tuple[Kernel, list[int]]] = {}
+_LIVE: dict[int, tuple[Kernel, tuple[int, ...]]] = {}
 
 
 def _live(kernel: Kernel, block: int) -> int:
@@ -107,26 +104,8 @@ def _live(kernel: Kernel, block: int) -> int:
     known = _LIVE.get(id(kernel))
     if known is None or known[0] is not kernel:
         _LIVE.clear()
-        known = _LIVE[id(kernel)] = (kernel, _liveness(kernel))
+        known = _LIVE[id(kernel)] = (kernel, live_registers(kernel).at_entry)
     return known[1][block]
-
-
-def _liveness(kernel: Kernel) -> list[int]:
-    entry = [0] * len(kernel.blocks)
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(kernel.blocks):
-            live = 0
-            for successor in block.successors:
-                live |= entry[successor]
-            for item in reversed(kernel.instructions[block.start : block.end]):
-                if not item.effects.partial:
-                    live &= ~_mask({access.resource for access in item.effects.writes})
-                live |= _mask({access.resource for access in item.effects.reads})
-            if live != entry[block.index]:
-                entry[block.index], changed = live, True
-    return entry
 
 
 def padding(kernel: Kernel) -> int:

@@ -1,0 +1,89 @@
+"""Operands kept in the operand cache (`.reuse`), followed along every path.
+
+A kept operand lives until the next read of its source slot and bank (even or odd registers). One
+whose register was rewritten meanwhile is stale: the next reader of that register through that slot
+gets the old value. It lives on into the next block: on an H200 a kept R15 was read by a 64-bit
+operand R14-R15 behind a loop's edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from warploom.sass.kernel import Instruction, Kernel
+from warploom.sass.opcodes import UNKNOWN
+from warploom.sass.operand_slots import SLOTS, slot_registers
+from warploom.sass.paths import Place, fixed_point
+
+BANKS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """`holder` keeps `register` in `slot`; `writer` rewrote it since (-1: nobody did)."""
+
+    slot: int
+    register: int
+    holder: int
+    writer: int = -1
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it lies: slot and bank."""
+        return self.slot, self.register % BANKS
+
+
+State = frozenset[Kept]
+
+
+def slot_reads(item: Instruction) -> Iterator[tuple[int, int]]:
+    """(slot, register) of every register read through a slot, both words of a pair."""
+    words = {(access.resource, access.slot) for access in item.effects.reads}
+    for slot, register in slot_registers(item).items():
+        yield slot, register
+        if any((register, f"{x}0") in words and (register + 1, f"{x}1") in words for x in "abc"):
+            yield slot, register + 1
+
+
+def step(state: State, item: Instruction) -> State:
+    """What is kept after an instruction issued."""
+    read = {(slot, register % BANKS) for slot, register in slot_reads(item)}
+    known = item.effects.info.name != UNKNOWN.name
+    asked = item.control.reuse if item.control.stay and known else 0
+    sources = slot_registers(item)
+    after = {entry for entry in state if entry.place not in read}
+    after |= {
+        Kept(slot, sources[slot], item.index)
+        for slot in range(SLOTS)
+        if asked >> slot & 1 and slot in sources
+    }
+    written = {access.resource for access in item.effects.writes}
+    if not after or not written:
+        return frozenset(after)
+    return frozenset(
+        replace(entry, writer=item.index)
+        if entry.register in written and entry.writer < 0
+        else entry
+        for entry in after
+    )
+
+
+def at_entry(kernel: Kernel) -> dict[Place, State]:
+    """What may be kept at the start of every place control reaches."""
+
+    def through(block: int, state: State) -> State:
+        for item in kernel.instructions[kernel.blocks[block].start : kernel.blocks[block].end]:
+            state = step(state, item)
+        return state
+
+    return fixed_point(kernel, frozenset[Kept](), through, lambda known, new: known | new)
+
+
+def stale(state: State, item: Instruction) -> Iterator[Kept]:
+    """Kept operands that an instruction reads although their register was rewritten."""
+    reads = set(slot_reads(item))
+    for entry in sorted(state, key=lambda entry: (entry.slot, entry.register, entry.holder)):
+        if entry.writer >= 0 and (entry.slot, entry.register) in reads:
+            yield entry

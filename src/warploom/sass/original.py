@@ -1,0 +1,90 @@
+"""One kernel as compiled, as arrays: what a candidate is compared with, and how it is named.
+
+A `State` is a candidate in the same terms: where each original instruction stands now, and the
+control fields by position. The rules (`control_rules`, `order_rules`, `distance_rules`) are
+functions of these two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.sass.aliasing import is_sync
+from warploom.sass.control import CONTROL_MASK
+from warploom.sass.cubin import Cubin
+from warploom.sass.kernel import Kernel
+from warploom.sass.latency import LatencyTable
+from warploom.sass.operand_slots import slot_registers
+from warploom.sass.rules import Constraints, Ints
+from warploom.sass.scoreboard import waited_scoreboards
+from warploom.sass.verdict import Finding
+from warploom.sass.words import ControlFields, Words, control_fields, instruction_words
+
+Bools = npt.NDArray[np.bool_]
+CLEAR: Final = np.uint64(~CONTROL_MASK & (1 << 64) - 1)
+SLOTS: Final = 3
+NO_REGISTER: Final = 255
+
+
+@dataclass(frozen=True)
+class State:
+    """A candidate: `position` [n] of each original instruction, `order` [n] the original
+    instruction at each position, control fields by position."""
+
+    position: Ints
+    order: Ints
+    fields: ControlFields
+
+
+class Original:
+    """A decoded kernel, its constraints, and both as arrays over its instructions."""
+
+    def __init__(
+        self, cubin: Cubin, kernel: Kernel, table: LatencyTable, constraints: Constraints
+    ) -> None:
+        self.kernel, self.table, self.constraints = kernel, table, constraints
+        words = instruction_words(cubin, kernel.name)
+        self.low: Words = words[:, 0].copy()
+        self.high: Words = words[:, 1].copy()
+        self.identity_high = self.high & CLEAR
+        self.before = control_fields(self.high)
+        self.count = len(kernel.instructions)
+        self.block_start = np.array([block.start for block in kernel.blocks], np.int64)
+        self.block_end = np.array([block.end for block in kernel.blocks], np.int64)
+        self.block_of = np.array(kernel.block_of, np.int64)
+        self.pinned = np.array(
+            [item.index for item in kernel.instructions if item.pinned], np.int64
+        )
+        self.own = np.array([table.own_stall(item) for item in kernel.instructions], np.int64)
+        depbar = [waited_scoreboards(item) & ~item.control.wait for item in kernel.instructions]
+        self.depbar = np.array(depbar, np.int64)
+        self.sources = np.array(
+            [
+                [slot_registers(item).get(slot, NO_REGISTER) for slot in range(SLOTS)]
+                for item in kernel.instructions
+            ],
+            np.int64,
+        ).reshape(self.count, SLOTS)
+        self.sync_wait = np.array(
+            [item.control.wait if is_sync(item) else 0 for item in kernel.instructions], np.int64
+        )
+
+    def finding(self, rule: str, index: int, reason: str) -> Finding:
+        """A finding about an instruction, by its index as compiled."""
+        item = self.kernel.instructions[index]
+        return Finding(rule, item.offset, item.line.text, reason)
+
+    def name(self, index: int) -> str:
+        """An instruction in words; a negative index is a block's edge."""
+        return str(self.kernel.instructions[index]) if index >= 0 else "the block's edge"
+
+    def times(self, fields: ControlFields) -> tuple[Ints, Ints]:
+        """(issue time at each position from the kernel's start, duration of each block)."""
+        ends = np.cumsum(fields.stall)
+        times = ends - fields.stall
+        duration = ends[self.block_end - 1] - times[self.block_start]
+        return times, duration
