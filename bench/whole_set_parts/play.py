@@ -127,7 +127,7 @@ def dry(prepared: Prepared, plan: Plan) -> dict[str, Any]:
     )
     findings = prove(prepared.original, prepared.kernel, entries[0].steps, AliasMode.TRITON)
     return {
-        "rounds": [_round(entry) for entry in entries],
+        "rounds": [round_of(entry) for entry in entries],
         "lines": [f"model {entries[0].score:.4f} {entries[0].base.why}; {len(findings)} findings"],
     }
 
@@ -138,7 +138,7 @@ def measured(prepared: Prepared, plan: Plan) -> dict[str, Any]:
         baseline = measurer.prepare(Workload(prepared.original.data, prepared.launch))
         tasks, bases = _tasks(prepared, plan)
         entries = together(tasks, bases, measurer)
-        images = _leaders(entries)
+        images = leaders(entries)
         if not images:
             raise CheckFailed(f"{prepared.name}: no candidate ran and was right")
         timing = measurer.compare(
@@ -165,7 +165,7 @@ def measured(prepared: Prepared, plan: Plan) -> dict[str, Any]:
     return {
         "device": dict(baseline.device),
         "best": best,
-        "rounds": [_round(entry) for entry in entries],
+        "rounds": [round_of(entry) for entry in entries],
         "timings": {mode: timing.to_json() for mode, timing in timings.items()},
         "results": {
             name: {
@@ -175,7 +175,7 @@ def measured(prepared: Prepared, plan: Plan) -> dict[str, Any]:
                 "detail": checks[name].detail,
                 "self_test": dict(checks[name].self_test),
                 "samples": checks[name].samples,
-                "steps": [_kept(step) for step in row[1]],
+                "steps": [kept(step) for step in row[1]],
             }
             for name, row in chosen.items()
         },
@@ -212,7 +212,7 @@ def _tasks(prepared: Prepared, plan: Plan) -> tuple[list[Task], list[Base]]:
     return tasks, bases
 
 
-def _leaders(entries: list[Entry]) -> dict[str, tuple[bytes, tuple[Step, ...]]]:
+def leaders(entries: list[Entry]) -> dict[str, tuple[bytes, tuple[Step, ...]]]:
     """The best images by name, among them the best that only reorders the original."""
     images: dict[str, tuple[bytes, tuple[Step, ...]]] = {}
     seen: set[str] = set()
@@ -229,7 +229,8 @@ def _leaders(entries: list[Entry]) -> dict[str, tuple[bytes, tuple[Step, ...]]]:
     return images
 
 
-def _round(entry: Entry) -> dict[str, Any]:
+def round_of(entry: Entry) -> dict[str, Any]:
+    """What one run did, for the record."""
     found = entry.result
     return {
         "base": entry.base.why,
@@ -243,7 +244,7 @@ def _round(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _kept(step: Step) -> Mapping[str, Any]:
+def kept(step: Step) -> Mapping[str, Any]:
     """A step to be looked at later; `cubin` is its file, deflated, in base 64."""
     return {
         "kind": step.kind,

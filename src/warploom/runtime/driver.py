@@ -353,6 +353,7 @@ class CudaDevice:
         kind = f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_MAP_TYPES[dtype]}"
         swizzle = "NONE" if spec.swizzle == 0 else f"{spec.swizzle}B"
         fill = "NONE" if spec.fill == "zero" else "NAN_REQUEST_ZERO_FMA"
+        promotion = f"L2_{spec.promotion}B" if spec.promotion else "NONE"
         encoded = self._call(
             "cuTensorMapEncodeTiled",
             getattr(driver.CUtensorMapDataType, kind),
@@ -364,7 +365,7 @@ class CudaDevice:
             [driver.cuuint32_t(1)] * rank,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
             getattr(driver.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
         )
         return ctypes.string_at(int(encoded.getPtr()), 128)

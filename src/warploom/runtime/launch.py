@@ -115,7 +115,8 @@ class TensorMap:
 
     Dimensions run innermost first, as `cuTensorMapEncodeTiled` takes them. `dims` and `box` are in
     elements, `strides` in bytes for all dimensions but the first, `swizzle` in bytes (0, 32, 64 or
-    128), `fill` is what out-of-bounds elements read: 'zero' or 'nan'.
+    128), `fill` is what out-of-bounds elements read: 'zero' or 'nan'; `promotion` is how many bytes
+    the L2 fetches at a time (0: what is asked for, 64, 128 or 256).
     """
 
     buffer: str
@@ -125,6 +126,7 @@ class TensorMap:
     swizzle: int = 0
     fill: str = "zero"
     offset: int = 0
+    promotion: int = 128
 
     def __post_init__(self) -> None:
         """Refuse what the driver would refuse with a bare 'invalid value'."""
@@ -144,6 +146,10 @@ class TensorMap:
             raise InputError(
                 f"tensor map of {self.buffer}: swizzle {self.swizzle}, fill {self.fill!r}; "
                 "expected swizzle 0, 32, 64 or 128 and fill zero or nan"
+            )
+        if self.promotion not in (0, 64, 128, 256):
+            raise InputError(
+                f"tensor map of {self.buffer}: promotion {self.promotion}, expected 0, 64, 128, 256"
             )
 
 

@@ -1,0 +1,1 @@
+"""Parts of bench/own_kernels.py: the cases, the rows."""

@@ -1,0 +1,113 @@
+"""The kernels of claim `own-kernels`: how each is built, and at which sizes it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from warploom import machine
+from warploom.codegen.build import Built, build
+from warploom.codegen.launch_spec import launch_spec
+from warploom.files import write_bytes_atomically
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention_choices import ATTENTION_CHOICES
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm_choices import gemm_choice
+from warploom.runtime.launch import LaunchSpec
+
+GPU = "h200"
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel: what it is called, how it is made, sizes to search, compare and check at."""
+
+    name: str
+    kernel: str
+    variant: str
+    about: str
+    search: Sizes
+    timed: tuple[Sizes, ...]
+    checked: Sizes
+    made: Callable[[], Built]
+
+
+def make(case: Case, home: Path) -> None:
+    """Build a case into a folder, with a copy of its cubin as `original.cubin`."""
+    built = case.made()
+    built.write(home)
+    write_bytes_atomically(home / "original.cubin", built.cubin)
+    print(f"{case.name}: {len(built.cubin)} B, {built.resources.compiler}", flush=True)
+
+
+def launch_of(case: Case, home: Path, sizes: Sizes) -> LaunchSpec:
+    """The launch of a built case at some sizes."""
+    return launch_spec(Built.read(home), sizes, machine.load(GPU))
+
+
+def _tokens(head_dim: int, length: int, batch: int) -> Sizes:
+    heads = 2048 // head_dim
+    return {
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": heads,
+        "rows": length,
+        "keys": length,
+        "d": head_dim,
+    }
+
+
+def _attention(head_dim: int, causal: bool, variant: str, *lengths: int) -> Case:
+    def made() -> Built:
+        choice = ATTENTION_CHOICES[variant]
+        config = choice.config(AttentionConfig(head_dim=head_dim, causal=causal))
+        return build(attention(config), choice.schedule(config), allow=choice.allow)
+
+    words = f"attention-d{head_dim}{'-causal' if causal else ''}"
+    short = _tokens(head_dim, 2048, 2)
+    return Case(
+        f"{words}-{variant}",
+        "attention",
+        variant,
+        f"head size {head_dim}, {'causal' if causal else 'full'}, bf16",
+        _tokens(head_dim, 4096 if max(lengths) <= 4096 else 8192, 1),
+        tuple(_tokens(head_dim, length, 16384 // length) for length in lengths),
+        short,
+        made,
+    )
+
+
+def _gemm(variant: str, *edges: int) -> Case:
+    def made() -> Built:
+        choice = gemm_choice(variant)
+        config = choice.config(GemmConfig())
+        return build(gemm(config), choice.schedule(config))
+
+    def square(edge: int) -> dict[str, Any]:
+        return {"m": edge, "n": edge, "k": edge}
+
+    return Case(
+        f"gemm-{variant}",
+        "gemm",
+        variant,
+        "bf16",
+        square(4096),
+        tuple(square(edge) for edge in edges),
+        square(1024),
+        made,
+    )
+
+
+_ALL = (
+    _attention(128, False, "128x128-ahead-together-apart", 2048, 4096),
+    _attention(128, True, "128x128-draw16-together", 2048, 4096),
+    _attention(64, False, "192x128-ahead", 4096, 8192),
+    _attention(64, True, "192x128-snake", 4096, 8192),
+    _gemm("128x256", 4096, 8192),
+    _attention(128, False, "128x176-together-apart", 8192, 16384),
+    _attention(128, True, "192x128-snake1-serial-apart", 8192, 16384),
+)
+CASES: dict[str, Case] = {case.name: case for case in _ALL}
