@@ -1,5 +1,6 @@
 """Attention forward on the interpreter against float64: masks, ragged sizes, grouped queries."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -182,3 +183,43 @@ def test_a_slot_given_back_before_its_reader_is_started_is_refused():
     early = replace(loop, params={**loop.params, "release": first})
     with pytest.raises(InputError, match="ring v is released before its last reader"):
         lower(program, replace(schedule, loops={index: early}))
+
+
+def over(tile="q_t", **changes):
+    config = AttentionConfig(head_dim=128, tile=(128, 64))
+    plan = LaunchPlan(split="rows", store_over=tile, **changes)
+    return emit(lower(attention(config), overlapped(attention(config), 2, plan)))
+
+
+def test_results_leave_through_the_slot_of_the_queries():
+    """Every group writes its rows of each panel, and gives the slot back when they have left."""
+    source = over()
+    apart = emit(
+        lower(attention(AttentionConfig(head_dim=128, tile=(128, 64))),
+              overlapped(attention(AttentionConfig(head_dim=128, tile=(128, 64))), 2,
+                         LaunchPlan(split="rows", store_panels=2)))
+    )  # fmt: skip
+    assert source.shared_bytes == apart.shared_bytes - 2 * 2 * 64 * 128
+    at = dict(re.findall(r"const unsigned (\w+) = shared \+ (\d+);", source.text))
+    assert at["panels"] == at["q_base"]
+    # Two groups of 64 rows in two panels of 128 rows of 128 B.
+    assert set(re.findall(r"panels \+ part \* (\d+) \+ (\d+)", source.text)) == {
+        ("8192", "0"), ("8192", "16384"),
+    }  # fmt: skip
+    role = source.text[source.text.index("// compute0") :]
+    given, stored = role.index("// Release q\n"), role.index("store_commit();")
+    assert given > stored
+    assert role[given:].split("\n")[1].endswith("store_wait_read<0>();")
+
+
+def test_a_slot_that_groups_have_no_rows_of_is_refused():
+    with pytest.raises(InputError, match="ring of its own of one slot"):
+        over(task_rings={"q_t": 2})
+    with pytest.raises(InputError, match="ring of its own"):
+        over("nothing")
+    with pytest.raises(InputError, match="needs store='tma'"):
+        over(store="direct")
+    config = AttentionConfig(dtype=E4M3, head_dim=128, tile=(128, 64))
+    plan = LaunchPlan(split="rows", store_over="q_t")
+    with pytest.raises(InputError, match="expected equal panels"):
+        emit(lower(attention(config), overlapped(attention(config), 2, plan)))

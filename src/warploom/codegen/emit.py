@@ -137,7 +137,7 @@ class Emitter:
         for ring in self.block.rings:
             at[ring.name] = used
             used += ring.depth * ring.slot_bytes
-        at["panels"] = used
+        at["panels"] = used if self.maps.over is None else at[self.maps.over[0]]
         used += self.maps.panel_bytes() * self.parts
         at["barriers"] = used
         for ring in self.block.rings:

@@ -8,7 +8,8 @@ from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Str
 from warploom.codegen.emit_expand import Expanded
 from warploom.codegen.emit_mma import issue_lines
 from warploom.codegen.emit_ops import compute_lines, wide_store_lines
-from warploom.codegen.emit_store import store_lines
+from warploom.codegen.emit_rows import group_sync
+from warploom.codegen.emit_store import LEADER, store_lines
 from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast
 from warploom.codegen.holds import Holds
 from warploom.codegen.names import c_name
@@ -223,7 +224,11 @@ class StepCode:
             arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
         else:
             arrive = f"if (lane == 0) barrier_arrive({bar});"
-        return [arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
+        stored: list[str] = []
+        if self.maps.over is not None and self.maps.over[0] == name:
+            # The group's rows of the slot are free when its stores have read them.
+            stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
+        return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 
     def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None and step.op.dst is not None

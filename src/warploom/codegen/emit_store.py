@@ -9,7 +9,7 @@ from warploom.codegen.emit_rows import group_sync
 from warploom.codegen.emit_tma import Maps, coordinates
 from warploom.codegen.layout import SWIZZLES
 from warploom.codegen.names import c_name
-from warploom.codegen.panels import StorePanels
+from warploom.codegen.panels import StorePanels, check_over
 from warploom.codegen.place import ROWS_PER_GROUP
 from warploom.codegen.prelude import tma_store
 from warploom.codegen.values import At, Values, c_index
@@ -51,7 +51,13 @@ class _Store:
         self.call, text = tma_store(len(op.spans), op.kind == "store_add")
         maps.helpers[self.call] = text
         self.slots = maps.plan.store_panels
-        self.base = f"panels + part * {maps.panel_bytes()}"
+        self.base, self.step = f"panels + part * {maps.panel_bytes()}", tile.panel_bytes
+        if maps.over is not None:
+            # A group's rows of an operand's panels: a panel of its own in each of them.
+            slot = maps.over[1]
+            check_over(slot, self.panels, values.placement.parts, op)
+            self.base, self.step = f"panels + part * {tile.panel_bytes}", slot.panel_bytes
+            self.slots = slot.panels
 
     def lines(self) -> list[str]:
         """All panels of the tile."""
@@ -61,11 +67,10 @@ class _Store:
     def _at_once(self) -> list[str]:
         # Every panel has a slot: all are written between two meetings of the group, and the only
         # wait is for the stores of the task before.
-        size = self.panels.tile.panel_bytes
         copies: list[str] = []
         written: list[str] = []
         for number, origin in enumerate(self.panels.origins):
-            at = f"{self.base} + {number * size}"
+            at = f"{self.base} + {number * self.step}"
             copies.append(f"  if ({self._inside(origin)}) {self._copy(at, origin)}")
             # The branch keeps ptxas from beginning all panels at once, which spills.
             written += [f"if ({self._inside(origin)}) {{", f"  const unsigned panel = {at};"]
@@ -92,7 +97,7 @@ class _Store:
         lines: list[str] = []
         count = len(self.panels.origins)
         for number, origin in enumerate(self.panels.origins):
-            at = f"{self.base} + {number % self.slots * self.panels.tile.panel_bytes}"
+            at = f"{self.base} + {number % self.slots * self.step}"
             if alone or not number:
                 lines += [f"{LEADER} store_wait_read<0>();", self._meet()]
             lines += [

@@ -6,7 +6,7 @@ from typing import Any
 
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.layout import CORE_ROWS, SharedTile, boxes
-from warploom.codegen.panels import StorePanels, store_panels
+from warploom.codegen.panels import StorePanels, store_panels, store_slot
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.prelude import tma_load
 from warploom.codegen.tasks import cluster_axis
@@ -34,6 +34,7 @@ class Maps:
         self.stores: list[Op] = []
         self.direct: list[str] = []
         program = self.placement.program
+        self.over = store_slot(block)
         cluster_axis(program, self.plan)
         for op in program.ops():
             stopped = any(span.stop is not None for span in op.spans)
@@ -66,6 +67,8 @@ class Maps:
 
     def panel_bytes(self) -> int:
         """Bytes of one group's store panels; all stores of a kernel take turns with them."""
+        if self.over is not None:
+            return 0
         largest = max((self.panels(op).tile.panel_bytes for op in self.stores), default=0)
         return largest * self.plan.store_panels
 

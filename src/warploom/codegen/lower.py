@@ -204,6 +204,9 @@ class _Compute:
         for section in parts[number + 1 :]:
             body = section.body if isinstance(section, Loop) else section
             later |= {ring.name for op in self._own(body) for ring in self._rings_of(op)}
+            over = self.home.get(self.schedule.launch.store_over)
+            if over is not None and any(op.kind.startswith("store") for op in self._own(body)):
+                later.add(over.name)  # stores go through its slot
         done = sorted(waited - later)
         waited.difference_update(done)
         return [Step("Release", ring=name) for name in done]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.codegen.block import BlockProgram
 from warploom.codegen.layout import CHUNK, MAX_BOX, SharedTile, panel_width
 from warploom.codegen.place import ROWS_PER_GROUP, Placement
 from warploom.codegen.plan import LaunchPlan
@@ -58,6 +59,38 @@ def store_panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
             f"{tile.rows} x {tile.cols}: these would add some twice; make the tile a multiple"
         )
     return StorePanels(tile, found, across)
+
+
+def store_slot(block: BlockProgram) -> tuple[str, SharedTile] | None:
+    """The ring and the tile of the plan's `store_over`; raises when no group has rows of it."""
+    placement, name = block.placement, block.schedule.launch.store_over
+    if not name:
+        return None
+    found = [ring for ring in block.rings if any(name in b.names for b in ring.buffers)]
+    if not found or found[0].depth != 1 or len(found[0].buffers) != 1:
+        raise InputError(
+            f"launch plan: store_over={name!r}: expected a tile with a ring of its own of one slot"
+        )
+    load, tile = placement.shared[name]
+    rows = "" if load.dst is None else load.dst.type.names[0]
+    if placement.parts > 1 and rows != placement.split:
+        raise InputError(
+            f"{load.where}: store_over={name!r}: its rows are {rows!r}, not {placement.split!r}, "
+            "so that groups have no rows of their own"
+        )
+    return found[0].name, tile
+
+
+def check_over(slot: SharedTile, panels: StorePanels, parts: int, op: Op) -> None:
+    """Raise when the panels of a group are not its rows of the panels of an operand's slot."""
+    tile = panels.tile
+    same = (slot.rows, slot.width, slot.element) == (tile.rows * parts, tile.width, tile.element)
+    if panels.across or not same or len(panels.origins) > slot.panels:
+        raise InputError(
+            f"{op.where}: store of {len(panels.origins)} panels of {tile.rows} rows of "
+            f"{tile.width} B a group over {slot.panels} of {slot.rows} rows of {slot.width} B: "
+            "expected equal panels"
+        )
 
 
 def _starts(extent: int, step: int) -> list[int]:

@@ -35,6 +35,9 @@ class LaunchPlan:
     store_panels    panels of 128 bytes by rows that a group may have in flight to global memory
     store_rows      rows of a panel of a tile that is stored across (columns of the array over the
                     rows of the registers); 0: all. Other panels have the rows of their group
+    store_over      a tile loaded once a task as first operand of matmuls, by variable: each group
+                    stores through its own rows of it and gives the slot back afterwards, so that
+                    no shared memory is set aside for stores. "": panels of their own
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
@@ -56,6 +59,7 @@ class LaunchPlan:
     store: str = "tma"
     store_panels: int = 2
     store_rows: int = 0
+    store_over: str = ""
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
     skip_unit: bool = False
@@ -87,6 +91,8 @@ class LaunchPlan:
             raise InputError(
                 f"launch plan: store_rows={self.store_rows}, expected a multiple of 8 or 0 for all"
             )
+        if self.store_over and self.store != "tma":
+            raise InputError(f"launch plan: store_over={self.store_over!r} needs store='tma'")
         if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
             raise InputError(
                 "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 4"
