@@ -26,11 +26,9 @@ from typing import Any
 import torch
 
 from triton_suite import SUITE, SuiteKernel
-from triton_suite.common import shape_text
-from triton_suite.floors import describe_floors, floors_us
 from triton_suite.offline import compile_offline
 from triton_suite.on_gpu import TimedConfig, time_configurations
-from warploom import machine
+from triton_suite.rows import Measured, search_row
 from warploom.errors import CheckFailed, WarploomError
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.deploy import FolderStore
@@ -54,8 +52,6 @@ from warploom.search.driver import SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator
 from warploom.search.players import PLAYERS, Player
 
-CLAIM = "sass-search"
-RESULTS = Path(__file__).parent / "results" / "sass_search.json"
 ORIGINAL = "triton"
 CHAINS = 6
 LEADERS = 5
@@ -317,52 +313,31 @@ def evidence(
     case: Case, method: str, outcome: Outcome, checks: dict[str, Any], settings: Settings
 ) -> Evidence:
     """The row of one method on one kernel: warm times, the flushed ratio among the checks."""
-    warm, cold = case.timings["warm"], case.timings["cold"]
-    ratio = warm.ratios[method]
-    ours = warm.median_us[method]
-    return Evidence(
-        claim=CLAIM,
-        kernel=f"{case.kernel.name} / {method}",
-        shape=shape_text(case.kernel.shape),
-        dtype=case.kernel.dtype,
-        device=str(case.baseline.device["name"]),
-        driver=str(case.baseline.device["driver_version"]),
-        compiler=case.captured.compiler,
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=settings.command,
-        unit="us",
-        better="lower",
-        ours=ours,
-        baselines={f"triton {case.timed[0].config.name}": warm.median_us[ORIGINAL]},
-        ratio_to_best=ratio.median,
-        ci95=(ratio.low, ratio.high),
-        control=(warm.control.low, warm.control.high),
-        samples=ratio.rounds,
-        checks={
+    return search_row(
+        case.kernel,
+        method,
+        method,
+        Measured(
+            case.baseline.device,
+            case.captured.compiler,
+            datetime.datetime.now(datetime.UTC).date().isoformat(),
+            settings.command,
+            ORIGINAL,
+            f"triton {case.timed[0].config.name}",
+            case.timings["warm"],
+            case.timings["cold"],
+        ),
+        {
             **checks,
-            "clears_control": ratio.clears(warm.control),
-            "flushed_ratio": str(cold.ratios[method]),
-            "flushed_control": str(cold.control),
-            "reload_medians": [round(value, 4) for value in warm.reload_medians[method]],
             "candidates_measured": outcome.measured,
             "candidates_rejected": outcome.rejected,
             "candidates_failed": outcome.failed,
             "candidates_per_second": round(outcome.measured / max(outcome.seconds, 1e-9), 1),
             "seconds": round(outcome.seconds, 1),
-            "clock_mhz": warm.clock_mhz,
             **outcome.notes,
         },
-        notes=f"best of {len(case.timed)} Triton configurations; bounds: {bounds(case, ours)}",
+        f"best of {len(case.timed)} Triton configurations",
     )
-
-
-def bounds(case: Case, measured_us: float) -> str:
-    """The floors of the kernel on this GPU in words, or that the GPU is not described."""
-    device = str(case.baseline.device["name"])
-    name = next((known for known in machine.names() if known in device.lower()), None)
-    if name is None:
-        return f"unknown ({device} is not described in warploom.machine)"
-    return describe_floors(floors_us(case.kernel, machine.load(name)), measured_us)
 
 
 def deploy(

@@ -76,15 +76,8 @@ def together(tasks: Sequence[Task], bases: Sequence[Base], measurer: LocalMeasur
     while flying and time.monotonic() < deadline + GRACE_S:
         for ticket, _ in measurer.poll(0.1):
             flying.pop(ticket, None)
-    entries = [_entry(bases[number], found) for number, found in results.items()]
+    entries = [Entry.of(bases[number], found) for number, found in results.items()]
     return sorted(entries, key=lambda entry: -entry.score)
-
-
-def _entry(base: Base, found: SearchResult) -> Entry:
-    if not found.best:
-        return Entry(base, 0.0, base.cubin.data, found)
-    score, candidate = found.best[0]
-    return Entry(base, score, candidate.cubin, found)
 
 
 def _play(task: Task, requests: Any, replies: Any) -> None:

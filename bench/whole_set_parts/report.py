@@ -10,9 +10,7 @@ from typing import Any
 
 from timing_model_parts.make import BEST
 from triton_suite import SUITE
-from triton_suite.common import shape_text
-from triton_suite.floors import describe_floors, floors_us
-from warploom import machine
+from triton_suite.rows import Measured, search_row
 from warploom.evidence import Evidence, write_rows
 from warploom.runtime import Timing
 
@@ -54,54 +52,36 @@ def _wins(row: Evidence) -> bool:
 
 
 def _row(data: Mapping[str, Any], name: str, found: Mapping[str, Any], result: str) -> Evidence:
-    kernel = SUITE[name]
-    warm, cold = (Timing.from_json(found["timings"][mode]) for mode in ("warm", "cold"))
-    ratio, kept = warm.ratios[result], found["results"][result]
-    device = found["device"]
-    ours = warm.median_us[result]
-    known = next((m for m in machine.names() if m in str(device["name"]).lower()), None)
-    bounds = describe_floors(floors_us(kernel, machine.load(known)), ours) if known else "unknown"
-    only = result == "orders only"
-    began = [BEGAN[name]] if name in BEGAN else []
+    kept = found["results"][result]
+    moves = "orders and fields" if result == "orders only" else "every move"
     measured = sum(row["measured"] for row in found["rounds"])
     failed = sum(
         count for row in found["rounds"] for kind, count in row["outcomes"].items() if kind != "ok"
     )
-    return Evidence(
-        claim="sass-search",
-        kernel=f"{name} / {data['player']}, {'orders and fields' if only else 'every move'}",
-        shape=shape_text(kernel.shape),
-        dtype=kernel.dtype,
-        device=str(device["name"]),
-        driver=str(device["driver_version"]),
-        compiler="triton 3.6.0, ptxas 12.8",
-        date=str(data["date"]),
-        command=str(data["command"]),
-        unit="us",
-        better="lower",
-        ours=ours,
-        baselines={f"triton {BEST[name]}": warm.median_us[ORIGINAL]},
-        ratio_to_best=ratio.median,
-        ci95=(ratio.low, ratio.high),
-        control=(warm.control.low, warm.control.high),
-        samples=ratio.rounds,
-        checks={
+    began = [BEGAN[name]] if name in BEGAN else []
+    return search_row(
+        SUITE[name],
+        f"{data['player']}, {moves}",
+        result,
+        Measured(
+            found["device"],
+            "triton 3.6.0, ptxas 12.8",
+            str(data["date"]),
+            str(data["command"]),
+            ORIGINAL,
+            f"triton {BEST[name]}",
+            *(Timing.from_json(found["timings"][mode]) for mode in ("warm", "cold")),
+        ),
+        {
             "bitwise": "pass" if kept["passed"] else f"fail: {kept['detail']}",
             "self_test": "pass" if "found" in kept["self_test"].values() else "fail",
             "samples": kept["samples"],
             "lineage_findings": len(kept["findings"]),
             "lineage": kept["why"],
             "best_of_the_kernel": result == found["best"],
-            "clears_control": ratio.clears(warm.control),
-            "flushed_ratio": str(cold.ratios[result]),
-            "flushed_control": str(cold.control),
-            "reload_medians": [round(value, 4) for value in warm.reload_medians[result]],
             "programs": len({row["base"] for row in found["rounds"]}),
             "candidates_measured": measured,
             "candidates_failed": failed,
-            "clock_mhz": warm.clock_mhz,
         },
-        notes="; ".join(
-            ["the fastest of Triton's configurations", *began, f"bounds: {bounds}"],
-        ),
+        "; ".join(["the fastest of Triton's configurations", *began]),
     )

@@ -30,6 +30,14 @@ class Entry:
     image: bytes
     result: SearchResult
 
+    @classmethod
+    def of(cls, base: Base, found: SearchResult) -> Entry:
+        """The best of a search on a base; the base itself, scored 0, when nothing was right."""
+        if not found.best:
+            return cls(base, 0.0, base.cubin.data, found)
+        score, candidate = found.best[0]
+        return cls(base, score, candidate.cubin, found)
+
     @property
     def steps(self) -> tuple[Step, ...]:
         """How the image came from the original."""
@@ -99,10 +107,7 @@ def tournament(
             moves=moves,
             on_progress=on_progress,
         )
-        if not found.best:
-            return Entry(base, 0.0, base.cubin.data, found)
-        score, candidate = found.best[0]
-        return Entry(base, score, candidate.cubin, found)
+        return Entry.of(base, found)
 
     known = starts or {}
     if len(bases) == 1:
