@@ -52,6 +52,7 @@ from warploom.search.driver import SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator
 from warploom.search.players import PLAYERS, Player
 
+RESULTS = Path(__file__).parent / "results" / "sass_search.json"
 ORIGINAL = "triton"
 CHAINS = 6
 LEADERS = 5

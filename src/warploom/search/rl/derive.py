@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.sass.batch import BlockBatch, Versions
-from warploom.sass.constraints import BLOCK_EDGE
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, SCOREBOARDS
+from warploom.sass.rules import BLOCK_EDGE
 
 Ints = npt.NDArray[np.int64]
 NO_WISH: Final = -1
@@ -34,7 +34,11 @@ class Wishes:
 
 
 class BatchDeriver:
-    """Derives versions of one block."""
+    """Derives versions of one block.
+
+    By instruction: `sticky`, the waits that always stay with it; `head` and `tail`, the least
+    distance from it to the block's two edges.
+    """
 
     def __init__(self, batch: BlockBatch) -> None:
         self.batch = batch
@@ -47,21 +51,21 @@ class BatchDeriver:
             size, [(int(c), int(h), int(s)) for h, c, s in batch.wait_rows[~at_edge]]
         )
         self._at_exit: Ints = batch.wait_rows[at_edge][:, [0, 2]]
-        self._head = np.zeros(size, np.int64)
-        self._tail = np.zeros(size, np.int64)
+        self.head = np.zeros(size, np.int64)
+        self.tail = np.zeros(size, np.int64)
         for instruction, cycles, at_end in batch.edge_rows:
-            side = self._tail if at_end else self._head
+            side = self.tail if at_end else self.head
             side[instruction] = max(side[instruction], cycles)
         self._edges_of_other_blocks()
         # Waits of the compiler that no rule explains stay with their instruction, and all those of
         # a sync. One that stays can explain another away, so it is asked until nothing is missing.
-        self._sticky = batch.sync_wait.copy()
+        self.sticky = batch.sync_wait.copy()
         while True:
             explained = self._derive(batch.original().order, self._none(1))
             missing = batch.wait & ~explained.wait[0]
             if not missing.any():
                 break
-            self._sticky |= missing
+            self.sticky |= missing
 
     def _edges_of_other_blocks(self) -> None:
         """A result used in another block keeps, up to its need, the distance to the block's edge
@@ -73,10 +77,10 @@ class BatchDeriver:
             if tables.block_of[producer] == batch.block:
                 one = int(producer) - batch.start
                 keep = min(duration - int(issue[one]), int(need))
-                self._tail[one] = max(self._tail[one], keep)
+                self.tail[one] = max(self.tail[one], keep)
             if tables.block_of[consumer] == batch.block:
                 one = int(consumer) - batch.start
-                self._head[one] = max(self._head[one], min(int(issue[one]), int(need)))
+                self.head[one] = max(self.head[one], min(int(issue[one]), int(need)))
 
     def _none(self, count: int) -> Wishes:
         return Wishes(
@@ -88,7 +92,7 @@ class BatchDeriver:
     def derive(self, order: Ints, wishes: Wishes) -> Versions:
         """Versions [K, n] of orders [K, n]; a block as compiled with no wish keeps its fields."""
         versions = self._derive(order, wishes)
-        return self._drop_stale_reuse(versions)
+        return self.drop_stale_reuse(versions)
 
     def _derive(self, order: Ints, wishes: Wishes) -> Versions:
         batch = self.batch
@@ -118,7 +122,7 @@ class BatchDeriver:
             producers = self._producers[mine]
             ready = issue[rows[:, None], producers] + self._gaps[mine]
             earliest = np.maximum(earliest, ready.max(1))
-            earliest = np.maximum(earliest, self._head[mine])
+            earliest = np.maximum(earliest, self.head[mine])
             pipe = batch.pipe[mine]
             other = np.where(pipe >= 0, in_pipe[rows, np.maximum(pipe, 0)], -1)
             apart = np.minimum(spacing[family[other], family[mine]], batch.close[other, mine])
@@ -133,7 +137,7 @@ class BatchDeriver:
             waits[:, place] = wait
             if place == size - 1:
                 waits[:, place] |= self._exit_waits(waited, position)
-        least = np.maximum(batch.least_duration, (issue[:, :size] + self._tail).max(1))
+        least = np.maximum(batch.least_duration, (issue[:, :size] + self.tail).max(1))
         stalls[:, -1] = np.maximum(floors[:, -1], least - now)
         stalls = _spread_back(stalls)
         stay = np.take_along_axis(wishes.stay, order, 1)
@@ -155,7 +159,7 @@ class BatchDeriver:
     def _wait(self, mine: Ints, place: int, rows: Ints, waited: Ints, position: Ints) -> Ints:
         """The wait mask of one position: sticky bits, and what was not awaited since its setter."""
         batch = self.batch
-        wait = self._sticky[mine]
+        wait = self.sticky[mine]
         awaited = wait | batch.depbar[mine]
         for number in range(SCOREBOARDS):
             waited[awaited >> number & 1 == 1, number] = place
@@ -179,7 +183,8 @@ class BatchDeriver:
             wait = np.where(late, wait | 1 << board, wait)
         return wait
 
-    def _drop_stale_reuse(self, versions: Versions) -> Versions:
+    def drop_stale_reuse(self, versions: Versions) -> Versions:
+        """The versions less the reuse hints whose operand is overwritten before it is read."""
         batch = self.batch
         if not versions.reuse.any():
             return versions
