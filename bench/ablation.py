@@ -66,8 +66,18 @@ def _attention(causal: bool) -> Case:
     plan = LaunchPlan(persistent=not causal, split="rows")
     names = (
         *(name for name in NAMES if name != "inflight"),
+        *("solve+plain", "solve+seed2", "solve+seed3"),
         *("overlapped+held", "pingpong+held", "solve+held", "solve+turns"),
     )
+    return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
+
+
+def _small_heads(causal: bool) -> Case:
+    # Head size 64: the exponentials take as long as the matmuls, so the order decides.
+    config = attention_kernel.AttentionConfig(head_dim=64, causal=causal)
+    plan = LaunchPlan(persistent=not causal, split="rows")
+    names = ("multistage", "lcsf", "overlapped", "pingpong", "solve", "solve+plain", "solve+copies")
+    names += ("solve+copies+plain", "solve+seed2", "solve+seed3", "solve+copies+seed2")
     return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
 
 
@@ -82,6 +92,8 @@ CASES = {
     "gemm": _gemm(),
     "attention": _attention(False),
     "attention causal": _attention(True),
+    "attention d64": _small_heads(False),
+    "attention d64 causal": _small_heads(True),
     "attention 64x64": _narrow(),
 }
 
@@ -92,10 +104,14 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     +turns   groups take the tensor core in turn
     +held    with `hold_waits`: waits for matmuls stay where the schedule has them
     +copies  the solver may give tiles two copies (modulo variable expansion)
+    +plain   the solver's order as it is, not refined by walking
+    +seedN   another seed of the refinement
     """
     kind, *added = name.split("+")
     plan = case.launch.with_options(hold_waits="held" in added)
-    search = replace(SEARCH, expand="copies" in added)
+    seed = next((int(one[4:]) for one in added if one.startswith("seed")), SEARCH.seed)
+    walks = 0 if "plain" in added else SEARCH.walks
+    search = replace(SEARCH, expand="copies" in added, walks=walks, seed=seed)
     schedule = schedule_named(case.program, kind, plan, search=search)
     return replace(schedule, turns=schedule.turns or "turns" in added)
 
@@ -104,9 +120,11 @@ def _folder(case: str, name: str, probed: bool) -> Path:
     return FOLDER / case.replace(" ", "-") / f"{name}{'-probe' * probed}"
 
 
-def build_all() -> None:
+def build_all(only: str = "") -> None:
     """Compile every schedule of every case, plain and with counters, and predict its cycles."""
     for title, case in CASES.items():
+        if only not in f"{title} ":
+            continue
         for name in case.schedules:
             try:
                 schedule = scheduled(case, name)
@@ -150,7 +168,8 @@ def _operands(torch: Any, title: str, size: int, seed: int) -> dict[str, Any]:
         v = {"a": rand(size, size), "b": rand(size, size)}
         return {**v, "c": torch.full_like(v["a"], math.nan)}
     b, h = max(1, 16384 // size), 16
-    v = {name: rand(b, h, size, 128) for name in "qkv"}
+    d = 64 if "d64" in title else 128
+    v = {name: rand(b, h * 128 // d, size, d) for name in "qkv"}
     return {**v, "o": torch.full_like(v["q"], math.nan)}
 
 
@@ -259,7 +278,7 @@ def main() -> None:
         merge(args.files)
         return
     if args.mode == "build":
-        build_all()
+        build_all(args.only)
         return
     if args.mode == "worker":
         kb.work(case, args)

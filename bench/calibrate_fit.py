@@ -163,7 +163,24 @@ def _beside(raw: Mapping[str, Any]) -> dict[str, Fit]:
     how = (
         "what one instruction of another group's arithmetic adds to a batch of wgmma, 7 operations"
     )
-    return {"mma.beside": Fit(found[0], found[1], found[2], "clk/instruction", how)}
+    slower = {
+        special: [
+            round(r["op_together"] / r["op_alone"], 2)
+            for r in raw["beside"]
+            if (r["op"] == "exp2") == special
+        ]
+        for special in (False, True)
+    }
+    lanes = "tile operations beside a wgmma batch of another group and alone, 6 operations"
+    return {
+        "mma.beside": Fit(found[0], found[1], found[2], "clk/instruction", how),
+        "lanes.beside": _times(slower[False], lanes),
+        "mufu.beside": _times(slower[True], "the same of ex2"),
+    }
+
+
+def _times(ratios: Sequence[float], how: str) -> Fit:
+    return Fit(round(median(ratios), 2), min(ratios), max(ratios), "times", how)
 
 
 def _is(row: Mapping[str, Any], op: str, groups: int) -> bool:

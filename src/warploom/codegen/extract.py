@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+from warploom.codegen.contend import crowded as crowded_nodes
 from warploom.codegen.copies import expandable, touches
 from warploom.codegen.emit_ops import needless
 from warploom.codegen.instructions import Work, work
@@ -55,15 +56,19 @@ def extract(
     shared_bytes: int = 0,
     copies: Mapping[str, int] | None = None,
     skip_unit: bool = False,
+    crowded: bool = False,
 ) -> Extraction:
     """The graph of one loop and the block it runs on.
 
     shared_bytes    shared memory that other tiles of the block take for good
     copies          register copies of a tile by variable (default 1), see `expandable`
     skip_unit       as in the launch plan: a product with row factors of 1 costs a test
+    crowded         ops as long as they take beside the others (`codegen.contend`): what the solver
+                    needs; without, as long as alone: what the walk needs, which finds out itself
     """
     values = Values(placement, 0, skip_unit)
-    return _Extractor(placement, loop, costs, dict(copies or {}), values).result(shared_bytes)
+    found = _Extractor(placement, loop, costs, dict(copies or {}), values)
+    return found.result(shared_bytes, crowded)
 
 
 class _Extractor:
@@ -91,13 +96,15 @@ class _Extractor:
         self.nodes: dict[str, Node] = {}
         self.edges: dict[tuple[str, str, int, str], Edge] = {}
 
-    def result(self, shared_bytes: int) -> Extraction:
+    def result(self, shared_bytes: int, beside: bool) -> Extraction:
         for op in self.loads:
             self._add(_load(self.costs, op))
         parts = self.placement.parts
         for part in range(parts):
             for op in self.ops:
                 self._add(self._node(op, part))
+        if beside:
+            self.nodes = {node.id: node for node in crowded_nodes(self.nodes.values(), self.costs)}
         for part in range(parts):
             self._rings(part)
             self._registers(part)

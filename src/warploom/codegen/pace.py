@@ -8,7 +8,8 @@ machine around the steps:
     tensor core     one matmul after the other, in the order they were issued; the group that
                     issues waits while more than `mma.queue` instructions are unfinished.
                     Arithmetic beside a matmul takes bandwidth from it: every issue slot delays it
-                    by `mma.beside`
+                    by `mma.beside`, and arithmetic itself takes `lanes.beside` or `mufu.beside`
+                    times as long
     other pipes     fp32 lanes, half-rate lanes and special functions serve both groups in pieces,
                     first come first served
     arithmetic      in program order; an op begins when its sources' first results are there, since
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from warploom.codegen.block import BlockProgram, Pipeline, Role, Step
+from warploom.codegen.contend import slowdown
 from warploom.codegen.emit_tma import is_multicast
 from warploom.errors import CheckFailed
 from warploom.schedule.costs import CostTable
@@ -63,6 +65,7 @@ class _Shared:
 
     pipes: dict[str, float] = field(default_factory=dict[str, float])
     matmuls: list[_Matmul] = field(default_factory=list["_Matmul"])
+    alone: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     link: float = 0.0
     full: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     freed: dict[str, dict[int, list[float]]] = field(
@@ -74,14 +77,24 @@ class _Shared:
         """When the tensor core is done with everything issued so far."""
         return self.matmuls[-1].end if self.matmuls else 0.0
 
-    def disturb(self, now: float, cycles: float) -> None:
-        """Arithmetic at `now` takes register bandwidth from the matmul that runs then."""
+    def disturb(self, now: float, cycles: float) -> bool:
+        """Arithmetic at `now` takes register bandwidth from the matmul that runs then, if any."""
         late = [one for one in self.matmuls if one.end > now]
         if not late or late[0].begin > now:
-            return
+            self.alone.append((now, cycles))
+            return False
         for one in late:
             one.begin += cycles if one.begin > now else 0.0
             one.end += cycles
+        return True
+
+    def issue(self, one: _Matmul) -> None:
+        """A matmul enters the queue; arithmetic whose cycles it covers was walked before it."""
+        left = sorted(item for item in self.alone if item[0] >= one.begin)
+        while left and left[0][0] < one.end:
+            one.end += left.pop(0)[1]
+        self.alone = left
+        self.matmuls.append(one)
 
     def releases(self, ring: str, use: int) -> list[float]:
         """When the groups gave back a slot after its use of that number."""
@@ -273,7 +286,7 @@ class _Group:
         start = self._ready(node, iteration)
         begin = max(start + costs.value("mma.issue"), self.shared.tensor_free())
         one = _Matmul(begin, begin + busy, node.latency - busy, busy / max(1, ceil(depth / STEP)))
-        self.shared.matmuls.append(one)
+        self.shared.issue(one)
         self.flight.append(one)
         self.begun[node.id, iteration] = (start, 0.0)
         self.results = []
@@ -295,17 +308,20 @@ class _Group:
     def _run(self, step: Step, iteration: int) -> Agent:
         node = self._node(step)
         start = self._ready(node, iteration)
+        if start > self.now:
+            yield start
         uses = [(use.unit, use.cycles) for use in node.uses if use.unit in PIPES]
         pieces = max(1, max((ceil(cycles / PIECE) for _, cycles in uses), default=1))
-        at = start
+        at, slow = start, slowdown(node, self.costs)
         for piece in range(pieces):
             if piece:
                 yield at
             begin = max([at, *(self.shared.pipes.get(unit, 0.0) for unit, _ in uses)])
             for unit, cycles in uses:
                 self.shared.pipes[unit] = begin + cycles / pieces
-            at = begin + max((cycles / pieces for _, cycles in uses), default=0.0)
-            self.shared.disturb(begin, self.costs.value("mma.beside") * node.issue / pieces)
+            alone = max((cycles / pieces for _, cycles in uses), default=0.0)
+            taken = self.costs.value("mma.beside") * node.issue / pieces
+            at = begin + alone * (slow if self.shared.disturb(begin, taken) else 1.0)
         busy = max((cycles for _, cycles in uses), default=0)
         held = at - start - busy
         self.begun[node.id, iteration] = (start, held)

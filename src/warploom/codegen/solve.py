@@ -3,6 +3,7 @@
     extract     each loop's graph (`codegen.extract`)
     solve       interval, times, registers, least ring depths, proof (`schedule.solve`)
     deepen      what shared memory is left goes to the rings: loads vary more than the model says
+    refine      ops in other places of the interval, where the emitted loop walks faster
     release     a slot goes back where its reader is waited for anyway, or when it is done
     turns       named barriers where the walked pace (`codegen.pace`) is better with the groups'
                 matmuls kept in the schedule's order than first come first served
@@ -26,9 +27,10 @@ from warploom.codegen.emit import SHARED_LIMIT, emit
 from warploom.codegen.extract import Extraction, extract
 from warploom.codegen.lower import lower
 from warploom.codegen.named import REGISTERS, groups, multistage
-from warploom.codegen.pace import pace
 from warploom.codegen.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.predict import predict
+from warploom.codegen.refine import Walker, refine
 from warploom.codegen.releases import releases
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, write_text_atomically
@@ -37,11 +39,10 @@ from warploom.schedule.costs import CostTable, costs
 from warploom.schedule.rules import Rules
 from warploom.schedule.schedule import Schedule
 from warploom.schedule.simulate import verify
-from warploom.tile import Op, Program
+from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 2  # of what is done with an answer: kept schedules of another one are not used
-WALKED = 48  # iterations of the walk that decides about turns
+VERSION = 4  # of what is done with an answer: kept schedules of another one are not used
 WORTH = 0.002  # of the pace: what turns must save
 MOST_DEPTH = 8  # slots beyond which a ring hides nothing more
 
@@ -53,7 +54,8 @@ class Search:
     At the high end of every cost a schedule is legal for all values within, so it has slack where
     the machine is slower than its table; where nothing is found there, `solve_kernel` goes on with
     the nominal costs. `expand` tries two copies of tiles (`codegen.copies`)
-    where the interval is above what the units need; they cost registers.
+    where the interval is above what the units need; they cost registers. `walks` orders are tried
+    by the walk (`codegen.refine`) after the solver's.
     """
 
     seconds: float = 10.0
@@ -61,6 +63,7 @@ class Search:
     workers: int = 1
     cost_end: str = "high"
     expand: bool = False
+    walks: int = 300
 
 
 def solve_kernel(
@@ -156,9 +159,11 @@ def _solved(
 ) -> KernelSchedule:
     placement = place(program, plan.split, parts)
     fixed = fixed_bytes(program, plan, parts)
-    problems = [
-        extract(placement, loop, table, fixed, skip_unit=plan.skip_unit) for loop in program.loops()
-    ]
+
+    def extracted(loop: Loop, copies: Mapping[str, int] | None = None) -> Extraction:
+        return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=True)
+
+    problems = [extracted(loop) for loop in program.loops()]
     if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
         raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
     key = _key(problems, plan, search, registers)
@@ -169,12 +174,13 @@ def _solved(
     if search.expand:
         for number, loop in enumerate(program.loops()):
             tiles = {name: 2 for name in expandable(placement, loop) if _is_tile(program, name)}
-            problem = extract(placement, loop, table, fixed, tiles, plan.skip_unit)
+            problem = extracted(loop, tiles)
             better = _expanded(problem, answers[loop.index], search)
             if better is not None:
                 problems[number], answers[loop.index] = problem, better
     result = assemble(placement, plan, problems, answers, fixed, registers)
-    result = in_turns(result, placement, problems, table)
+    result = _refined(result, placement, table.at("nominal"), search)
+    result = in_turns(result, program, table)
     write_text_atomically(kept, json.dumps(result.to_json()))
     return result
 
@@ -288,25 +294,34 @@ def assemble(
     return KernelSchedule("solved", loops, plan)
 
 
-def in_turns(
-    schedule: KernelSchedule,
-    placement: Placement,
-    problems: Sequence[Extraction],
-    table: CostTable,
+def _refined(
+    schedule: KernelSchedule, placement: Placement, nominal: CostTable, search: Search
 ) -> KernelSchedule:
+    """What the walk makes of the solver's answer."""
+    if not search.walks:
+        return schedule
+    alone: list[Extraction] = []
+    for loop in placement.program.loops():
+        copies = dict(schedule.loops[loop.index].params.get("copies", {}))
+        skips = schedule.launch.skip_unit
+        alone.append(extract(placement, loop, nominal, copies=copies, skip_unit=skips))
+    return refine(schedule, Walker(placement, alone, nominal), search.walks, search.seed)
+
+
+def in_turns(schedule: KernelSchedule, program: Program, table: CostTable) -> KernelSchedule:
     """The schedule with or without turns, whichever the walk says is faster.
 
     The solver places both groups' matmuls on the one tensor core, half an interval apart. Nothing
     keeps them there when the machine runs: a group that is late is overtaken. Turns do, for the
     price of a named barrier, which does not pay where the tensor core is busy all the time anyway.
     """
-    if placement.parts == 1:
+    if len(schedule.compute) == 1:
         return schedule
     nominal = table.at("nominal")
 
     def walked(one: KernelSchedule) -> float:
-        block = lower(placement.program, one)
-        return sum(pace(block, e.loop, e.graph, nominal, WALKED) for e in problems)
+        found = predict(program, one, table=nominal)
+        return sum(loop.cycles for loop in found.values())
 
     ordered = replace(schedule, name=f"{schedule.name}-turns", turns=True)
     try:
