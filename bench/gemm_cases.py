@@ -46,13 +46,11 @@ FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128)
 WIDE_TILES = ("128x256-at-once", "128x192-at-once", "128x384", "256x192-along-n")
 
 
-def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2, ahead: int = 1) -> Variant:
-    registers = WIDE if ahead > 1 else None
-
+def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2) -> Variant:
     def make(c: GemmConfig) -> KernelSchedule:
-        return multistage(gemm(c), depth, _plan(store_panels=1), groups, 0, registers)
+        return multistage(gemm(c), depth, _plan(store_panels=1), groups, 0)
 
-    return replace(FP8, promote=True, tile=tile, ahead=ahead), make, gemm
+    return replace(FP8, promote=True, tile=tile), make, gemm
 
 
 PROMOTED = replace(FP8, promote=True)
@@ -61,7 +59,7 @@ NARROW = (128, 128, 64)
 PAIR = LaunchPlan(resident=2, store_panels=1)
 SLICES = sorted({choice.slices for choice in GEMM_CHOICES} - {1})
 VARIANTS: dict[str, Variant] = {
-    **{choice.name: choice_variant(choice) for choice in GEMM_CHOICES},
+    **{c.name: choice_variant(c) for c in GEMM_CHOICES if c.fits(GemmConfig())},
     "128x256-dependent": choice_variant(
         replace(gemm_choice("128x256-at-once"), name="128x256-dependent", dependent=True)
     ),
@@ -89,12 +87,11 @@ VARIANTS: dict[str, Variant] = {
     "fp8 promoted": _hand(replace(FP8, promote=True, tile=(128, 128, 128)), _plan(), 0),
     **{
         f"fp8 promoted {name}": choice_variant(gemm_choice(name), PROMOTED)
-        for name in ("128x128", "128x192", "128x192-at-once", "256x128-along-n")
+        for name in ("128x128", "128x128-ahead", "128x192", "128x192-at-once", "256x128-along-n")
         if gemm_choice(name).fits(PROMOTED)
     },
     "fp8 promoted-rarely": _promoted((128, 128, 256), 3),
     "fp8 promoted-three": _promoted((192, 128, 128), 4, 3),
-    "fp8 promoted-ahead": _promoted((128, 128, 128), 3, ahead=2),
     "fp8 promoted-pair": (
         replace(FP8, promote=True, tile=(128, 64, 128)),
         lambda c: multistage(gemm(c), 4, PAIR, 1, in_flight=0, registers=SHARED_REGISTERS),

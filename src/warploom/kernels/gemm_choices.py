@@ -106,7 +106,11 @@ CONSTANTS = read_constants(CONSTANTS_FILE)
 
 @dataclass(frozen=True)
 class GemmChoice:
-    """A variant: tile (m, n), the grid axis and size of its cluster, ring depth, launch."""
+    """A variant: tile (m, n), the grid axis and size of its cluster, ring depth, launch.
+
+    `ahead` is for promoted products only: so many are started together (`GemmConfig.ahead`), from
+    rings of their own.
+    """
 
     name: str
     tile: tuple[int, int]
@@ -121,11 +125,12 @@ class GemmChoice:
     store: str = "tma"
     across: bool = False
     store_rows: int = 0
+    ahead: int = 1
 
     def config(self, base: GemmConfig) -> GemmConfig:
         """`base` with this tile; a step of k is 128 bytes."""
         tile = (*self.tile, STEP_BYTES // base.dtype.bytes)
-        return replace(base, tile=tile, slices=self.slices, across=self.across)
+        return replace(base, tile=tile, slices=self.slices, across=self.across, ahead=self.ahead)
 
     def schedule(self, config: GemmConfig) -> KernelSchedule:
         """Load-compute-finish with one matmul in flight, under this launch plan."""
@@ -140,7 +145,7 @@ class GemmChoice:
             store_rows=self.store_rows,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
-        many = self.across or self.tile[1] > MOST_COLUMNS
+        many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
         if many or config.dual or config.batched or self.slices > 1:
             registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
         flying = 0 if config.promote else 1
@@ -156,7 +161,7 @@ class GemmChoice:
         panels = high * PANEL_BYTES * self.panels if self.store == "tma" else 0
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
-        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES)
+        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
 
     def store_count(self, element: int) -> int:
         """Panels in which a group stores its part of the tile."""
@@ -176,7 +181,9 @@ class GemmChoice:
     def fits(self, config: GemmConfig) -> bool:
         """Whether the registers of a thread hold every sum, and shared memory two slots."""
         bm, bn = self.tile
-        tiles = 1 + config.dual + (config.ahead if config.promote else 0)
+        if self.ahead > 1 and (not config.promote or config.dual):
+            return False
+        tiles = 1 + config.dual + (self.ahead if config.promote else 0)
         sums = tiles * bm * bn // (self.groups * 128)
         most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
         most = min(most, SUMS_OF_THREE) if self.groups > 2 else most
@@ -215,10 +222,10 @@ class GemmChoice:
         matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
         matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
         # One slot is being read, the others are on the way.
-        arrival = c.latency / (self.depth * together - 1)
+        arrival = c.latency / (self.depth * self.ahead * together - 1)
         parts = (matmul, copies, arrival)
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
-        step += c.drain / config.ahead if config.promote else 0.0
+        step += c.drain / self.ahead if config.promote else 0.0
         out = 4 if self.slices > 1 else config.out.bytes
         end = c.at_once if self.store_count(out) <= self.panels else c.epilogue
         end = end if self.store == "tma" else c.direct
@@ -273,6 +280,7 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("192x192-along-n", (192, 192), ("n_tile", 2), groups=3, panels=1),
     GemmChoice("192x200", (192, 200), depth=3, groups=3),
     GemmChoice("128x128", (128, 128), depth=6),
+    GemmChoice("128x128-ahead", (128, 128), depth=3, panels=1, ahead=2),
     GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4)),
     GemmChoice("128x64-by-4", (128, 64), ("n_tile", 4), depth=8, panels=1, dependent=True),
