@@ -28,7 +28,7 @@ from attention_baselines import baselines_of, usable  # noqa: E402
 from attention_cases import (  # noqa: E402
     CHECKED,
     LENGTHS,
-    PACKED_LENGTHS,
+    PACKED,
     VARIANTS,
     expected,
     operands,
@@ -105,7 +105,7 @@ def _check(
 
 
 def case(name: str, rounds: int) -> dict[str, Any]:
-    """One case: `check VARIANT`, `time|fp8|window|gqa DIM MASK N` or `packed DIM causal`."""
+    """One case: `check VARIANT`, `time|fp8|window|gqa DIM MASK N`, `packed DIM causal [short]`."""
     torch = kb.load_torch()
 
     what, which = name.split(" ", 1)
@@ -137,8 +137,9 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
     names = [n for n in names if n not in without and (FOLDER / "plain" / kb.slug(n)).is_dir()]
     h = 2048 // d
     if what == "packed":
-        data = [pack(torch, config, h, [(n, n) for n in PACKED_LENGTHS]) for _ in range(2)]
-        pairs = h * sum(n * n for n in PACKED_LENGTHS)
+        lengths = packed_lengths(rest)
+        data = [pack(torch, config, h, [(n, n) for n in lengths]) for _ in range(2)]
+        pairs = h * sum(n * n for n in lengths)
     else:
         n = int(rest[0])
         data = [operands(torch, config, max(1, 16384 // n), h, n, n, s) for s in range(2)]
@@ -202,6 +203,11 @@ def first_heads(config: AttentionConfig, v: dict[str, Any]) -> dict[str, Any]:
     return part | {x: v[x] for x in v if x.startswith("scale_")}
 
 
+def packed_lengths(rest: list[str]) -> list[int]:
+    """The sequences of a packed case, by the last word of its name."""
+    return PACKED[rest[0] if rest else "mixed"]
+
+
 def chosen_for(what: str, which: str) -> str:
     """The variant that the chooser takes for a timed case."""
     dim, mask, *rest = which.split()
@@ -210,8 +216,7 @@ def chosen_for(what: str, which: str) -> str:
     config = next(VARIANTS[name][0] for name in VARIANTS if name.startswith(lead))
     h = 2048 // d
     if what == "packed":
-        mean = sum(n * n for n in PACKED_LENGTHS) // sum(PACKED_LENGTHS)  # of a token's sequence
-        return lead + choose_attention(mean, config, heads=h * len(PACKED_LENGTHS)).name
+        return lead + choose_attention(packed_lengths(rest), config, heads=h).name
     n = int(rest[0])
     return lead + choose_attention(n, config, heads=max(1, 16384 // n) * h).name
 
@@ -266,7 +271,8 @@ def main() -> None:
         if args.stage != "numerics":
             masks = ("causal", "full")
             names += [f"time {d} {m} {n}" for d in (64, 128) for m in masks for n in LENGTHS]
-            names += ["packed 128 causal", "packed 64 causal", "window 128 causal 8192"]
+            names += [f"packed {d} {m}" for d in (64, 128) for m in ("causal", "causal short")]
+            names += ["window 128 causal 8192"]
             names += [f"fp8 128 {m} {n}" for m in masks for n in (1024, 8192)]
             names += ["gqa 128 causal 8192"]
             names += [f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in (1024, 8192)]

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from attention_cases import FA4, PACKED_LENGTHS
+from attention_cases import FA4
 from warploom.kernels.attention import AttentionConfig
 
 Pick = Callable[[], dict[str, Any]]
@@ -37,7 +37,7 @@ def baselines_of(
 ) -> Calls:
     """The libraries to try; for 8-bit elements, the 16-bit ones on the same values."""
     if what == "packed":
-        return _packed(pick)
+        return _packed(pick, config.causal)
     for v in data:
         if what == "fp8":
             wide = [v[x].to(torch.bfloat16) for x in "qkv"]
@@ -88,14 +88,13 @@ def _window(torch: Any, data: list[dict[str, Any]], pick: Pick, window: int) -> 
     return {VARLEN: two, **_four(pick, causal=True, window_size=(window - 1, 0))}
 
 
-def _packed(pick: Pick) -> Calls:
-    longest = max(PACKED_LENGTHS)
+def _packed(pick: Pick, causal: bool) -> Calls:
     varlen = importlib.import_module("torch.nn.attention.varlen").varlen_attn
 
     def two() -> Any:
         v = pick()
-        bounds = v["row_bounds"], v["key_bounds"]
-        return varlen(v["q"], v["k"], v["v"], *bounds, longest, longest, window_size=(-1, 0))
+        bounds = v["row_bounds"], v["key_bounds"], v["longest"], v["longest"]
+        return varlen(v["q"], v["k"], v["v"], *bounds, window_size=(-1, 0 if causal else -1))
 
     try:
         function = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
@@ -110,9 +109,9 @@ def _packed(pick: Pick) -> Calls:
             v["v"],
             cu_seqlens_q=v["row_bounds"],
             cu_seqlens_k=v["key_bounds"],
-            max_seqlen_q=longest,
-            max_seqlen_k=longest,
-            causal=True,
+            max_seqlen_q=v["longest"],
+            max_seqlen_k=v["longest"],
+            causal=causal,
         )
         return out[0] if isinstance(out, tuple) else out
 

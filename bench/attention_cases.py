@@ -136,7 +136,10 @@ CHECKED = (
     (5, 16, 515, 515),  # more tasks than SMs
 )
 FA4 = "FlashAttention-4"
-PACKED_LENGTHS = [512 * (1 + 5 * s % 13) + 37 * s for s in range(13)]  # 45 thousand tokens
+PACKED = {  # tokens of the sequences: 49 and 30 thousand together
+    "mixed": [512 * (1 + 5 * s % 13) + 37 * s for s in range(13)],
+    "short": [100 + 211 * s % 1000 for s in range(52)],
+}
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
@@ -194,6 +197,7 @@ def pack(
         table = task_table(*zip(*lengths, strict=True), tile)
         v[f"tiles {tile}"] = whole(table.tolist()).view(-1, 2)
     v["tiles"] = v[f"tiles {c.tile[0]}"]
+    v["longest"] = max(max(pair) for pair in lengths)
     if c.lse:
         v["lse"] = torch.full((heads, rows[-1]), math.nan, device="cuda")
     return v

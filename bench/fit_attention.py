@@ -20,15 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
+from attention_cases import PACKED  # noqa: E402
 from warploom.evidence import read_rows  # noqa: E402
 from warploom.kernels.attention import AttentionConfig  # noqa: E402
 from warploom.kernels.attention_choices import (  # noqa: E402
     ATTENTION_CHOICES,
     CONSTANTS_FILE,
     START,
+    kind_of,
     microseconds,
 )
-from warploom.tile import E4M3  # noqa: E402
+from warploom.tile import BF16, E4M3  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "attention_forward.json"
 TOKENS, WIDTH = 16384, 2048  # batch * length and heads * head size of the measured shapes
@@ -37,41 +39,50 @@ Constants = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Row:
-    """One measured variant."""
+    """One measured variant; `length` is rows and keys, or those of packed sequences by name."""
 
     kind: str
     name: str
     config: AttentionConfig
-    length: int
+    length: int | str
     time: float
 
     @property
     def heads(self) -> int:
-        """Of all the batch."""
-        return max(1, TOKENS // self.length) * WIDTH // self.config.head_dim
+        """Of all the batch; of packed sequences, of one."""
+        batch = 1 if isinstance(self.length, str) else max(1, TOKENS // self.length)
+        return batch * WIDTH // self.config.head_dim
 
     def predicted(self, of: tuple[float, float]) -> float:
         """Microseconds."""
         choice = ATTENTION_CHOICES[self.name]
-        return microseconds(choice, self.config, self.length, self.length, self.heads, of)
+        length = PACKED[self.length] if isinstance(self.length, str) else self.length
+        return microseconds(choice, self.config, length, length, self.heads, of)
 
 
 def read(path: Path) -> list[Row]:
-    """The measured variants of dense shapes."""
+    """The measured variants of dense and of packed shapes."""
     found: list[Row] = []
     for row in read_rows(path):
         name, words = row.kernel.split()[-1], row.shape.split()
-        wide = words[0] != "fp8"
-        words = words if wide else words[1:]
-        if name not in ATTENTION_CHOICES or len(words) != 3 or not words[0].isdigit():
+        lead = words.pop(0) if words[0] in ("fp8", "packed") else ""
+        if name not in ATTENTION_CHOICES or not words[0].isdigit():
             continue
-        dim, mask, length = int(words[0]), words[1], int(words[2])
-        config = AttentionConfig(head_dim=dim, causal=mask == "causal")
-        if not wide:
-            config = AttentionConfig(dtype=E4M3, head_dim=dim, causal=mask == "causal")
-        work = 4 * (TOKENS // length) * length**2 * WIDTH * (0.5 if config.causal else 1.0)
-        kind = f"{'' if wide else '8-bit '}{dim} {mask}"
-        found.append(Row(kind, name, config, length, work / row.ours * 1e-6))
+        dim, mask = int(words[0]), words[1]
+        length = (words[2:] or ["mixed"])[0] if lead == "packed" else int(words[2])
+        config = AttentionConfig(
+            dtype=E4M3 if lead == "fp8" else BF16,
+            head_dim=dim,
+            causal=mask == "causal",
+            packed=lead == "packed",
+        )
+        pairs = (
+            sum(n * n for n in PACKED[length])
+            if isinstance(length, str)
+            else TOKENS // length * length**2
+        )
+        work = 4 * pairs * WIDTH * (0.5 if config.causal else 1.0)
+        found.append(Row(kind_of(config), name, config, length, work / row.ours * 1e-6))
     return found
 
 
@@ -125,7 +136,7 @@ def main() -> None:
         whole = fit(own)
         result[kind] = {name: (round(t, 4), round(s, 5)) for name, (t, s) in whole.items()}
         errors = [abs(r.predicted(whole[r.name]) / r.time - 1) for r in own if r.name in whole]
-        for length in sorted({row.length for row in own}):
+        for length in dict.fromkeys(row.length for row in sorted(own, key=lambda r: r.time)):
             there = [row for row in own if row.length == length]
             name, loss = pick(there, whole)
             rest = fit(row for row in own if row.length != length)

@@ -13,6 +13,7 @@ from warploom.codegen.simulate import simulate
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_choices import CONSTANTS_FILE, work_of
+from warploom.kernels.attention_reference import task_table
 from warploom.kernels.choices import (
     ATTENTION_CHOICES,
     choose_attention,
@@ -67,6 +68,18 @@ def test_steps_are_the_blocks_that_some_row_sees(rows, keys, causal, window, nam
     for at in _blocks(seen & (key > row - (window or keys + rows)), bq, bk):
         steps -= at[-1] - at[0] + 1 if at else 0
     assert 0 <= steps <= tiles, "a row tile goes over at most one block that no row sees"
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths=st.lists(st.integers(0, 900), min_size=1, max_size=6), causal=st.booleans())
+def test_packed_sequences_are_the_work_of_each_together(lengths, causal):
+    choice, config = ATTENTION_CHOICES["192x128-snake"], AttentionConfig(causal=causal, packed=True)
+    tiles, steps, least = work_of(choice, config, lengths, lengths)
+    each = [work_of(choice, config, n, n) for n in lengths]
+    assert tiles == sum(one[0] for one in each) and steps == sum(one[1] for one in each)
+    assert least == min((one[2] for one in each if one[0]), default=0)
+    assert tiles == len(task_table(lengths, lengths, choice.tile[0]))
+    assert choose_attention(lengths, config).name in ATTENTION_CHOICES
 
 
 def _blocks(seen, bq, bk):

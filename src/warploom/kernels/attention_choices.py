@@ -12,7 +12,7 @@ length's rows been left out. A measured length may be a test of the chooser, nev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,8 @@ SMS = 132  # streaming multiprocessors of H100 SXM and H200
 START = 3.0  # microseconds: launch, barriers, first copies, last stores
 HEAD_DIMS = (64, 96, 128, 256)  # the constants of the next larger one hold for a head size
 FITS_ALL = "128x64"  # its tile and rings fit with every head size
+Lengths = int | Sequence[int]  # of one sequence, or of packed ones
+
 MANY = 512  # batch * heads where the caller does not say
 
 ALL_HEADS = 1 << 20  # a super-group that takes in every head
@@ -147,27 +149,44 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
 
 
 def work_of(
-    choice: AttentionChoice, config: AttentionConfig, rows: int, keys: int
+    choice: AttentionChoice, config: AttentionConfig, rows: Lengths, keys: Lengths
 ) -> tuple[int, int, int]:
-    """(row tiles, steps, steps of the shortest row tile) of one head under this tile."""
+    """(row tiles, steps, steps of the shortest row tile) of one head under this tile; of packed
+    sequences, all of them together."""
     bq, bk = choice.tile
-    last = -(-keys // bk)
     steps: list[int] = []
-    for tile in range(-(-rows // bq)):
-        first = tile * bq + keys - rows
-        end = min(last, max(0, -(-(first + bq) // bk))) if config.causal else last
-        begin = 0 if config.window is None else max(0, first - config.window + 1) // bk
-        steps.append(max(0, end - begin))
+    for count, length in zip(_each(rows), _each(keys), strict=True):
+        last = -(-length // bk)
+        for tile in range(-(-count // bq)):
+            first = tile * bq + length - count
+            end = min(last, max(0, -(-(first + bq) // bk))) if config.causal else last
+            begin = 0 if config.window is None else max(0, first - config.window + 1) // bk
+            steps.append(max(0, end - begin))
     return len(steps), sum(steps), min(steps, default=0)
 
 
+def _each(lengths: Lengths) -> Sequence[int]:
+    return [lengths] if isinstance(lengths, int) else lengths
+
+
 def kind_of(config: AttentionConfig) -> str:
-    """The key of the constants: element width, head size, mask."""
+    """The key of the constants: packed or not, element width, head size, mask."""
     fitting = [d for d in HEAD_DIMS if config.head_dim <= d]
     if not fitting:
         raise InputError(f"attention head_dim={config.head_dim}: there are variants up to 256")
-    width = "8-bit " if config.narrow else ""
-    return f"{width}{fitting[0]} {'causal' if config.causal else 'full'}"
+    lead = ("packed " if config.packed else "") + ("8-bit " if config.narrow else "")
+    return f"{lead}{fitting[0]} {'causal' if config.causal else 'full'}"
+
+
+def table_of(config: AttentionConfig) -> Mapping[str, tuple[float, float]]:
+    """The measured variants of a configuration's kind and their constants; where none was measured,
+    of dense or of 16-bit attention of that head size and mask, else what fits every head size."""
+    kind, known = kind_of(config), constants()
+    dense = kind.removeprefix("packed ")
+    for like in (kind, dense, dense.removeprefix("8-bit ")):
+        if like in known:
+            return known[like]
+    return {FITS_ALL: (0.0, 1.0)}
 
 
 @cache
@@ -179,31 +198,35 @@ def constants() -> Mapping[str, Mapping[str, tuple[float, float]]]:
 def microseconds(
     choice: AttentionChoice,
     config: AttentionConfig,
-    rows: int,
-    keys: int,
+    rows: Lengths,
+    keys: Lengths,
     heads: int,
     of: tuple[float, float],
 ) -> float:
-    """Predicted time of a launch; `heads` counts those of all the batch."""
+    """Predicted time of a launch; `heads` counts those of all the batch, of packed sequences those
+    of one."""
     task, step = of
     tiles, steps, least = work_of(choice, config, rows, keys)
-    if not config.causal and config.window is None and choice.launch.get("walk") != "dynamic":
+    equal = not config.causal and config.window is None and not config.packed
+    if equal and choice.launch.get("walk") != "dynamic":
         rounds = -(-tiles * heads // SMS)  # equal tasks in rounds, the last one perhaps not full
         return rounds * (task + step * steps / max(1, tiles)) + START
     return heads * (tiles * task + steps * step) / SMS + (task + step * least) / 2 + START
 
 
 def choose_attention(
-    rows: int, base: AttentionConfig | None = None, keys: int | None = None, heads: int = MANY
+    rows: Lengths,
+    base: AttentionConfig | None = None,
+    keys: Lengths | None = None,
+    heads: int = MANY,
 ) -> AttentionChoice:
     """The measured variant with the least predicted time; raises when no head size fits.
 
-    `heads` counts those of all the batch; `keys` is `rows` unless given. A kind of which no variant
-    was measured takes those of 16 bits and the same head size, or what fits every head size.
+    `heads` counts those of all the batch; `keys` is `rows` unless given. Packed: the lengths of all
+    sequences, and the heads of one.
     """
     config = base or AttentionConfig()
-    kind, known = kind_of(config), constants()
-    table = known.get(kind) or known.get(kind.removeprefix("8-bit ")) or {FITS_ALL: (0.0, 1.0)}
+    table = table_of(config)
 
     def time(name: str) -> float:
         choice = ATTENTION_CHOICES[name]
@@ -214,7 +237,10 @@ def choose_attention(
 
 
 def default_attention(
-    rows: int, base: AttentionConfig | None = None, keys: int | None = None, heads: int = MANY
+    rows: Lengths,
+    base: AttentionConfig | None = None,
+    keys: Lengths | None = None,
+    heads: int = MANY,
 ) -> tuple[AttentionConfig, KernelSchedule]:
     """(configuration, schedule) for a shape."""
     chosen = choose_attention(rows, base, keys, heads)
