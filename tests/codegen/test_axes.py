@@ -54,8 +54,9 @@ REFUSED = {
     "a register tile cannot change its layout": lambda acc, a: (
         acc * t.sum_along(acc.T.cast(t.BF16) @ t.load(a, t.span(0, 64), t.span(0, 16)), "k")
     ),
-    "cumsum along 'm'": lambda acc, a: t.cumsum(acc, "m"),
-    "parts are whole groups of 8": lambda acc, a: acc * t.sum_along(acc.sub("n", 4, 8), "n"),
+    r"cumsum of bf16\[m=64, n=32\] along rows: cast to fp32": lambda acc, a: t.cumsum(
+        acc.cast(t.BF16), "m"
+    ).cast(t.FP32),
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tests.codegen.axis_program import axis_case
+from tests.codegen.exchange_program import exchange_case
 from tests.codegen.narrow_program import narrow_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
@@ -148,6 +149,12 @@ def narrow(arch: str) -> Case:
     return Case(program, schedule, arrays, bound=1e-4, arch=arch, family="narrow")
 
 
+def exchange(arch: str, groups: int) -> Case:
+    """Gathers, scans and odd parts beside a matmul."""
+    program, schedule, arrays = exchange_case(groups)
+    return Case(program, schedule, arrays, bound=1e-5, arch=arch, family="exchange")
+
+
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -175,6 +182,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "axes-mma": lambda: axes("sm_90"),
     "narrow-wgmma": lambda: narrow("sm_90a"),
     "narrow-mma": lambda: narrow("sm_90"),
+    "exchange-wgmma": lambda: exchange("sm_90a", 1),
+    "exchange-two-groups": lambda: exchange("sm_90a", 2),
+    "exchange-mma": lambda: exchange("sm_90", 1),
     "sm80-gemm": lambda: copied_gemm("200x264x136"),
     "sm80-gemm-transposed": lambda: copied_gemm("264x136x72", a="km", b="nk", bias="true",
                                                 activation="gelu"),

@@ -15,6 +15,7 @@ from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
 from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
+from warploom.codegen.scratch import region_bytes
 from warploom.codegen.targets import check_types
 from warploom.codegen.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.values import Values
@@ -77,6 +78,7 @@ class Emitter:
             check_types(op, self.arch)
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
         self.maps = Maps(block, self.helpers)
+        self.scratch = region_bytes(self.placement)  # of each group
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
         self.steps = StepCode(block, self.maps)
@@ -139,6 +141,8 @@ class Emitter:
             used += ring.depth * ring.slot_bytes
         at["panels"] = used if self.maps.over is None else at[self.maps.over[0]]
         used += self.maps.panel_bytes() * self.parts
+        at["scratch"] = used
+        used += self.scratch * self.parts
         at["barriers"] = used
         for ring in self.block.rings:
             at[f"{ring.name}.full"] = used
@@ -154,7 +158,8 @@ class Emitter:
             rings = ", ".join(f"{r.name} {r.depth} x {r.slot_bytes}" for r in self.block.rings)
             raise InputError(
                 f"kernel {self.program.name} needs {self.shared_bytes} B of shared memory "
-                f"({rings}, store panels {self.maps.panel_bytes() * self.parts}), the GPU has "
+                f"({rings}, store panels {self.maps.panel_bytes() * self.parts}, exchanges "
+                f"{self.scratch * self.parts}), the GPU has "
                 f"{limit}{f' a block for {resident} on an SM' if resident > 1 else ''}; make a "
                 "ring shallower or the tile smaller"
             )
@@ -188,12 +193,12 @@ class Emitter:
 
     def _body(self) -> list[str]:
         roles = self.block.roles
+        at = self.offsets = self._layout()
         code = [self._role(role) for role in roles if role.loads]
         computes = [role for role in roles if not role.loads]
         same = all(role.sections == computes[0].sections for role in computes)
         merged = [(computes[0], True)] if same else [(role, False) for role in computes]
         compute_code = [(role, self._role(role)) for role, _ in merged]
-        at = self.offsets = self._layout()
         lines = self._setup(at)
         lines.append("if (warp_group == 0) {")
         lines += indent(code[0])
@@ -274,6 +279,7 @@ class Emitter:
             f"// {role.name}: matmuls and everything in registers",
             f"registers_up<{role.registers}>();",
             "const int part = warp_group - 1;",
+            *self._scratch(),
             "const int thread_row = threadIdx.x % 128 / 32 * 16 + lane / 4;",
             "const int thread_col = lane % 4 * 2;",
         ]
@@ -288,16 +294,29 @@ class Emitter:
             lines.append("store_wait_read<0>();")
         return lines
 
+    def _scratch(self) -> list[str]:
+        if not self.scratch:
+            return []
+        shift = f"(shared - smem_address(shared_raw)) + {self.offsets['scratch']}"
+        return [f"void* const scratch = shared_raw + {shift} + part * {self.scratch};"]
+
     def _tasks(self, role: Role) -> list[str]:
         head, tail = task_lines(self.program, self.plan, role.loads)
         values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.fma_exp2)
         body: list[str] = []
         if not role.loads:
-            body += [values.declare(var) for var in self._registers()]
+            body += [self._declare(values, var) for var in self._registers()]
             body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
         for section in role.sections:
             body += self.steps.section(role, values, section)
         return [*head, *indent(body), *tail.split("\n")]
+
+    def _declare(self, values: Values, var: Var) -> str:
+        try:
+            return values.declare(var)
+        except InputError as error:
+            where = next(op.where for op in self.program.ops() if op.dst == var)
+            raise InputError(f"{where}: {error}") from None
 
     def _registers(self) -> list[Var]:
         found: dict[str, Var] = {}

@@ -7,21 +7,22 @@ A row's columns are spread over the 4 lanes of a quad, two neighbours of every e
 from __future__ import annotations
 
 from warploom.codegen.names import c_name
-from warploom.codegen.values import PACKED, At, Values, rounded
+from warploom.codegen.values import COLUMN_GROUP, PACKED, At, Values, rounded
 from warploom.errors import InputError
 from warploom.tile import Op
 
 Names = dict[str, str]
-GROUP = 8  # columns that a quad holds two by two
 
 
 def _columns(values: Values, op: Op) -> int:
     """The columns of the source; raises when the op does not run along a tile's columns."""
     source = values.placement.oriented(op.srcs[0].type)
-    if values.form(source) != "tile" or op.axis != source.names[1] or source.shape[1] % GROUP:
+    odd = source.shape[-1] % COLUMN_GROUP
+    if values.form(source) != "tile" or op.axis != source.names[1] or odd:
         raise InputError(
             f"{op.where}: {op.kind} along {op.axis!r} of {source}: beside matmuls there is code "
-            f"for the columns of a tile, a multiple of {GROUP}; other programs take a SIMT schedule"
+            f"for tiles with a multiple of {COLUMN_GROUP} columns; other programs take a SIMT "
+            "schedule"
         )
     return source.shape[1]
 
@@ -41,7 +42,7 @@ def _loops(values: Values, op: Op, body: list[str]) -> list[str]:
 def argmax_lines(values: Values, op: Op, names: Names) -> list[str]:
     """One position a row: the first of the largest; NaN is larger than every number."""
     assert op.dst is not None
-    groups = _columns(values, op) // GROUP
+    groups = _columns(values, op) // COLUMN_GROUP
     source = op.srcs[0]
     integer = source.type.dtype.name == "int32"
     word, least = ("FoundInt", "-2147483647 - 1") if integer else ("Found", "-INFINITY")
@@ -63,7 +64,7 @@ def argmax_lines(values: Values, op: Op, names: Names) -> list[str]:
 def cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
     """Running sums of every row: over the quad within eight columns, then on to the next eight."""
     assert op.dst is not None
-    groups = _columns(values, op) // GROUP
+    groups = _columns(values, op) // COLUMN_GROUP
     source = op.srcs[0]
     word = "int" if source.type.dtype.name == "int32" else "float"
     low, high = (
@@ -99,17 +100,13 @@ def cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
 
 
 def slice_lines(values: Values, op: Op, names: Names) -> list[str]:
-    """Some of the columns, in whole groups of eight: registers of the same thread."""
+    """Some of the columns, in whole groups of eight: registers of the same thread.
+
+    Other parts are exchanged (`codegen.emit_exchange`).
+    """
     assert op.dst is not None
     source, start = op.srcs[0], int(op.value or 0)
-    size = op.dst.type.size(op.axis)
     form, into = values.form(source.type), c_name(op.dst.name)
-    last = values.placement.oriented(source.type).names[-1:]
-    if form not in ("tile", "col") or op.axis not in last or (start | size) % GROUP:
-        raise InputError(
-            f"{op.where}: sub({op.axis!r}, {start}, {size}) of {source.type}: beside matmuls parts "
-            f"are whole groups of {GROUP} columns; other programs take a SIMT schedule"
-        )
     extents = values.extents(op.dst.type)
     if form == "col":
         element = values.element(source, At("col", i=f"(i + {start // 4})"), names)

@@ -8,8 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.codegen.emit_cols import argmax_lines, cumsum_lines, slice_lines
-from warploom.codegen.emit_rows import combining, row_reduce_lines
+from warploom.codegen.emit_exchange import exchange_lines
+from warploom.codegen.emit_rows import (
+    combining,
+    row_argmax_lines,
+    row_cumsum_lines,
+    row_reduce_lines,
+)
 from warploom.codegen.names import c_name
+from warploom.codegen.scratch import crosses_rows, exchanges
 from warploom.codegen.uniform import everywhere
 from warploom.codegen.values import PACKED, REDUCE, At, Values, rounded
 from warploom.errors import InputError
@@ -18,14 +25,19 @@ from warploom.tile.ops import OPS
 
 Names = dict[str, str]
 ALONG_COLUMNS = {"argmax": argmax_lines, "cumsum": cumsum_lines, "slice": slice_lines}
+ALONG_ROWS = {"argmax": row_argmax_lines, "cumsum": row_cumsum_lines} | dict.fromkeys(
+    REDUCE, row_reduce_lines
+)
 
 
 def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     """The lines of an op whose result is a register tile."""
     assert op.dst is not None
     group = OPS[op.kind].group
-    if op.kind in REDUCE and values.form(op.dst.type) == "col":
-        return row_reduce_lines(values, op, names)
+    if crosses_rows(values.placement, op):
+        return ALONG_ROWS[op.kind](values, op, names)
+    if exchanges(values.placement, op):
+        return exchange_lines(values, op, names, _assign)
     if op.kind in REDUCE:
         return reduce_lines(values, op, names)
     if op.kind in ALONG_COLUMNS:

@@ -158,6 +158,7 @@ class _Sm80Emitter(Emitter):
         lines = [
             f"// {role.name}: matmuls and everything in registers",
             "const int part = warp_group - 1;",
+            *self._scratch(),
             "const int thread_row = int(threadIdx.x % 128 / 32 * 16 + lane / 4);",
             "const int thread_col = int(lane % 4 * 2);",
         ]

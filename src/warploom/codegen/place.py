@@ -183,9 +183,11 @@ def _check_split(placement: Placement) -> None:
             f"{placement.program.name}; its row axes are {sorted(placement.rows)}"
         )
     for op in placement.program.ops():
-        spec = OPS[op.kind]
-        if spec.group in ("reduce", "scan") and op.axis == split:
-            raise InputError(f"{op.where}: {op.kind} along {split!r}, which the schedule splits")
+        if runs_along(op, split):
+            raise InputError(
+                f"{op.where}: {op.kind} along {split!r}, which the schedule splits over {parts} "
+                f"groups: register tiles do not move between them; give {split!r} one group"
+            )
         if op.dst is not None and split in op.dst.type.names:
             size = op.dst.type.size(split)
             if size % (parts * ROWS_PER_GROUP):
@@ -193,6 +195,13 @@ def _check_split(placement: Placement) -> None:
                     f"{op.where}: axis {split!r} of {op.dst.name} is {size} long; over {parts} "
                     f"groups it must be a multiple of {parts * ROWS_PER_GROUP}"
                 )
+
+
+def runs_along(op: Op, axis: str) -> bool:
+    """Whether an op needs elements of other places along an axis."""
+    return op.axis == axis and (
+        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice")
+    )
 
 
 def sections(program: Program) -> list[Loop | tuple[Op, ...]]:

@@ -17,7 +17,7 @@ from warploom.codegen.block import BlockProgram
 from warploom.codegen.emit import SHARED_LIMIT, emit
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage, overlapped
-from warploom.codegen.place import ROWS_PER_GROUP
+from warploom.codegen.place import ROWS_PER_GROUP, runs_along
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.solve import MOST_DEPTH, Search, row_axis, solve_kernel
 from warploom.errors import InputError
@@ -82,6 +82,8 @@ def schedule_named(
         if op.dst is not None and plan.split in op.dst.type.names
     }
     groups = max(1, max(rows, default=ROWS_PER_GROUP) // ROWS_PER_GROUP)
+    if any(runs_along(op, plan.split) for op in program.ops()):
+        groups = 1  # that axis cannot be shared out
 
     def make(depth: int) -> KernelSchedule:
         if name in ("overlapped", "pingpong"):

@@ -26,6 +26,7 @@ from warploom.tile import Index, Op, TileType, Var, round_to
 C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | dict.fromkeys(
     ("bf16", "fp16"), "unsigned"
 )
+COLUMN_GROUP = 8  # columns that the four lanes of a row hold two by two
 PACKED = ("bf16", "fp16")
 FP8 = ("e4m3", "e5m2")
 # Ops whose result is a value of the type when the operands are: nothing to round.
@@ -185,6 +186,12 @@ class Values:
     def extents(self, kind: TileType) -> tuple[int, ...]:
         """The C array extents of a register tile."""
         form = self.form(kind)
+        columns = self.placement.oriented(kind).shape[-1:]
+        if form in ("tile", "col") and columns[0] % COLUMN_GROUP:
+            raise InputError(
+                f"tile {kind}: {columns[0]} columns beside matmuls, expected a multiple of "
+                f"{COLUMN_GROUP}"
+            )
         if form == "tile":
             return self.blocks(kind), self.columns(kind) // (4 if kind.dtype.name in PACKED else 2)
         if form == "row":
