@@ -71,6 +71,8 @@ def test_large_scores_do_not_overflow():
 
 
 def test_bad_configs_are_refused():
+    with pytest.raises(InputError, match="shared=2 packed=True"):
+        AttentionConfig(packed=True, shared=2)
     with pytest.raises(InputError, match="expected >= 1"):
         AttentionConfig(group=0)
 
@@ -165,6 +167,24 @@ def test_rescaling_beside_the_first_matmul_gives_the_sequential_result(
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, launch, 2, turns, early=True))
     got = simulate(block, arrays, seed=seed)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    rows=st.integers(1, 330), keys=st.integers(1, 330), window=st.sampled_from([None, 70]),
+    apart=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_row_tiles_that_share_their_keys_give_what_they_give_alone(rows, keys, window, apart, seed):
+    """A causal cluster: both blocks go over the blocks of keys that either sees."""
+    alone = AttentionConfig(
+        head_dim=32, causal=True, window=window, apart=apart and window is None, tile=(64, 32)
+    )
+    _, arrays = early_case(rows, keys, seed=seed)
+    program = attention(replace(alone, shared=2))
+    launch = LaunchPlan(split="rows", cluster=("rows_tile", 2), reverse=("rows_tile",))
+    block = lower(program, overlapped(program, {"k": 2, "v": 2}, launch, 1, False))
+    got = simulate(block, arrays, seed=seed)["o"]
+    assert got.tobytes() == interpret(attention(alone), arrays)["o"].tobytes()
 
 
 def early_case(rows, keys, causal=False, apart=False, seed=0):

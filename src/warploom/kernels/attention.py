@@ -67,6 +67,8 @@ class AttentionConfig:
     `apart`: blocks that all rows see run in a loop of their own, which has no mask: better for
     long sequences, worse for short ones, as the pipeline drains between the loops.
     `packed`: sequences of different lengths behind one another, see `task_table`.
+    `shared`: so many neighbouring row tiles go over the same blocks of keys, those that any of
+    them sees, so that a cluster of blocks can bring each block of keys once for all of them.
     """
 
     dtype: DType = BF16
@@ -80,11 +82,17 @@ class AttentionConfig:
     apart: bool = False
     tile: tuple[int, int] = (128, 128)
     packed: bool = False
+    shared: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         if self.apart and self.window is not None:
             raise InputError("attention apart=True with a window: no block is seen by all rows")
+        if self.shared < 1 or (self.packed and self.shared > 1):
+            raise InputError(
+                f"attention shared={self.shared} packed={self.packed}: expected >= 1, and 1 for "
+                "packed sequences, whose row tiles stand in a table"
+            )
         if self.group < 1 or (self.window is not None and self.window < 1):
             raise InputError(f"attention group={self.group} window={self.window}: expected >= 1")
 
@@ -246,19 +254,21 @@ def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index
 
 
 def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index, Index]:
-    """The blocks of keys that a row tile sees: from, up to where all rows see all of them, to, and
-    to where a part of its rows does."""
+    """The blocks of keys that a row tile, or one of those that share them, sees: from, up to where
+    all rows see all of them, to, and to where a part of its own rows does."""
     (bq, bk), i = config.tile, task.number
+    lead = i if config.shared == 1 else i // config.shared * config.shared
     first, end = i * bq + task.keys - task.rows, cdiv(task.keys, bk)
+    lowest = lead * bq + task.keys - task.rows
     exists = minimum_index(maximum_index(task.rows - i * bq - part_begin("rows"), 0), 1)
     until, clear = exists * end, task.keys // bk
     if config.causal:
-        clear = minimum_index(clear, maximum_index(first + 1, 0) // bk)
+        clear = minimum_index(clear, maximum_index(lowest + 1, 0) // bk)
         until = minimum_index(until, cdiv(maximum_index(first + part_end("rows"), 0), bk))
-        end = minimum_index(end, cdiv(maximum_index(first + bq, 0), bk))
+        end = minimum_index(end, cdiv(maximum_index(lowest + config.shared * bq, 0), bk))
     if config.window is None:
         return maximum_index(0, 0), clear, end, until
-    return maximum_index(first - config.window + 1, 0) // bk, clear, end, until
+    return maximum_index(lowest - config.window + 1, 0) // bk, clear, end, until
 
 
 def default_schedule(config: AttentionConfig) -> KernelSchedule:

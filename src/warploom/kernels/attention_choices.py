@@ -46,6 +46,8 @@ class AttentionChoice:
     `copies` of the packed weights: two let the next be packed while a matmul still reads these.
     `early`: sums are rescaled beside the product with the next keys, before the values come on top.
     `slack` replaces the configuration's where that has none.
+    `pair`: clusters of so many blocks take neighbouring row tiles, and each block of keys comes
+    from the L2 cache once for all of them. Not for packed sequences.
     Waits are where ptxas would have them: to hold them below the softmax cost 2 to 11 % (measured),
     as the weights are then packed after the exponentials and not among them.
     """
@@ -62,18 +64,20 @@ class AttentionChoice:
     copies: int = 1
     early: bool = False
     slack: float = 0.0
+    pair: int = 1
 
     def config(self, base: AttentionConfig) -> AttentionConfig:
         """`base` with this tile."""
         apart = self.apart and base.window is None
         slack = self.slack or base.slack
-        return replace(base, tile=self.tile, apart=apart, slack=slack)
+        return replace(base, tile=self.tile, apart=apart, slack=slack, shared=self.pair)
 
     def schedule(self, config: AttentionConfig) -> KernelSchedule:
         """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
         # Packed sequences: the table of tasks has the longest first.
         reverse = ("rows_tile",) if config.causal and not config.packed else ()
         plan: dict[str, Any] = {"hold_waits": False, **self.launch}
+        plan["cluster"] = ("rows_tile", self.pair) if self.pair > 1 else ("", 1)
         launch = LaunchPlan(split="rows", reverse=reverse, skip_unit=config.slack > 0, **plan)
         depths = {"k": self.depth, "v": self.depth}
         program, groups = attention(config), self.tile[0] // 64
@@ -158,8 +162,10 @@ def work_of(
     for count, length in zip(_each(rows), _each(keys), strict=True):
         last = -(-length // bk)
         for tile in range(-(-count // bq)):
-            first = tile * bq + length - count
-            end = min(last, max(0, -(-(first + bq) // bk))) if config.causal else last
+            # The row tiles of a cluster take equally long.
+            first = tile // choice.pair * choice.pair * bq + length - count
+            past = first + choice.pair * bq
+            end = min(last, max(0, -(-past // bk))) if config.causal else last
             begin = 0 if config.window is None else max(0, first - config.window + 1) // bk
             steps.append(max(0, end - begin))
     return len(steps), sum(steps), min(steps, default=0)
