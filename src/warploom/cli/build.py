@@ -16,7 +16,9 @@ from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
+from warploom.files import write_text_atomically
 from warploom.kernels.library import configure, entry
+from warploom.pipeline.built import BUILD_NOTE
 
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
 Settings = Annotated[
@@ -65,7 +67,7 @@ def build(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json."""
+    """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json, build.json."""
     if gpu not in GPU_ARCHITECTURES:
         raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(GPU_ARCHITECTURES)}")
     started = time.perf_counter()
@@ -79,6 +81,8 @@ def build(
         chosen = schedule_named(program, schedule, chosen.launch, gpu)
     built = build_kernel(program, chosen, GPU_ARCHITECTURES[gpu], tuple(allow or ()))
     built.write(out)
+    note = {"kernel": name, "settings": settings_of(settings), "gpu": gpu}
+    write_text_atomically(out / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
     seconds = time.perf_counter() - started
     if as_json:
         typer.echo(json.dumps({**built.manifest(), "seconds": round(seconds, 3)}))

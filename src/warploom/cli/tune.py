@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from warploom.cli.build import settings_of
 from warploom.errors import InputError, WarploomError
 from warploom.pipeline.targets import read_target
 from warploom.pipeline.tune import TuneReport, TuneSettings
@@ -26,7 +27,9 @@ PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.v
 
 
 def tune(
-    target: Annotated[str, typer.Argument(help="FILE.cubin or file.py:object")],
+    target: Annotated[
+        str, typer.Argument(help="FILE.cubin, a folder of warploom build, or file.py:object")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the result")],
     search: Annotated[str, typer.Option(help=PLAYER_HELP)] = "anneal",
     measure: Annotated[
@@ -40,6 +43,9 @@ def tune(
     kernel: Annotated[str | None, typer.Option(help="which kernel of the file")] = None,
     launch: Annotated[Path | None, typer.Option(help="launch description (JSON)")] = None,
     arch: Annotated[int | None, typer.Option(help="80 or 90, for file.py:object")] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value: a size of a build folder's kernel")
+    ] = None,
     alias: Annotated[
         str, typer.Option(help="strict, or triton: pointer arguments are distinct buffers")
     ] = "triton",
@@ -56,7 +62,7 @@ def tune(
     modes = {mode.value: mode for mode in AliasMode}
     if alias not in modes:
         raise InputError(f"--alias {alias!r}, expected {' or '.join(modes)}")
-    chosen = read_target(target, kernel, launch, arch)
+    chosen = read_target(target, kernel, launch, arch, settings_of(sizes))
     settings = TuneSettings(
         player=search,
         measure=_measure(measure),
@@ -129,6 +135,9 @@ def summary(report: TuneReport) -> str:
         lines.append(f"lineage, proved: {'; '.join(step.why for step in report.lineage)}")
     if report.check is not None:
         lines.append(f"tested verdict: {'pass' if report.check.passed else report.check.detail}")
+    if report.errors:
+        worst = ", ".join(f"{name} {error:.1e}" for name, error in report.errors.items())
+        lines.append(f"error against float64: {worst}")
     if report.timing is not None:
         lines.append(f"A/A control: {report.timing.control}")
     if not report.changed:
@@ -137,6 +146,8 @@ def summary(report: TuneReport) -> str:
         kind = "measured" if measured else "modelled (not a measurement)"
         lines.append(f"speed-up: {report.speedup:.4f}x {kind}")
     lines.append(f"result: {report.files['cubin']}, {report.files['diff']}")
+    if "kernel" in report.files:
+        lines.append(f"the kernel with this machine code: {report.files['kernel']}")
     if "store" in report.files:
         lines.append(f"deploy: warploom.install({str(report.files['store'])!r})")
     return "\n".join(lines)

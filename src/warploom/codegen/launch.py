@@ -16,6 +16,7 @@ from typing import Any
 
 from warploom.codegen import tensor_maps
 from warploom.codegen.build import Built
+from warploom.codegen.images import image_of
 from warploom.errors import DeviceError, InputError
 from warploom.runtime.bindings import import_binding, one_line
 from warploom.runtime.tensors import View, view
@@ -49,7 +50,8 @@ class Kernel:
         self._check_device(handle)
         self._context = self._call("cuDevicePrimaryCtxRetain", handle)
         self._call("cuCtxSetCurrent", self._context)
-        image = ctypes.create_string_buffer(built.cubin, len(built.cubin) + 1)
+        cubin = image_of(built.source.name, built.cubin)
+        image = ctypes.create_string_buffer(cubin, len(cubin) + 1)
         self._module = self._call("cuModuleLoadData", ctypes.addressof(image))
         name = built.source.name.encode()
         self._function = self._call("cuModuleGetFunction", self._module, name)

@@ -46,6 +46,12 @@ def launch_spec(
         )
         for array in source.arrays
     ]
+    for buffer in buffers:
+        if buffer.role != "out" and buffer.dtype == "i32":
+            raise InputError(
+                f"kernel {source.name}: array {buffer.name} holds indices, and random numbers are "
+                "none; measure its cubin with a launch description of your own"
+            )
     if any(p["kind"] == "counter" for p in source.parameters):
         # The next task to draw; the kernel leaves it at 0, as it found it.
         buffers.append(Buffer(COUNTER, (1,), "u32", "inout", zero=True))

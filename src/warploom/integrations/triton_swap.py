@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from warploom.codegen.images import replace_images
 from warploom.errors import InputError, ToolMissing
 from warploom.integrations.deploy import FolderStore, Store, check_replaces, content_key
 from warploom.integrations.triton_access import jit_function, triton_module
@@ -90,15 +92,46 @@ def tuned(
 
 
 def install(store: Store | Path | str, on_miss: OnMiss = "original") -> None:
-    """Look up every Triton kernel compiled from now on; `tuned` functions keep their own store."""
+    """Look up every kernel loaded from now on: warploom's own, and Triton's where it is installed.
+
+    `tuned` functions keep their own store.
+    """
     policy = make_policy(store, on_miss)
-    patch_triton()
+    replace_images(functools.partial(stored_image, policy))
+    if importlib.util.find_spec("triton") is not None:
+        patch_triton()
     _installed[:] = [policy]
 
 
 def uninstall() -> None:
-    """Undo `install`: kernels compiled from now on are Triton's own."""
+    """Undo `install`: kernels loaded from now on are as their compiler made them."""
     _installed.clear()
+    replace_images(None)
+
+
+def stored_image(policy: Policy, name: str, original: bytes) -> bytes:
+    """The stored cubin for a kernel of warploom's own, else what the policy says of a miss."""
+    key = content_key(original)
+    try:
+        stored = policy.store.lookup(key)
+        if stored is not None:
+            check_replaces(original, stored, name)
+    except InputError as error:
+        record(Swap(name, key, "refused", str(error)))
+        if policy.on_miss == "raise":
+            raise KernelNotStored(f"{name}: stored cubin refused: {error}") from None
+        warnings.warn(f"warploom runs the original {name}: {error}", RuntimeWarning, stacklevel=2)
+        return original
+    if stored is None:
+        record(Swap(name, key, "original", "not stored"))
+        if policy.on_miss == "raise":
+            raise KernelNotStored(
+                f"{name}: no tuned cubin is stored under key {key}; run warploom tune on its "
+                'build folder, or use on_miss="original"'
+            )
+        return original
+    record(Swap(name, key, "swapped"))
+    return stored
 
 
 def events() -> tuple[Swap, ...]:

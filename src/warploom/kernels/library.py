@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.codegen.build import build
+from warploom.codegen.build import Built, build
 from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -173,6 +173,13 @@ def check_on_gpu(
     """
     kernel = entry(name)
     built = build(kernel.program(config), kernel.schedule(config), arch)
+    return check_built(name, config, sizes, built, seed)
+
+
+def check_built(
+    name: str, config: Any, sizes: Mapping[str, int], built: Built, seed: int = 0
+) -> dict[str, float]:
+    """Launch a kernel that was built before; errors and what is raised as `check_on_gpu`."""
 
     def launch(program: Program, arrays: Values, scalars: Mapping[str, float]) -> Values:
         return run_on_gpu(program, built, arrays, scalars)

@@ -1,40 +1,60 @@
-"""What a user may ask to tune: a cubin file, or `file.py:object` that yields a captured kernel."""
+"""What a user may ask to tune: a cubin file, a folder that `warploom build` wrote, or
+`file.py:object` that yields a captured kernel."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from warploom.errors import InputError
 from warploom.objects import load_object, names_object
+from warploom.pipeline.built import BuildFolder, read_build
 from warploom.runtime.launch import LaunchSpec
 from warploom.sass.cubin import Cubin, load, parse
 
 
 @dataclass(frozen=True)
 class Target:
-    """One kernel to work on: its file, its name, and how to launch it when that is known."""
+    """One kernel to work on: its file, its name, and how to launch it when that is known.
+
+    `build` is the folder it was built in, for a kernel of warploom's own.
+    """
 
     cubin: Cubin
     kernel: str
     launch: LaunchSpec | None
     warps: int
     source: str
+    build: BuildFolder | None = None
 
 
 def read_target(
-    text: str, kernel: str | None, launch: Path | None, arch: int | None = None
+    text: str,
+    kernel: str | None,
+    launch: Path | None,
+    arch: int | None = None,
+    sizes: Mapping[str, str] | None = None,
 ) -> Target:
-    """The target of a command line; raises `InputError` naming what was expected."""
+    """The target of a command line; raises `InputError` naming what was expected.
+
+    `sizes` {dimension: extent} are those to measure a build folder's kernel at.
+    """
+    if Path(text).is_dir():
+        return _folder(text, kernel, launch, arch, sizes or {})
+    if sizes:
+        raise InputError(f"--set goes with a build folder; {text} is none")
     if names_object(text):
         if launch is not None:
             raise InputError(f"--launch goes with a cubin; {text} brings its own launch")
         return _captured(text, kernel, arch)
     if not text.endswith(".cubin") and not Path(text).is_file():
-        raise InputError(f"{text}: no such file; expected FILE.cubin or file.py:object")
+        raise InputError(
+            f"{text}: no such file; expected FILE.cubin, a build folder or file.py:object"
+        )
     if arch is not None:
         raise InputError(f"--arch goes with file.py:object; {text} is compiled already")
     cubin = load(text)
@@ -45,6 +65,24 @@ def read_target(
         x, y, z = spec.block
         warps = max(1, x * y * z // 32)
     return Target(cubin, code.name, spec, warps, text)
+
+
+def _folder(
+    text: str,
+    kernel: str | None,
+    launch: Path | None,
+    arch: int | None,
+    sizes: Mapping[str, str],
+) -> Target:
+    if launch is not None or arch is not None:
+        raise InputError(f"--launch and --arch go with other targets; {text} is a build folder")
+    build = read_build(Path(text))
+    name = build.built.source.name
+    if kernel is not None and kernel != name:
+        raise InputError(f"{text} is kernel {name}, not {kernel}")
+    cubin = parse(build.built.cubin, str(Path(text) / f"{name}.cubin"))
+    warps = max(1, build.built.source.threads // 32)
+    return Target(cubin, name, build.launch(sizes), warps, text, build)
 
 
 def read_launch(path: Path) -> LaunchSpec:

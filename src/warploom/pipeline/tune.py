@@ -11,7 +11,7 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -96,7 +96,10 @@ class TuneSettings:
 
 @dataclass
 class TuneReport:
-    """What came of it. `speedup` is measured on the GPU, or modelled (`measure` says which)."""
+    """What came of it. `speedup` is measured on the GPU, or modelled (`measure` says which).
+
+    `errors`: relative error of each output against float64, of a build folder's kernel on a GPU.
+    """
 
     target: Target
     settings: TuneSettings
@@ -106,6 +109,7 @@ class TuneReport:
     speedup: float
     timing: Timing | None = None
     check: CheckReport | None = None
+    errors: Mapping[str, float] = field(default_factory=dict[str, float])
     lineage: tuple[Step, ...] = ()
     folder: Path = Path()
     files: dict[str, Path] = field(default_factory=dict[str, Path])
@@ -193,6 +197,8 @@ def _checked(report: TuneReport, measurer: Measurer | None, folder: Path) -> Tun
             raise CheckFailed(
                 f"{target.source}: the result failed its check: {report.check.detail}"
             )
+        if target.build is not None:
+            report.errors = target.build.check(report.cubin.data)
     write_report(report)
     return report
 
@@ -403,6 +409,9 @@ def write_report(report: TuneReport) -> None:
             launch=launch,
         )
         files["store"] = folder / "store"
+        if target.build is not None:
+            files["kernel"] = folder / "kernel"
+            target.build.with_cubin(report.cubin.data, files["kernel"])
     write_text_atomically(files["manifest"], json.dumps(summary, indent=1) + "\n")
     report.files = files
 
@@ -427,6 +436,7 @@ def _summary(report: TuneReport) -> dict[str, Any]:
             "speedup_is": "measured" if measured else "modelled, not measured",
             "static_verdict": str(report.verdict),
             "tested_verdict": report.check.to_json() if report.check else "not tested",
+            "errors_against_float64": dict(report.errors) or "not measured",
             "timing_verdict": report.timing.to_json() if report.timing else "not measured",
             "search": settings.player,
             "moves": sorted(settings.moves),

@@ -1,0 +1,136 @@
+"""A folder that `warploom build` wrote, as something to tune: launch, sizes, reference, result.
+
+`build.json` says which kernel of the library (or FILE.py:OBJECT) was built with which settings, so
+that the sizes to measure at and the right results in float64 are known again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from warploom import machine
+from warploom.codegen.build import Built
+from warploom.codegen.launch_spec import launch_spec
+from warploom.errors import CheckFailed, DeviceError, InputError
+from warploom.files import write_text_atomically
+from warploom.kernels.library import check_built, configure, entry
+from warploom.runtime.launch import LaunchSpec
+
+BUILD_NOTE: Final = "build.json"
+LIMIT_S: Final = 240.0  # before the checking process counts as hung
+# Sizes that fill an H200, where the user gives none: about a millisecond or less.
+FULL: Final[Mapping[str, Mapping[str, int]]] = {
+    "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 4},
+    "attention": {"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
+}
+USUAL: Final = 4096  # of a dimension of a user's own program
+
+
+@dataclass(frozen=True)
+class BuildFolder:
+    """What a build folder holds: the kernel, and how it was asked for."""
+
+    folder: Path
+    built: Built
+    kernel: str
+    settings: Mapping[str, str]
+    gpu: str
+
+    def sizes(self, given: Mapping[str, str]) -> dict[str, int]:
+        """The sizes to measure at: `given` {dimension: extent}, sizes that fill the GPU, and what
+        the configuration fixes. Raises `InputError` for a name that is no dimension."""
+        known = entry(self.kernel).sizes
+        full = FULL.get(self.kernel, dict.fromkeys(known, USUAL))
+        asked = {name: str(full.get(name, extent)) for name, extent in known.items()}
+        asked |= {name: text for name, text in self.settings.items() if name in known}
+        if unknown := set(given) - set(known):
+            raise InputError(
+                f"--set {sorted(unknown)[0]}: {self.folder} was built already; expected one of its "
+                f"sizes, {', '.join(known)}"
+            )
+        _, sizes = configure(self.kernel, {**self.configuration, **asked, **given})
+        return sizes
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """The settings that are none of the sizes."""
+        known = entry(self.kernel).sizes
+        return {name: text for name, text in self.settings.items() if name not in known}
+
+    def launch(self, given: Mapping[str, str]) -> LaunchSpec:
+        """The launch at `sizes(given)`."""
+        scalars = entry(self.kernel).scalars
+        return launch_spec(self.built, self.sizes(given), machine.load(self.gpu), scalars)
+
+    def errors(self) -> dict[str, float]:
+        """Relative error of every output against float64 on the GPU here, at small sizes.
+
+        Runs in a process of its own; raises `DeviceError` when that fails or hangs.
+        """
+        command = [sys.executable, "-m", "warploom.pipeline.built", str(self.folder)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise DeviceError(f"{self.folder}: no answer from the GPU in {LIMIT_S:g} s") from None
+        if done.returncode:
+            last = (done.stderr.strip() or "no message").splitlines()[-1]
+            raise DeviceError(f"{self.folder}: the checking process failed: {last}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def check(self, cubin: bytes) -> dict[str, float]:
+        """`errors` of another cubin of this kernel; raises `CheckFailed` beyond the bound."""
+        with tempfile.TemporaryDirectory() as text:
+            errors = self.with_cubin(cubin, Path(text)).errors()
+        bound = entry(self.kernel).bound
+        for output, error in errors.items():
+            if not error <= bound:
+                raise CheckFailed(
+                    f"{self.folder}: {output} is off by {error:.1e} against float64, allowed "
+                    f"{bound:.0e}"
+                )
+        return errors
+
+    def with_cubin(self, cubin: bytes, folder: Path) -> BuildFolder:
+        """Write this kernel with another cubin to `folder`: a build folder like any other."""
+        built = replace(self.built, cubin=cubin, schedule=self._schedule())
+        built.write(folder)
+        note = {"kernel": self.kernel, "settings": dict(self.settings), "gpu": self.gpu}
+        write_text_atomically(folder / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
+        return replace(self, folder=folder, built=built)
+
+    def _schedule(self) -> Mapping[str, Any]:
+        return json.loads((self.folder / "schedule.json").read_text())
+
+
+def read_build(folder: Path) -> BuildFolder:
+    """The kernel of a folder; raises `InputError` when `warploom build` did not write it."""
+    built = Built.read(folder)
+    path = folder / BUILD_NOTE
+    try:
+        note = cast("dict[str, Any]", json.loads(path.read_text()))
+        kernel, settings, gpu = note["kernel"], note["settings"], note["gpu"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: does not say what was built ({error}); run warploom build again"
+        ) from None
+    return BuildFolder(folder, built, str(kernel), dict(settings), str(gpu))
+
+
+def _measure(folder: Path) -> dict[str, float]:
+    """The checking process: errors of the kernel in `folder` at the sizes of `warploom run`."""
+    build = read_build(folder)
+    config, sizes = configure(build.kernel, build.configuration)
+    return check_built(build.kernel, config, sizes, build.built)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(Path(sys.argv[1]))))

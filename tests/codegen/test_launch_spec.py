@@ -1,0 +1,75 @@
+"""A built kernel's launch as data: the same parameters that the launcher packs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from warploom import machine
+from warploom.codegen.build import Built, build
+from warploom.codegen.launch_spec import COUNTER, launch_spec, resident_blocks
+from warploom.errors import InputError
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention_choices import ATTENTION_CHOICES
+from warploom.kernels.gemm import GemmConfig, default_schedule, gemm
+from warploom.runtime.launch import LaunchSpec, Pointer, Scalar, TensorMap
+
+GPU = machine.load("h200")
+
+
+@pytest.fixture(scope="module")
+def matmul() -> Built:
+    """The default GEMM: pairs of blocks, persistent."""
+    return build(gemm(GemmConfig()), default_schedule(GemmConfig()))
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Built:
+    """Attention whose blocks draw their tasks from a counter."""
+    choice = ATTENTION_CHOICES["128x128-draw16"]
+    config = choice.config(AttentionConfig(causal=True))
+    return build(attention(config), choice.schedule(config))
+
+
+def test_descriptors_describe_contiguous_arrays_innermost_first(matmul: Built) -> None:
+    spec = launch_spec(matmul, {"m": 1024, "n": 512, "k": 256}, GPU)
+    maps = {m.buffer: m for m in spec.arguments if isinstance(m, TensorMap)}
+    assert maps["a"].dims == (256, 1024) and maps["a"].strides == (512,)
+    assert maps["b"].dims == (512, 256) and maps["b"].promotion == 256
+    assert [s.value for s in spec.arguments if isinstance(s, Scalar)] == [
+        {"m": 1024, "n": 512, "k": 256}[p["name"]]
+        for p in matmul.source.parameters
+        if p["kind"] == "dim"
+    ]
+    assert {b.name: b.role for b in spec.buffers} == {"a": "in", "b": "in", "c": "out"}
+    assert LaunchSpec.from_json(spec.to_json()) == spec
+
+
+def test_rows_that_straddle_sectors_are_fetched_as_asked(matmul: Built) -> None:
+    spec = launch_spec(matmul, {"m": 128, "n": 512, "k": 264}, GPU)
+    a = next(m for m in spec.arguments if isinstance(m, TensorMap) and m.buffer == "a")
+    assert a.strides == (528,) and a.promotion == 0
+
+
+def test_the_grid_is_one_block_a_task_up_to_what_the_gpu_holds(matmul: Built) -> None:
+    few = launch_spec(matmul, {"m": 256, "n": 256, "k": 64}, GPU)
+    many = launch_spec(matmul, {"m": 8192, "n": 8192, "k": 64}, GPU)
+    assert few.grid == (2, 1, 1)
+    assert many.grid == (resident_blocks(matmul, GPU), 1, 1) == (132, 1, 1)
+    assert many.grid[0] % matmul.source.cluster == 0
+
+
+def test_a_counter_is_a_buffer_that_starts_at_zero(drawn: Built) -> None:
+    sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 256, "keys": 256, "d": 128}
+    spec = launch_spec(drawn, sizes, GPU)
+    assert spec.buffer(COUNTER).zero and spec.buffer(COUNTER).role == "inout"
+    assert Pointer(COUNTER) in spec.arguments
+
+
+def test_bad_sizes_are_refused(matmul: Built) -> None:
+    with pytest.raises(InputError, match="needs a size for k"):
+        launch_spec(matmul, {"m": 128, "n": 128}, GPU)
+    heavy = replace(matmul, source=replace(matmul.source, shared_bytes=300_000))
+    with pytest.raises(InputError, match="does not fit"):
+        launch_spec(heavy, {"m": 4096, "n": 4096, "k": 64}, GPU)
