@@ -60,7 +60,7 @@ def caller(torch: Any, name: str, flavour: str = "plain") -> Call:
     kernel = Kernel(Built.read(FOLDER / flavour / kb.slug(name)))
     config = VARIANTS[name][0]
     second = None
-    if config.slices > 1:
+    if config.workspace:
         second = Kernel(Built.read(FOLDER / flavour / f"combine{config.slices}"))
 
     def call(v: Values) -> None:
@@ -206,7 +206,8 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
     for v in data:
         if "bias" in v:
             v["bias16"] = v["bias"].to(v["c"].dtype)
-        most = max(VARIANTS[name][0].slices for name in (*names, default_of(what, (m, n, k))))
+        timed = [VARIANTS[name][0] for name in (*names, default_of(what, (m, n, k)))]
+        most = max(c.slices * c.workspace for c in timed)
         if most > 1:
             v["parts"] = torch.empty(most, m, n, device="cuda")
     turn = [0]
@@ -224,7 +225,7 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
         calls |= _triton(torch)
     chosen = default_of(what, (m, n, k))
     for name, variant in {"default": chosen, **{name: name for name in names}}.items():
-        count = VARIANTS[variant][0].slices
+        count = VARIANTS[variant][0].slices * VARIANTS[variant][0].workspace
         call = caller(torch, variant)
         if count > 1:
 

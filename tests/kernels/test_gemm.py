@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warploom.codegen.barriers import PhaseBarrier
 from warploom.codegen.emit import emit
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.simulate import simulate
-from warploom.errors import InputError
+from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, gemm
 from warploom.kernels.gemm_reference import reference
 from warploom.tile import BF16, E4M3, FP16, FP32, interpret
@@ -31,7 +32,7 @@ def error_of(config, m, n, k, seed=0):
     program = gemm(config)
     bound = bind(program, arrays)
     got = interpret(program, arrays)
-    if config.slices > 1:
+    if config.workspace:
         second = combine(config)
         bound |= bind(second, {**arrays, "parts": got["parts"]})
         got = interpret(second, {**arrays, "parts": got["parts"]})
@@ -48,17 +49,18 @@ def error_of(config, m, n, k, seed=0):
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
-    ahead=st.integers(1, 3), across=st.booleans(),
+    ahead=st.integers(1, 3), across=st.booleans(), together=st.booleans(),
 )  # fmt: skip
 def test_gemm_is_close_to_float64_at_any_size(
     m, n, k, a, b, dtype, activation, bias, residual, batched, scale, scales, gate, dual, promote,
-    slices, ahead, across,
+    slices, ahead, across, together,
 ):  # fmt: skip
     plain = slices == 1
     config = GemmConfig(
         dtype=dtype, a=a, b=b, activation=activation, bias=bias, residual=residual,
         batched=batched and plain, scale=scale, scales=scales, gate=gate, dual=dual and plain,
-        promote=promote, slices=slices, tile=(32, 32, 16), across=across,
+        promote=promote, slices=slices, tile=(32, 32, 16) if plain else (24, 24, 16),
+        across=across, together=together and not plain,
         ahead=ahead if promote and not (dual and plain) else 1,
     )  # fmt: skip
     assert error_of(config, m, n, k) < 4e-3
@@ -114,12 +116,77 @@ def test_a_transposed_product_gives_the_sequential_result(config, axis):
     arrays = {
         name: rng.normal(size=tuple(shapes[d] for d in spec.dims)) for name, spec in specs.items()
     }
-    into = "parts" if config.slices > 1 else "c"
+    into = "parts" if config.workspace else "c"
     arrays[into].fill(np.nan)
     got = simulate(block, arrays, seed=2)[into]
     assert got.tobytes() == interpret(program, arrays)[into].tobytes()
     plain = interpret(gemm(replace(config, across=False)), arrays)[into]
     assert np.array_equal(got, plain)
+
+
+TOGETHER = [
+    (GemmConfig(slices=4, together=True, tile=(128, 64, 16), bias=True), 2),
+    (GemmConfig(slices=2, together=True, across=True, tile=(48, 128, 16), residual=True), 2),
+    (GemmConfig(slices=8, together=True, tile=(64, 128, 16)), 1),
+]
+
+
+@pytest.mark.parametrize(("config", "groups"), TOGETHER)
+def test_tasks_that_meet_give_the_sequential_result(config, groups):
+    """Several tasks a block, some without an iteration; the sums are those of all slices."""
+    program = gemm(config)
+    launch = LaunchPlan(split="n" if config.across else "m", cluster=("slices_tile", config.slices))
+    block = lower(program, multistage(program, 2, launch, groups, registers=(40, 216)))
+    assert "multicast" not in emit(block).text
+    m, n, k = config.tile[0] + 9, config.tile[1] + 8, 16 * (config.slices + 1)
+    shapes = {"m": m, "n": n, "k": k}
+    rng = np.random.default_rng(2)
+    arrays = {
+        name: rng.normal(size=tuple(shapes[d] for d in spec.dims))
+        for name, spec in config.arrays.items()
+    }
+    arrays["c"].fill(np.nan)
+    got = simulate(block, arrays, seed=5)["c"]
+    assert got.tobytes() == interpret(program, arrays)["c"].tobytes()
+    whole = interpret(gemm(replace(config, slices=1, together=False)), arrays)["c"]
+    assert np.allclose(got, whole, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("fault", ["full", "free"])
+def test_a_meeting_that_does_not_wait_is_found(fault, monkeypatch):
+    """Planted faults: parts read before they are there, and pushed over ones not read."""
+    config, groups = TOGETHER[0]
+    program = gemm(config)
+    launch = LaunchPlan(split="m", cluster=("slices_tile", 4))
+    block = lower(program, multistage(program, 2, launch, groups))
+    arrays = {"a": np.ones((300, 64)), "b": np.ones((64, 80)), "bias": np.ones(80)}
+    arrays["c"] = np.zeros((300, 80))
+    passed = PhaseBarrier.passed
+
+    def hasty(self, parity):
+        meets = " group " in self.name and self.name.endswith(fault)
+        return meets or passed(self, parity)
+
+    monkeypatch.setattr(PhaseBarrier, "passed", hasty)
+    with pytest.raises(CheckFailed, match=r"race|left in phase|more bytes"):
+        for seed in range(20):
+            simulate(block, arrays, seed=seed)
+
+
+def test_meetings_that_cannot_be_are_refused():
+    config, groups = TOGETHER[0]
+    program = gemm(config)
+    for launch in (LaunchPlan(split="m"), LaunchPlan(split="m", cluster=("slices_tile", 2))):
+        with pytest.raises(InputError, match="so they must be a cluster"):
+            emit(lower(program, multistage(program, 2, launch, groups)))
+    narrow = gemm(replace(config, tile=(128, 48, 16)))
+    launch = LaunchPlan(split="m", cluster=("slices_tile", 4))
+    with pytest.raises(InputError, match="parts of a multiple of 8"):
+        emit(lower(narrow, multistage(narrow, 2, launch, groups)))
+    with pytest.raises(InputError, match="multiple of at least 2 parts"):
+        gemm(replace(config, tile=(128, 42, 16)))
+    with pytest.raises(InputError, match="expected at least 2"):
+        GemmConfig(together=True)
 
 
 def test_bad_configs_are_refused():

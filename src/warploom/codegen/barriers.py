@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from warploom.errors import CheckFailed
+from warploom.tile.evaluate import Value
+
+WARPS = 4  # arrivals of one compute group at an empty barrier
 
 
 @dataclass
@@ -118,3 +123,41 @@ class TaskRing:
         task = self.values[slot]
         self.empty[slot].arrive()
         return task
+
+
+class Company:
+    """What one group of a block gets at a meeting: a part of each block's tile, two barriers."""
+
+    def __init__(self, name: str, blocks: int) -> None:
+        self.parts: list[Value | None] = [None] * blocks
+        self.full = PhaseBarrier(f"{name} full", 1)
+        self.free = PhaseBarrier(f"{name} free", WARPS * blocks)
+        self.name = name
+
+    def take(self) -> Value:
+        """The sum in the order of the blocks, rounded each time; the places are empty again."""
+        found = [part for part in self.parts if part is not None]
+        if len(found) < len(self.parts):
+            raise CheckFailed(f"race: {self.name} reads parts that have not landed")
+        self.parts = [None] * len(found)
+        total = found[0]
+        for part in found[1:]:
+            total = np.asarray(total + part, dtype=total.dtype)
+        return total
+
+
+@dataclass
+class Push:
+    """A part under way to another block."""
+
+    to: Company
+    sender: int
+    part: Value
+
+    def land(self) -> bool:
+        """It arrives; a place that has not been read since the last one is a race."""
+        if self.to.parts[self.sender] is not None:
+            raise CheckFailed(f"race: block {self.sender} pushes over a part of {self.to.name}")
+        self.to.parts[self.sender] = self.part
+        self.to.full.landed(self.part.nbytes)
+        return True

@@ -11,6 +11,7 @@ from typing import Any
 
 from warploom.codegen.block import BlockProgram, Pipeline, Role
 from warploom.codegen.copies import extra_tiles
+from warploom.codegen.emit_meet import BARRIERS, check_meetings, exchange_bytes, meeting_barriers
 from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
 from warploom.codegen.names import c_name, kernel_name
@@ -21,6 +22,7 @@ from warploom.codegen.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.values import Values
 from warploom.errors import InputError
 from warploom.tile import Array, Index, Var
+from warploom.tile.interpret import meetings
 
 SHARED_LIMIT = 232448  # bytes a block may have on sm_90 (CUDA programming guide, table 21)
 BARRIER_BYTES = 8
@@ -81,6 +83,8 @@ class Emitter:
         self.scratch = region_bytes(self.placement)  # of each group
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
+        check_meetings(block.placement, self.plan)
+        self.meets = bool(meetings(self.program))
         self.steps = StepCode(block, self.maps)
 
     def source(self) -> CudaSource:
@@ -143,11 +147,15 @@ class Emitter:
         used += self.maps.panel_bytes() * self.parts
         at["scratch"] = used
         used += self.scratch * self.parts
+        at["meet_room"] = used
+        used += exchange_bytes(self.placement, self.program) * self.parts
         at["barriers"] = used
         for ring in self.block.rings:
             at[f"{ring.name}.full"] = used
             at[f"{ring.name}.empty"] = used + ring.depth * BARRIER_BYTES
             used += 2 * ring.depth * BARRIER_BYTES
+        at["meet"] = used
+        used += BARRIERS * BARRIER_BYTES * self.parts * self.meets
         at["tasks"] = used
         if self.plan.walk == "dynamic":
             used += TASK_SLOTS * (2 * BARRIER_BYTES + 4)
@@ -232,6 +240,12 @@ class Emitter:
             ]
         if self.maps.stores:
             lines.append(f"const unsigned panels = shared + {at['panels']};")
+        if self.meets:
+            lines += [
+                f"const unsigned meet_room = shared + {at['meet_room']};",
+                f"const unsigned meet_full = shared + {at['meet']};",
+                f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
+            ]
         if self.plan.walk == "dynamic":
             lines += [
                 f"const unsigned task_full = shared + {at['tasks']};",
@@ -260,6 +274,8 @@ class Emitter:
                 f"    barrier_init(task_empty + s * 8, {4 * self.parts});",
                 "  }",
             ]
+        if self.meets:
+            lines += [f"  {line}" for line in meeting_barriers(self.parts, self.cluster)]
         lines += [f"  prefetch_map(&{p['name']});" for p in self.maps.parameters]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
@@ -286,6 +302,8 @@ class Emitter:
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
+        if self.meets:
+            lines.append("unsigned meet_parity = 0;")
         if self.block.schedule.turns:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.emit_expand import Expanded
+from warploom.codegen.emit_meet import exchange_bytes, meet_lines
 from warploom.codegen.emit_mma import issue_lines
 from warploom.codegen.emit_ops import compute_lines, wide_store_lines
 from warploom.codegen.emit_rows import group_sync
@@ -46,7 +47,9 @@ class StepCode:
     def shared_across(self, ring: Ring) -> bool:
         """Whether some tile of a ring is multicast over the cluster."""
         return self.cluster > 1 and any(
-            is_multicast(self.plan, load) for buffer in ring.buffers for load in buffer.loads
+            is_multicast(self.program, self.plan, load)
+            for buffer in ring.buffers
+            for load in buffer.loads
         )
 
     def _lazy_zeros(self) -> set[str]:
@@ -247,6 +250,8 @@ class StepCode:
             if self.maps.through_shared(op):
                 return store_lines(self.maps, values, op, names)
             return wide_store_lines(values, op, names)
+        if op.kind == "reduce_scatter":
+            return meet_lines(values, op, exchange_bytes(self.block.placement, self.program))
         return compute_lines(values, op, names)
 
     def _turn_wait(self, values: Values, step: Step, names: Names) -> list[str]:

@@ -12,15 +12,24 @@ from warploom.codegen.prelude import tma_load
 from warploom.codegen.tasks import cluster_axis
 from warploom.codegen.values import c_index
 from warploom.errors import InputError
-from warploom.tile import Op
+from warploom.tile import Op, Program
+from warploom.tile.ir import walk
 
 MULTICAST_MASKS = {2: "3", 4: "15", 8: "255"}
 
 
-def is_multicast(plan: LaunchPlan, op: Op) -> bool:
-    """Whether all blocks of a cluster want the same tile: no range uses the cluster's axis."""
+def is_multicast(program: Program, plan: LaunchPlan, op: Op) -> bool:
+    """Whether all blocks of a cluster want the same tile at the same time.
+
+    No range uses the cluster's axis, nor does a bound of a loop around the load: blocks whose loops
+    run over other iterations fill their rings with other tiles.
+    """
     axis, blocks = plan.cluster
-    return blocks > 1 and not any(axis in span.start.symbols() for span in op.spans)
+    used = {name for span in op.spans for name in span.start.symbols()}
+    for loop in program.loops():
+        if any(inner.id == op.id for inner in walk(loop.body)):
+            used |= loop.start.symbols() | loop.stop.symbols()
+    return blocks > 1 and axis not in used
 
 
 class Maps:
@@ -121,7 +130,7 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
         raise InputError(f"{op.where}: load with edge={op.value} through TMA: it gives only 0.0")
     ring, buffer = maps.block.home(op.dst.name)
     tile = buffer.tile
-    multicast = is_multicast(maps.plan, op)
+    multicast = is_multicast(maps.block.placement.program, maps.plan, op)
     blocks = maps.plan.cluster[1] if multicast else 1
     rows, panels = _slice(tile, blocks)
     if not rows:

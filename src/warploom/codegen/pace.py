@@ -197,7 +197,7 @@ class _Walk:
         assert step.op is not None and step.op.dst is not None
         costs, kind = self.costs, step.op.dst.type
         size = self.block.home(step.op.dst.name)[1].tile.bytes
-        if is_multicast(self.plan, step.op):
+        if is_multicast(self.block.placement.program, self.plan, step.op):
             size //= self.plan.cluster[1]
         row = kind.shape[-1] * kind.dtype.bytes
         for _ in range(max(1, ceil(row / BOX))):

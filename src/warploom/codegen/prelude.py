@@ -51,6 +51,32 @@ DEVICE void barrier_wait(unsigned bar, unsigned parity) {
                "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n"
                "@!done bra AGAIN; }" ::"r"(bar), "r"(parity) : "memory");
 }""",
+    "in_peer": """\
+// The address of the same place in another block of the cluster.
+DEVICE unsigned in_peer(unsigned address, unsigned cta) {
+  unsigned remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta));
+  return remote;
+}""",
+    "push_quad": """\
+// Four registers into another block's shared memory; a barrier there counts the 16 bytes.
+DEVICE void push_quad(unsigned to, const float* x, unsigned bar) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+               "[%0], {%1, %2, %3, %4}, [%5];"
+               ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(bar) : "memory");
+}""",
+    "read_quad": """\
+DEVICE void read_quad(float* x, unsigned at) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at) : "memory");
+}""",
+    "add_quad": """\
+DEVICE void add_quad(float* x, unsigned at) {
+  float y[4];
+  read_quad(y, at);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] += y[i];
+}""",
     "fence_barrier_init": """\
 DEVICE void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.codegen.barriers import NamedBarrier, PhaseBarrier, TaskRing
+from warploom.codegen.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, Push, TaskRing
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.copies import names_at, rename, renamed
 from warploom.codegen.emit_tma import is_multicast
@@ -28,8 +28,6 @@ from warploom.errors import CheckFailed
 from warploom.tile import Op
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
 from warploom.tile.interpret import bind, points, scalar_state, sizes, task_symbols
-
-WARPS = 4  # arrivals of one compute group at an empty barrier
 
 
 @dataclass
@@ -76,6 +74,8 @@ class Agent:
     flying: deque[Matmul] = field(default_factory=deque[Matmul])
     waits_for: str = ""
     view: Placement | None = None  # with the copies of the iteration at hand
+    meets: int = 0  # meetings so far
+    pushed: bool = False  # in the present meeting
 
 
 class Simulator:
@@ -102,6 +102,10 @@ class Simulator:
             for _ in range(self.cluster)
         ]
         self.copies: list[Any] = []
+        self.company = [
+            [Company(f"block {b} group {p}", self.cluster) for p in range(self.placement.parts)]
+            for b in range(self.cluster)
+        ]
         self.handed = [
             TaskRing(f"block {n}", TASK_SLOTS, self.placement.parts) for n in range(self.cluster)
         ]
@@ -152,7 +156,7 @@ class Simulator:
         result: dict[str, SharedRing] = {}
         for ring in self.block.rings:
             crossing = any(
-                is_multicast(self.block.schedule.launch, load)
+                is_multicast(self.program, self.block.schedule.launch, load)
                 for buffer in ring.buffers
                 for load in buffer.loads
             )
@@ -281,7 +285,7 @@ class Simulator:
         slot, _ = self._position(agent.taken, ring)
         place = ring.buffers.index(buffer)
         tile = read_tile(op, self.source[op.array.name], symbols)
-        crossing = is_multicast(self.block.schedule.launch, op)
+        crossing = is_multicast(self.program, self.block.schedule.launch, op)
         targets = range(self.cluster) if crossing else (agent.block,)
         blocks = self.cluster if crossing else 1
         along = 1 if buffer.tile.panels % blocks == 0 else 0
@@ -304,7 +308,10 @@ class Simulator:
         return True
 
     def _land(self, number: int) -> bool:
-        shared, slot, place, index, part, shape, count = self.copies.pop(number)
+        landed = self.copies.pop(number)
+        if isinstance(landed, Push):
+            return landed.land()
+        shared, slot, place, index, part, shape, count = landed
         into = shared.slots[slot]
         if into.readers:
             raise CheckFailed(f"race: a copy lands in {shared.ring.name}[{slot}] under a matmul")
@@ -416,6 +423,8 @@ class Simulator:
             self._touch(agent, op, var.name)
         part = agent.role.part
         local = localise(self.placement, op, part)
+        if op.kind == "reduce_scatter":
+            return self._meet(agent, op)
         if op.kind in ("store", "store_add"):
             assert op.array is not None
             if part == 0 or self.placement.split in op.srcs[0].type.names:
@@ -434,6 +443,32 @@ class Simulator:
             return True
         sources = [self._value(agent, src.name, symbols) for src in op.srcs]
         agent.state[op.dst.name] = compute(local, sources, symbols)
+        return True
+
+    def _meet(self, agent: Agent, op: Op) -> bool:
+        """Push each block its part, then add up what all blocks pushed here."""
+        part, parity = agent.role.part, agent.meets & 1
+        own = self.company[agent.block][part]
+        assert op.dst is not None
+        if not agent.pushed:
+            if not own.free.passed(parity ^ 1):
+                agent.waits_for = f"{own.free.name} parity {parity ^ 1}"
+                return False
+            axis = op.srcs[0].type.names.index(op.axis)
+            pieces = np.split(agent.state[op.srcs[0].name], self.cluster, axis=axis)
+            own.full.expect(sum(piece.nbytes for piece in pieces))
+            self.copies += [
+                Push(self.company[block][part], agent.block, piece.copy())
+                for block, piece in enumerate(pieces)
+            ]
+            agent.pushed = True
+        if not own.full.passed(parity):
+            agent.waits_for = f"{own.full.name} parity {parity}"
+            return False
+        agent.state[op.dst.name] = own.take()
+        for block in range(self.cluster):
+            self.company[block][part].free.arrive(WARPS)
+        agent.meets, agent.pushed = agent.meets + 1, False
         return True
 
     def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:

@@ -127,7 +127,7 @@ def _gemm(
         finish["bias"] = bias.float().contiguous()
     if residual is not None:
         finish["residual"] = residual
-    if config.slices == 1:
+    if not config.workspace:
         _kernels[key](operands | finish, stream=_stream(a))
         return result
     parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)

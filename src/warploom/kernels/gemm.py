@@ -20,6 +20,7 @@ from warploom.tile import (
     DType,
     Index,
     Program,
+    Span,
     Tile,
     array,
     cdiv,
@@ -29,6 +30,7 @@ from warploom.tile import (
     load,
     loop,
     minimum_index,
+    reduce_scatter,
     relu,
     silu,
     size,
@@ -63,6 +65,7 @@ class GemmConfig:
     promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
     ahead     promoted products started together, so that sums of one run beside the others
     slices    the contracted axis is cut into so many tasks, whose fp32 sums `combine` adds up
+    together  these tasks meet and add up themselves, in a cluster: one kernel, no workspace
     across    multiply b^T a^T: then m lies over the columns of the tensor core's results, so the
               tile's m may be any multiple of 8 (and n a multiple of 64), not the other way round
     """
@@ -82,6 +85,7 @@ class GemmConfig:
     promote: bool = False
     ahead: int = 1
     slices: int = 1
+    together: bool = False
     across: bool = False
     tile: tuple[int, int, int] = (128, 256, 64)
 
@@ -97,6 +101,13 @@ class GemmConfig:
             raise InputError(f"gemm ahead={self.ahead}: expected >= 1, and 1 unless promoted")
         if self.slices < 1 or (self.slices > 1 and (self.batched or self.dual)):
             raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
+        if self.together and self.slices < 2:
+            raise InputError(f"gemm together=True with {self.slices} slice: expected at least 2")
+
+    @property
+    def workspace(self) -> bool:
+        """Whether sums go through memory, from this kernel to `combine`."""
+        return self.slices > 1 and not self.together
 
     @property
     def epilogue(self) -> dict[str, Array]:
@@ -121,7 +132,7 @@ class GemmConfig:
         }
         if self.dual:
             specs["b2"] = specs["b"]
-        if self.slices > 1:
+        if self.workspace:
             return {**specs, "parts": array(FP32, "slices m n")}
         return {**specs, **self.epilogue, "c": array(self.out, lead + "m n")}
 
@@ -135,43 +146,58 @@ def gemm(config: GemmConfig | None = None) -> Program:
 def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **rest: Array) -> None:
     bm, bn, bk = config.tile
     tiles = {"m": cdiv(size("m"), bm), "n": cdiv(size("n"), bn)}
-    first, steps = 0, cdiv(size("k"), bk * config.ahead)
-    lead: tuple[Index, ...] = ()
-    where: tuple[Index, ...] = ()
-    if config.slices > 1:
-        part, m, n = grid(slices=config.slices, **tiles)
-        each = cdiv(steps, config.slices)
-        where = (part,)
-        first, steps = part * each, minimum_index(part * each + each, steps)
-    elif config.batched:
-        batch, m, n = grid(batch=size("batch"), **tiles)
-        lead = (batch,)
-    else:
-        m, n = grid(**tiles)
+    first: Index | int = 0
+    steps: Index = cdiv(size("k"), bk * config.ahead)
+    lead: dict[str, Index | int] = {"slices": config.slices} if config.slices > 1 else {}
+    if config.batched:
+        lead = {"batch": size("batch")}
+    *outer, m, n = grid(**lead, **tiles)
     rows, cols = span(m * bm, bm), span(n * bn, bn)
+    slices = outer if config.slices > 1 else []
+    for part in slices:
+        each = cdiv(steps, config.slices)
+        first, steps = part * each, minimum_index(part * each + each, steps)
+    outer = outer if config.batched else []
     acc, acc2 = (zeros(n=bn, m=bm) if config.across else zeros(m=bm, n=bn) for _ in range(2))
     for i in loop(first, steps):
         products: list[Tile] = []
         for part in range(config.ahead):
             depth = span((i * config.ahead + part) * bk, bk)
-            right = (*lead, *((depth, cols) if config.b == "kn" else (cols, depth)))
-            at = load(a, *lead, *((rows, depth) if config.a == "mk" else (depth, rows)))
-            bt = load(b, *right)
+            at = load(a, *outer, *((rows, depth) if config.a == "mk" else (depth, rows)))
+            sides = (*outer, *((depth, cols) if config.b == "kn" else (cols, depth)))
+            bt = load(b, *sides)
             products.append(bt @ at if config.across else at @ bt)
             if not config.promote:
                 acc += products[-1]
             if b2 is not None:
-                bt2 = load(b2, *right)
-                acc2 += bt2 @ at if config.across else at @ bt2
+                bt = load(b2, *sides)
+                acc2 += bt @ at if config.across else at @ bt
         if config.promote:
             for product in products:
                 acc[:] = product + acc
+    if config.together:
+        acc, rows, cols = _share(config, acc, slices[0], rows, cols)
     sums = [acc] if b2 is None else [acc, acc2]
     result, *second = [each.T for each in sums] if config.across else sums
-    if config.slices > 1:
-        store(rest["parts"], *where, rows, cols, tile=result)
+    if config.workspace:
+        store(rest["parts"], *slices, rows, cols, tile=result)
     else:
-        _finish(config, result, (*lead, rows, cols), rest, *second)
+        _finish(config, result, (*outer, rows, cols), rest, *second)
+
+
+def _share(
+    config: GemmConfig, acc: Tile, part: Index, rows: Span, cols: Span
+) -> tuple[Tile, Span, Span]:
+    """The part of the slices' sum that this task finishes, and where it lies in c.
+
+    Parts of the columns that registers hold: of n, or of m where the product is across.
+    """
+    whole = rows if config.across else cols
+    assert whole.size is not None
+    width = whole.size // config.slices
+    own = span(whole.start + part * width, width)
+    share = reduce_scatter(acc, part, config.slices, "m" if config.across else "n")
+    return (share, own, cols) if config.across else (share, rows, own)
 
 
 def _finish(

@@ -31,6 +31,7 @@ BASE_BYTES = 1024  # of shared memory lost to aligning its base, where a block i
 BARRIER_BYTES = 512  # of shared memory, at most
 PANEL_BYTES = 128  # of a row of the result that are stored together
 STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
+SUM_BYTES = 4  # of an element of the result before it is rounded
 SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
 UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues are counted in
 CLUSTERS_OF_FOUR = 32  # that fit the GPU: its processing clusters are not whole fours
@@ -122,6 +123,7 @@ class GemmChoice:
     dependent: bool = False
     resident: int = 1
     slices: int = 1
+    together: bool = False
     store: str = "tma"
     across: bool = False
     store_rows: int = 0
@@ -130,7 +132,14 @@ class GemmChoice:
     def config(self, base: GemmConfig) -> GemmConfig:
         """`base` with this tile; a step of k is 128 bytes."""
         tile = (*self.tile, STEP_BYTES // base.dtype.bytes)
-        return replace(base, tile=tile, slices=self.slices, across=self.across, ahead=self.ahead)
+        return replace(
+            base,
+            tile=tile,
+            slices=self.slices,
+            together=self.together,
+            across=self.across,
+            ahead=self.ahead,
+        )
 
     def schedule(self, config: GemmConfig) -> KernelSchedule:
         """Load-compute-finish with one matmul in flight, under this launch plan."""
@@ -158,9 +167,13 @@ class GemmChoice:
         high = self.tile[0]
         if self.across:
             high = self.groups * (self.store_rows or high)
-        panels = high * PANEL_BYTES * self.panels if self.store == "tma" else 0
+        width = PANEL_BYTES
+        if self.together:  # each block stores its part of the columns
+            width = min(width, self.tile[1] // self.slices * config.out.bytes)
+        panels = high * width * self.panels if self.store == "tma" else 0
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
+        free -= SUM_BYTES * self.tile[0] * self.tile[1] if self.together else 0
         return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
 
     def store_count(self, element: int) -> int:

@@ -1,9 +1,13 @@
-"""The sequential interpreter: the meaning of a tile program, at any size, on a CPU."""
+"""The sequential interpreter: the meaning of a tile program, at any size, on a CPU.
+
+Tasks run one after the other, in any order; only tasks that meet (`reduce_scatter`) run side by
+side, from one meeting to the next.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +15,7 @@ from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
 from warploom.tile.ir import Loop, Op, Program
+from warploom.tile.ops import MEETING
 
 
 def interpret(
@@ -24,10 +29,57 @@ def interpret(
     memory = bind(program, arrays)
     symbols = sizes(program, memory)
     values = dict(scalars or {})
-    for point in points(program, symbols):
-        state = scalar_state(program, values)
-        _run(program.body, state, memory, task_symbols(program, memory, {**symbols, **point}))
+    for tasks in companies(program, points(program, symbols)):
+        states = [scalar_state(program, values) for _ in tasks]
+        known = [task_symbols(program, memory, {**symbols, **point}) for point in tasks]
+        for body, meeting in _until_meetings(program):
+            for state, own in zip(states, known, strict=True):
+                _run(body, state, memory, own)
+            if meeting is not None and meeting.dst is not None:
+                shares = share_sum(meeting, [state[meeting.srcs[0].name] for state in states])
+                for state, share in zip(states, shares, strict=True):
+                    state[meeting.dst.name] = share
     return memory
+
+
+def meetings(program: Program) -> list[Op]:
+    """The ops at which tasks meet."""
+    return [op for op in program.ops() if op.kind in MEETING]
+
+
+def companies(
+    program: Program, tasks: Iterable[dict[str, int]]
+) -> Iterator[tuple[dict[str, int], ...]]:
+    """The tasks that run side by side, in the order of the axis along which they meet."""
+    found = meetings(program)
+    if not found:
+        yield from ((task,) for task in tasks)
+        return
+    axis = str(found[0].start)
+    together: dict[tuple[int, ...], list[dict[str, int]]] = {}
+    for task in tasks:
+        rest = tuple(at for name, at in task.items() if name != axis)
+        together.setdefault(rest, []).append(task)
+    for company in together.values():
+        yield tuple(sorted(company, key=lambda task: task[axis]))
+
+
+def share_sum(op: Op, tiles: Sequence[Value]) -> list[Value]:
+    """Each task's part of the sum of the tasks' tiles, added in order and rounded each time."""
+    source = op.srcs[0].type
+    total = tiles[0]
+    for tile in tiles[1:]:
+        total = np.asarray(round_to(source.dtype, total + tile), dtype=total.dtype)
+    return np.split(total, len(tiles), axis=source.names.index(op.axis))
+
+
+def _until_meetings(program: Program) -> Iterator[tuple[Sequence[Op | Loop], Op | None]]:
+    start = 0
+    for place, item in enumerate(program.body):
+        if isinstance(item, Op) and item.kind in MEETING:
+            yield program.body[start:place], item
+            start = place + 1
+    yield program.body[start:], None
 
 
 def task_symbols(

@@ -196,6 +196,16 @@ def gather(x: Tile, index: Tile, axis: str) -> Tile:
     return emit("gather", result, (x.var, index.var), stem="gather", axis=axis)
 
 
+def reduce_scatter(x: Tile, over: Index, parts: int, along: str) -> Tile:
+    """The tasks of a grid axis meet: task p of them gets part p of the sum of all their tiles.
+
+    `over` is that axis' index, `parts` its static extent; the sum is fp32, added in the order of
+    the axis, and cut along the tile's axis `along`. Outside of loops only.
+    """
+    result = checked(rules.reduce_scatter_type, x.type, along, parts)
+    return emit("reduce_scatter", result, (x.var,), x.var.name, axis=along, start=over, value=parts)
+
+
 def sigmoid(x: Tile) -> Tile:
     """1 / (1 + e^-x)."""
     return reciprocal(exp(-x) + 1.0)

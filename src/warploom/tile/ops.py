@@ -105,11 +105,13 @@ _ENTRIES = (
     OpSpec("transpose", "shape", (1,)),
     OpSpec("slice", "shape", (1,)),
     OpSpec("gather", "shape", (2,)),
+    OpSpec("reduce_scatter", "meet", (1,)),
     OpSpec("store", "sink", (1,)),
     OpSpec("store_add", "sink", (1,)),
 )
 
 OPS: dict[str, OpSpec] = {entry.kind: entry for entry in _ENTRIES}
+MEETING = tuple(entry.kind for entry in _ENTRIES if entry.group == "meet")
 
 # The identity of each reduction: what an empty axis gives.
 IDENTITY = {"reduce_sum": 0.0, "reduce_prod": 1.0, "reduce_max": -math.inf, "reduce_min": math.inf}

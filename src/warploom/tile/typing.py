@@ -122,6 +122,17 @@ def slice_type(source: TileType, axis: str, start: int, size: int) -> TileType:
     return source.resized(axis, size)
 
 
+def reduce_scatter_type(source: TileType, axis: str, parts: int) -> TileType:
+    """The type of one of `parts` equal parts along `axis` of a sum of tiles."""
+    require_axis("reduce_scatter", source, axis)
+    if source.dtype is not FP32 or parts < 2 or source.size(axis) % parts:
+        raise InputError(
+            f"reduce_scatter of {source} in {parts} parts along {axis!r}: expected an fp32 tile "
+            "whose axis is a multiple of at least 2 parts"
+        )
+    return source.resized(axis, source.size(axis) // parts)
+
+
 def gather_type(source: TileType, index: TileType, axis: str) -> TileType:
     """The type of `source` with positions along `axis` taken from the int32 tile `index`."""
     require_axis("gather", source, axis)

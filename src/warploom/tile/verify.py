@@ -6,7 +6,8 @@ Invariants:
 2. every op of the table has the operands and the result type its group's rule gives;
 3. index expressions use only dimensions, grid indices and the counters of enclosing loops;
 4. loads and stores name a declared array with one range a dimension; stored types match;
-5. op ids are 0, 1, 2, ... in program order.
+5. op ids are 0, 1, 2, ... in program order;
+6. tasks meet outside of loops, all of one grid axis whose extent the program states.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from warploom.errors import InputError
 from warploom.tile import typing as rules
 from warploom.tile.dtypes import INT32
 from warploom.tile.index import Index
-from warploom.tile.ir import Loop, Op, Program, TileType, Var
-from warploom.tile.ops import OPS
+from warploom.tile.ir import Loop, Op, Program, TileType, Var, walk
+from warploom.tile.ops import MEETING, OPS
 
 
 def verify(program: Program) -> None:
@@ -52,6 +53,8 @@ def _body(
                 parts = {n for n in item.until.symbols() if n.endswith((".begin", ".end"))}
                 what = f"{item.where}: until of loop {item.index}"
                 _check_symbols(what, item.until, symbols | parts)
+            if meets := [op for op in walk(item.body) if op.kind in MEETING]:
+                raise InputError(f"{meets[0].where}: {meets[0].kind} inside of a loop")
             _body(program, item.body, dict(types), symbols | {item.index})
             continue
         try:
@@ -109,6 +112,8 @@ def _result(program: Program, op: Op) -> TileType | None:
         return _matmul(sources)
     if spec.group == "sink":
         return _store(program, op)
+    if spec.group == "meet":
+        return _meet(program, op, sources[0])
     return _shape(program, op, sources)
 
 
@@ -117,6 +122,18 @@ def _matmul(sources: list[TileType]) -> TileType:
     if len(sources) == 3 and sources[2] != product:
         raise InputError(f"adds a product {product} to {sources[2]}")
     return product
+
+
+def _meet(program: Program, op: Op, source: TileType) -> TileType:
+    axis, parts = str(op.start), int(op.value or 0)
+    extents = {str(extent) for name, extent in program.grid if name == axis}
+    others = {str(other.start) for other in program.ops() if other.kind in MEETING}
+    if extents != {str(parts)} or others != {axis}:
+        raise InputError(
+            f"{parts} tasks along {axis} meet: expected one grid axis of that extent in all of "
+            f"the program, the grid has {[f'{name} < {extent}' for name, extent in program.grid]}"
+        )
+    return rules.reduce_scatter_type(source, op.axis, parts)
 
 
 def _store(program: Program, op: Op) -> None:

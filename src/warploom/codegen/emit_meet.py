@@ -1,0 +1,116 @@
+"""Code for tasks that meet: the blocks of a cluster add up their tiles through shared memory.
+
+Every block pushes part r of its tile into the shared memory of block r (st.async, which counts the
+bytes at a barrier there), then adds up what the others pushed to it, in the order of the blocks. A
+block pushes again when all blocks have read what it pushed before. Threads exchange their own
+registers, so that a part of the columns of a tile is a part of every thread's registers.
+
+    full    1 arrival and the bytes of all blocks: a block's parts are there
+    free    an arrival of every warp of every block: what this block pushed has been read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.codegen.names import c_name
+from warploom.codegen.place import Placement
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.values import Values
+from warploom.errors import InputError
+from warploom.tile import Op, Program
+from warploom.tile.interpret import meetings
+
+GROUP = 8  # columns that a thread holds in four registers: 16 bytes
+THREADS = 128
+WARPS = 4
+WORD = 4  # bytes of a register
+BARRIERS = 2  # full and free
+
+
+def check_meetings(placement: Placement, plan: LaunchPlan) -> None:
+    """Raise `InputError` where the launch plan or a tile does not suit the program's meetings."""
+    for op in meetings(placement.program):
+        axis, parts = str(op.start), int(op.value or 0)
+        if plan.cluster != (axis, parts):
+            raise InputError(
+                f"{op.where}: {parts} tasks along {axis} meet, so they must be a cluster: expected "
+                f"cluster=({axis!r}, {parts}) in the launch plan, it has {plan.cluster}"
+            )
+        kind = placement.oriented(op.srcs[0].type)
+        if len(kind.axes) != 2 or op.axis != kind.names[1] or kind.shape[1] % (GROUP * parts):
+            raise InputError(
+                f"{op.where}: {op.srcs[0].type} cut in {parts} along {op.axis!r}: expected the "
+                f"axis over the columns of the registers, and parts of a multiple of {GROUP}"
+            )
+
+
+def exchange_bytes(placement: Placement, program: Program) -> int:
+    """Bytes of shared memory in which one group gets the parts of a meeting."""
+    found = [placement.local(op.srcs[0].type) for op in meetings(program)]
+    return max((kind.shape[0] * kind.shape[1] * WORD for kind in found), default=0)
+
+
+def meeting_barriers(parts: int, blocks: int) -> list[str]:
+    """The code that sets up the barriers of all groups."""
+    return [
+        f"for (int s = 0; s < {parts}; ++s) {{",
+        "  barrier_init(meet_full + s * 8, 1);",
+        f"  barrier_init(meet_free + s * 8, {WARPS * blocks});",
+        "}",
+    ]
+
+
+def meet_lines(values: Values, op: Op, room: int) -> list[str]:
+    """One meeting; `room` is `exchange_bytes`."""
+    assert op.dst is not None
+    source, into = c_name(op.srcs[0].name), c_name(op.dst.name)
+    parts, blocks = int(op.value or 0), values.blocks(op.srcs[0].type)
+    quads = values.columns(op.dst.type) // GROUP  # of every part and block of rows
+    stride = THREADS * 4 * WORD  # bytes of all threads' quads of registers
+    each = blocks * quads * stride
+    push: list[str] = []
+    for part in range(parts):
+        push += [
+            "{",
+            f"  const unsigned to = in_peer(own, {part}), bar = in_peer(full, {part});",
+            *_loops(blocks, quads),
+            f"      push_quad(to + (t * {quads} + i) * {stride}, "
+            f"&{source}[t][4 * (i + {part * quads})], bar);",
+            "}",
+        ]
+    return [
+        "{",
+        f"  const unsigned full = meet_full + part * 8, parts = meet_room + part * {room};",
+        f"  const unsigned own = parts + rank * {each} + threadIdx.x % {THREADS} * 16;",
+        "  barrier_wait(meet_free + part * 8, meet_parity ^ 1);",
+        f"  if (threadIdx.x % {THREADS} == 0) barrier_expect(full, {parts * each});",
+        *_indent(push),
+        "  barrier_wait(full, meet_parity);",
+        f"  unsigned at = parts + threadIdx.x % {THREADS} * 16;",
+        *_indent(_loops(blocks, quads)),
+        f"      read_quad(&{into}[t][4 * i], at + (t * {quads} + i) * {stride});",
+        "  #pragma unroll 1",
+        f"  for (int from = 1; from < {parts}; ++from) {{",
+        f"    at += {each};",
+        *_indent(_indent(_loops(blocks, quads))),
+        f"        add_quad(&{into}[t][4 * i], at + (t * {quads} + i) * {stride});",
+        "  }",
+        "  __syncwarp();",
+        f"  if (lane < {parts}) barrier_arrive_at(meet_free + part * 8, lane);",
+        "  meet_parity ^= 1;",
+        "}",
+    ]
+
+
+def _loops(blocks: int, quads: int) -> list[str]:
+    return [
+        "#pragma unroll",
+        f"for (int t = 0; t < {blocks}; ++t)",
+        "#pragma unroll",
+        f"  for (int i = 0; i < {quads}; ++i)",
+    ]
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
