@@ -11,6 +11,7 @@ from collections import ChainMap
 import pytest
 
 from warploom.codegen.emit import emit
+from warploom.codegen.emit_tma import is_multicast
 from warploom.codegen.layout import INSTRUCTION_K_BYTES, hardware_address, swizzle
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage, overlapped
@@ -241,6 +242,23 @@ def test_attention_reads_what_was_copied():
     schedule = overlapped(program, {"k": 2, "v": 2}, launch)
     grid = {"batch_tile": 1, "heads_tile": 2, "rows_tile": 3}
     check(program, schedule, lambda rank: grid | {"i": 5, "i_": 5, "i_1": 5})
+
+
+def test_only_what_all_blocks_of_a_cluster_want_is_multicast():
+    """Neither a tile of a position of its own nor one of a loop that others leave earlier."""
+
+    def loads(program, plan):
+        return [is_multicast(program, plan, op) for op in program.ops() if op.kind == "load"]
+
+    plain, sliced = gemm(), gemm(GemmConfig(slices=2))
+    assert loads(plain, LaunchPlan(cluster=("m_tile", 2))) == [False, True]
+    assert loads(plain, LaunchPlan(cluster=("n_tile", 2))) == [True, False]
+    assert loads(sliced, LaunchPlan(cluster=("slices_tile", 2))) == [False, False]
+    assert loads(sliced, LaunchPlan(cluster=("m_tile", 2))) == [False, True]
+    own, shared = (attention(AttentionConfig(causal=True, shared=n)) for n in (1, 2))
+    pair = LaunchPlan(cluster=("rows_tile", 2))
+    assert loads(own, pair) == [False] * 3
+    assert loads(shared, pair) == [False, True, True]
 
 
 def test_an_address_with_the_block_in_it_is_noticed(monkeypatch):

@@ -100,10 +100,10 @@ class Group:
             return False
         return True
 
-    def write(self, at, name):
+    def free(self, at):
+        """A chunk of 16 bytes may be written: no store that may still run reads it."""
         for start, end in (panel for group in self.flying[self.safe :] for panel in group):
             assert not start <= at < end, "a store still reads this panel"
-        self.shared[at] = name
 
     def loop(self, lines, state, header):
         name, first, last, step, braces = header.groups()
@@ -125,8 +125,8 @@ class Group:
         values = [[self.value(a, t, **own) for a in args] for t, own in enumerate(state)]
         if call == "store_shared_pair":
             for thread, (at, low, high) in enumerate(values):
-                self.write(at, place(thread, low))
-                self.write(at + 4, place(thread, high))
+                self.free(at)
+                self.shared[at], self.shared[at + 4] = place(thread, low), place(thread, high)
             return
         assert call in ("stmatrix", "stmatrix_across")
         count = len(args) - 1
@@ -134,11 +134,12 @@ class Group:
         for warp, matrix, row in product(range(4), range(count), range(8)):
             at = values[32 * warp + 8 * matrix + row][0]
             assert at % 16 == 0
+            self.free(at)
             for col in range(8):
                 down, along = (col, row) if call.endswith("across") else (row, col)
                 thread = 32 * warp + 4 * down + along // 2
                 name = values[thread][1 + matrix][along % 2]
-                self.write(at + 2 * col, place(thread, name))
+                self.shared[at + 2 * col] = place(thread, name)
 
     def store(self, args, state):
         tensor = self.maps[args[0].lstrip("&")]

@@ -12,7 +12,8 @@ from warploom.codegen.prelude import tma_load
 from warploom.codegen.tasks import cluster_axis
 from warploom.codegen.values import c_index
 from warploom.errors import InputError
-from warploom.tile import Op, Program
+from warploom.tile import Index, Op, Program
+from warploom.tile.index import symbol
 from warploom.tile.ir import walk
 
 MULTICAST_MASKS = {2: "3", 4: "15", 8: "255"}
@@ -21,15 +22,32 @@ MULTICAST_MASKS = {2: "3", 4: "15", 8: "255"}
 def is_multicast(program: Program, plan: LaunchPlan, op: Op) -> bool:
     """Whether all blocks of a cluster want the same tile at the same time.
 
-    No range uses the cluster's axis, nor does a bound of a loop around the load: blocks whose loops
-    run over other iterations fill their rings with other tiles.
+    Its ranges are the same in all of them, and so are the bounds of a loop around the load: blocks
+    whose loops run over other iterations fill their rings with other tiles.
     """
-    axis, blocks = plan.cluster
-    used = {name for span in op.spans for name in span.start.symbols()}
+    if plan.cluster[1] == 1:
+        return False
+    used = [span.start for span in op.spans]
     for loop in program.loops():
         if any(inner.id == op.id for inner in walk(loop.body)):
-            used |= loop.start.symbols() | loop.stop.symbols()
-    return blocks > 1 and axis not in used
+            used += [loop.start, loop.stop]
+    return all(_same_in_cluster(program, plan, value) for value in used)
+
+
+def _same_in_cluster(program: Program, plan: LaunchPlan, value: Index) -> bool:
+    """Whether an expression has one value in all blocks of a cluster, as its form shows.
+
+    The blocks' positions on the axis are q * blocks + rank, so position // blocks is the same.
+    """
+    axis, blocks = plan.cluster
+    if value.op == "symbol":
+        read = next((read for read in program.reads if read.name == value.name), None)
+        places = () if read is None else read.at
+        return value.name != axis and all(_same_in_cluster(program, plan, at) for at in places)
+    if value.op == "//" and value.args[0] == symbol(axis):
+        by = value.args[1]
+        return by.op == "const" and by.value % blocks == 0
+    return all(_same_in_cluster(program, plan, arg) for arg in value.args)
 
 
 class Maps:
