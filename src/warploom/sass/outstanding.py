@@ -13,12 +13,11 @@ from typing import Final
 
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import Hazard
-from warploom.sass.effects import UNIFORM_BASE
 from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.mining import exclusive
 from warploom.sass.opcodes import Order, Pipe
 from warploom.sass.paths import Place, fixed_point
-from warploom.sass.scoreboard import waited_scoreboards
+from warploom.sass.scoreboard import protected_sources, waited_scoreboards
 
 NO_VALUE: Final = frozenset(("guard", "old", GROUP_SLOT))
 
@@ -49,11 +48,9 @@ def _left_open(item: Instruction) -> Iterator[Unsettled]:
             yield Unsettled(item.index, access.resource, True, written, not written)
     # A result that has arrived proves that the sources were read.
     if read or info.variable:
-        for access in item.effects.reads:
-            if access.resource < UNIFORM_BASE and access.slot not in NO_VALUE:
-                mask = read | written
-                # Sources are read in the pipe's order: a later operation's scoreboard serves too.
-                yield Unsettled(item.index, access.resource, False, mask, not read)
+        for resource in protected_sources(item):
+            # Sources are read in the pipe's order: a later operation's scoreboard serves too.
+            yield Unsettled(item.index, resource, False, read | written, not read)
 
 
 def before_issue(state: State, item: Instruction) -> State:

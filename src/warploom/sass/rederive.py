@@ -15,7 +15,7 @@ from warploom.errors import InputError
 from warploom.sass.aliasing import is_sync
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD, Control
 from warploom.sass.dependence import Dependence, Hazard
-from warploom.sass.effects import UNIFORM_BASE, Access
+from warploom.sass.effects import Access
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LONGEST, SPACED, LatencyTable, family, sync_key
 from warploom.sass.mining import BETWEEN_SYNCS, fixed_latency, key_of, pipe_neighbours
@@ -25,6 +25,7 @@ from warploom.sass.scoreboard import (
     UNATTACHED,
     Pending,
     attaches,
+    protected_sources,
     releases,
     waited_scoreboards,
 )
@@ -323,9 +324,8 @@ class _WaitScan:
             for access in item.effects.writes:
                 self.writers.setdefault(access.resource, []).append(entry)
             return
-        for access in item.effects.reads:
-            if access.resource < UNIFORM_BASE and access.slot not in ("guard", "old"):
-                self.readers.setdefault(access.resource, []).append(entry)
+        for resource in protected_sources(item):
+            self.readers.setdefault(resource, []).append(entry)
 
     def conflicts(self, item: Instruction) -> list[tuple[int, int]]:
         """(producer, scoreboard) of everything outstanding that `item` may not overtake."""

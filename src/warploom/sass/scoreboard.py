@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from warploom.sass.control import NO_SCOREBOARD, SCOREBOARDS
+from warploom.sass.effects import PREDICATE_BASE
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.opcodes import Order, Pipe
 
@@ -51,6 +52,22 @@ def counting_waits(item: Instruction) -> int | None:
     return int(match.group(1)) if match and int(match.group(2), 16) else None
 
 
+def protected_sources(item: Instruction) -> tuple[int, ...]:
+    """The registers that must not change until the instruction has read its sources.
+
+    Vector registers; where it reads none but has a read scoreboard (TMA copies and mbarrier
+    operations of the uniform datapath), its uniform registers: compilers wait for that scoreboard
+    before they overwrite them, and for no other uniform register.
+    """
+    sources = [
+        access.resource for access in item.effects.reads if access.slot not in ("guard", "old")
+    ]
+    vector = tuple(resource for resource in sources if resource < REGISTERS)
+    if vector or item.control.read_sb == NO_SCOREBOARD:
+        return vector
+    return tuple(resource for resource in sources if resource < PREDICATE_BASE)
+
+
 def releases(item: Instruction) -> Iterator[Pending]:
     """What an instruction leaves outstanding at issue."""
     info = item.effects.info
@@ -58,10 +75,7 @@ def releases(item: Instruction) -> Iterator[Pending]:
     if item.line.guard == "!PT" or info.pipe is Pipe.ASYNC or info.order is Order.FIXED:
         return
     has_result = bool(item.effects.writes)
-    reads_registers = any(
-        access.resource < REGISTERS and access.slot not in ("guard", "old")
-        for access in item.effects.reads
-    )
+    reads_registers = bool(protected_sources(item))
     write_sb, read_sb = control.write_sb, control.read_sb
     if has_result and (write_sb != NO_SCOREBOARD or info.variable):
         yield _pending(item, "W", write_sb)

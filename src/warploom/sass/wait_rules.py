@@ -17,10 +17,10 @@ from warploom.sass.mining import exclusive
 from warploom.sass.opcodes import Pipe
 from warploom.sass.rules import BLOCK_EDGE, Builder, Rule
 from warploom.sass.scoreboard import (
-    REGISTERS,
     UNATTACHED,
     Pending,
     attaches,
+    protected_sources,
     releases,
     waited_scoreboards,
 )
@@ -72,9 +72,8 @@ class WaitTracker:
             for access in producer.effects.writes:
                 self.writers.setdefault(access.resource, []).append(item)
             return
-        for access in producer.effects.reads:
-            if access.resource < REGISTERS and access.slot not in ("guard", "old"):
-                self.readers.setdefault(access.resource, []).append(item)
+        for resource in protected_sources(producer):
+            self.readers.setdefault(resource, []).append(item)
 
     def visit(self, item: Instruction) -> None:
         self._clear(waited_scoreboards(item))
@@ -226,8 +225,5 @@ class WaitTracker:
             return any(
                 self.later.touched >> access.resource & 1 for access in producer.effects.writes
             )
-        return any(
-            self.later.written >> access.resource & 1
-            for access in producer.effects.reads
-            if access.resource < REGISTERS and access.slot not in ("guard", "old")
-        )
+        sources = protected_sources(producer)
+        return any(self.later.written >> resource & 1 for resource in sources)
