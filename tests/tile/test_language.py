@@ -165,6 +165,24 @@ ERRORS = {
     "slice": (lambda x, y: x.sub("n", 8, 8), "leaves"),
     "order": (lambda x, y: x + x.T, "different order"),
     "assign": (lambda x, y: x.assign(t.sum_along(x, "n")), "cannot be assigned"),
+    "number": (lambda x, y: x @ 3, "@ of int 3: expected a tile"),
+    "string": (lambda x, y: x + "s", "add of str 's': expected a tile or a number"),
+    "function": (lambda x, y: t.exp(3.0), "exp of float 3.0: expected a tile"),
+    "equality": (lambda x, y: x == y, "use x.equals"),
+    "part": (lambda x, y: x[0], r"x\.sub\(axis"),
+    "sequence": (lambda x, y: sum(x), "not a sequence"),
+    "power": (lambda x, y: x**0.5, "expected 2, 3 or 4"),
+    "size": (lambda x, y: x + t.zeros(m=8.5), "positive whole numbers"),
+    "three axes": (lambda x, y: x + t.zeros(m=8, n=12, k=2), "at most two"),
+    "dtype": (lambda x, y: x.cast("bf16"), "expected an element type"),
+    "span": (lambda x, y: t.load(y, t.span(0, t.size("m"))), "span of Index m elements"),
+    "position": (lambda x, y: x + t.number(t.size("m") * 0.5), "index float 0.5"),
+    "half": (lambda x, y: x + t.number(t.size("m") / 2), "use // or cdiv"),
+    "if": (lambda x, y: x if t.size("m") > 2 else y, "not known while tracing"),
+    "range": (lambda x, y: next(x for _ in range(t.size("m"))), "for i in loop"),
+    "conditions": (lambda x, y: t.sum_along(x > 0.0, "n"), "cast them to int32"),
+    "array": (lambda x, y: t.load(x, 0), "is no array parameter"),
+    "cdiv": (lambda x, y: x + t.number(t.cdiv(t.size("m"), 0)), "must be a positive number"),
 }
 
 
@@ -196,3 +214,24 @@ def test_leaving_a_loop_is_refused():
 
     with pytest.raises(InputError, match="left by break"):
         t.trace(body, {"x": t.array(t.FP32, "m")})
+
+
+def test_an_array_where_a_tile_belongs_says_how_to_load_it():
+    def body(x, z):
+        t.store(z, t.span(0, 4), tile=t.load(x, t.span(0, 4)) + x)
+
+    arrays = {"x": t.array(t.FP32, "m"), "z": t.array(t.FP32, "m")}
+    with pytest.raises(InputError, match=r"add of array x: load a tile of it first, load\(x\)"):
+        t.trace(body, arrays)
+    for wrong in ({"x": 3}, {"x": t.FP32}):
+        with pytest.raises(InputError, match="expected array"):
+            t.trace(body, wrong)
+    with pytest.raises(InputError, match="expected an element type"):
+        t.array("bf16", "m")
+    with pytest.raises(InputError, match="expected a function"):
+        t.trace(3, arrays)
+
+
+def test_small_powers_and_numpy_numbers():
+    got = run(lambda x, y: x**3 + np.float32(2.0) * y + np.int64(1))
+    np.testing.assert_allclose(got, X**3 + 2 * Y + 1, rtol=1e-5, atol=1e-6)

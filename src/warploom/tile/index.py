@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, cast
 
 from warploom.errors import InputError
+from warploom.tile.blame import refuse, shown
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,25 @@ class Index:
         return binary("%", self, other)
 
     def __bool__(self) -> bool:
-        raise InputError(
-            f"the value of {self} is not known while tracing, so it cannot decide an if; "
+        raise self._unknown("cannot decide an if")
+
+    def __lt__(self, other: object) -> bool:
+        raise self._unknown("cannot be compared")
+
+    __le__ = __gt__ = __ge__ = __lt__
+
+    def __truediv__(self, other: object) -> Index:
+        raise refuse(f"{self} / {other}: indices are whole numbers; use // or cdiv")
+
+    def __index__(self) -> int:
+        raise refuse(
+            f"the value of {self} is not known while tracing, so Python cannot count with it; "
+            "a loop over it is `for i in loop(n)`"
+        )
+
+    def _unknown(self, what: str) -> InputError:
+        return refuse(
+            f"the value of {self} is not known while tracing, so it {what}; "
             "use where(...) on tiles, or a Python number for a static choice"
         )
 
@@ -128,8 +147,13 @@ def const(value: int) -> Index:
 
 
 def as_index(value: IndexLike) -> Index:
-    """`value` as an expression."""
-    return value if isinstance(value, Index) else const(int(value))
+    """`value` as an expression; raises `InputError` for what is no whole number."""
+    if isinstance(value, Index):
+        return value
+    number: Any = value
+    if isinstance(number, bool) or not isinstance(number, Integral):
+        raise refuse(f"index {shown(number)}: expected a whole number, a size or a position")
+    return const(int(number))
 
 
 def binary(op: str, left: IndexLike, right: IndexLike) -> Index:
@@ -137,7 +161,7 @@ def binary(op: str, left: IndexLike, right: IndexLike) -> Index:
     a, b = as_index(left), as_index(right)
     if a.op == "const" and b.op == "const":
         if op in ("//", "%") and b.value == 0:
-            raise InputError(f"index expression {a} {op} 0 divides by zero")
+            raise refuse(f"index expression {a} {op} 0 divides by zero")
         return const(FOLD[op](a.value, b.value))
     if b.op == "const" and (op, 1, b.value) in NEUTRAL:
         return a
@@ -148,8 +172,9 @@ def binary(op: str, left: IndexLike, right: IndexLike) -> Index:
 
 def cdiv(left: IndexLike, right: int) -> Index:
     """`left / right` rounded up, for a positive constant `right`."""
-    if right <= 0:
-        raise InputError(f"cdiv by {right}: the divisor must be positive")
+    divisor = as_index(right)
+    if divisor.op != "const" or divisor.value <= 0:
+        raise refuse(f"cdiv by {right}: the divisor must be a positive number")
     return (as_index(left) + (right - 1)) // right
 
 

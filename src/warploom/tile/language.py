@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
+from typing import Any
 
 from warploom.tile import typing as rules
+from warploom.tile.blame import refuse, shown
 from warploom.tile.dtypes import FP32, INT32, DType
 from warploom.tile.index import Index, IndexLike, as_index
 from warploom.tile.ir import Array, Span, TileType
-from warploom.tile.tiles import Tile, checked, elementwise, emit, fill
-from warploom.tile.trace import current, refuse
+from warploom.tile.tiles import Tile, a_number, a_tile, axes_of, checked, elementwise, emit, fill
+from warploom.tile.trace import current
 
 EDGES = (0.0, -math.inf, math.inf)
 
@@ -19,10 +22,16 @@ def span(start: IndexLike, size: int, axis: str = "", stop: IndexLike | None = N
 
     `stop`: a store drops elements from there on; loads take no `stop` (mask what they give).
     """
-    return Span(as_index(start), size, axis, None if stop is None else as_index(stop))
+    given: Any = size
+    if isinstance(given, bool) or not isinstance(given, Integral) or given <= 0:
+        raise refuse(f"span of {shown(given)} elements: expected a positive whole number")
+    return Span(as_index(start), int(size), axis, None if stop is None else as_index(stop))
 
 
 def _spans(target: Array, where: tuple[Span | IndexLike, ...]) -> tuple[Span, ...]:
+    given: Any = target
+    if not isinstance(given, Array):
+        raise refuse(f"{shown(given)} is no array parameter of the program")
     if len(where) != len(target.dims):
         raise refuse(
             f"array {target} has {len(target.dims)} dimensions, {len(where)} ranges were given"
@@ -50,6 +59,7 @@ def load(source: Array, *where: Span | IndexLike, edge: float = 0.0) -> Tile:
 def store(target: Array, *where: Span | IndexLike, tile: Tile, add: bool = False) -> None:
     """Write (or add) a tile to a range of an array; elements outside of the array are dropped."""
     spans = _spans(target, where)
+    a_tile(tile, "store")
     kind = "store_add" if add else "store"
     current().append(kind, None, (tile.var,), array=target, spans=spans)
 
@@ -61,7 +71,7 @@ def zeros(dtype: DType = FP32, **axes: int) -> Tile:
 
 def full(value: float, dtype: DType = FP32, **axes: int) -> Tile:
     """A tile with one value everywhere."""
-    return fill(TileType(dtype, tuple(axes.items())), value)
+    return fill(TileType(dtype, axes_of(axes)), a_number(value, "full"))
 
 
 def scalar(name: str, dtype: DType = FP32) -> Tile:
@@ -155,6 +165,7 @@ def where(condition: Tile, x: Tile | float, y: Tile | float) -> Tile:
 
 
 def _reduce(kind: str, x: Tile, axis: str) -> Tile:
+    a_tile(x, kind)
     result = checked(rules.reduce_type, kind, x.type, axis)
     return emit(kind, result, (x.var,), stem=kind.removeprefix("reduce_"), axis=axis)
 
@@ -186,12 +197,15 @@ def argmax_along(x: Tile, axis: str) -> Tile:
 
 def cumsum(x: Tile, axis: str) -> Tile:
     """Running sum along an axis."""
+    a_tile(x, "cumsum")
     checked(rules.scan_type, "cumsum", x.type, axis)
     return emit("cumsum", x.type, (x.var,), stem="cumsum", axis=axis)
 
 
 def gather(x: Tile, index: Tile, axis: str) -> Tile:
     """Take along `axis` the positions in the int32 tile `index`; positions outside are refused."""
+    a_tile(x, "gather")
+    a_tile(index, "gather index")
     result = checked(rules.gather_type, x.type, index.type, axis)
     return emit("gather", result, (x.var, index.var), stem="gather", axis=axis)
 

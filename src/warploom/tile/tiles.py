@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from typing import Any, ParamSpec
+
+import numpy as np
 
 from warploom.errors import InputError
 from warploom.tile import typing as rules
+from warploom.tile.blame import refuse, shown
 from warploom.tile.dtypes import FP32, INT32, DType
 from warploom.tile.index import Index, as_index
-from warploom.tile.ir import TileType, Var
+from warploom.tile.ir import Array, TileType, Var
 from warploom.tile.ops import OPS
-from warploom.tile.trace import current, refuse
+from warploom.tile.trace import current
 
 P = ParamSpec("P")
 
@@ -37,6 +41,11 @@ class Tile:
     def dtype(self) -> DType:
         """The element type."""
         return self.var.type.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes."""
+        return self.var.type.shape
 
     def __repr__(self) -> str:
         return f"<tile {self.var.name}: {self.type}>"
@@ -123,14 +132,42 @@ class Tile:
             raise refuse(f"only t[:] = value assigns to a tile, not t[{key}]")
         self.assign(value)
 
+    def __pow__(self, power: int) -> Tile:
+        given: Any = power
+        if given not in (2, 3, 4):
+            raise refuse(
+                f"tile ** {shown(given)}: expected 2, 3 or 4; others are exp2(log2(x) * p), "
+                "sqrt(x), reciprocal(x)"
+            )
+        result = self
+        for _ in range(power - 1):
+            result = result * self
+        return result
+
+    def __eq__(self, other: object) -> bool:
+        raise refuse("tile == tile is no Python bool; use x.equals(y) or x.differs(y)")
+
+    __ne__ = __eq__
+    __hash__ = object.__hash__
+
+    def __getitem__(self, key: object) -> Tile:
+        raise refuse(f"a part of a tile is x.sub(axis, start, size), not x[{shown(key)}]")
+
+    def __iter__(self) -> Any:
+        raise refuse("a tile is not a sequence; loops are `for i in loop(n)`")
+
+    def __len__(self) -> int:
+        raise refuse(f"tile {self.var.name} has sizes {self.shape}, no len(); use x.shape")
+
     def __matmul__(self, other: Tile) -> Tile:
+        a_tile(other, "@")
         kind = checked(rules.matmul_type, self.type, other.type)
         return emit("mma", kind, (self.var, other.var), stem="product")
 
     def assign(self, value: Tile | float) -> None:
         """Give this tile the value of another of the same type, or of a number."""
         tracer = current()
-        source = value if isinstance(value, Tile) else fill(self.type, value)
+        source = value if isinstance(value, Tile) else fill(self.type, a_number(value, "assign"))
         if source.type != self.type:
             raise refuse(
                 f"tile {self.var.name} is {self.type} and cannot be assigned a {source.type}; "
@@ -140,6 +177,9 @@ class Tile:
 
     def cast(self, dtype: DType) -> Tile:
         """The tile in another element type, rounded to nearest even."""
+        given: Any = dtype
+        if not isinstance(given, DType):
+            raise refuse(f"cast to {shown(given)}: expected an element type, such as BF16")
         return emit("cast", self.type.with_dtype(dtype), (self.var,), stem=self.var.name)
 
     def copy(self) -> Tile:
@@ -180,11 +220,45 @@ def checked(rule: Callable[P, TileType], *args: P.args, **kwargs: P.kwargs) -> T
         raise refuse(str(error)) from None
 
 
+def a_tile(value: object, what: str) -> Tile:
+    """`value`, which must be a tile; raises `InputError` that says how one is made."""
+    if isinstance(value, Tile):
+        return value
+    if isinstance(value, Array):
+        raise refuse(f"{what} of array {value.name}: load a tile of it first, load({value.name})")
+    raise refuse(f"{what} of {shown(value)}: expected a tile")
+
+
+def a_number(value: object, what: str) -> float:
+    """`value`, which must be a number; raises `InputError` that says what it is."""
+    if isinstance(value, Array):
+        raise refuse(f"{what} of array {value.name}: load a tile of it first, load({value.name})")
+    given: Any = value
+    if isinstance(given, np.generic):
+        given = given.item()
+    if not isinstance(given, Real):
+        raise refuse(f"{what} of {shown(value)}: expected a tile or a number")
+    return given if isinstance(given, int) else float(given)
+
+
 def elementwise(kind: str, *operands: Tile | float | Index) -> Tile:
     """Apply a unary, binary, comparing or selecting op; numbers become tiles without axes."""
-    tiles = _operands(operands)
+    if not any(isinstance(value, Tile) for value in operands):
+        a_tile(operands[0], kind)
+    tiles = _operands(kind, operands)
     result = checked(rules.elementwise_type, OPS[kind], [t.type for t in tiles])
     return emit(kind, result, tuple(t.var for t in tiles), stem=kind)
+
+
+def axes_of(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Named axes of a new tile; raises `InputError` for more than two or an impossible size."""
+    for axis, size in sizes.items():
+        given: Any = size
+        if isinstance(given, bool) or not isinstance(given, Integral) or given <= 0:
+            raise refuse(f"axis {axis}={shown(given)}: sizes of tiles are positive whole numbers")
+    if len(sizes) > 2:
+        raise refuse(f"a tile with axes {', '.join(sizes)}: expected at most two")
+    return tuple((axis, int(size)) for axis, size in sizes.items())
 
 
 def fill(kind: TileType, value: float) -> Tile:
@@ -192,7 +266,7 @@ def fill(kind: TileType, value: float) -> Tile:
     return emit("fill", kind, (), stem="acc" if kind.axes else "const", value=value)
 
 
-def _operands(operands: tuple[Tile | float | Index, ...]) -> list[Tile]:
+def _operands(op: str, operands: tuple[Tile | float | Index, ...]) -> list[Tile]:
     # A Python number takes the element type of the first tile that is not a condition.
     types = [t.dtype for t in operands if isinstance(t, Tile) and t.dtype.kind != "bool"]
     kind = types[0] if types else FP32
@@ -203,11 +277,11 @@ def _operands(operands: tuple[Tile | float | Index, ...]) -> list[Tile]:
         elif isinstance(value, Index):
             result.append(emit("coordinate", TileType(INT32, ()), (), "at", start=value))
         else:
-            result.append(fill(TileType(kind, ()), value))
+            result.append(fill(TileType(kind, ()), a_number(value, op)))
     return result
 
 
 def coordinate(axis: str, size: int, start: Index | int = 0) -> Tile:
     """int32 vector along `axis`: start, start + 1, ..., start + size - 1."""
-    kind = TileType(INT32, ((axis, size),))
+    kind = TileType(INT32, axes_of({axis: size}))
     return emit("coordinate", kind, (), stem=f"{axis}_at", axis=axis, start=as_index(start))

@@ -7,37 +7,19 @@ Python asks for the next one, so the body of a `for` is traced exactly once.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from warploom.errors import InputError
+from warploom.tile.blame import refuse, shown, user_line
 from warploom.tile.dtypes import INT32, DType
 from warploom.tile.index import Index, IndexLike, as_index, symbol
 from warploom.tile.ir import Array, Loop, Op, Program, Read, TileType, Var
 from warploom.tile.tidy import tidy
 from warploom.tile.verify import verify
-
-_HERE = str(Path(__file__).parent)
-
-
-def user_line() -> str:
-    """`file:line` of the innermost frame outside this package: the line to blame."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    if frame is None:
-        return "<unknown line>"
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def refuse(message: str) -> InputError:
-    """An `InputError` that begins with the user's line."""
-    return InputError(f"{user_line()}: {message}")
 
 
 @dataclass
@@ -121,9 +103,11 @@ def trace(
     `arrays` maps parameter names to `array(...)` specifications; `static` are ordinary Python
     values (tile sizes, flags) that are decided now. Raises `InputError` at the user's line.
     """
+    if not callable(function):
+        raise refuse(f"trace of {shown(function)}: expected a function of the arrays")
     tracer = Tracer(name or function.__name__)
     bound: dict[str, Array] = {}
-    for key, spec in arrays.items():
+    for key, spec in _arrays_of(arrays).items():
         bound[key] = replace(spec, name=key)
         tracer.arrays[key] = bound[key]
         tracer.names.update(dict.fromkeys(spec.dims, 1))
@@ -140,9 +124,20 @@ def trace(
     return tracer.finish()
 
 
+def _arrays_of(arrays: Mapping[str, Any]) -> Mapping[str, Array]:
+    for key, spec in arrays.items():
+        if not isinstance(spec, Array):
+            raise refuse(f"array {key!r} is {shown(spec)}, expected array(BF16, 'm k')")
+    return arrays
+
+
 def array(dtype: DType, dims: str) -> Array:
     """An array parameter: its element type and the names of its dimensions, `"m k"`."""
-    names = tuple(dims.split())
+    given: Any = dtype
+    if not isinstance(given, DType):
+        raise refuse(f"array of {shown(given)}: expected an element type, such as BF16")
+    text: Any = dims
+    names = tuple(text.split()) if isinstance(text, str) else ()
     if not names or len(set(names)) != len(names):
         raise refuse(f"array dimensions {dims!r}: expected distinct names, such as 'm k'")
     return Array("", dtype, names)

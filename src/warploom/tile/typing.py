@@ -75,6 +75,7 @@ def elementwise_type(spec: OpSpec, types: Sequence[TileType]) -> TileType:
 def reduce_type(kind: str, source: TileType, axis: str) -> TileType:
     """The type of a reduction along `axis`; argmax gives int32 positions."""
     require_axis(kind, source, axis)
+    _require_numbers(kind, source)
     result = source.without(axis)
     return result.with_dtype(INT32) if kind == "argmax" else result
 
@@ -88,7 +89,13 @@ def require_axis(kind: str, source: TileType, axis: str) -> None:
 def scan_type(kind: str, source: TileType, axis: str) -> TileType:
     """The type of a scan along `axis`: the source's."""
     require_axis(kind, source, axis)
+    _require_numbers(kind, source)
     return source
+
+
+def _require_numbers(kind: str, source: TileType) -> None:
+    if source.dtype is BOOL:
+        raise InputError(f"{kind} of conditions {source}: cast them to int32 first")
 
 
 def matmul_type(a: TileType, b: TileType) -> TileType:
