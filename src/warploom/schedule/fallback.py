@@ -31,7 +31,7 @@ def serial_schedule(
     On a target without groups one group without limits stands in for none.
     """
     if not target.groups:
-        target, pins = _without_limits(target), {}
+        target, pins = without_limits(target), {}
     found: list[Schedule] = []
     for order in _orders(graph):
         for group in _assignments(graph, target, pins):
@@ -45,7 +45,8 @@ def serial_schedule(
     return min(found, key=lambda schedule: schedule.initiation_interval, default=None)
 
 
-def _without_limits(target: Target) -> Target:
+def without_limits(target: Target) -> Target:
+    """One group that can hold everything, in place of none."""
     return replace(
         target,
         groups=(GroupSpec("all", WARP_GROUP),),
@@ -56,8 +57,8 @@ def _without_limits(target: Target) -> Target:
     )
 
 
-def serial_values(it: Encoding, plain: Schedule) -> dict[int, int]:
-    """The serial schedule as values of the variables of a model at its interval, by index."""
+def values_of(it: Encoding, plain: Schedule) -> dict[int, int]:
+    """A schedule as values of the variables of a model at its interval, by index."""
     interval = plain.initiation_interval
     shift = -plain.time[it.anchor] % interval  # the anchor's phase is 0
     values = {variable.index: plain.time[name] + shift for name, variable in it.time.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from warploom.schedule.encoding import Encoding, encode_times
@@ -15,6 +15,8 @@ from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.solver import Effort, Variable
 from warploom.schedule.target import Target
 from warploom.schedule.uniform import add_uniform
+
+BUILDING = 1e-4  # seconds for the square of an operation: a guess before the first model
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Clock:
 
     effort: Effort
     begin: float = field(default_factory=time.perf_counter)
+    built: float = 0.0  # seconds the last model with groups took to build
 
     @property
     def spent(self) -> float:
@@ -57,6 +60,25 @@ class Clock:
     def over(self) -> bool:
         """Whether the limit has passed: building a large model takes time of its own."""
         return self.spent >= self.effort.seconds
+
+    def affords(self, problem: Problem) -> bool:
+        """Whether a model of the problem can be built before the limit.
+
+        Building is no search and cannot be stopped: with groups it takes seconds from a hundred
+        operations on, about with the square of their number.
+        """
+        if not problem.target.groups:
+            return not self.over
+        guess = self.built or BUILDING * len(problem.graph.nodes) ** 2
+        return self.spent + guess < self.effort.seconds
+
+    def building(self, problem: Problem, build: Callable[[], Encoding]) -> Encoding:
+        """Build a model and remember how long that took."""
+        begin = time.perf_counter()
+        it = build()
+        if problem.target.groups:
+            self.built = time.perf_counter() - begin
+        return it
 
     def share(self, part: float = 1.0) -> Effort:
         """Effort with that part of the remaining time."""

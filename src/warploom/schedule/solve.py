@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 from warploom.errors import CheckFailed
@@ -27,7 +28,8 @@ from warploom.schedule.bounds import (
 )
 from warploom.schedule.checker import check
 from warploom.schedule.encoding import Encoding
-from warploom.schedule.fallback import serial_schedule, serial_values
+from warploom.schedule.fallback import serial_schedule, values_of
+from warploom.schedule.iterative import iterative_schedule
 from warploom.schedule.objectives import (
     LENGTH,
     TRAFFIC,
@@ -40,6 +42,7 @@ from warploom.schedule.solver import NAME, Answer, Effort, IntVar, Style, Variab
 
 EXTRA_STAGES = 2
 GRACE = 10.0
+PLACING = 0.3  # of the time left: what placing without search may take
 MOST_POINTS = 1 << 40
 TIMES = Style(2)  # how sums of times are minimised before there are groups
 
@@ -68,7 +71,11 @@ def solve(problem: Problem) -> Schedule:
         problem = replace(problem, stages=most)
     start = _settle_interval(problem, modulo, clock)
     settled = clock.spent
-    it = start.model or joint_encoding(problem, start.interval, start.stages)
+    it = start.model
+    if it is None:
+        assert start.placed is not None
+        proof = _prove(problem, bounds, start, settled)
+        return replace(start.placed, rules=problem.rules, proof=proof)
     if it.length is not None and start.interval == modulo.interval:
         it.model.add(it.length >= modulo.length_bound)  # groups only make it longer
     objectives, values = _optimise(problem, it, start.values, clock)
@@ -83,19 +90,27 @@ def solve(problem: Problem) -> Schedule:
 def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
     """Phase 1: the smallest interval and then the shortest length, without warp groups."""
     alone = replace(problem, target=replace(problem.target, groups=()), pins={})
-    low, high = bounds.minimum, max(bounds.minimum, serial_length(problem.graph))
-    found = _first(alone, low, clock.share(0.25))
+    low = bounds.minimum
+    found = _first(alone, low, clock.share(0.2))
     bound = low
     if not found.answer.found:
         bound = low + 1 if found.answer.status == "INFEASIBLE" else low
-        found = _probe(alone, bound, high, clock)
-        if found.interval > bound and not clock.over:
-            it = joint_encoding(alone, (bound, found.interval - 1), _stages(alone, bound))
-            it.model.minimize(it.interval)
-            least = run(it.model, clock.share(0.3), decisions(it), style=TIMES)
-            bound = _bound_after(least, bound, found.interval)
-            if least.found:
-                found = _first(alone, least.value, clock.share(0.3))
+        placed = _placed(alone, bound, clock)
+        found = _given(placed, bound)
+        high = placed.initiation_interval
+        least, bound = _minimised(alone, bound, high, _stages(alone, bound), 0.2, clock)
+        if least.found:
+            again = _first(alone, least.value, clock.share(0.2))
+            found = again if again.answer.found else found
+        if found.placed is not None:
+            length = placed.length
+            return Modulo(
+                found.interval,
+                bound,
+                length,
+                min(length, longest_path(problem.graph, found.interval)),
+                0.0,
+            )
     it = found.model or joint_encoding(alone, found.interval, found.stages)
     it.model.minimize(LENGTH.expression(it, problem.prices))
     answer = run(it.model, clock.share(0.15), decisions(it), found.answer.values, TIMES)
@@ -108,13 +123,22 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
 class Found:
     """The outcome of looking for any schedule at one interval, fewest stages first.
 
-    `model` is the one that was asked, to go on with; none where time was up before.
+    `model` is the one that was asked, to go on with; none where time was up before. `placed` is a
+    schedule that came without a model.
     """
 
     interval: int
     stages: int
     answer: Answer
     model: Encoding | None = None
+    placed: Schedule | None = None
+
+
+def _given(schedule: Schedule, least: int) -> Found:
+    """A schedule that was placed, as the outcome of looking for one."""
+    del least
+    interval, stages = schedule.initiation_interval, schedule.stages
+    return Found(interval, stages, Answer("SAT", 0, 0, 0.0, {}), None, schedule)
 
 
 def _stages(problem: Problem, interval: int) -> int:
@@ -133,9 +157,9 @@ def _first(problem: Problem, interval: int, effort: Effort) -> Found:
     clock = Clock(effort)
     answer = Answer("UNKNOWN", 0, 0, 0.0, {})
     for stages in range(least, most + 1):
-        if clock.over:
+        if not clock.affords(problem):
             break
-        it = joint_encoding(problem, interval, stages)
+        it = clock.building(problem, partial(joint_encoding, problem, interval, stages))
         part = clock.share(1 / (most + 1 - stages))
         answer = run(it.model, part, decisions(it))
         if answer.found:
@@ -145,13 +169,17 @@ def _first(problem: Problem, interval: int, effort: Effort) -> Found:
 
 @dataclass(frozen=True)
 class Start:
-    """The settled interval, its proved lower bound, and a schedule to optimise from."""
+    """The settled interval, its proved lower bound, and a schedule to optimise from.
+
+    Where time did not suffice for a model, `placed` is the schedule and there is none.
+    """
 
     interval: int
     bound: int
     stages: int
     values: Mapping[int, int]
     model: Encoding | None
+    placed: Schedule | None = None
 
 
 def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
@@ -162,17 +190,21 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
         return Start(modulo.interval, modulo.interval_bound, found.stages, values, found.model)
     refuted = found.answer.status == "INFEASIBLE"
     bound = modulo.interval + 1 if refuted else modulo.interval_bound
-    high = max(bound, serial_length(problem.graph))
-    found = _probe(problem, bound, high, clock)
-    if found.interval > bound and not clock.over:
-        it = joint_encoding(problem, (bound, found.interval - 1), problem.stages)
-        it.model.minimize(it.interval)
-        least = run(it.model, clock.share(0.5), decisions(it), style=TIMES)
-        bound = _bound_after(least, bound, found.interval)
-        if least.found:
-            again = _first(problem, least.value, clock.share(0.3))
-            found = again if again.answer.found else found
-    return Start(found.interval, bound, found.stages, found.answer.values, found.model)
+    placed = _placed(problem, bound, clock)
+    interval, stages = placed.initiation_interval, placed.stages
+    probed = _probe(problem, bound, interval, clock)
+    high = probed.interval if probed else interval
+    least, bound = _minimised(problem, bound, high, problem.stages, 0.5, clock)
+    if least.found:
+        again = _first(problem, least.value, clock.share(0.3))
+        probed = again if again.answer.found else probed
+    if probed is not None:
+        it, values = probed.model, probed.answer.values
+        return Start(probed.interval, bound, probed.stages, values, it)
+    if not clock.affords(problem):
+        return Start(interval, bound, stages, {}, None, placed)
+    it = clock.building(problem, lambda: joint_encoding(problem, interval, stages))
+    return Start(interval, bound, stages, values_of(it, placed), it, placed)
 
 
 def _bound_after(answer: Answer, low: int, high: int) -> int:
@@ -182,56 +214,63 @@ def _bound_after(answer: Answer, low: int, high: int) -> int:
     return max(low, answer.bound) if answer.found else low
 
 
-def _probe(problem: Problem, low: int, serial: int, clock: Clock) -> Found:
-    """Some interval that has a schedule: doubling steps up to the serial bound, then bisection.
+def _placed(problem: Problem, least: int, clock: Clock) -> Schedule:
+    """A schedule without search: operations placed one by one, or else one after the other.
+
+    An upper bound of the interval and, when time is up, the answer. Where neither is legal the
+    serial interval is searched, which may take a few seconds beyond the time limit, so that a
+    time-out has something to return.
+    """
+    limit = Clock(clock.share(PLACING))
+    graph, target, rules, pins = problem.graph, problem.target, problem.rules, problem.pins
+    found = iterative_schedule(
+        graph, target, rules, pins, problem.uniform, least, lambda: limit.over
+    )
+    if found is None and not problem.uniform:
+        found = serial_schedule(graph, target, rules, pins)
+    if found is not None:
+        return found
+    interval = max(least, serial_length(graph))
+    it = joint_encoding(problem, interval, 1)
+    effort = replace(problem.effort, seconds=max(GRACE, 0.1 * problem.effort.seconds))
+    answer = run(it.model, effort, decisions(it))
+    if not answer.found:
+        raise CheckFailed(_impossible(problem, interval, answer.status))
+    unproved = Proof(0, "written", "searched at the serial interval")
+    return read_schedule(it, answer.values, interval, (), unproved)
+
+
+def _probe(problem: Problem, low: int, high: int, clock: Clock) -> Found | None:
+    """Some interval in [low, high) that has a schedule: doubling steps, then bisection.
 
     Only an upper bound. Feasibility is not monotone in the interval, so what lies between is
     proved or searched by the caller.
     """
-    plain = _plain(problem)
-    serial = serial if plain is None else plain.initiation_interval
-    step = max(1, low // 64)
-    failed, found = low - 1, None
-    while found is None:
-        interval = serial if clock.over else min(serial, failed + step)
-        last = interval == serial
-        if last:
-            here = _serial(problem, serial, plain)
-        else:
-            here = _first(problem, interval, clock.share(0.1))
-        if here.answer.found:
-            found = here
-        elif last:
-            raise CheckFailed(_impossible(problem, serial, here.answer.status))
-        else:
-            failed, step = interval, 2 * step
-    while found.interval - failed > max(1, low // 64) and not clock.over:
+    fine = max(1, low // 64)
+    step, failed, found = fine, low - 1, None
+    while found is None and failed + step < high and clock.affords(problem):
+        here = _first(problem, failed + step, clock.share(0.1))
+        found = here if here.answer.found else None
+        if found is None:
+            failed, step = failed + step, 2 * step
+    while found is not None and found.interval - failed > fine and clock.affords(problem):
         here = _first(problem, (failed + found.interval) // 2, clock.share(0.1))
-        if here.answer.found:
-            found = here
-        else:
-            failed = here.interval
+        found = here if here.answer.found else found
+        failed = failed if here.answer.found else here.interval
     return found
 
 
-def _plain(problem: Problem) -> Schedule | None:
-    """A schedule without search and without overlap, where one is legal."""
-    if problem.uniform:
-        return None
-    return serial_schedule(problem.graph, problem.target, problem.rules, problem.pins)
-
-
-def _serial(problem: Problem, interval: int, plain: Schedule | None) -> Found:
-    """One iteration at a time: `plain` where there is one, else searched.
-
-    The search may take a few seconds beyond the time limit, so that a time-out has something to
-    return.
-    """
-    it = joint_encoding(problem, interval, 1)
-    if plain is not None:
-        return Found(interval, 1, Answer("SAT", 0, 0, 0.0, serial_values(it, plain)), it)
-    effort = replace(problem.effort, seconds=max(GRACE, 0.1 * problem.effort.seconds))
-    return Found(interval, 1, run(it.model, effort, decisions(it)), it)
+def _minimised(
+    problem: Problem, low: int, high: int, stages: int, part: float, clock: Clock
+) -> tuple[Answer, int]:
+    """The least interval in [low, high), if time allows; and the proved lower bound."""
+    if high <= low or not clock.affords(problem):
+        return Answer("UNKNOWN", 0, 0, 0.0, {}), low
+    build = partial(joint_encoding, problem, (low, high - 1), stages)
+    it = clock.building(problem, build)
+    it.model.minimize(it.interval)
+    least = run(it.model, clock.share(part), decisions(it), style=TIMES)
+    return least, _bound_after(least, low, high)
 
 
 def _impossible(problem: Problem, serial: int, status: str) -> str:
