@@ -9,11 +9,12 @@ from warploom.kernels.gemm import GemmConfig, gemm
 
 
 def gemm_case(m, n, k, depth=3, cluster=1, flying=1, seed=0, **config):
-    """(program, schedule, arrays) of a small GEMM on 128 x 64 x 16 tiles."""
-    chosen = GemmConfig(tile=(128, 64, 16), **config)
+    """(program, schedule, arrays) of a small GEMM, on 128 x 64 x 16 tiles unless told otherwise."""
+    chosen = GemmConfig(**{"tile": (128, 64, 16), **config})
+    split = "n" if chosen.across else "m"
     along = ("m_tile", cluster) if cluster > 1 else ("", 1)
     program = gemm(chosen)
-    schedule = multistage(program, depth, LaunchPlan(split="m", cluster=along), in_flight=flying)
+    schedule = multistage(program, depth, LaunchPlan(split=split, cluster=along), in_flight=flying)
     rng = np.random.default_rng(seed)
     arrays = {"a": rng.normal(size=(m, k)), "b": rng.normal(size=(k, n))}
     if chosen.a == "km":

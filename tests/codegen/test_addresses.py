@@ -106,7 +106,7 @@ def put(blocks, mask, to, tensor, start):
     """One box into the blocks of the mask, at the same place in each."""
     width, box = tensor["swizzle"], tensor["box"]
     element = {"bf16": 2, "e4m3": 1}[tensor["dtype"]]
-    assert to % 1024 == 0 and box[0] * element == width
+    assert to % (8 * width) == 0 and box[0] * element == width
     rows = max(box[1:])
     along = box.index(rows, 1) if rows > 1 else 1
     for row in range(rows):
@@ -183,7 +183,7 @@ def check(program, schedule, position, descriptor=PRELUDE["descriptor"]):
                 for got, want in operands(block, kernel, source, op):
                     count += 1
                     assert got == want, f"block {block.rank}: {op.label} reads {got}, not {want}"
-    assert count > 100
+    assert count > 60
 
 
 GEMMS = {
@@ -202,6 +202,7 @@ GEMMS = {
     "184x128-across-tn": GemmConfig(across=True, a="km", tile=(184, 128, 64)),
     "288x128-across-nt": GemmConfig(across=True, b="nk", tile=(288, 128, 64)),
     "368x128-across-tt": GemmConfig(across=True, a="km", b="nk", tile=(368, 128, 64)),
+    "72x128-across-shallow": GemmConfig(across=True, tile=(72, 128, 16)),
     "fp8-across": GemmConfig(dtype=E4M3, b="nk", across=True, tile=(168, 128, 128)),
     "fp8": GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)),
     "fp8-wide": GemmConfig(dtype=E4M3, b="nk", tile=(128, 320, 128)),

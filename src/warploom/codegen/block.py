@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from warploom.codegen.layout import SharedTile
+from warploom.codegen.layout import ALIGNMENT, SharedTile
 from warploom.codegen.place import Placement
 from warploom.codegen.plan import KernelSchedule
 from warploom.tile import Loop, Op
@@ -52,7 +52,13 @@ class Ring:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot."""
+        """Bytes from one slot to the next: every tile begins where a swizzle does."""
+        last = self.buffers[-1]
+        return last.offset + -(-last.tile.bytes // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that the copies of one slot bring."""
         return sum(buffer.tile.bytes for buffer in self.buffers)
 
 

@@ -225,7 +225,8 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     """A store from registers, 16 bytes a lane where pitches allow, else element by element.
 
     The four lanes of a row exchange words, so that each holds 8 neighbouring columns and together
-    they write 64 bytes: two whole sectors.
+    they write 64 bytes: two whole sectors. Where the columns are no multiple of that, the last 64
+    bytes of a row overlap the ones before.
     """
     source, plain = op.srcs[0], direct_store_lines(values, op, names)
     assert op.array is not None
@@ -235,7 +236,7 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         and op.array.dtype.name in PACKED
         and source.type.names == tuple(s.axis for s in op.spans if s.size is not None)
         and not values.placement.across(source.type)
-        and source.type.shape[1] % QUAD_COLUMNS == 0
+        and source.type.shape[1] >= QUAD_COLUMNS
         and all(span.stop is None for span in op.spans)
         and op.spans[-1].size is not None
     )
@@ -253,7 +254,8 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         f"if ((({odd}) & 7) == 0 && {address} % 16 == 0) {{",
         *[f"  {line}" for line in (*_for("t", values.blocks(source.type)), *_for("h", 2))],
         "  #pragma unroll",
-        f"      for (int j = 0; j < {groups}; j += 4) {{",
+        f"      for (int q = 0; q < {groups}; q += 4) {{",
+        f"        const int j = ::min(q, {groups - 4});",
         f"        unsigned w[4] = {{{', '.join(words)}}};",
         "        quad_exchange(w, lane % 4);",
         f"        if ({inside})",

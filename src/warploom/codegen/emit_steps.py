@@ -201,7 +201,7 @@ class StepCode:
         name = ring.name
         return [
             f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);",
-            f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.slot_bytes});",
+            f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.copied_bytes});",
         ]
 
     def _fill(self, values: Values, step: Step, names: Names) -> list[str]:

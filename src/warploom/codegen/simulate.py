@@ -275,7 +275,7 @@ class Simulator:
         if not shared.empty[slot].passed(parity ^ 1):
             agent.waits_for = f"{shared.empty[slot].name} parity {parity ^ 1}"
             return False
-        shared.full[slot].expect(shared.ring.slot_bytes)
+        shared.full[slot].expect(shared.ring.copied_bytes)
         return True
 
     def _do_fill(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
