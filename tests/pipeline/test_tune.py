@@ -88,7 +88,8 @@ def test_a_folder_of_another_kernel_is_not_resumed(small: Path, tmp_path: Path) 
 
 def test_the_example_is_a_target() -> None:
     target = read_target(f"{EXAMPLE}:kernel", None, None, arch=80)
-    assert target.cubin.sm == 80 and target.launch is not None and target.warps == 8
+    assert target.cubin.sm == 80 and target.launch is not None
+    assert target.launch.block == (256, 1, 1)
 
 
 BAD = [

@@ -27,7 +27,6 @@ class Target:
     cubin: Cubin
     kernel: str
     launch: LaunchSpec | None
-    warps: int
     source: str
     build: BuildFolder | None = None
 
@@ -60,11 +59,7 @@ def read_target(
     cubin = load(text)
     code = cubin.kernel(kernel)
     spec = read_launch(launch) if launch is not None else None
-    warps = 8
-    if spec is not None:
-        x, y, z = spec.block
-        warps = max(1, x * y * z // 32)
-    return Target(cubin, code.name, spec, warps, text)
+    return Target(cubin, code.name, spec, text)
 
 
 def _folder(
@@ -81,8 +76,7 @@ def _folder(
     if kernel is not None and kernel != name:
         raise InputError(f"{text} is kernel {name}, not {kernel}")
     cubin = parse(build.built.cubin, str(Path(text) / f"{name}.cubin"))
-    warps = max(1, build.built.source.threads // 32)
-    return Target(cubin, name, build.launch(sizes), warps, text, build)
+    return Target(cubin, name, build.launch(sizes), text, build)
 
 
 def read_launch(path: Path) -> LaunchSpec:
@@ -101,7 +95,7 @@ def _captured(source: str, kernel: str | None, arch: int | None) -> Target:
         if arch is not None and not accepts:
             raise InputError(f"{source} takes no arch; leave out --arch")
         found = found(arch=arch) if arch is not None else found()
-    for attribute in ("cubin", "launch", "name", "num_warps"):
+    for attribute in ("cubin", "launch", "name"):
         if not hasattr(found, attribute):
             raise InputError(
                 f"{source} is {type(found).__name__}, expected a CapturedKernel "
@@ -111,4 +105,4 @@ def _captured(source: str, kernel: str | None, arch: int | None) -> Target:
     if kernel is not None and kernel != captured.name:
         raise InputError(f"{source} is kernel {captured.name}, not {kernel}")
     cubin = parse(captured.cubin, source)
-    return Target(cubin, captured.name, captured.launch, captured.num_warps, source)
+    return Target(cubin, captured.name, captured.launch, source)

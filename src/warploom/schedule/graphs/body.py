@@ -268,6 +268,32 @@ class Body:
             )
         )
 
+    def _on_lanes(
+        self,
+        name: str,
+        op: str,
+        work: int,
+        slots: int,
+        tail: str,
+        registers: int,
+        subtile: int | None,
+        into: str | None = None,
+    ) -> str:
+        """Work on the fp32 lanes, its last result `tail` (a cost) after its last issue."""
+        return self._add(
+            Node(
+                name,
+                op,
+                (UnitUse("ALU", work), UnitUse("ISSUE", slots)),
+                latency=work + self.costs.cycles(tail),
+                issue=slots,
+                registers=registers,
+                min_warps=WARPS,
+                in_place=into,
+                subtile=subtile,
+            )
+        )
+
     def lanes(
         self,
         name: str,
@@ -282,54 +308,21 @@ class Body:
         """Elementwise fp32 work on `elements` (instructions `per_element`), `result` words out."""
         work = self.costs.lanes(elements * per_element)
         slots = self.costs.issue_slots(elements * per_element)
-        return self._add(
-            Node(
-                name,
-                op,
-                (UnitUse("ALU", work), UnitUse("ISSUE", slots)),
-                latency=work + self.costs.cycles("alu.latency"),
-                issue=slots,
-                registers=elements if result is None else result,
-                min_warps=WARPS,
-                in_place=into,
-                subtile=subtile,
-            )
-        )
+        held = elements if result is None else result
+        return self._on_lanes(name, op, work, slots, "alu.latency", held, subtile, into)
 
     def narrow(self, name: str, op: str, elements: int, subtile: int | None = None) -> str:
         """fp32 elements to 16 bits, two to a register."""
         work = self.costs.conversions(elements)
         slots = self.costs.issue_slots(elements / 2)
-        return self._add(
-            Node(
-                name,
-                op,
-                (UnitUse("ALU", work), UnitUse("ISSUE", slots)),
-                latency=work + self.costs.cycles("alu.latency"),
-                issue=slots,
-                registers=elements // 2,
-                min_warps=WARPS,
-                subtile=subtile,
-            )
-        )
+        return self._on_lanes(name, op, work, slots, "alu.latency", elements // 2, subtile)
 
     def row_reduce(self, name: str, op: str, rows: int, columns: int, subtile: int | None) -> str:
         """A row reduction of a tile, folded into the running value of each row."""
         elements = rows * columns
         lanes = self.costs.comparisons if op == "row_max" else self.costs.lanes
         work, slots = lanes(elements), self.costs.issue_slots(elements)
-        return self._add(
-            Node(
-                name,
-                op,
-                (UnitUse("ALU", work), UnitUse("ISSUE", slots)),
-                latency=work + self.costs.cycles("reduce.latency"),
-                issue=slots,
-                registers=rows,
-                min_warps=WARPS,
-                subtile=subtile,
-            )
-        )
+        return self._on_lanes(name, op, work, slots, "reduce.latency", rows, subtile)
 
     def exponential(
         self,
