@@ -320,7 +320,13 @@ class Emitter:
 
     def _tasks(self, role: Role) -> list[str]:
         head, tail = task_lines(self.program, self.plan, role.loads)
-        values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.fma_exp2)
+        values = Values(
+            self.placement,
+            role.part,
+            self.plan.skip_unit,
+            self.plan.fma_exp2,
+            self.plan.skip_settled,
+        )
         body: list[str] = []
         if not role.loads:
             body += [self._declare(values, var) for var in self._registers()]

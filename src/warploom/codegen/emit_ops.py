@@ -17,6 +17,7 @@ from warploom.codegen.emit_rows import (
 )
 from warploom.codegen.names import c_name
 from warploom.codegen.scratch import crosses_rows, exchanges
+from warploom.codegen.settled import settled
 from warploom.codegen.uniform import everywhere
 from warploom.codegen.values import PACKED, REDUCE, At, Values, rounded
 from warploom.errors import InputError
@@ -39,7 +40,7 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     if exchanges(values.placement, op):
         return exchange_lines(values, op, names, _assign)
     if op.kind in REDUCE:
-        return reduce_lines(values, op, names)
+        return guarded(reduce_lines(values, op, names), needless(values, op, names))
     if op.kind in ALONG_COLUMNS:
         return ALONG_COLUMNS[op.kind](values, op, names)
     if op.kind == "cast" and values.is_fragment(op.dst):
@@ -70,13 +71,24 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
         return text if packed else rounded(op, text)
 
     lines = _assign(values, op.dst, value)
-    guard = needless(values, op, names)
-    return lines if guard is None else [f"if (!({guard})) {{", *[f"  {x}" for x in lines], "}"]
+    return guarded(lines, needless(values, op, names))
+
+
+def guarded(lines: list[str], needless: str | None) -> list[str]:
+    """The lines under the opposite of a condition, if there is one."""
+    if needless is None:
+        return lines
+    return [f"if (!({needless})) {{", *[f"  {line}" for line in lines], "}"]
 
 
 def needless(values: Values, op: Op, names: Names) -> str | None:
-    """A condition, equal in all threads of a warp, under which the op writes what is there."""
-    if op.dst is None or values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
+    """A condition, equal in all threads of a warp, under which the op writes what is there or what
+    nobody reads."""
+    if op.dst is None:
+        return None
+    if values.skip_settled and (condition := settled(values, op)) is not None:
+        return condition
+    if values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
         return None
     if op.kind == "where" and op.srcs[1] == op.dst:
         return everywhere(values, op.srcs[0], names)

@@ -18,6 +18,7 @@ from warploom.codegen.values import Values, c_index
 from warploom.tile import Loop, Op
 
 Names = dict[str, str]
+VOTE = "if (!(__all_sync("
 
 
 class StepCode:
@@ -30,6 +31,7 @@ class StepCode:
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
         self.lazy = self._lazy_zeros()
+        self._guard = ""  # under which the last step was written, if under one
         self.holds, self.holding = Holds(), self.plan.hold_waits
         self._actions: dict[str, Callable[[Values, Step, Names], list[str]]] = {
             "Acquire": self._acquire,
@@ -188,7 +190,14 @@ class StepCode:
         for step in steps:
             shift = plus - step.stage
             value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
-            lines += self._step(values, step, {loop.index: value})
+            new = self._step(values, step, {loop.index: value})
+            opening = next((n for n, text in enumerate(new) if text == self._guard), -1)
+            if lines and self._guard and lines[-1] == "}" and 0 <= opening <= 1:
+                # One test for neighbours under the same condition.
+                lines = [*lines[:-1], *new[:opening], *new[opening + 1 :]]
+            else:
+                lines += new
+            self._guard = next((text for text in new[:2] if text.startswith(VOTE)), "")
         return lines
 
     def _step(self, values: Values, step: Step, names: Names) -> list[str]:

@@ -41,6 +41,8 @@ class LaunchPlan:
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
+    skip_settled    a warp leaves out corrections whose condition says that none of its rows needs
+                    them (`codegen.settled`)
     fma_exp2        of every 8 exponentials of a tile, so many are a polynomial on the fp32 lanes,
                     which relieves the special-function unit (FlashAttention-4's share)
     hold_waits      keep waits for matmuls below the arithmetic that stands before them; ptxas moves
@@ -63,6 +65,7 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
     skip_unit: bool = False
+    skip_settled: bool = False
     fma_exp2: int = 0
     hold_waits: bool = False
     resident: int = 1

@@ -149,15 +149,22 @@ class At:
 class Values:
     """Declares and reads the register tiles of one role.
 
+    `skip_settled`: what a condition on rows makes needless is left out (`codegen.settled`).
     `skip_unit`: a tile is not multiplied by row factors that are 1 in all rows of a warp.
     `fma_exp2`: of every 8 exponentials of a tile, how many are computed on the fp32 lanes.
     """
 
     def __init__(
-        self, placement: Placement, part: int, skip_unit: bool = False, fma_exp2: int = 0
+        self,
+        placement: Placement,
+        part: int,
+        skip_unit: bool = False,
+        fma_exp2: int = 0,
+        skip_settled: bool = False,
     ) -> None:
         self.placement, self.part = placement, part
         self.skip_unit, self.fma_exp2 = skip_unit, fma_exp2
+        self.skip_settled = skip_settled
 
     def form(self, kind: TileType) -> str:
         """tile, row, col or scalar."""

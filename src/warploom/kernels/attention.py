@@ -67,6 +67,9 @@ class AttentionConfig:
     `apart`: blocks that all rows see run in a loop of their own, which has no mask: better for
     long sequences, worse for short ones, as the pipeline drains between the loops.
     `packed`: sequences of different lengths behind one another, see `task_table`.
+    `guess`: a block is weighed by the maximum so far, and only where the weights of a row then add
+    up to more than 2 ** guess, by its own: most blocks need no maximum and no rescaling at all. A
+    first block always does (its sum is infinite). For 16-bit elements; at most 15 for fp16.
     `shared`: so many neighbouring row tiles go over the same blocks of keys, those that any of
     them sees, so that a cluster of blocks can bring each block of keys once for all of them.
     """
@@ -83,11 +86,17 @@ class AttentionConfig:
     tile: tuple[int, int] = (128, 128)
     packed: bool = False
     shared: int = 1
+    guess: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         if self.apart and self.window is not None:
             raise InputError("attention apart=True with a window: no block is seen by all rows")
+        if self.guess and (self.narrow or self.slack or not 0 < self.guess <= 15):
+            raise InputError(
+                f"attention guess={self.guess} dtype={self.dtype} slack={self.slack}: expected "
+                "0 to 15, 16-bit elements and no slack"
+            )
         if self.shared < 1 or (self.packed and self.shared > 1):
             raise InputError(
                 f"attention shared={self.shared} packed={self.packed}: expected >= 1, and 1 for "
@@ -147,6 +156,16 @@ class Task:
     key_block: Callable[[Index], Tile]
     value_block: Callable[[Index], Tile]
     put: Callable[[Tile, Tile | None], None]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is kept of every query row: the maximum it is weighed by, the sum of weights, and the
+    weighted sum of values."""
+
+    top: Tile
+    total: Tile
+    acc: Tile
 
 
 def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
@@ -209,25 +228,15 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     if config.narrow:
         scale = load(rest["scale_q"], 0) * load(rest["scale_k"], 0) * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
-    top, total, acc = full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=config.head_dim)
+    rows = Rows(full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=config.head_dim))
+    top, total, acc = rows.top, rows.total, rows.acc
 
     def step(j: Index, masked: bool) -> None:
         scores = task.queries @ task.key_block(j)
         if masked:
             scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
-        highest = maximum(top, max_along(scores, "keys"))
-        if config.slack:
-            slack = min(config.slack, 8.0 - config.lift)
-            highest = where((highest - top) * scale <= slack, top, highest)
-        # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
-        base = where(highest.equals(-math.inf), 0.0, highest) if masked else highest
-        rescale = exp2((top - base) * scale)
-        least = base * scale - config.lift if config.lift else base * scale
-        weights = exp2(scores * scale - least)
-        total[:] = total * rescale + sum_along(weights, "keys")
-        top[:] = highest
-        packed = weights.cast(config.dtype)
-        acc[:] = acc * rescale
+        weigh = _guessed if config.guess else _weighed
+        packed = weigh(config, rows, scores, scale, masked)
         acc[:] = acc + packed @ task.value_block(j)
 
     begin, clear, end, until = _bounds(config, task)
@@ -245,6 +254,51 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         return task.put(out, None)
     natural = top * scale + (log2(total) - config.lift if config.lift else log2(total))
     return task.put(out, where(none, -math.inf, natural * (1.0 / LOG2E)))
+
+
+def _weighed(
+    config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
+) -> Tile:
+    """The weights of a block under the maximum of all so far; the sums are rescaled to it."""
+    top, total, acc = rows.top, rows.total, rows.acc
+    highest = maximum(top, max_along(scores, "keys"))
+    if config.slack:
+        slack = min(config.slack, 8.0 - config.lift)
+        highest = where((highest - top) * scale <= slack, top, highest)
+    # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
+    base = where(highest.equals(-math.inf), 0.0, highest) if masked else highest
+    rescale = exp2((top - base) * scale)
+    least = base * scale - config.lift if config.lift else base * scale
+    weights = exp2(scores * scale - least)
+    total[:] = total * rescale + sum_along(weights, "keys")
+    top[:] = highest
+    packed = weights.cast(config.dtype)
+    acc[:] = acc * rescale
+    return packed
+
+
+def _guessed(
+    config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
+) -> Tile:
+    """The weights of a block under the maximum so far, and in rows where their sum is then large,
+    infinite (no key seen before) or no number, under their own."""
+    top, total, acc = rows.top, rows.total, rows.acc
+    weights = exp2(scores * scale - top * scale)
+    part, packed = sum_along(weights, "keys"), weights.cast(config.dtype)
+    right = part <= 2.0**config.guess
+    before = top.copy()
+    top[:] = where(right, top, maximum(top, max_along(scores, "keys")))
+
+    def base() -> Tile:
+        return where(top.equals(-math.inf), 0.0, top) if masked else top
+
+    scores[:] = where(right, scores, exp2(scores * scale - base() * scale))
+    packed[:] = where(right, packed, scores.cast(config.dtype))
+    again = sum_along(scores, "keys")
+    rescale = exp2((before - base()) * scale)
+    total[:] = total * rescale + where(right, part, again)
+    acc[:] = acc * rescale
+    return packed
 
 
 def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index) -> Tile:

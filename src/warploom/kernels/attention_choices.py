@@ -46,6 +46,7 @@ class AttentionChoice:
     `copies` of the packed weights: two let the next be packed while a matmul still reads these.
     `early`: sums are rescaled beside the product with the next keys, before the values come on top.
     `slack` replaces the configuration's where that has none.
+    `guess` replaces the configuration's: blocks are weighed by the maximum so far.
     `pair`: clusters of so many blocks take neighbouring row tiles, and each block of keys comes
     from the L2 cache once for all of them. Not for packed sequences.
     Waits are where ptxas would have them: to hold them below the softmax cost 2 to 11 % (measured),
@@ -65,12 +66,15 @@ class AttentionChoice:
     early: bool = False
     slack: float = 0.0
     pair: int = 1
+    guess: float = 0.0
 
     def config(self, base: AttentionConfig) -> AttentionConfig:
         """`base` with this tile."""
         apart = self.apart and base.window is None
         slack = self.slack or base.slack
-        return replace(base, tile=self.tile, apart=apart, slack=slack, shared=self.pair)
+        return replace(
+            base, tile=self.tile, apart=apart, slack=slack, shared=self.pair, guess=self.guess
+        )
 
     def schedule(self, config: AttentionConfig) -> KernelSchedule:
         """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
@@ -78,7 +82,13 @@ class AttentionChoice:
         reverse = ("rows_tile",) if config.causal and not config.packed else ()
         plan: dict[str, Any] = {"hold_waits": False, **self.launch}
         plan["cluster"] = ("rows_tile", self.pair) if self.pair > 1 else ("", 1)
-        launch = LaunchPlan(split="rows", reverse=reverse, skip_unit=config.slack > 0, **plan)
+        launch = LaunchPlan(
+            split="rows",
+            reverse=reverse,
+            skip_unit=config.slack > 0 or config.guess > 0,
+            skip_settled=config.guess > 0,
+            **plan,
+        )
         depths = {"k": self.depth, "v": self.depth}
         program, groups = attention(config), self.tile[0] // 64
         if self.serial:

@@ -1,0 +1,75 @@
+"""Ops that a warp leaves out when a condition on rows holds in all of its rows.
+
+Corrections that are seldom needed are written as `x[:] = where(right, x, corrected)` with one
+`right` a row. Where it holds in all 16 rows of a warp, the op changes nothing, and an op whose
+result is only read by the other side of such a `where` computes nothing that is read.
+
+*requires*  a condition made of comparisons of row vectors, `&` and `|`
+*before -> after*  `op` -> `if (!(all rows of the warp: right)) op`
+*keeps*  every value that is read
+"""
+
+from __future__ import annotations
+
+from warploom.codegen.values import At, Values
+from warploom.tile import Op, Var
+from warploom.tile.ops import OPS
+
+CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
+
+
+def settled(values: Values, op: Op) -> str | None:
+    """The C++ condition, equal in all threads of a warp, under which `op` can be left out."""
+    if op.kind == "where" and op.srcs[1] == op.dst:
+        return _all_rows(values, op.srcs[0])
+    if op.dst is None or OPS[op.kind].group not in ("reduce", "unary", "binary", "cast"):
+        return None
+    if not _once(values, op.dst):
+        return None
+    found = _corrects(values, op.dst)
+    if not found or None in found or len({one.name for one in found if one is not None}) != 1:
+        return None
+    return None if found[0] is None else _all_rows(values, found[0])
+
+
+def _once(values: Values, var: Var) -> bool:
+    return sum(op.dst == var for op in values.placement.program.ops()) == 1
+
+
+def _corrects(values: Values, var: Var) -> list[Var | None]:
+    """For every reader of a variable, the condition under which it does not count, or None."""
+    found: list[Var | None] = []
+    for reader in values.placement.program.ops():
+        if var not in reader.srcs:
+            continue
+        if reader.kind == "where" and reader.srcs[2] == var and var not in reader.srcs[:2]:
+            found.append(reader.srcs[0])
+        elif reader.dst is not None and reader.dst not in reader.srcs and _once(values, reader.dst):
+            found += _corrects(values, reader.dst)
+        else:
+            found.append(None)
+    return found
+
+
+def _all_rows(values: Values, condition: Var) -> str | None:
+    op = values.placement.fusion.inlined.get(condition.name)
+    if op is None or not _of_rows(values, op):
+        return None
+    blocks = values.extents(condition.type)[0]
+    each = [
+        values.expression(op, At("row", str(t), str(h)), {}) for t in range(blocks) for h in (0, 1)
+    ]
+    return f"__all_sync(0xffffffffu, {' && '.join(each)})"
+
+
+def _of_rows(values: Values, op: Op) -> bool:
+    if op.dst is None or op.kind not in CONDITIONS or values.form(op.dst.type) != "row":
+        return False
+    inner = values.placement.fusion.inlined
+    for src in op.srcs:
+        source = inner.get(src.name)
+        if source is None or source.kind == "fill":
+            continue
+        if not _of_rows(values, source):
+            return False
+    return True

@@ -1,0 +1,146 @@
+"""Blocks weighed by the maximum so far: exact where the guess is wrong, cheap where it is not."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warploom.codegen.emit import emit
+from warploom.codegen.lower import lower
+from warploom.codegen.named import overlapped
+from warploom.codegen.place import place
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.settled import settled
+from warploom.codegen.simulate import simulate
+from warploom.codegen.values import Values
+from warploom.errors import InputError
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention_reference import reference
+from warploom.tile import (
+    BF16,
+    E4M3,
+    FP32,
+    array,
+    grid,
+    interpret,
+    load,
+    loop,
+    max_along,
+    span,
+    store,
+    sum_along,
+    trace,
+    where,
+    zeros,
+)
+from warploom.tile.interpret import bind
+
+PATTERNS = ("random", "large", "rising", "falling", "equal", "one large")
+
+
+def arrays_of(pattern, rows, keys, seed, d=32):
+    rng = np.random.default_rng(seed)
+    q, k = rng.normal(size=(1, 1, rows, d)), rng.normal(size=(1, 1, keys, d))
+    if pattern == "large":
+        q *= 30
+    if pattern in ("rising", "falling"):
+        # Scores grow or shrink along the keys, far beyond what a guess allows for.
+        q[..., 0] = 8.0
+        k[..., 0] = np.linspace(-40, 40, keys) * (1 if pattern == "rising" else -1)
+    if pattern == "equal":
+        k[:] = 0.25
+    if pattern == "one large":
+        k[0, 0, keys // 2] = 60 * q[0, 0, rows // 2]
+    found = {"q": q, "k": k, "v": rng.normal(size=(1, 1, keys, d))}
+    return found | {"o": np.full_like(q, np.nan), "lse": np.full((1, 1, rows), np.nan)}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 150), keys=st.integers(1, 150), causal=st.booleans(),
+    window=st.sampled_from([None, 1, 40]), pattern=st.sampled_from(PATTERNS),
+    guess=st.sampled_from([1.0, 12.0]), apart=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_a_guess_is_as_close_to_float64(rows, keys, causal, window, pattern, guess, apart, seed):
+    config = AttentionConfig(
+        head_dim=32, causal=causal, window=window, lse=True, tile=(64, 32), guess=guess,
+        apart=apart and window is None,
+    )  # fmt: skip
+    arrays = arrays_of(pattern, rows, keys, seed)
+    program = attention(config)
+    got = interpret(program, arrays)
+    want, lse = reference(config, bind(program, arrays))
+    exact = interpret(attention(replace(config, guess=0.0)), arrays)["o"]
+    assert not np.isnan(got["o"]).any()
+    allowed = 1.5 * np.linalg.norm(exact - want) + 2e-3 * np.linalg.norm(want)
+    assert np.linalg.norm(got["o"] - want) <= allowed
+    finite = np.isfinite(lse)
+    assert np.array_equal(np.isfinite(got["lse"]), finite)
+    np.testing.assert_allclose(got["lse"][finite], lse[finite], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("pattern", ["random", "rising"])
+def test_a_guess_as_scheduled_gives_the_sequential_result(pattern):
+    config = AttentionConfig(head_dim=32, causal=True, lse=True, tile=(128, 32), guess=12.0)
+    arrays, program = arrays_of(pattern, 200, 170, 3), attention(config)
+    plan = LaunchPlan(split="rows", skip_unit=True, skip_settled=True)
+    block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan, early=True))
+    got = simulate(block, arrays, seed=1)
+    want = interpret(program, arrays)
+    assert all(got[name].tobytes() == want[name].tobytes() for name in ("o", "lse"))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_maximum_and_second_weighing_are_under_one_test_of_a_warp(causal):
+    config = AttentionConfig(head_dim=64, causal=causal, tile=(128, 64), guess=12.0)
+    plan = LaunchPlan(split="rows", skip_unit=True, skip_settled=True)
+    program = attention(config)
+    text = emit(lower(program, overlapped(program, 2, plan, early=True))).text
+    body = text[text.index("= i_start + 1;") :]
+    body = body[: body.index("finish what is in flight")]
+    tests = re.findall(r"if \(!\(__all_sync\(0xffffffffu, (.*)\)\)\) \{", body)
+    assert len(tests) == 2 and "<= 4096.0f" in tests[1] and "== 1.0f" in tests[0]
+    inside = body[body.index("<= 4096.0f") :]
+    assert body.count("fmaxf(") > 0 and body.count("fmaxf(") == inside.count("fmaxf(")
+    plain = emit(lower(program, overlapped(program, 2, LaunchPlan(split="rows"), early=True))).text
+    assert "__all_sync" not in plain, "the plan says whether anything is left out"
+
+
+def corrected(used):
+    """A tile program that corrects x where a row's sum is large; `used`: and stores the maximum."""
+
+    def rows(a, b, c, m):
+        (i,) = grid(one=1)
+        x, top = zeros(rows=64, cols=64), zeros(rows=64)
+        for j in loop(2):
+            x[:] = load(a, span(i, 64), span(j * 64, 64)) @ load(b, span(j * 64, 64), span(0, 64))
+            right = sum_along(x, "cols") <= 8.0
+            highest = max_along(x, "cols")
+            top[:] = where(right, top, highest)
+            x[:] = where(right, x, x - top)
+            if used:
+                top[:] = top + highest
+        store(c, span(i, 64), span(0, 64), tile=x)
+        store(m, span(i, 64), tile=top)
+
+    specs = {"a": array(BF16, "rows k"), "b": array(BF16, "k cols"), "c": array(FP32, "rows cols")}
+    return trace(rows, specs | {"m": array(FP32, "rows")})
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_only_what_nothing_else_reads_is_left_out(used):
+    program = corrected(used)
+    values = Values(place(program, "", 1), 0, skip_settled=True)
+    left_out = {op.kind: settled(values, op) for op in program.ops() if op.kind != "load"}
+    assert left_out["where"] is not None and left_out["reduce_sum"] is None
+    assert (left_out["reduce_max"] is None) is used
+    assert left_out["mma"] is None
+
+
+def test_what_a_guess_cannot_be_is_refused():
+    for changes in ({"guess": 16.0}, {"guess": 12.0, "slack": 8.0}, {"guess": 2, "dtype": E4M3}):
+        with pytest.raises(InputError, match="expected 0 to 15, 16-bit"):
+            AttentionConfig(**changes)
