@@ -34,6 +34,7 @@ class Expanded:
                 values.part,
                 values.skip_unit,
                 values.fma_exp2,
+                values.skip_settled,
             )
             for number in range(self.unroll)
         ]

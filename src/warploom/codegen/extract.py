@@ -62,11 +62,12 @@ def extract(
 
     shared_bytes    shared memory that other tiles of the block take for good
     copies          register copies of a tile by variable (default 1), see `expandable`
-    skip_unit       as in the launch plan: a product with row factors of 1 costs a test
+    skip_unit       as in the launch plan: a product with row factors of 1, and what a condition on
+                    rows corrects, cost a test
     crowded         ops as long as they take beside the others (`codegen.contend`): what the solver
                     needs; without, as long as alone: what the walk needs, which finds out itself
     """
-    values = Values(placement, 0, skip_unit)
+    values = Values(placement, 0, skip_unit, skip_settled=skip_unit)
     found = _Extractor(placement, loop, costs, dict(copies or {}), values)
     return found.result(shared_bytes, crowded)
 
