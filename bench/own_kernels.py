@@ -2,7 +2,8 @@
 
     python bench/own_kernels.py prepare --data DIR              # anywhere; compiles
     python bench/own_kernels.py run     --data DIR --raw FILE   # needs a GPU
-    python bench/own_kernels.py report  --raw FILE              # anywhere
+    python bench/own_kernels.py beside  --data DIR --raw FILE   # needs a GPU and the libraries
+    python bench/own_kernels.py report  --raw FILE...           # anywhere
 
 The way of each kernel: tile program -> schedule -> CUDA C++ -> ptxas -> this search. `run` plays
 several players at once on one GPU (each candidate is verified, run beside the original and compared
@@ -42,12 +43,12 @@ from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.lineage import Base, Step
 from warploom.search.players import PLAYERS
-from whole_set_parts.parallel import Task, together
+from whole_set_parts.parallel import Players, Task
 from whole_set_parts.play import ORIGINAL, kept, leaders, round_of
 
 RESULTS: Final = Path(__file__).parent / "results" / "own_kernels.json"
 # What the processes play, in turn: those that gained most with few measurements.
-MIXTURE: Final = ("guided", "evolve", "greedy", "guided", "evolve", "guided", "greedy")
+MIXTURE: Final = ("greedy", "evolve", "greedy", "guided", "greedy", "evolve", "greedy")
 CONFIRMATIONS: Final = 2
 
 
@@ -82,9 +83,12 @@ def measured(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
         )
         for number in range(plan.processes)
     ]
-    with LocalMeasurer(settings=MeasureSettings(rounds=8)) as gpu:
+    with (
+        Players(tasks, [Base(original)] * len(tasks)) as players,
+        LocalMeasurer(settings=MeasureSettings(rounds=8)) as gpu,
+    ):
         baseline = gpu.prepare(Workload(original.data, launch_of(case, home, case.search)))
-        entries = together(tasks, [Base(original)] * len(tasks), gpu)
+        entries = players.play(gpu)
         best = {name: row[0] for name, row in leaders(entries).items()}
         best |= {f"start {number}": image for number, image in enumerate(starts)}
         if not best:
@@ -162,9 +166,10 @@ def run(folder: Path, names: list[str], raw: Path, plan: Plan, model: bool) -> N
 def main(arguments: list[str]) -> int:
     """Run one step of the claim; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("step", choices=("prepare", "run", "report"))
+    parser.add_argument("step", choices=("prepare", "run", "beside", "report"))
     parser.add_argument("--data", type=Path, help="folder of the built kernels")
-    parser.add_argument("--raw", type=Path, help="where run writes and report reads")
+    parser.add_argument("--raw", type=Path, nargs="+", help="where run writes and report reads")
+    parser.add_argument("--rounds", type=int, default=9, help="of beside")
     parser.add_argument("--kernels", default=",".join(CASES), help="names, comma-separated")
     parser.add_argument("--seconds", type=float, default=10.0, help="of search, a kernel")
     parser.add_argument("--processes", type=int, default=14)
@@ -187,7 +192,13 @@ def main(arguments: list[str]) -> int:
                 make(CASES[name], given.data / name)
         elif given.step == "run":
             plan = Plan(given.seconds, given.processes, given.samples, given.seed, command)
-            run(given.data, names, given.raw, plan, given.model)
+            run(given.data, names, given.raw[0], plan, given.model)
+        elif given.step == "beside":
+            from own_kernels_parts.beside import beside  # noqa: PLC0415 - needs torch
+
+            for name, raw in zip(names, given.raw, strict=True):
+                home = given.data / name
+                beside(CASES[name], home, (home / "tuned.cubin").read_bytes(), raw, given.rounds)
         else:
             report(given.raw, given.out)
     except WarploomError as error:

@@ -13,8 +13,6 @@ from warploom.codegen.launch_spec import launch_spec
 from warploom.files import write_bytes_atomically
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_choices import ATTENTION_CHOICES
-from warploom.kernels.gemm import GemmConfig, gemm
-from warploom.kernels.gemm_choices import gemm_choice
 from warploom.runtime.launch import LaunchSpec
 
 GPU = "h200"
@@ -23,7 +21,8 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel: what it is called, how it is made, sizes to search, compare and check at."""
+    """One kernel: what it is called, how it is made, sizes to search, compare and check at, and
+    those to time beside the libraries."""
 
     name: str
     kernel: str
@@ -33,6 +32,7 @@ class Case:
     timed: tuple[Sizes, ...]
     checked: Sizes
     made: Callable[[], Built]
+    beside: tuple[Sizes, ...] = ()
 
 
 def make(case: Case, home: Path) -> None:
@@ -67,21 +67,26 @@ def _attention(head_dim: int, causal: bool, variant: str, *lengths: int) -> Case
         return build(attention(config), choice.schedule(config), allow=choice.allow)
 
     words = f"attention-d{head_dim}{'-causal' if causal else ''}"
-    short = _tokens(head_dim, 2048, 2)
+    search = _tokens(head_dim, 8192 if min(lengths) > 4096 else 4096, 1)
+    sizes = tuple(_tokens(head_dim, length, 16384 // length) for length in lengths)
     return Case(
         f"{words}-{variant}",
         "attention",
         variant,
         f"head size {head_dim}, {'causal' if causal else 'full'}, bf16",
-        _tokens(head_dim, 4096 if max(lengths) <= 4096 else 8192, 1),
-        tuple(_tokens(head_dim, length, 16384 // length) for length in lengths),
-        short,
+        search,
+        (search, *sizes),
+        _tokens(head_dim, 2048, 2),
         made,
+        sizes,
     )
 
 
 def _gemm(variant: str, *edges: int) -> Case:
     def made() -> Built:
+        from warploom.kernels.gemm import GemmConfig, gemm  # noqa: PLC0415 - to build only
+        from warploom.kernels.gemm_choices import gemm_choice  # noqa: PLC0415
+
         choice = gemm_choice(variant)
         config = choice.config(GemmConfig())
         return build(gemm(config), choice.schedule(config))
@@ -101,13 +106,15 @@ def _gemm(variant: str, *edges: int) -> Case:
     )
 
 
+_SHORT = (1024, 2048, 4096)
+_LONG = (8192, 16384)
 _ALL = (
-    _attention(128, False, "128x128-ahead-together-apart", 2048, 4096),
-    _attention(128, True, "128x128-draw16-together", 2048, 4096),
-    _attention(64, False, "192x128-ahead", 4096, 8192),
-    _attention(64, True, "192x128-snake", 4096, 8192),
+    _attention(128, False, "128x128-ahead-together-apart", *_SHORT),
+    _attention(128, True, "128x128-draw16-together", *_SHORT),
+    _attention(64, False, "192x128-ahead", *_SHORT, *_LONG),
+    _attention(64, True, "192x128-snake", 2048, 4096, *_LONG),
     _gemm("128x256", 4096, 8192),
-    _attention(128, False, "128x176-together-apart", 8192, 16384),
-    _attention(128, True, "192x128-snake1-serial-apart", 8192, 16384),
+    _attention(128, False, "128x176-together-apart", *_LONG),
+    _attention(128, True, "192x128-snake1-serial-apart", *_LONG),
 )
 CASES: dict[str, Case] = {case.name: case for case in _ALL}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,20 @@ ORIGINAL = "triton"  # the name of the untouched cubin in the raw data
 BASELINE = "warploom, as ptxas left it"
 
 
-def report(raw: Path, out: Path) -> None:
-    """Write a row for each kernel and shape; losses are rows like others."""
-    data = json.loads(raw.read_text())
-    rows: list[Evidence] = []
-    for name, found in data["cases"].items():
-        if "error" in found or "timings" not in found:
-            print(f"{name}: {found.get('error', 'not measured')}")
-            continue
-        rows += [_row(data, CASES[name], found, sizes) for sizes in found["timings"]]
+def report(raws: Sequence[Path], out: Path) -> None:
+    """Write a row for each kernel and shape, of later files before earlier ones; losses are rows
+    like others."""
+    kept: dict[tuple[str, str], Evidence] = {}
+    for raw in raws:
+        data = json.loads(raw.read_text())
+        for name, found in data["cases"].items():
+            if "error" in found or "timings" not in found:
+                print(f"{name}: {found.get('error', 'not measured')}")
+                continue
+            for sizes in found["timings"]:
+                row = _row(data, CASES[name], found, sizes)
+                kept[row.kernel, row.shape] = row
+    rows = list(kept.values())
     write_rows(out, rows)
     for row in rows:
         print(f"{row.kernel:52} {row.shape:24} {row.ratio_to_best:.4f} {row.ci95} {row.control}")

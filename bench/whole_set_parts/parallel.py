@@ -10,20 +10,22 @@ import queue
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from comparison.runs import RemoteEvaluator
 from warploom.runtime import LocalMeasurer
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import parse
 from warploom.search.driver import Budget, SearchResult, run_search
+from warploom.search.game import Game
 from warploom.search.lineage import Base
 from warploom.search.players import PLAYERS
 from warploom.search.tournament import Entry
 
 IN_FLIGHT: Final = 6
 CHAINS: Final = 2
-GRACE_S: Final = 6.0
+GRACE_S: Final = 5.0
+_GAMES: Final[dict[tuple[bytes, str], Game]] = {}  # what the processes are forked with
 
 
 @dataclass(frozen=True)
@@ -41,51 +43,80 @@ class Task:
     confirmations: int
 
 
-def together(tasks: Sequence[Task], bases: Sequence[Base], measurer: LocalMeasurer) -> list[Entry]:
-    """Play all tasks at once; entries by score, best first. `bases` is each task's base."""
-    context = multiprocessing.get_context("spawn")
-    requests: Any = context.Queue()
-    replies: list[Any] = [context.Queue() for _ in tasks]
-    processes = [
-        context.Process(target=_play, args=(task, requests, reply), daemon=True)
-        for task, reply in zip(tasks, replies, strict=True)
-    ]
-    for process in processes:
-        process.start()
-    results: dict[int, SearchResult] = {}
-    flying: dict[int, tuple[int, int]] = {}
-    deadline = time.monotonic() + max(task.seconds for task in tasks) + 4 * GRACE_S
-    while len(results) < len(tasks) and time.monotonic() < deadline:
-        while len(flying) < IN_FLIGHT:
-            try:
-                kind, number, ticket, value = requests.get(timeout=0.0005 if flying else 0.02)
-            except queue.Empty:
-                break
-            if kind == "score":
-                flying[measurer.submit(value)] = (number, ticket)
-            else:
-                results[number] = value
-                deadline = min(deadline, time.monotonic() + GRACE_S)
-        for ticket, result in measurer.poll(0.0 if not flying else 0.02):
-            if ticket in flying:
-                number, theirs = flying.pop(ticket)
-                right = result.outcome == "ok"
-                replies[number].put((theirs, result.speedup if right else 0.0, result.outcome))
-    for process in processes:
-        process.kill()
-    while flying and time.monotonic() < deadline + GRACE_S:
-        for ticket, _ in measurer.poll(0.1):
-            flying.pop(ticket, None)
-    entries = [Entry.of(bases[number], found) for number, found in results.items()]
-    return sorted(entries, key=lambda entry: -entry.score)
+class Players:
+    """The processes of some tasks, each with its game decoded and waiting to play.
+
+    They are forked from here before a GPU is opened, so that decoding is done once a program:
+
+        with Players(tasks, bases) as players, LocalMeasurer() as measurer:
+            entries = players.play(measurer)
+    """
+
+    def __init__(self, tasks: Sequence[Task], bases: Sequence[Base]) -> None:
+        self.tasks, self.bases = tasks, bases
+        for task in tasks:
+            key = task.image, task.kernel
+            if key not in _GAMES:
+                _GAMES[key] = Game(parse(task.image, task.kernel), task.kernel, AliasMode.TRITON)
+        context = multiprocessing.get_context("fork")
+        self._go: Any = context.Event()
+        self._requests: Any = context.Queue()
+        self._replies: list[Any] = [context.Queue() for _ in tasks]
+        self._processes = [
+            context.Process(target=_play, args=(task, self._go, self._requests, reply), daemon=True)
+            for task, reply in zip(tasks, self._replies, strict=True)
+        ]
+        for process in self._processes:
+            process.start()
+        _GAMES.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def play(self, measurer: LocalMeasurer) -> list[Entry]:
+        """Play all tasks at once; entries by score, best first."""
+        self._go.set()
+        results: dict[int, SearchResult] = {}
+        flying: dict[int, tuple[int, int]] = {}
+        deadline = time.monotonic() + max(task.seconds for task in self.tasks) + GRACE_S
+        while len(results) < len(self.tasks) and time.monotonic() < deadline:
+            while len(flying) < IN_FLIGHT:
+                try:
+                    kind, number, ticket, value = self._requests.get(
+                        timeout=0.0005 if flying else 0.02
+                    )
+                except queue.Empty:
+                    break
+                if kind == "score":
+                    flying[measurer.submit(value)] = (number, ticket)
+                else:
+                    results[number] = value
+            for ticket, result in measurer.poll(0.0 if not flying else 0.02):
+                if ticket in flying:
+                    number, theirs = flying.pop(ticket)
+                    right = result.outcome == "ok"
+                    score = result.speedup if right else 0.0
+                    self._replies[number].put((theirs, score, result.outcome))
+        for process in self._processes:
+            process.kill()
+        while flying and time.monotonic() < deadline + GRACE_S:
+            for ticket, _ in measurer.poll(0.1):
+                flying.pop(ticket, None)
+        entries = [Entry.of(self.bases[number], found) for number, found in results.items()]
+        return sorted(entries, key=lambda entry: -entry.score)
 
 
-def _play(task: Task, requests: Any, replies: Any) -> None:
-    evaluator = RemoteEvaluator(task.number, requests, replies)
+def _play(task: Task, go: Any, requests: Any, replies: Any) -> None:
+    game = _GAMES[task.image, task.kernel]
+    go.wait()
     found = run_search(
         parse(task.image, task.kernel),
         PLAYERS[task.player],
-        evaluator,
+        RemoteEvaluator(task.number, requests, replies),
         Budget(task.seconds),
         task.kernel,
         AliasMode.TRITON,
@@ -94,7 +125,8 @@ def _play(task: Task, requests: Any, replies: Any) -> None:
         confirmations=task.confirmations,
         start=None if task.start is None else parse(task.start, task.kernel),
         elsewhere=task.elsewhere,
+        game=game,
     )
     found.on_best = None
     requests.put(("done", task.number, 0, found))
-    time.sleep(2 * GRACE_S)
+    time.sleep(4 * GRACE_S)

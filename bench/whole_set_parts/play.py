@@ -29,7 +29,7 @@ from warploom.search.driver import Budget
 from warploom.search.lineage import Base, Step, prove, read_steps
 from warploom.search.players import PLAYERS
 from warploom.search.tournament import BaseModel, Entry, tournament
-from whole_set_parts.parallel import Task, together
+from whole_set_parts.parallel import Players, Task
 
 # Seconds of search, more where the first searches found something.
 SECONDS: Final = {
@@ -134,10 +134,12 @@ def dry(prepared: Prepared, plan: Plan) -> dict[str, Any]:
 
 def measured(prepared: Prepared, plan: Plan) -> dict[str, Any]:
     """The tournament on a GPU, the leaders' comparison and the checks of what won."""
-    with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:
+    with (
+        Players(*_tasks(prepared, plan)) as players,
+        LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer,
+    ):
         baseline = measurer.prepare(Workload(prepared.original.data, prepared.launch))
-        tasks, bases = _tasks(prepared, plan)
-        entries = together(tasks, bases, measurer)
+        entries = players.play(measurer)
         images = leaders(entries)
         if not images:
             raise CheckFailed(f"{prepared.name}: no candidate ran and was right")

@@ -117,6 +117,7 @@ def run_search(
     elsewhere: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
     on_best: Callable[[Candidate, float], None] | None = None,
+    game: Game | None = None,
 ) -> SearchResult:
     """Play until the budget is spent; Ctrl-C ends the search and keeps the best so far.
 
@@ -125,12 +126,15 @@ def run_search(
     best is measured `confirmations` times more and counts with its mean. `moves` restricts what the
     game proposes (`actions.MOVES`). `elsewhere` says that `original` is not what scores are
     relative to, so that where play starts is scored first, as with a `start`. `on_best` is told of
-    every new best.
+    every new best. `game` is played instead of a new one; it says itself what is allowed.
     """
     result = SearchResult(player.name, evaluator.name, on_best=on_best)
-    shared = verifier or Verifier(original, kernel, mode)
     elsewhere = elsewhere or start is not None
-    first = Game(original, kernel, mode, player.family, shared, moves, elsewhere)
+    if game is None:
+        shared = verifier or Verifier(original, kernel, mode)
+        game = Game(original, kernel, mode, player.family, shared, moves)
+    first = game.fork()
+    first.elsewhere = elsewhere
     if start is not None:
         first.editor.adopt(start.kernel(first.kernel.name).words)
     games = [first, *(first.fork() for _ in range(1, min(chains, player.most_chains)))]
