@@ -8,48 +8,25 @@ blocks that did not change are kept, and those of states seen before are remembe
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import CheckFailed, InputError
-from warploom.sass.batch import BlockBatch, Coupling, KernelTables, Timed, Versions
+from warploom.sass.batch import BlockBatch, Coupling, KernelTables, Versions
 from warploom.sass.control import Control
 from warploom.sass.loops import depths, natural_loops
 from warploom.sass.rederive import BlockState
 from warploom.search.game import Candidate, Game
-from warploom.search.rl.derive import NO_WISH, BatchDeriver, Wishes
-from warploom.search.rl.profile import KINDS, Kind, Profile
+from warploom.search.rl.derive import NO_WISH, Wishes
+from warploom.search.rl.offers import BlockNow, Offers, Windows
+from warploom.search.rl.profile import Profile
+from warploom.search.rl.wide import WideActions
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-REMEMBERED: Final = 48  # states of blocks whose offers are kept: a few megabytes each
-
-FEWEST: Final = 32
-
-
-@dataclass(frozen=True)
-class BlockNow:
-    """One block as it stands: its version, what was wished for, its interface to the others."""
-
-    version: Versions
-    wishes: Wishes
-    timed: Timed
-    row: int
-
-
-@dataclass(frozen=True)
-class Offers:
-    """The actions on one block: (line, kind) of each, the versions they lead to, local verdicts."""
-
-    lines: Ints
-    kinds: Ints
-    versions: Versions
-    wishes: Wishes
-    legal: Bools
-    timed: Timed
+REMEMBERED: Final = 24  # states of blocks whose offers are kept: a few megabytes each
 
 
 class Board:
@@ -65,13 +42,11 @@ class Board:
         self.scope = self._scope()
         self.lines = self._lines()
         self.line_of = {int(index): line for line, index in enumerate(self.lines)}
-        self._derivers = (
-            {} if profile.kept else {b: BatchDeriver(self.batches[b]) for b in self.scope}
-        )
-        self._must = {block: self._must_precede(self.batches[block]) for block in self.scope}
         self.movable = self._movable()
         if not self.movable.any():
             raise InputError(f"{self.kernel.name}: no instruction of the profile may move")
+        self.wide = {} if profile.kept else {block: self._wide(block) for block in self.scope}
+        self._windows = {block: Windows(self.batches[block]) for block in self.scope}
         self._memory: OrderedDict[tuple[int, bytes], Offers] = OrderedDict()
         self.now = [self._read(block) for block in range(len(self.batches))]
         self.start = list(self.now)
@@ -80,13 +55,13 @@ class Board:
 
     def _scope(self) -> list[int]:
         """Blocks worth playing, deepest loops and largest first, in layout order: those that fit
-        into the profile's lines, and at least one."""
+        into the profile's hot lines, and at least one."""
         wanted = [b for b in self.kernel.blocks if b.size > 1 and self._has_moves(b.index)]
         wanted.sort(key=lambda block: (-self.depth[block.index], -block.size))
         chosen: list[int] = []
         lines = 0
         for block in wanted:
-            if not chosen or lines + block.size <= self.profile.lines:
+            if not chosen or lines + block.size <= self.profile.hot:
                 chosen.append(block.index)
                 lines += block.size
         if not chosen:
@@ -99,17 +74,9 @@ class Board:
         batches = [self.batches[block] for block in self.scope]
         lines = np.concatenate([np.arange(b.start, b.start + b.size) for b in batches])
         first = next(place for place, index in enumerate(lines) if self._may_move(int(index)))
-        room = self._room()
+        room = self.profile.lines
         begin = min(first, max(0, len(lines) - room))
         return lines[begin : begin + room]
-
-    def _room(self) -> int:
-        """How many lines are played: fewer in a block larger than the profile's lines, because
-        every action costs a version of the whole block."""
-        largest = max(self.batches[block].size for block in self.scope)
-        if self.profile.kept or largest <= self.profile.lines:
-            return self.profile.lines
-        return max(FEWEST, self.profile.lines**2 // largest)
 
     def _has_moves(self, block: int) -> bool:
         home = self.kernel.blocks[block]
@@ -122,11 +89,11 @@ class Board:
     def _movable(self) -> Bools:
         return np.array([self._may_move(int(index)) for index in self.lines], bool)
 
-    @staticmethod
-    def _must_precede(batch: BlockBatch) -> Bools:
-        must = np.zeros((batch.size, batch.size), bool)
-        must[batch.order_rows[:, 0], batch.order_rows[:, 1]] = True
-        return must
+    def _wide(self, block: int) -> WideActions:
+        batch = self.batches[block]
+        lines = [self.line_of.get(batch.start + number, -1) for number in range(batch.size)]
+        lines = [line if line >= 0 and self.movable[line] else -1 for line in lines]
+        return WideActions(batch, lines, self.profile.kinds)
 
     def _read(self, block: int) -> BlockNow:
         """A block as the editor has it (as compiled, or taken over from an earlier search)."""
@@ -170,8 +137,7 @@ class Board:
         mask = np.zeros(self.actions, bool)
         for block in self.scope:
             offers = self.offers(block)
-            legal = offers.legal & self.coupling.check(block, offers.timed)
-            mask[self._numbers(offers)[legal]] = True
+            mask[self._numbers(offers)[offers.fitting(block, self.coupling)]] = True
         return mask
 
     def _numbers(self, offers: Offers) -> Ints:
@@ -191,15 +157,21 @@ class Board:
         block = int(self.tables.block_of[self.lines[line]])
         offers = self.offers(block)
         row = np.flatnonzero((offers.lines == line) & (offers.kinds == kind))
-        legal = offers.legal & self.coupling.check(block, offers.timed)
-        if not len(row) or not legal[row[0]]:
+        if not len(row) or not offers.fitting(block, self.coupling)[row[0]]:
             raise InputError(f"action {action} is not legal in this state")
-        chosen = row[:1]
-        wishes = Wishes(
-            offers.wishes.stall[chosen], offers.wishes.stay[chosen], offers.wishes.reuse[chosen]
+        kept = self.profile.kept
+        version, wishes = (
+            offers.held(row[:1])
+            if kept
+            else self.wide[block].made(self.now[block], offers, row[:1])
         )
-        now = BlockNow(offers.versions.take(chosen), wishes, offers.timed, int(row[0]))
-        self._place(block, now)
+        # Judged once more as a whole: what a mask allowed in parts must stand as one version.
+        legal, timed = self.batches[block].check(version)
+        if not kept and not (legal & self.coupling.check(block, timed))[0]:
+            raise CheckFailed(
+                f"{self.kernel.name}: the mask allowed what is illegal: {self.words(action)}"
+            )
+        self._place(block, BlockNow(version, wishes, timed, 0))
 
     def _place(self, block: int, now: BlockNow) -> None:
         self.now[block] = now
@@ -233,8 +205,10 @@ class Board:
             ),
         )
         offers = self._memory.get(key)
+        before = kept[1] if kept is not None else None
         if offers is None:
-            offers = self._steps(block) if self.profile.kept else self._wide(block)
+            kept_fields = self.profile.kept
+            offers = self._steps(block) if kept_fields else self.wide[block].offers(now, before)
             self._memory[key] = offers
             if len(self._memory) > REMEMBERED:
                 self._memory.popitem(last=False)
@@ -269,84 +243,12 @@ class Board:
         wishes = Wishes(*(np.zeros((len(found), batch.size), np.int64) for _ in range(3)))
         lines = np.array([line for line, *_ in found], np.int64)
         kinds = np.array([kind for _, kind, _ in found], np.int64)
-        return Offers(lines, kinds, versions, wishes, legal, timed)
-
-    def _wide(self, block: int) -> Offers:
-        """Moves by one, a few or many positions and control edits, fields re-derived."""
-        batch, now = self.batches[block], self.now[block]
-        order: list[int] = now.version.order[0].tolist()
-        position = batch.positions(now.version.order)[0]
-        first, last = self.windows(block)
-        found: list[tuple[int, int]] = []
-        orders: list[list[int]] = []
-        edits: list[tuple[int, str, int, int]] = []
-        stall = now.version.stall[0][position]
-        for number in range(batch.size):
-            line = self.line_of.get(number + batch.start)
-            if line is None or not self.movable[line]:
-                continue
-            here = int(position[number])
-            for column, kind in enumerate(self.profile.kinds):
-                spec = KINDS[kind]
-                if spec.reach:
-                    to = _target(here, int(first[number]), int(last[number]), spec.reach, kind)
-                    if to is None:
-                        continue
-                    moved = order.copy()
-                    moved.insert(to, moved.pop(here))
-                    orders.append(moved)
-                elif kind is Kind.TIGHTEN:
-                    if stall[number] <= batch.own[number]:
-                        continue
-                    edits.append((len(found), "stall", number, int(batch.own[number])))
-                    orders.append(order)
-                elif kind is Kind.YIELD:
-                    edits.append((len(found), "stay", number, 1 - int(now.wishes.stay[0, number])))
-                    orders.append(order)
-                else:
-                    if batch.sources[number, spec.slot] == 255 or not batch.arithmetic[number]:
-                        continue
-                    flipped = int(now.wishes.reuse[0, number]) ^ 1 << spec.slot
-                    edits.append((len(found), "reuse", number, flipped))
-                    orders.append(order)
-                found.append((line, column))
-        wishes = Wishes(
-            *(
-                np.repeat(wish, len(found), 0)
-                for wish in (now.wishes.stall, now.wishes.stay, now.wishes.reuse)
-            )
-        )
-        for row, name, number, value in edits:
-            getattr(wishes, name)[row, number] = value
-        array = np.array(orders, np.int64).reshape(len(found), batch.size)
-        versions = self._derivers[block].derive(array, wishes)
-        legal, timed = batch.check(versions)
-        legal &= self._differs(batch, versions, now.version)
-        lines = np.array([line for line, _ in found], np.int64)
-        kinds = np.array([column for _, column in found], np.int64)
-        return Offers(lines, kinds, versions, wishes, legal, timed)
+        return Offers(lines, kinds, legal, [(rows, timed)], versions, wishes)
 
     def windows(self, block: int) -> tuple[Ints, Ints]:
         """First and last position each instruction may move to, by order alone."""
-        batch, must = self.batches[block], self._must[block]
-        position = batch.positions(self.now[block].version.order)[0]
-        first = np.where(must, position[:, None], -1).max(0) + 1
-        last = np.where(must, position[None, :], batch.size).min(1) - 1
-        # What is pinned stands at its own number and is not crossed.
-        pins = batch.pinned
-        behind = np.where(pins[:, None] < position, pins[:, None] + 1, 0)
-        ahead = np.where(pins[:, None] > position, pins[:, None] - 1, batch.size - 1)
-        first = np.maximum(first, behind.max(0, initial=0))
-        last = np.minimum(last, ahead.min(0, initial=batch.size - 1))
-        return first, last
-
-    @staticmethod
-    def _differs(batch: BlockBatch, versions: Versions, now: Versions) -> Bools:
-        """Which versions are other words than the ones that stand."""
-        differs = (batch.canonical(versions.order) != batch.canonical(now.order)).any(1)
-        for name in ("stall", "stay", "wait", "reuse"):
-            differs |= (getattr(versions, name) != getattr(now, name)).any(1)
-        return differs
+        position = self.batches[block].positions(self.now[block].version.order)[0]
+        return self._windows[block].of(position)
 
     # --- the state for others ----------------------------------------------------------------
 
@@ -391,14 +293,3 @@ class Board:
 def _swapped(array: Ints, rows: Ints, upper: Ints) -> Ints:
     array[rows, upper], array[rows, upper + 1] = array[rows, upper + 1], array[rows, upper]
     return array
-
-
-def _target(here: int, first: int, last: int, reach: tuple[int, int], kind: Kind) -> int | None:
-    """Where a move of `reach` (least, most) positions ends, None when there is no such room."""
-    least, most = reach
-    up = kind in (Kind.UP, Kind.UP_FEW, Kind.UP_FAR)
-    room = here - first if up else last - here
-    if room < least:
-        return None
-    step = min(room, most)
-    return here - step if up else here + step

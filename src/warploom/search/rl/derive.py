@@ -32,6 +32,10 @@ class Wishes:
     stay: Ints
     reuse: Ints
 
+    def repeated(self, count: int) -> Wishes:
+        """The wishes of one version, so many times."""
+        return Wishes(*(np.repeat(w, count, 0) for w in (self.stall, self.stay, self.reuse)))
+
 
 class BatchDeriver:
     """Derives versions of one block.
@@ -122,7 +126,8 @@ class BatchDeriver:
             producers = self._producers[mine]
             ready = issue[rows[:, None], producers] + self._gaps[mine]
             earliest = np.maximum(earliest, ready.max(1))
-            earliest = np.maximum(earliest, self.head[mine])
+            if place:  # what comes first is issued as the block begins
+                earliest = np.maximum(earliest, self.head[mine])
             pipe = batch.pipe[mine]
             other = np.where(pipe >= 0, in_pipe[rows, np.maximum(pipe, 0)], -1)
             apart = np.minimum(spacing[family[other], family[mine]], batch.close[other, mine])
@@ -139,6 +144,13 @@ class BatchDeriver:
                 waits[:, place] |= self._exit_waits(waited, position)
         least = np.maximum(batch.least_duration, (issue[:, :size] + self.tail).max(1))
         stalls[:, -1] = np.maximum(floors[:, -1], least - now)
+        return self._settled(order, stalls, waits, wishes)
+
+    def settled(self, order: Ints, stalls: Ints, waits: Ints, wishes: Wishes) -> Versions:
+        """Versions from stalls and waits: stalls that fit their field, hints as wished."""
+        return self.drop_stale_reuse(self._settled(order, stalls, waits, wishes))
+
+    def _settled(self, order: Ints, stalls: Ints, waits: Ints, wishes: Wishes) -> Versions:
         stalls = _spread_back(stalls)
         stay = np.take_along_axis(wishes.stay, order, 1)
         stay = stay * ((stalls >= 1) & (stalls <= MAX_STALL_STAYING))

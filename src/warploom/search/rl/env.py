@@ -29,8 +29,9 @@ from warploom.sass.cubin import Cubin, load
 from warploom.sass.timing_model import ModelSettings, TimingModel
 from warploom.search.game import Family, Game
 from warploom.search.players import Score
-from warploom.search.rl.board import BlockNow, Board
+from warploom.search.rl.board import Board
 from warploom.search.rl.observe import GraphView, Listing, Observation
+from warploom.search.rl.offers import BlockNow
 from warploom.search.rl.profile import Profile, profile_named
 
 PENALTY: Final = -1.0

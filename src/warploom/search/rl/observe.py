@@ -19,7 +19,8 @@ from gymnasium import spaces
 from warploom.sass.control import NO_SCOREBOARD, SCOREBOARDS
 from warploom.sass.issue import cost_of
 from warploom.sass.opcodes import Pipe
-from warploom.search.rl.board import BlockNow, Board
+from warploom.search.rl.board import Board
+from warploom.search.rl.offers import BlockNow
 from warploom.search.rl.waits import waits
 
 Floats = npt.NDArray[np.float32]

@@ -45,7 +45,7 @@ def training_profile() -> Profile:
     on many.
     """
     ppo = replace(WIDE.ppo, steps=HORIZON, minibatch=64)
-    return replace(WIDE, restart=0.0, horizon=HORIZON, lines=LINES, ppo=ppo)
+    return replace(WIDE, restart=0.0, horizon=HORIZON, lines=LINES, hot=LINES, ppo=ppo)
 
 
 def evaluate(policy: Trainer, cubin: Path, steps: int, seed: int) -> list[float]:

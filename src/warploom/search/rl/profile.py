@@ -77,12 +77,13 @@ class PPOParameters:
 
 @dataclass(frozen=True)
 class Profile:
-    """A learned player. `moves` names the opcodes that may move (empty: all); `kept` lets control
-    fields travel; `restart` is the share of episodes that begin at the best state so far; a state
-    scored before is not scored again when `remember`. With `accept`, a step that is slower than the
-    episode's best by more than that share is taken back: the policy proposes, the score disposes.
-    `worst_reward` bounds the reward of a slow step from below. `stride`: accepted steps from one
-    score to the next; those between are rewarded and judged by the timing model.
+    """A learned player. It plays the hottest blocks that fit into `hot` lines, and at least one, of
+    which it plays `lines`. `moves` names the opcodes that may move (empty: all); `kept` lets
+    control fields travel; `restart` is the share of episodes that begin at the best state so far; a
+    state scored before is not scored again when `remember`. With `accept`, a step that is slower
+    than the episode's best by more than that share is taken back: the policy proposes, the score
+    disposes. `worst_reward` bounds the reward of a slow step from below. `stride`: accepted steps
+    from one score to the next; those between are rewarded and judged by the timing model.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Profile:
     moves: frozenset[str]
     kept: bool
     lines: int
+    hot: int
     horizon: int
     network: str
     ppo: PPOParameters
@@ -106,6 +108,7 @@ CUASMRL: Final = Profile(
     moves=frozenset(("LDG", "LDGSTS", "STG", "LDS")),
     kept=True,
     lines=320,
+    hot=320,
     horizon=32,
     network="cnn",
     ppo=PPOParameters(),
@@ -115,7 +118,8 @@ WIDE: Final = Profile(
     kinds=tuple(KINDS),
     moves=frozenset(),
     kept=False,
-    lines=320,
+    lines=512,
+    hot=320,
     horizon=32,
     network="graph",
     ppo=PPOParameters(steps=32, minibatch=16, learning_rate=1e-3, total=1_000_000, anneal=False),

@@ -1,0 +1,243 @@
+"""Our actions on one block: moves by one, a few or many places and control edits, fields derived.
+
+Each is worked out as a patch of the version that stands; patches of the last version that was
+looked at are kept where nothing they depend on has changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from warploom.sass.batch import BlockBatch, Timed, Versions
+from warploom.search.rl.derive import BatchDeriver, Wishes
+from warploom.search.rl.judge import Judge
+from warploom.search.rl.offers import BlockNow, Offers, Patched, Windows
+from warploom.search.rl.patches import Asked, Move, Patch, Wish
+from warploom.search.rl.profile import KINDS, Kind
+from warploom.search.rl.rules import BlockRules
+from warploom.search.rl.trace import Trace
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class WideActions:
+    """The actions of some kinds on one block. `lines`: the line of each instruction that may move
+    (-1: none)."""
+
+    def __init__(self, batch: BlockBatch, lines: list[int], kinds: tuple[Kind, ...]) -> None:
+        self.batch, self.lines, self.kinds = batch, lines, kinds
+        self.deriver = BatchDeriver(batch)
+        self.rules = BlockRules(batch, self.deriver)
+        self.windows = Windows(batch)
+        self._coupled = self._coupled_lines()
+
+    def _coupled_lines(self) -> frozenset[int]:
+        """Instructions of the block with rows to other blocks or to the block's edges."""
+        batch, tables = self.batch, self.batch.tables
+        ends = tables.constraints.cross[:, :2].ravel()
+        inside = ends[tables.block_of[ends] == batch.block] - batch.start
+        return frozenset(inside.tolist()) | frozenset(batch.edge_rows[:, 0].tolist())
+
+    def offers(self, now: BlockNow, before: Offers | None = None) -> Offers:
+        """All actions on the block as it stands. `before`: those of a version it came from."""
+        lines, kinds, actions = self._actions(now)
+        wishes = (now.wishes.stall[0], now.wishes.stay[0], now.wishes.reuse[0])
+        trace = Trace(
+            self.rules, now.version.order[0].tolist(), Asked(*(w.tolist() for w in wishes))
+        )
+        if not trace.regular or not self._stands(trace, now.version):
+            return self.whole_offers(now)
+        judge = Judge(trace, self._coupled)
+        known: dict[Move | Wish, Patch] = {}
+        changed = (0, 0)
+        old = before.patched.trace if before is not None and before.patched is not None else None
+        if before is not None and before.patched is not None and old is not None:
+            known = {patch.action: patch for patch in before.patched.patches}
+            changed = trace.differs_from(old)
+        patches: list[Patch] = []
+        for action in actions:
+            patch = known.get(action)
+            kept = None
+            if patch is not None and old is not None and trace.may_keep(patch, old, changed):
+                kept = trace.rebase(patch, old)
+            if kept is None or patch is None or kept.odd != patch.odd:
+                kept = trace.patch(action)
+                kept.sound = kept.odd or judge.inside(kept)
+            final = kept.cells.get(trace.size - 1)
+            fits = kept.odd or final is None or judge.fields(trace.size - 1, final)
+            kept.legal = bool(kept.cells) and kept.sound and fits
+            patches.append(kept)
+        return self._judged(now, np.array(lines), np.array(kinds), Patched(trace, judge, patches))
+
+    def _judged(self, now: BlockNow, lines: Ints, kinds: Ints, patched: Patched) -> Offers:
+        """Offers of patches: odd ones as whole versions, those that touch the block's edges or
+        other blocks with what `Coupling` needs of them, the rest as they are."""
+        batch = self.batch
+        patches = patched.patches
+        legal = np.array([patch.legal for patch in patches], bool)
+        odd = np.array([row for row, p in enumerate(patches) if p.odd and p.legal], np.int64)
+        coupled: list[tuple[Ints, Timed]] = []
+        if len(odd):
+            versions = self._assembled(now, patched, odd)
+            ok, timed = batch.check(versions)
+            legal[odd] = ok & self._differs(batch, versions, now.version)
+            coupled.append((odd, timed))
+        rows = np.array(
+            [
+                row
+                for row, patch in enumerate(patches)
+                if legal[row] and not patch.odd and patched.judge.couples(patch)
+            ],
+            np.int64,
+        )
+        if len(rows):
+            timed, ok = patched.judge.timed([patches[row] for row in _listed(rows)])
+            legal[rows] = ok
+            coupled.append((rows, timed))
+        return Offers(lines, kinds, legal, coupled, patched=patched)
+
+    @staticmethod
+    def _stands(trace: Trace, version: Versions) -> bool:
+        """Whether a trace derives the version that stands."""
+        return all(
+            found == stands[0].tolist()
+            for found, stands in (
+                (trace.stalls, version.stall),
+                (trace.stays, version.stay),
+                (trace.waits, version.wait),
+                (trace.reuses, version.reuse),
+            )
+        )
+
+    def _assembled(self, now: BlockNow, patched: Patched, rows: Ints) -> Versions:
+        """Whole versions of some patches."""
+        version = now.version
+        fields = [
+            np.repeat(array, len(rows), 0)
+            for array in (version.order, version.stall, version.stay, version.wait, version.reuse)
+        ]
+        odd = False
+        for at, row in enumerate(_listed(rows)):
+            patch = patched.patches[row]
+            odd |= patch.odd
+            for place, cell in patch.cells.items():
+                values = (cell.number, cell.stall, cell.stay, cell.wait, cell.reuse)
+                for array, value in zip(fields, values, strict=True):
+                    array[at, place] = value
+        if odd:
+            order, stall, _, wait, _ = fields
+            return self.deriver.settled(order, stall, wait, self._wished(now, patched, rows))
+        return Versions(*fields)
+
+    def made(self, now: BlockNow, offers: Offers, rows: Ints) -> tuple[Versions, Wishes]:
+        """The versions and wishes that some of the offers on the block lead to.
+
+        A stall that had to be spread over the instructions before it is wished for there from now
+        on, so that the version derives as it is.
+        """
+        patched = offers.patched
+        if patched is None:
+            return offers.held(rows)
+        versions, wishes = self._assembled(now, patched, rows), self._wished(now, patched, rows)
+        for at, row in enumerate(_listed(rows)):
+            patch = patched.patches[row]
+            if not patch.odd:
+                continue
+            derived = patched.trace.stalls.copy()
+            for place, cell in patch.cells.items():
+                derived[place] = cell.stall
+            longer = np.flatnonzero(versions.stall[at] > np.array(derived))
+            wishes.stall[at, versions.order[at, longer]] = versions.stall[at, longer]
+        return versions, wishes
+
+    @staticmethod
+    def _wished(now: BlockNow, patched: Patched, rows: Ints) -> Wishes:
+        """The wishes of some actions."""
+        wishes = now.wishes.repeated(len(rows))
+        for at, row in enumerate(_listed(rows)):
+            action = patched.patches[row].action
+            if isinstance(action, Wish):
+                getattr(wishes, action.name)[at, action.number] = action.value
+        return wishes
+
+    def _actions(self, now: BlockNow) -> tuple[list[int], list[int], list[Move | Wish]]:
+        """(line, kind, action) of everything the profile may do to a block, legal or not."""
+        batch, rules = self.batch, self.rules
+        position = batch.positions(now.version.order)[0]
+        places: list[int] = position.tolist()
+        first, last = (side.tolist() for side in self.windows.of(position))
+        stall: list[int] = now.version.stall[0][position].tolist()
+        stay: list[int] = now.wishes.stay[0].tolist()
+        reuse: list[int] = now.wishes.reuse[0].tolist()
+        found: list[tuple[int, int, Move | Wish]] = []
+        for number, line in enumerate(self.lines):
+            if line < 0:
+                continue
+            here = places[number]
+            for column, kind in enumerate(self.kinds):
+                spec = KINDS[kind]
+                if spec.reach:
+                    to = _target(here, first[number], last[number], spec.reach, kind)
+                    action = None if to is None else Move(here, to)
+                elif kind is Kind.TIGHTEN:
+                    own = rules.own[number]
+                    action = Wish("stall", number, own) if stall[number] > own else None
+                elif kind is Kind.YIELD:
+                    action = Wish("stay", number, 1 - stay[number])
+                elif rules.bank[number][spec.slot] < 0 or not rules.arithmetic[number]:
+                    action = None
+                else:
+                    action = Wish("reuse", number, reuse[number] ^ 1 << spec.slot)
+                if action is not None:
+                    found.append((line, column, action))
+        return (
+            [line for line, *_ in found],
+            [column for _, column, _ in found],
+            [action for *_, action in found],
+        )
+
+    def whole_offers(self, now: BlockNow) -> Offers:
+        """The same offers from whole versions, all derived and judged side by side: what patches
+        are tested against, and what is used where the version that stands has no trace."""
+        lines, kinds, actions = self._actions(now)
+        batch = self.batch
+        orders = np.repeat(now.version.order, len(actions), 0)
+        wishes = now.wishes.repeated(len(actions))
+        for row, action in enumerate(actions):
+            if isinstance(action, Move):
+                moved: list[int] = orders[row].tolist()
+                moved.insert(action.to, moved.pop(action.here))
+                orders[row] = moved
+            else:
+                getattr(wishes, action.name)[row, action.number] = action.value
+        versions = self.deriver.derive(orders, wishes)
+        legal, timed = batch.check(versions)
+        legal &= self._differs(batch, versions, now.version)
+        rows = np.arange(len(actions))
+        return Offers(np.array(lines), np.array(kinds), legal, [(rows, timed)], versions, wishes)
+
+    @staticmethod
+    def _differs(batch: BlockBatch, versions: Versions, now: Versions) -> Bools:
+        """Which versions are other words than the ones that stand."""
+        differs = (batch.canonical(versions.order) != batch.canonical(now.order)).any(1)
+        for name in ("stall", "stay", "wait", "reuse"):
+            differs |= (getattr(versions, name) != getattr(now, name)).any(1)
+        return differs
+
+
+def _target(here: int, first: int, last: int, reach: tuple[int, int], kind: Kind) -> int | None:
+    """Where a move of `reach` (least, most) positions ends, None when there is no such room."""
+    least, most = reach
+    up = kind in (Kind.UP, Kind.UP_FEW, Kind.UP_FAR)
+    room = here - first if up else last - here
+    if room < least:
+        return None
+    step = min(room, most)
+    return here - step if up else here + step
+
+
+def _listed(rows: Ints) -> list[int]:
+    found: list[int] = rows.tolist()
+    return found
