@@ -26,6 +26,12 @@ class DeviceError(WarploomError):
     """The GPU or its driver refused or failed (image not loadable, launch fault, time-out)."""
 
 
+class Interrupted(WarploomError):
+    """Ctrl-C, with what was kept."""
+
+    exit_code = 130
+
+
 class CheckFailed(WarploomError):
     """A verification said no. The message is the first finding, in words."""
 

@@ -57,7 +57,7 @@ def test_settings_reach_the_kernel():
 BAD = {
     "gmm": ({}, "expected one of attention, gemm"),
     "gemm": ({"tyle": "1"}, "no setting 'tyle'"),
-    "attention": ({"causal": "maybe"}, "is not a bool"),
+    "attention": ({"causal": "maybe"}, "expected true or false"),
 }
 
 

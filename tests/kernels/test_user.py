@@ -106,7 +106,7 @@ def test_widened_keeps_what_is_not_floating(file: Path) -> None:
         ("no_default", {}, "parameter block needs a default"),
         ("nothing", {}, "gives NoneType, expected a warploom.tile.Program"),
         ("right", {"blok": "64"}, "no setting 'blok'"),
-        ("right", {"block": "x"}, "is not a int"),
+        ("right", {"block": "x"}, "expected a whole number"),
     ],
 )
 def test_refusals_name_what_was_expected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any, NoReturn
 
 import typer
 
@@ -16,7 +17,9 @@ from warploom.cli.run import run
 from warploom.cli.sass import sass
 from warploom.cli.schedule import schedule
 from warploom.cli.tune import tune
-from warploom.errors import WarploomError
+from warploom.errors import InputError, WarploomError
+
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
 app = typer.Typer(
     name="warploom",
@@ -50,10 +53,36 @@ def root(version: bool = typer.Option(False, "--version", help="print the versio
 def main() -> None:
     """Entry point: errors of ours become one line on stderr and their exit code."""
     try:
-        app()
+        code: Any = app(prog_name="warploom", standalone_mode=False)
     except WarploomError as error:
-        message = " ".join(str(error).split())
-        print(f"warploom: {message}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        leave(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        leave("interrupted", INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
+    except Exception as error:
+        # Typer has click's usage errors, or its own: what they share is how they read.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        leave(usage(error, str(message())), InputError.exit_code)
+    if code == INTERRUPTED:
+        leave("interrupted", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def usage(error: Exception, message: str) -> str:
+    """A wrong command line in one line; without arguments: the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+        sys.exit(InputError.exit_code)
+    path = getattr(getattr(error, "ctx", None), "command_path", "warploom")
+    text = message.rstrip(".").replace("\n", " ")
+    command = str(path).removeprefix("warploom").strip()
+    return f"{command}: {text} (see {path} --help)" if command else f"{text} (see {path} --help)"
+
+
+def leave(message: str, code: int) -> NoReturn:
+    """One line on stderr and the exit code."""
+    print(f"warploom: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from warploom.codegen.build import GPU_ARCHITECTURES
+from warploom.codegen.build import ALLOWED, BUILD_ARCHITECTURES, GPU_ARCHITECTURES
 from warploom.codegen.build import build as build_kernel
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.schedules import NAMES, schedule_named
@@ -21,6 +21,7 @@ from warploom.kernels.library import configure, entry
 from warploom.pipeline.built import BUILD_NOTE
 
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
+Gpu = Annotated[str, typer.Option(help=", ".join(GPU_ARCHITECTURES))]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="key=value: a setting or a size; repeatable")
 ]
@@ -57,19 +58,21 @@ def read_schedule(path: Path) -> KernelSchedule | SimtSchedule:
 def build(
     name: Name,
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the results")],
-    gpu: Annotated[str, typer.Option(help="h100 or h200")] = "h200",
+    gpu: Annotated[str, typer.Option(help=", ".join(BUILD_ARCHITECTURES))] = "h200",
     settings: Settings = None,
     schedule: Annotated[
         str, typer.Option(help="default, a schedule.json, or " + ", ".join(NAMES))
     ] = "default",
     allow: Annotated[
-        list[str] | None, typer.Option(help="accept a compiler fault by name: spills, serialized")
+        list[str] | None,
+        typer.Option(help="accept by name: " + ", ".join(ALLOWED)),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json, build.json."""
-    if gpu not in GPU_ARCHITECTURES:
-        raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(GPU_ARCHITECTURES)}")
+    if gpu not in BUILD_ARCHITECTURES:
+        raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(BUILD_ARCHITECTURES)}")
+    arch = BUILD_ARCHITECTURES[gpu]
     started = time.perf_counter()
     config, _ = configure(name, settings_of(settings))
     kernel = entry(name)
@@ -78,8 +81,11 @@ def build(
     if schedule.endswith(".json"):
         chosen = read_schedule(Path(schedule))
     elif schedule != "default":
-        chosen = schedule_named(program, schedule, chosen.launch, gpu)
-    built = build_kernel(program, chosen, GPU_ARCHITECTURES[gpu], tuple(allow or ()))
+        chosen = schedule_named(program, schedule, chosen.launch, gpu, arch=arch)
+    elif arch != "sm_90a" and isinstance(chosen, KernelSchedule):
+        # The default of a program is made for Hopper: elsewhere loads run ahead and matmuls do not.
+        chosen = schedule_named(program, "lcsf", chosen.launch, arch=arch)
+    built = build_kernel(program, chosen, arch, tuple(allow or ()))
     built.write(out)
     note = {"kernel": name, "settings": settings_of(settings), "gpu": gpu}
     write_text_atomically(out / BUILD_NOTE, json.dumps(note, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""`warploom optimize`: all floors for one kernel of the library, one report."""
+"""`warploom optimize`: all floors for one kernel, one report."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli.build import Settings, settings_of
+from warploom.cli.build import Gpu, Name, Settings, settings_of
 from warploom.codegen.schedules import NAMES
+from warploom.errors import Interrupted
 from warploom.pipeline.optimize import Optimized, OptimizeSettings
 from warploom.pipeline.optimize import optimize as run_optimize
 
 
 def optimize(
-    name: Annotated[str, typer.Argument(help="a kernel of the library: gemm, attention")],
+    name: Name,
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the results")],
-    gpu: Annotated[str, typer.Option(help="h100 or h200")] = "h200",
+    gpu: Gpu = "h200",
     settings: Settings = None,
     schedule: Annotated[str, typer.Option(help=", ".join(NAMES))] = "solve",
     measure: Annotated[
@@ -32,8 +33,7 @@ def optimize(
     try:
         found = run_optimize(request, out, lambda text: print(text, file=sys.stderr))
     except KeyboardInterrupt:
-        print(f"interrupted; what lies in {out} is whole", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise Interrupted(f"interrupted; what lies in {out} is whole") from None
     typer.echo(json.dumps(found.to_json()) if as_json else summary(found))
 
 

@@ -26,6 +26,8 @@ def run(
     """Run a kernel on random data and compare every output with float64."""
     if on not in PLACES:
         raise InputError(f"--on {on!r}: expected {' or '.join(PLACES)}")
+    if seed < 0:
+        raise InputError(f"--seed {seed}, expected at least 0")
     config, sizes = configure(name, settings_of(settings))
     errors = PLACES[on](name, config, sizes, seed)
     bound, judge = entry(name).bound, entry(name).judge

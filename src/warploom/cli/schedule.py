@@ -37,6 +37,9 @@ def schedule(
     svg: str = typer.Option("", help="write a picture of the steady state"),
 ) -> None:
     """Solve, prove, check, simulate and draw the schedule of one loop."""
+    for path in (json_out, trace, svg):
+        if Path(path or "-").is_dir():
+            raise InputError(f"cannot write {path}: it is a directory, expected a file name")
     # Not at the top: other commands need not load the solver, and work without it.
     from warploom.schedule import service  # noqa: PLC0415
 
@@ -67,14 +70,8 @@ def schedule(
     if json_out == "-":
         typer.echo(json.dumps(service.to_json(result)))
     elif json_out:
-        _write(json_out, json.dumps(service.to_json(result), indent=1) + "\n")
+        write_text_atomically(Path(json_out), json.dumps(service.to_json(result), indent=1) + "\n")
     if trace:
-        _write(trace, json.dumps(service.trace(result)) + "\n")
+        write_text_atomically(Path(trace), json.dumps(service.trace(result)) + "\n")
     if svg:
-        _write(svg, service.picture(result))
-
-
-def _write(path: str, text: str) -> None:
-    if Path(path).is_dir():
-        raise InputError(f"cannot write {path}: it is a directory, expected a file name")
-    write_text_atomically(Path(path), text)
+        write_text_atomically(Path(svg), service.picture(result))

@@ -33,6 +33,7 @@ SCHEMA = "warploom.kernel"
 VERSION = 1
 ARCHITECTURES = ("sm_90a",)
 GPU_ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}  # what the commands build for, by GPU
+BUILD_ARCHITECTURES = {**GPU_ARCHITECTURES, "a100": "sm_80"}  # what `warploom build` takes
 SM80_ARCHITECTURES = tuple(SHARED_LIMITS)  # cp.async and mma.sync
 SIMT_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 # What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.
@@ -41,6 +42,7 @@ FAULTS = {
     "setmaxnreg": r"setmaxnreg.*ignored",
     "injected": r"warpgroup\.(wait|arrive).*(injected|inserted)",
 }
+ALLOWED = ("spills", "stack", *FAULTS)  # what a build may be told to accept
 
 
 @dataclass(frozen=True)
@@ -141,11 +143,13 @@ def build(
 
     A schedule may be a name ("solve", "lcsf", ..., `codegen.schedules`) under a launch plan.
     """
+    if unknown := set(allow) - set(ALLOWED):
+        raise InputError(f"allow {sorted(unknown)[0]!r}: expected some of {', '.join(ALLOWED)}")
     if isinstance(schedule, str):
         # Not at the top: solving and its cache stand above this.
         from warploom.codegen.schedules import schedule_named  # noqa: PLC0415
 
-        schedule = schedule_named(program, schedule, launch)
+        schedule = schedule_named(program, schedule, launch, arch=arch)
     if isinstance(schedule, SimtSchedule):
         if arch not in SIMT_ARCHITECTURES:
             raise InputError(f"architecture {arch!r}: expected {', '.join(SIMT_ARCHITECTURES)}")

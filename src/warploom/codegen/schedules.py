@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.emit import SHARED_LIMIT, emit
+from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage, overlapped
 from warploom.codegen.place import ROWS_PER_GROUP, runs_along
@@ -60,10 +61,13 @@ def schedule_named(
     gpu: str = "h200",
     search: Search | None = None,
     registers: tuple[int, int] | None = None,
+    arch: str = "sm_90a",
 ) -> KernelSchedule:
     """The schedule of that name for a program under a launch plan.
 
-    Raises `InputError` for an unknown name or where the name's shape does not fit the program.
+    An `arch` without TMA and clusters gets a plan without them, and rings that fit its shared
+    memory; the solver's costs are Hopper's. Raises `InputError` for an unknown name or where the
+    name's shape does not fit the program.
     """
     if name not in NAMES:
         raise InputError(f"schedule {name!r}: expected one of {', '.join(NAMES)}")
@@ -72,6 +76,10 @@ def schedule_named(
             f"{program.name} has no matrix product: its loops have nothing to pipeline on the "
             "tensor core; the default schedule lays it over threads"
         )
+    if arch != "sm_90a":
+        if name == "solve":
+            raise InputError(f"schedule 'solve' is for Hopper (sm_90a), not {arch}; name another")
+        launch = older_plan(launch or LaunchPlan())
     if name == "solve":
         return solve_kernel(program, launch, gpu, search, registers)
     plan = launch or LaunchPlan()
@@ -92,14 +100,22 @@ def schedule_named(
         flying = int(name == "inflight")
         return multistage(program, depth, plan, groups, flying, registers)
 
-    depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(program, make)
+    depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(program, make, arch)
     made = make(depth)
     return KernelSchedule(name, made.loops, made.launch, made.turns)
 
 
-def _deepest(program: Program, make: Callable[[int], KernelSchedule]) -> int:
+def older_plan(plan: LaunchPlan) -> LaunchPlan:
+    """The plan for a GPU without TMA and clusters: stores from registers, tasks in fixed order."""
+    walk = "static" if plan.walk == "dynamic" else plan.walk
+    return plan.with_options(store="direct", cluster=("", 1), walk=walk, dependent=False)
+
+
+def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str) -> int:
     """The deepest rings that fit the block beside everything else."""
     block: BlockProgram = lower(program, make(2))
-    taken = emit(block).shared_bytes
+    hopper = arch == "sm_90a"
+    taken = (emit(block) if hopper else emit_sm80(block, arch)).shared_bytes
+    limit = SHARED_LIMIT if hopper else SHARED_LIMITS[arch]
     slots = sum(ring.slot_bytes for ring in block.rings if ring.depth == 2)
-    return min(MOST_DEPTH, 2 + max(0, SHARED_LIMIT - taken) // max(1, slots))
+    return min(MOST_DEPTH, 2 + max(0, limit - taken) // max(1, slots))

@@ -131,6 +131,8 @@ def configure(name: str, settings: Mapping[str, str]) -> tuple[Any, dict[str, in
             chosen[key] = _parse(name, key, text, kernel.settings[key])
         elif key in sizes:
             sizes[key] = _parse(name, key, text, "int")
+            if sizes[key] < 0:
+                raise InputError(f"{name}: {key}={text}, expected a size of at least 0")
         else:
             known = ", ".join([*kernel.settings, *sizes]) or "it has none"
             raise InputError(f"{name} has no setting {key!r}: expected one of {known}")
@@ -154,7 +156,15 @@ def _parse(name: str, key: str, text: str, kind: str) -> Any:
             return None if text == "none" else int(text)
         return float(text) if kind.startswith("float") else text
     except (ValueError, KeyError):
-        raise InputError(f"{name}: {key}={text!r} is not a {kind}") from None
+        raise InputError(f"{name}: {key}={text!r}, expected {_words(kind)}") from None
+
+
+def _words(kind: str) -> str:
+    """What a kind of setting looks like on the command line."""
+    if kind.startswith("tuple"):
+        return f"{kind.count('int')} whole numbers, as 128,256"
+    words = {"bool": "true or false", "int": "a whole number", "float": "a number"}
+    return next((words[k] for k in words if kind.startswith(k)), kind)
 
 
 def check_on_cpu(

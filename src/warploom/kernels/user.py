@@ -8,9 +8,11 @@ arrays are sizes (`--set m=4096`).
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +20,14 @@ from numpy.typing import NDArray
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.schedules import fitting_name, schedule_named
 from warploom.codegen.simt.schedule import SimtSchedule, simt
-from warploom.errors import InputError
+from warploom.errors import InputError, WarploomError
 from warploom.objects import load_object
 from warploom.tile import DType, Program, interpret
 from warploom.tile.widen import widened
 
 Values = Mapping[str, NDArray[Any]]
+T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parents[1])
 USUAL_SIZE = 200  # of a dimension nobody gave: not a multiple of a tile, so tails are run
 USUAL_BOUND = 1e-2  # relative error of a bf16 result after a few roundings
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str", DType: "DType"}
@@ -55,7 +59,9 @@ class UserKernel:
 
     def trace(self, settings: Mapping[str, Any]) -> Program:
         """The program under these settings; raises `InputError` when it is none."""
-        made: Any = self.program if isinstance(self.program, Program) else self.program(**settings)
+        made: Any = self.program
+        if not isinstance(self.program, Program):
+            made = _called(self.where, lambda: cast("Callable[..., Any]", self.program)(**settings))
         if not isinstance(made, Program):
             raise InputError(
                 f"{self.where}: gives {type(made).__name__}, expected a warploom.tile.Program"
@@ -78,7 +84,9 @@ class UserKernel:
         self, program: Program, sizes: Mapping[str, int], seed: int
     ) -> dict[str, NDArray[Any]]:
         """Inputs for one run; arrays the program only writes are NaN."""
-        given: Values = self.inputs(sizes, np.random.default_rng(seed)) if self.inputs else {}
+        given: Values = {}
+        if inputs := self.inputs:
+            given = _called(self.where, lambda: inputs(sizes, np.random.default_rng(seed)))
         need = [read.array.name for read in program.reads]
         need += [one.name for one in program.arrays if not one.dtype.is_float]
         for name in need:
@@ -98,11 +106,39 @@ class UserKernel:
         if self.reference is None:
             exact = interpret(widened(program), values, self.scalars)
             return {name: exact[name] for name in names}
-        found = self.reference(values)
+        reference = self.reference
+        found = _called(self.where, lambda: reference(values))
+        given: Any = found
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"{self.where}: the reference gives {type(given).__name__}, expected a table of "
+                "arrays by name"
+            )
         missing = [name for name in names if name not in found]
         if missing:
             raise InputError(f"{self.where}: the reference gives no array {missing[0]!r}")
-        return {name: np.asarray(found[name], np.float64) for name in names}
+        right = {name: np.asarray(found[name], np.float64) for name in names}
+        for name, array in right.items():
+            if array.shape != values[name].shape:
+                raise InputError(
+                    f"{self.where}: the reference gives {name} of shape {list(array.shape)}, the "
+                    f"program's is {list(values[name].shape)}"
+                )
+        return right
+
+
+def _called(where: str, function: Callable[[], T]) -> T:
+    """What a function of the user's gives; an error inside becomes one line with its place."""
+    try:
+        return function()
+    except WarploomError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if not f.filename.startswith(_PACKAGE)] or frames
+        place = f"{own[-1].filename}:{own[-1].lineno}"
+        name = type(error).__name__
+        raise InputError(f"{where} does not run: {place}: {name}: {error}") from error
 
 
 def load_kernel(text: str) -> UserKernel:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,18 @@ class Answer:
         return self.status in ("OPTIMAL", "SAT")
 
 
+def _stoppable(solver: Any, model: CpModel) -> Any:
+    """Solve in a thread, so that Ctrl-C reaches Python: CP-SAT would take it for a time limit."""
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(solver.solve, model)
+        try:
+            return status.result()
+        except KeyboardInterrupt:
+            solver.stop_search()
+            raise
+
+
 def run(
     model: CpModel,
     effort: Effort,
@@ -105,7 +118,7 @@ def run(
         if hint and variable.index in hint:
             model.add_hint(variable, int(hint[variable.index]))
     begin = time.perf_counter()
-    status = solver.solve(model)
+    status = _stoppable(solver, model)
     seconds = time.perf_counter() - begin
     words = {
         cp_model.OPTIMAL: "OPTIMAL",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 import numpy as np
 
@@ -235,7 +235,7 @@ def a_number(value: object, what: str) -> float:
         raise refuse(f"{what} of array {value.name}: load a tile of it first, load({value.name})")
     given: Any = value
     if isinstance(given, np.generic):
-        given = given.item()
+        given = cast("Any", given).item()
     if not isinstance(given, Real):
         raise refuse(f"{what} of {shown(value)}: expected a tile or a number")
     return given if isinstance(given, int) else float(given)

@@ -1,0 +1,134 @@
+"""What a person meets who types something wrong: one line that names it, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from warploom.cli import main
+
+MINE = """
+from warploom import tile as t
+from warploom.kernels import UserKernel
+
+def good(bm: int = 64) -> t.Program:
+    def body(x, w, z):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), bm))
+        acc = t.zeros(m=bm, n=32)
+        for k in t.loop(t.cdiv(t.size("k"), 16)):
+            left = t.load(x, t.span(i * bm, bm), t.span(k * 16, 16))
+            acc += left @ t.load(w, t.span(k * 16, 16), t.span(0, 32))
+        t.store(z, t.span(i * bm, bm), t.span(0, 32), tile=acc.cast(t.BF16))
+    arrays = {"x": t.array(t.BF16, "m k"), "w": t.array(t.BF16, "k n"), "z": t.array(t.BF16, "m n")}
+    return t.trace(body, arrays, name="good")
+
+def raises(): raise ValueError("inside")
+def misused(): return t.trace(lambda x: t.store(x, 0, tile=x), {"x": t.array(t.FP32, "m")})
+other_shape = UserKernel(good, reference=lambda arrays: {"z": arrays["x"][:1]})
+no_table = UserKernel(good, reference=lambda arrays: 3)
+"""
+WRONG = {
+    "run": "run: Missing argument 'name'",
+    "nonsense": "No such command 'nonsense'",
+    "--zz": "No such option: --zz",
+    "run gemm --seed x": "run: Invalid value for '--seed'",
+    "run gemm --seed -1": "--seed -1, expected at least 0",
+    "run gemm --on tpu": "--on 'tpu': expected cpu or gpu",
+    "run gemm --set m=-3": "m=-3, expected a size of at least 0",
+    "run gemm --set tile=1": "tile='1', expected 3 whole numbers, as 128,256",
+    "run nothing": "kernel 'nothing': expected one of",
+    "run none.py:x": "none.py: no such file",
+    "run mine.py:raises": "mine.py:16: ValueError: inside",
+    "run mine.py:misused": "mine.py:17: store of array x: load a tile of it first",
+    "run mine.py:good --set bm=0": "mine.py:7: cdiv by 0",
+    "run mine.py:other_shape": "the reference gives z of shape [1, 200], the program",
+    "run mine.py:no_table": "the reference gives int, expected a table",
+    "build gemm": "build: Missing option '-o'",
+    "build gemm -o mine.py": "cannot write mine.py/gemm.cu",
+    "build gemm -o out --gpu b200": "code is emitted for h100, h200, a100",
+    "build gemm -o out --allow all": "allow 'all': expected some of spills, stack",
+    "build gemm -o out --schedule none.json": "cannot read none.json",
+    "build gemm -o out --schedule bad.json": "bad.json: not JSON",
+    "build gemm -o out --gpu a100 --schedule solve": "schedule 'solve' is for Hopper",
+    "build mine.py:good -o out --set bm=16": "16 rows in a group, expected a multiple of 64",
+    "derive nothing": "no formula 'nothing'",
+    "schedule none.json": "cannot read none.json",
+    "schedule attention --json .": "cannot write .: it is a directory",
+    "bench nothing": "benchmark 'nothing': expected one of",
+    "sass show mine.py": "mine.py is not a cubin",
+    "sass verify mine.py mine.py --alias zz": "sass verify: Invalid value for '--alias'",
+    "tune none.cubin -o out": "cannot read none.cubin",
+    "optimize gemm -o mine.py": "is a file, expected a folder",
+    "optimize mine.py:raises -o out": "ValueError: inside",
+}
+
+
+def called(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a command line in this process and give its exit code."""
+    monkeypatch.setattr(sys, "argv", ["warploom", *command.split()])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return int(left.value.code or 0)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "bad.json").write_text("{")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_a_wrong_command_is_one_line_and_leaves_nothing(
+    command: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path for path in here.rglob("*") if "__pycache__" not in path.parts}
+    assert called(command, monkeypatch) == 2
+    out, err = capsys.readouterr()
+    assert WRONG[command] in err
+    assert err.startswith("warploom: ") and err.count("\n") == 1 and not out
+    assert {path for path in here.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+@pytest.mark.parametrize("command", ["", "sass"])
+def test_a_command_without_arguments_prints_its_help(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called(command, monkeypatch)
+    out, err = capsys.readouterr()
+    assert "Commands" in out + err
+
+
+def test_version_and_help_end_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert called("--version", monkeypatch) == called("run --help", monkeypatch) == 0
+
+
+def test_the_same_program_is_built_for_an_older_gpu(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert called("build mine.py:good -o out --gpu a100", monkeypatch) == 0
+    assert "cp.async" in (here / "out" / "good.cu").read_text()
+
+
+def test_ctrl_c_is_one_line_and_leaves_no_half_written_kernel(here: Path) -> None:
+    command = "from warploom.cli import main; print('in', flush=True); main()"
+    arguments = "build attention -o out --schedule solve --set tile=192,128".split()
+    environment = {**os.environ, "WARPLOOM_CACHE": str(here / "cache"), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", command, *arguments],
+        cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stdout is not None and running.stdout.readline() == "in\n"
+        time.sleep(1.0)  # any moment of tracing, solving or compiling will do
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert err.splitlines()[-1] == "warploom: interrupted"
+    assert not (here / "out").exists() or (here / "out" / "manifest.json").exists()
