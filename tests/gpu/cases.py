@@ -160,7 +160,9 @@ def narrow(arch: str) -> Case:
 def exchange(arch: str, groups: int) -> Case:
     """Gathers, scans and odd parts beside a matmul."""
     program, schedule, arrays = exchange_case(groups)
-    return Case(program, schedule, arrays, bound=1e-5, arch=arch, family="exchange")
+    # Everything at once on 128 rows of one group: a few registers too many, and no matter here.
+    return Case(program, schedule, arrays, bound=1e-5, arch=arch, allow=("spills",),
+                family="exchange")  # fmt: skip
 
 
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
