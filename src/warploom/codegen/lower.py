@@ -410,11 +410,11 @@ class _Compute:
         runs = turn_runs(self.schedule, loop, self.ops)
         result: list[Step] = []
         open_run = -1
-        for step in steps:
+        for number, step in enumerate(steps):
             run = -1
             if step.action == "Issue" and step.op is not None:
                 run = runs[(step.op.id, self.part)]
-            elif step.action == "Wait" and open_run >= 0:
+            elif open_run >= 0 and (step.action == "Wait" or _prepares(step, steps[number:])):
                 run = open_run
             if open_run >= 0 and run != open_run:
                 result.append(Step("TurnPass", stage=0))
@@ -425,6 +425,15 @@ class _Compute:
         if open_run >= 0:
             result.append(Step("TurnPass", stage=0))
         return result
+
+
+def _prepares(step: Step, rest: Sequence[Step]) -> bool:
+    """Whether a step changes the sums that the very next matmul adds to: they keep one turn."""
+    following = next((s.op for s in rest if s.action == "Issue"), None)
+    own = None if step.op is None else step.op.dst
+    return (
+        step.action == "Run" and own is not None and following is not None and following.dst == own
+    )
 
 
 def copies_of(placement: Placement, schedule: KernelSchedule, loop: Loop) -> dict[str, int]:
