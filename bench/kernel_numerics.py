@@ -41,13 +41,14 @@ GEMMS = {
     "e4m3 promoted": ("fp8 promoted", "promoted"),
 }
 GEMM_SHAPE = (520, 1040, 4112)
-ATTENTIONS = (
-    "d128 128x128-ahead-together-apart",
-    "d128 128x176-together-apart",
-    "d128 causal 128x128-draw16-together",
-    "d128 causal 192x128-snake1-serial-apart",
-    "d64 192x128-ahead",
-    "d64 causal 192x128-snake",
+# The variants that short and long rows get.
+ATTENTIONS = tuple(
+    dict.fromkeys(
+        attention_bench.chosen_for("time", f"{d} {mask} {n}")
+        for d in (64, 96, 128, 256)
+        for mask in ("full", "causal")
+        for n in (1024, 8192)
+    )
 )
 ATTENTION_SHAPE = (2, 3, 900, 900)
 
