@@ -26,6 +26,7 @@ from warploom.kernels.gemm_choices import (  # noqa: E402
     CONSTANTS_FILE,
     GEMM_CHOICES,
     TIE,
+    TRANSPOSED,
     Constants,
     GemmChoice,
 )
@@ -34,7 +35,23 @@ from warploom.tile import BF16, E4M3  # noqa: E402
 RESULTS = ROOT / "bench" / "results" / "gemm.json"
 # Where the search begins: microseconds, rows of 128 B a microsecond, bytes a microsecond.
 FIRST = Constants(
-    *(0.8, 0.5, 900.0, 315.0, 2.0, 0.8, 3.0, 2.5, 1.8, 2.0, 1.15, 1.05, 1.5, 0.11, 3.0, 3e6)
+    step=0.8,
+    relief=0.4,
+    aligned=1000.0,
+    ragged=400.0,
+    epilogue=2.0,
+    at_once=1.6,
+    direct=3.0,
+    start=2.0,
+    early=1.0,
+    narrow=1.15,
+    pair=1.05,
+    latency=1.0,
+    late=2.0,
+    meet=2.0,
+    drain=0.35,
+    combine=3.0,
+    summed=3e6,
 )
 CLOSE = 4.0  # a row counts as (best time of its shape / its time) to this power
 Shape = tuple[int, int, int]
@@ -65,7 +82,7 @@ def read(path: Path) -> list[Row]:
     named = {
         (f"gemm {prefix}{choice.name}", kind): (choice, config)
         for prefix, kind, config in KINDS
-        for choice in GEMM_CHOICES
+        for choice in (*GEMM_CHOICES, *TRANSPOSED)
     }
     times: dict[tuple[Shape, tuple[str, str]], float] = {}
     for row in read_rows(path):
@@ -75,7 +92,7 @@ def read(path: Path) -> list[Row]:
     best: dict[tuple[Shape, str], float] = {}
     for (shape, (_, kind)), time in times.items():
         best[shape, kind] = min(time, best.get((shape, kind), math.inf))
-    order = {id(choice): place for place, choice in enumerate(GEMM_CHOICES)}
+    order = {id(choice): at for at, choice in enumerate((*GEMM_CHOICES, *TRANSPOSED))}
     rows = [
         Row(shape, *named[key], time, (best[shape, key[1]] / time) ** CLOSE)
         for (shape, key), time in times.items()

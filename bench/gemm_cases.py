@@ -43,7 +43,18 @@ def choice_variant(choice: GemmChoice, base: GemmConfig | None = None) -> Varian
 
 
 FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128))
-WIDE_TILES = ("128x256-at-once", "128x192-at-once", "128x384", "256x192-along-n")
+WIDE_TILES = ("128x256-at-once", "128x192-at-once", "200x128-across", "144x128-across")
+# Of the family of transposed products: those timed at shapes whose waves they fill, and others.
+ACROSS = (
+    "152x256-across",
+    "160x256-across-by-m",
+    "184x256-across-by-m",
+    "200x192-across",
+    "200x128-across",
+    "168x128-across",
+    "144x128-across",
+    "264x128-across",
+)
 
 
 def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2) -> Variant:
@@ -57,9 +68,10 @@ PROMOTED = replace(FP8, promote=True)
 LEAKY = GemmConfig(dtype=FP16, out=FP16, activation="leaky_relu")
 NARROW = (128, 128, 64)
 PAIR = LaunchPlan(resident=2, store_panels=1)
-SLICES = sorted({choice.slices for choice in GEMM_CHOICES} - {1})
+SLICES = sorted({choice.slices for choice in GEMM_CHOICES if choice.workspace})
 VARIANTS: dict[str, Variant] = {
     **{c.name: choice_variant(c) for c in GEMM_CHOICES if c.fits(GemmConfig())},
+    **{name: choice_variant(gemm_choice(name)) for name in ACROSS},
     "128x256-dependent": choice_variant(
         replace(gemm_choice("128x256-at-once"), name="128x256-dependent", dependent=True)
     ),
@@ -74,11 +86,17 @@ VARIANTS: dict[str, Variant] = {
     "bias-gelu": _hand(GemmConfig(bias=True, activation="gelu"), _plan()),
     "silu-gate": _hand(GemmConfig(activation="silu", gate=True, tile=NARROW), _plan()),
     "swiglu": _hand(GemmConfig(activation="silu", dual=True, tile=NARROW), _plan()),
+    "across tt": choice_variant(gemm_choice("152x256-across"), GemmConfig(a="km", b="nk")),
+    "across tn": choice_variant(gemm_choice("200x192-across"), GemmConfig(a="km")),
+    "across bias-gelu": choice_variant(
+        gemm_choice("200x128-across"), GemmConfig(bias=True, activation="gelu", out=FP32)
+    ),
+    "across batched": choice_variant(gemm_choice("184x256-across-by-m"), GemmConfig(batched=True)),
     "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), _plan()),
     **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in SLICES},
     **{
         f"leaky {name}": choice_variant(gemm_choice(name), LEAKY)
-        for name in ("128x256", "256x128", "128x192", "128x128-pair", *WIDE_TILES)
+        for name in ("128x256", "256x128", "128x192", "128x128-alone", *WIDE_TILES)
     },
     **{
         f"fp8 {name}": choice_variant(gemm_choice(name), FP8)
@@ -87,8 +105,7 @@ VARIANTS: dict[str, Variant] = {
     "fp8 promoted": _hand(replace(FP8, promote=True, tile=(128, 128, 128)), _plan(), 0),
     **{
         f"fp8 promoted {name}": choice_variant(gemm_choice(name), PROMOTED)
-        for name in ("128x128", "128x128-ahead", "128x192", "128x192-at-once", "256x128-along-n")
-        if gemm_choice(name).fits(PROMOTED)
+        for name in ("128x128", "128x128-ahead", "128x192", "128x192-at-once", "192x128-across")
     },
     "fp8 promoted-rarely": _promoted((128, 128, 256), 3),
     "fp8 promoted-three": _promoted((192, 128, 128), 4, 3),
@@ -102,14 +119,25 @@ LARGE = (
     "128x256",
     "128x256-at-once",
     "256x128-along-n",
-    "256x128-along-n-at-once",
     "128x192",
     "128x192-at-once",
     "128x128",
     "256x192-along-n",
-    "128x384",
+    "128x256-at-once-by-4",
+    "192x176",
+    "192x200",
+    "200x128-across",
+    "168x128-across",
+    "144x128-across",
 )
-RAGGED = (*LARGE, "128x320-direct", "256x192-along-n-direct", "128x256-at-once-by-4")
+RAGGED = (
+    *LARGE,
+    *(name for name in ACROSS if name not in LARGE),
+    "128x320-direct",
+    "128x384",
+    "192x176-along-n",
+    "192x200-along-n",
+)
 FEW = (
     "128x256-dependent",
     "128x128",
@@ -121,7 +149,7 @@ FEW = (
     "128x128-alone",
     "64x256-alone",
 )
-SLICED = tuple(name for name in VARIANTS if name.startswith("slices"))
+SLICED = tuple(c.name for c in GEMM_CHOICES if c.slices > 1)
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (4096, 4096, 4096): LARGE,
@@ -137,12 +165,13 @@ SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (2048, 2048, 2048): FEW,
     (1024, 1024, 1024): FEW,
     (512, 512, 16384): ("128x64-alone", *SLICED),
+    (256, 256, 8192): ("64x64-pair", *SLICED),
 }
 # kind of case -> element types and epilogue, shapes; each also runs with the variant it gets
 OTHERS: dict[str, tuple[GemmConfig, tuple[tuple[int, int, int], ...]]] = {
     "fp8": (FP8, ((8192, 8192, 8192), (4096, 4096, 4096))),
     "promoted": (PROMOTED, ((8192, 8192, 8192), (4096, 4096, 4096))),
-    "leaky": (LEAKY, ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192))),
+    "leaky": (LEAKY, tuple((n, n, n) for n in (2048, 4096, 8192, 16384))),
     "gelu": (GemmConfig(bias=True, activation="gelu"), ((8192, 8192, 2048),)),
     "batched": (GemmConfig(batched=True), ((2048, 2048, 2048),)),
 }
@@ -152,7 +181,9 @@ BATCH = 3  # of the batched case
 def default_of(what: str, shape: tuple[int, int, int]) -> str:
     """The name in `VARIANTS` of the variant a case gets."""
     if what == "time":
-        return choose_gemm(*shape, sliced=True).name
+        chosen = choose_gemm(*shape, sliced=True)
+        VARIANTS.setdefault(chosen.name, choice_variant(chosen))
+        return chosen.name
     base = OTHERS[what][0]
     choice = choose_gemm(*shape, base, BATCH if base.batched else 1)
     name = f"{'fp8 promoted' if what == 'promoted' else what} {choice.name}"
@@ -160,6 +191,8 @@ def default_of(what: str, shape: tuple[int, int, int]) -> str:
     return name
 
 
+for _shape in SHAPES:
+    default_of("time", _shape)
 for _what, (_, _shapes) in OTHERS.items():
     for _shape in _shapes:
         default_of(_what, _shape)

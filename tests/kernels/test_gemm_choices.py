@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.codegen.emit import emit
@@ -21,6 +21,8 @@ from warploom.kernels.gemm_choices import (
     CONSTANTS_FILE,
     GEMM_CHOICES,
     SMS,
+    TIE,
+    TRANSPOSED,
     choose_gemm,
     default_gemm,
     gemm_choice,
@@ -76,11 +78,10 @@ def test_no_prediction_is_faster_than_the_tensor_cores(m, n, k, choice):
 
 @given(SIZES, SIZES, SIZES)
 def test_only_those_who_ask_get_a_sliced_gemm(m, n, k):
-    assert choose_gemm(m, n, k).slices == 1
-    sliced = choose_gemm(m, n, k, sliced=True)
-    assert sliced.microseconds(GemmConfig(), m, n, k) <= choose_gemm(m, n, k).microseconds(
-        GemmConfig(), m, n, k
-    )
+    plain, sliced = choose_gemm(m, n, k), choose_gemm(m, n, k, sliced=True)
+    assert not plain.workspace
+    times = [choice.microseconds(GemmConfig(), m, n, k) for choice in (sliced, plain)]
+    assert times[0] <= TIE * times[1]
     assert choose_gemm(m, n, k, GemmConfig(batched=True), sliced=True).slices == 1
 
 
@@ -104,16 +105,42 @@ def test_every_variant_is_emitted_and_gives_the_sequential_result(name):
     assert choice.fits(config)
     assert emit(lower(gemm(config), choice.schedule(config))).shared_bytes <= 232448
     # The same plan on a program small enough to simulate: one step of 16, the tile kept.
-    small = replace(config, tile=(*choice.tile, 16), slices=min(2, choice.slices))
+    slices = choice.slices if choice.together else min(2, choice.slices)
+    small = replace(config, tile=(*choice.tile, 16), slices=slices)
     schedule = replace(choice, depth=3).schedule(small)
     rng = np.random.default_rng(0)
     m, n, k = 2 * choice.tile[0] + 8, choice.tile[1] + 72, 56
     arrays = {"a": rng.normal(size=(m, k)), "b": rng.normal(size=(k, n))}
-    into = "parts" if small.slices > 1 else "c"
-    arrays[into] = np.full((2, m, n) if small.slices > 1 else (m, n), np.nan)
+    into = "parts" if small.workspace else "c"
+    arrays[into] = np.full((2, m, n) if small.workspace else (m, n), np.nan)
     program = gemm(small)
     got = simulate(lower(program, schedule), arrays, seed=1)[into]
     assert got.tobytes() == interpret(program, arrays)[into].tobytes()
+
+
+@given(st.sampled_from(TRANSPOSED), st.sampled_from(["mk", "km"]), st.sampled_from(["kn", "nk"]))
+@settings(max_examples=25, deadline=None)
+def test_every_transposed_tile_is_emitted(choice, a, b):
+    """Any multiple of 8 along m: registers and shared memory hold it in every storage order."""
+    config = choice.config(GemmConfig(a=a, b=b))
+    assert choice.fits(config) and gemm_choice(choice.name) is choice
+    source = emit(lower(gemm(config), choice.schedule(config)))
+    assert source.shared_bytes <= 232448
+    assert choice.tile[0] % 8 == 0 and choice.store_rows >= 24
+
+
+def test_whole_waves_are_found():
+    """660 tiles of 152 x 256 are five waves of 132: nothing in the table names the shape."""
+    rows, cols = 33, 20
+    choice = choose_gemm(rows * 152, cols * 256, 5000)
+    tiles = -(-rows * 152 // choice.tile[0]) * -(-cols * 256 // choice.tile[1])
+    assert choice.across
+    assert tiles % SMS == 0 or tiles % SMS > 0.9 * SMS
+
+
+def test_no_tile_is_stored_across_that_reads_back():
+    for choice in TRANSPOSED:
+        assert not choice.fits(choice.config(GemmConfig(residual=True)))
 
 
 def test_the_default_of_another_type_keeps_128_bytes_a_step():

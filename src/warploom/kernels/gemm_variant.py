@@ -1,0 +1,290 @@
+"""A variant of the GEMM kernel, and the time it will take: a model with few constants.
+
+    time  = waves * (k steps * step + epilogue) + start
+    step  = longer of the matmul's time and the copies' time, rounded off where they are close
+    waves = tasks (clusters) over the places there are, in whole ones
+
+The constants are of the machine, not of shapes: `bench/fit_gemm.py` fits them to the measured rows
+of `bench/results/gemm.json`. Their meanings are those of `Constants`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from warploom.codegen.emit import shared_limit
+from warploom.codegen.emit_mma import MOST_COLUMNS
+from warploom.codegen.layout import padded
+from warploom.codegen.named import multistage
+from warploom.codegen.place import ROWS_PER_GROUP
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.errors import InputError
+from warploom.kernels.gemm import GemmConfig, gemm
+
+SMS = 132  # streaming multiprocessors of H100 SXM and H200
+FASTEST = 1024 / 1980  # microseconds: the tensor cores' cycles for a UNIT's step at 1980 MHz
+BASE_BYTES = 1024  # of shared memory lost to aligning its base, where a block is alone on an SM
+BARRIER_BYTES = 512  # of shared memory, at most
+PANEL_BYTES = 128  # of a row of the result that are stored together
+STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
+MOST_SLOTS = 6  # of a ring; more gain nothing where a step is as long as here
+LEAST_PANEL, HIGHEST_PANEL = 24, 96  # rows of panels of a tile that is stored across
+SUM_BYTES = 4  # of an element of the result before it is rounded
+SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
+UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues are counted in
+# Clusters of so many blocks that run at a time, where a block fills an SM: the GPU's processing
+# clusters have no whole number of fours and eights.
+CLUSTERS = {1: SMS, 2: SMS // 2, 4: 30, 8: 14}
+SHARPNESS = 6.0  # exponent of the mean that stands for the longer of two times
+WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
+THREE_REGISTERS = (40, 152)  # the same beside three compute groups
+MOST_SUMS = 192  # registers of a thread for sums; the epilogue needs the others
+SUMS_OF_THREE = 100  # the same of a thread of three compute groups: ptxas keeps 128 registers
+MOST_SHARED_SUMS = 128  # the same of a thread of a block that shares its SM
+READ_BACK = 32  # registers for a gate or residual that the epilogue reads
+SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
+CONSTANTS_FILE = Path(__file__).with_name("data") / "gemm_model.json"
+
+
+def cdiv(a: int, b: int) -> int:
+    """Division rounded up."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the model knows of the machine; times in microseconds.
+
+    step        matmuls of a step of 128 bytes for a tile of 128 x 256, at the power limit of a GPU
+                all of whose SMs are busy
+    relief      share of the idle SMs' power that the busy ones get as clock
+    aligned     copied rows of 128 bytes a microsecond and SM, from pitches of whole sectors
+    ragged      the same from other pitches
+    epilogue    of a tile of 128 x 256 that the next tile's loop does not hide
+    direct      the same where registers are stored without a way through shared memory
+    at_once     the same where every panel of the tile has a slot of its own on the way out
+    start       launch, barriers, first copies, last stores
+    early       the same where the launch is hidden behind the previous grid
+    narrow      matmul time of tiles 64 columns wide, relative: they read more shared memory
+    pair        the same of two blocks that share an SM, each with copies of its own
+    latency     from the request of a copy to its arrival; a ring has that many slots on the way
+    late        the same where a pitch is not one of whole sectors
+    meet        of tasks that meet, for a tile of 128 x 256
+    drain       from the end of a promoted product to the start of the group's next: the wait, the
+                additions; the other groups' products run meanwhile
+    combine     the second kernel of a sliced GEMM
+    summed      bytes of partial sums written and read back a microsecond, whole GPU
+    """
+
+    step: float
+    relief: float
+    aligned: float
+    ragged: float
+    epilogue: float
+    at_once: float
+    direct: float
+    start: float
+    early: float
+    narrow: float
+    pair: float
+    latency: float
+    late: float
+    meet: float
+    drain: float
+    combine: float
+    summed: float
+
+
+def read_constants(where: Path) -> Constants:
+    """The fitted constants; raises `InputError` when the file has other ones."""
+    data = json.loads(where.read_text())
+    try:
+        return Constants(**{name: float(value) for name, value in data["constants"].items()})
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{where}: not the constants of the GEMM time model: {error}") from None
+
+
+CONSTANTS = read_constants(CONSTANTS_FILE)
+
+
+@dataclass(frozen=True)
+class GemmChoice:
+    """A variant: tile (m, n), the grid axis and size of its cluster, ring depth, launch.
+
+    `ahead` is for promoted products only: so many are started together (`GemmConfig.ahead`), from
+    rings of their own.
+    """
+
+    name: str
+    tile: tuple[int, int]
+    cluster: tuple[str, int] = ("m_tile", 2)
+    depth: int = 4
+    groups: int = 2
+    panels: int = 2
+    supergroup: int = 8
+    dependent: bool = False
+    resident: int = 1
+    slices: int = 1
+    together: bool = False
+    store: str = "tma"
+    across: bool = False
+    store_rows: int = 0
+    ahead: int = 1
+
+    @property
+    def workspace(self) -> bool:
+        """Whether it is two kernels and needs memory for the sums of slices."""
+        return self.slices > 1 and not self.together
+
+    def config(self, base: GemmConfig) -> GemmConfig:
+        """`base` with this tile; a step of k is 128 bytes."""
+        tile = (*self.tile, STEP_BYTES // base.dtype.bytes)
+        return replace(
+            base,
+            tile=tile,
+            slices=self.slices,
+            together=self.together,
+            across=self.across,
+            ahead=self.ahead,
+        )
+
+    def schedule(self, config: GemmConfig) -> KernelSchedule:
+        """Load-compute-finish with one matmul in flight, under this launch plan."""
+        launch = LaunchPlan(
+            split="n" if self.across else "m",
+            cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
+            supergroup=self.supergroup,
+            store_panels=self.panels,
+            dependent=self.dependent,
+            resident=self.resident,
+            store=self.store,
+            store_rows=self.store_rows,
+        )
+        registers = SHARED_REGISTERS if self.resident > 1 else None
+        many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
+        if many or config.dual or config.batched or self.slices > 1:
+            registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
+        flying = 0 if config.promote else 1
+        depth = min(self.depth, self.most_slots(config))
+        return multistage(gemm(config), depth, launch, self.groups, flying, registers)
+
+    def most_slots(self, config: GemmConfig) -> int:
+        """Slots that shared memory has room for beside the panels on their way out."""
+        bm, bn = self.copied(config)
+        high = self.tile[0]
+        if self.across:
+            high = self.groups * (self.store_rows or high)
+        width = PANEL_BYTES
+        if self.together:  # each block stores its part of the columns
+            width = min(width, self.tile[1] // self.slices * config.out.bytes)
+        panels = high * width * self.panels if self.store == "tma" else 0
+        aligned = BASE_BYTES if self.resident == 1 else 0
+        free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
+        free -= SUM_BYTES * self.tile[0] * self.tile[1] if self.together else 0
+        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
+
+    def store_count(self, element: int) -> int:
+        """Panels in which a group stores its part of the tile."""
+        bm, bn = self.tile
+        if self.across:
+            return bn // self.groups // ROWS_PER_GROUP * cdiv(bm, self.store_rows or bm)
+        return cdiv(bn * element, PANEL_BYTES)
+
+    def copied(self, config: GemmConfig) -> tuple[int, int]:
+        """Rows of 128 bytes of a and b that a step brings, panels that are not full included."""
+        (bm, bn), size = self.tile, config.dtype.bytes
+        return (
+            bm if config.a == "mk" else padded(bm, size),
+            padded(bn, size) if config.b == "kn" else bn,
+        )
+
+    def ragged(self, config: GemmConfig, m: int, n: int, k: int) -> tuple[bool, bool]:
+        """Whether copied rows of a and b begin inside of a sector, or inside of a line."""
+        (bm, bn), size = self.tile, config.dtype.bytes
+        a_line, a_step = (k, STEP_BYTES // size) if config.a == "mk" else (m, bm)
+        b_line, b_step = (n, bn) if config.b == "kn" else (k, STEP_BYTES // size)
+        return (
+            a_line * size % SECTOR > 0 or a_step * size % PANEL_BYTES > 0,
+            b_line * size % SECTOR > 0 or b_step * size % PANEL_BYTES > 0,
+        )
+
+    def fits(self, config: GemmConfig) -> bool:
+        """Whether the registers of a thread hold every sum, and shared memory two slots."""
+        bm, bn = self.tile
+        if self.ahead > 1 and (not config.promote or config.dual):
+            return False
+        if self.slices > 1 and (config.batched or config.dual):
+            return False
+        tiles = 1 + config.dual + (self.ahead if config.promote else 0)
+        sums = tiles * bm * bn // (self.groups * 128)
+        most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
+        most = min(most, SUMS_OF_THREE) if self.groups > 2 else most
+        most -= READ_BACK if config.gate or config.residual else 0
+        if self.across and (config.gate or config.residual):
+            return False  # a thread would read them two bytes at a time
+        return sums <= most and self.most_slots(config) >= 2
+
+    def microseconds(
+        self,
+        config: GemmConfig,
+        m: int,
+        n: int,
+        k: int,
+        batch: int = 1,
+        of: Constants | None = None,
+    ) -> float:
+        """Predicted time of a launch (of both, for a sliced one)."""
+        c = of or CONSTANTS
+        (bm, bn), size, blocks = self.tile, config.dtype.bytes, self.cluster[1]
+        along = {"m_tile": 1, "n_tile": 1, "": 1} | {self.cluster[0]: blocks}
+        rows = cdiv(m, bm * along["m_tile"])
+        cols = cdiv(n, bn * along["n_tile"])
+        places = CLUSTERS[blocks]
+        tasks = rows * cols * batch * (1 if self.together else self.slices)
+        steps = cdiv(cdiv(k * size, STEP_BYTES), self.slices)
+        a_rows, b_rows = self.copied(config)
+        a_ragged, b_ragged = self.ragged(config, m, n, k)
+        copies = a_rows / along["n_tile"] / (c.ragged if a_ragged else c.aligned)
+        copies += b_rows / along["m_tile"] / (c.ragged if b_ragged else c.aligned)
+        waves, together = cdiv(tasks, places), 1
+        if self.resident > 1:
+            # Blocks of an SM share its rates, and one's stores are hidden by the other's matmuls.
+            waves = cdiv(tasks, SMS)
+            together = min(self.resident, waves)
+        busy = tasks * blocks / (waves * SMS)
+        matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
+        matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
+        # One slot is being read, the others are on the way.
+        slots = min(self.depth, self.most_slots(config)) * self.ahead * together
+        arrival = (c.late if a_ragged or b_ragged else c.latency) / (slots - 1)
+        parts = [matmul, copies, arrival]
+        if config.promote:
+            parts.append(matmul / (self.groups * together) + c.drain / self.ahead)
+        step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
+        out = SUM_BYTES if self.slices > 1 and not self.together else config.out.bytes
+        end = c.at_once if self.store_count(out) <= self.panels else c.epilogue
+        end = end if self.store == "tma" else c.direct
+        time = waves * (steps * step + end * bm * bn / UNIT / together)
+        time += c.early if self.dependent else c.start
+        if self.together:
+            time += waves * c.meet * bm * bn / UNIT
+        elif self.slices > 1:
+            time += c.combine + 8.0 * m * n * self.slices / c.summed
+        return time
+
+
+def across(m: int, n: int, axis: str) -> GemmChoice:
+    """The variant of the transposed product with that tile and pairs of blocks along `axis`.
+
+    As deep a ring as leaves two panels of at least `LEAST_PANEL` rows for each group; `n` is 128 or
+    256 (two compute groups) or 192 (three).
+    """
+    groups = 3 if n % 128 else 2
+    free = shared_limit(1) - BARRIER_BYTES - BASE_BYTES
+    slot, row = (m + n) * STEP_BYTES, 2 * groups * PANEL_BYTES
+    depth = min(MOST_SLOTS, (free - LEAST_PANEL * row) // slot)
+    rows = min(m, HIGHEST_PANEL, (free - depth * slot) // row // 8 * 8)
+    name = f"{m}x{n}-across" + ("-by-m" if axis == "m_tile" else "")
+    return GemmChoice(name, (m, n), (axis, 2), depth, groups, across=True, store_rows=rows)
