@@ -75,7 +75,7 @@ class _Sm80Steps(StepCode):
 
     def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None
-        return multiply_lines(self.block, values, step.op)
+        return self._addressed(step, names, multiply_lines(self.block, values, step.op))
 
     def _join(self, values: Values, step: Step, names: Names) -> list[str]:
         return []

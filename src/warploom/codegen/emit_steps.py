@@ -33,6 +33,7 @@ class StepCode:
         self.lazy = self._lazy_zeros()
         self._guard = ""  # under which the last step was written, if under one
         self.holds, self.holding = Holds(), self.plan.hold_waits
+        self.spread: dict[str, str] = {}
         self._actions: dict[str, Callable[[Values, Step, Names], list[str]]] = {
             "Acquire": self._acquire,
             "Fill": self._fill,
@@ -88,10 +89,15 @@ class StepCode:
         """The code of one section of a role."""
         self.holds.forget()
         if isinstance(section, Straight):
+            self.spread = {}
             return [line for step in section.steps for line in self._step(values, step, {})]
         loop = section.loop
         index, counter = loop.index, c_name(loop.index)
         lines = self._range(role, loop)
+        self.spread = {} if role.loads else self._spread(section)
+        lines += [
+            f"const unsigned {name}_first = {name}_cursor.slot;" for name in sorted(self.spread)
+        ]
         block = ["{", *indent(lines)]
         inner: list[str] = []
         if section.copies:
@@ -128,6 +134,39 @@ class StepCode:
             if not role.loads and self._accumulates(loop, name):
                 block += indent(self._zero_when_empty(values, name))
         return [*block, "}"]
+
+    def _spread(self, section: Pipeline) -> dict[str, str]:
+        """Rings whose slot is read stages after its wait, with the loop's index: there the slot
+        follows from the iteration, and is not that of the latest wait."""
+        waits = {s.ring: s.stage for s in section.steady if s.action == "Wait"}
+        late = {
+            ring.name
+            for step in section.steady
+            if step.action == "Issue" and step.op is not None
+            for ring in self._rings(step.op)
+            if ring.name in waits and waits[ring.name] != step.stage
+        }
+        return dict.fromkeys(late, section.loop.index)
+
+    def _rings(self, op: Op) -> list[Ring]:
+        shared = [src.name for src in op.srcs[:2] if self.block.placement.is_shared(src)]
+        found = {ring.name: ring for ring, _ in map(self.block.home, shared)}
+        return list(found.values())
+
+    def _addressed(self, step: Step, names: Names, lines: list[str]) -> list[str]:
+        """The lines of a matmul; where a ring is spread, with the slot of their own iteration."""
+        assert step.op is not None
+        found: list[str] = []
+        for ring in self._rings(step.op):
+            name, index = ring.name, self.spread.get(ring.name)
+            if index is not None:
+                number = f"({names[index]} - {index}_start)"
+                slot = f"({name}_first + {number}) % {ring.depth}u"
+                found.append(
+                    f"const unsigned {name}_at = in_block({name}_base) + {slot} * "
+                    f"{ring.slot_bytes};"
+                )
+        return ["{", *indent([*found, *lines]), "}"] if found else lines
 
     def _range(self, role: Role, loop: Loop) -> list[str]:
         index, placement = loop.index, self.block.placement
@@ -245,7 +284,8 @@ class StepCode:
     def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None and step.op.dst is not None
         lazy = step.op.dst.name in self.lazy
-        return issue_lines(self.block, values, step.op, self.maps.helpers, lazy)
+        lines = issue_lines(self.block, values, step.op, self.maps.helpers, lazy)
+        return self._addressed(step, names, lines)
 
     def _join(self, values: Values, step: Step, names: Names) -> list[str]:
         return [f"wgmma_wait<{step.count}>();", *[f"pin({c_name(name)});" for name in step.names]]

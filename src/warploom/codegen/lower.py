@@ -358,14 +358,20 @@ class _Compute:
         return [*self._straight(ops), *release]
 
     def _waits(self, local: set[str], steps: Sequence[Step]) -> list[Step]:
+        """The steps with a wait before the reader of each ring that comes first in an iteration.
+
+        Readers of one slot may be stages apart; the first is that of the least stage.
+        """
+        first: dict[str, tuple[int, int]] = {}
+        for number, step in enumerate(steps):
+            for ring in self._rings_of(step.op) if step.op is not None else ():
+                if ring.name in local:
+                    at = (step.stage, number)
+                    first[ring.name] = min(first.get(ring.name, at), at)
         result: list[Step] = []
-        seen: set[str] = set()
-        for step in steps:
-            if step.op is not None:
-                for ring in self._rings_of(step.op):
-                    if ring.name in local and ring.name not in seen:
-                        seen.add(ring.name)
-                        result.append(Step("Wait", ring=ring.name, stage=step.stage))
+        for number, step in enumerate(steps):
+            due = [name for name, at in first.items() if at == (step.stage, number)]
+            result += [Step("Wait", ring=name, stage=step.stage) for name in due]
             result.append(step)
         return result
 

@@ -38,20 +38,31 @@ NAMES = (
 def fitting_name(program: Program) -> str | None:
     """The named schedule that suits a program's loops; None for a program without a matmul.
 
-    `pingpong` for two matmuls a step (the second runs behind the first), `inflight` where the step
-    ends with its only matmul, `lcsf` where arithmetic follows it or the loops differ.
+    `pingpong` where a matmul of a step takes another's result (it runs behind it), `inflight` where
+    the step ends with a matmul, `lcsf` where arithmetic follows them or the loops differ.
     """
     names: set[str] = set()
     for each in program.loops():
         ops = [op for op in each.body if isinstance(op, Op)]
         products = [op for op in ops if op.kind == "mma"]
-        if len(products) >= 2:
+        if any(_depends(ops, later, products[:n]) for n, later in enumerate(products)):
             names.add("pingpong")
         elif products:
             names.add("inflight" if ops[-1] is products[-1] else "lcsf")
     if not any(op.kind == "mma" for op in program.ops()):
         return None
     return names.pop() if len(names) == 1 else "lcsf"
+
+
+def _depends(ops: list[Op], later: Op, earlier: list[Op]) -> bool:
+    """Whether a matmul's operands come from the results of earlier ones of the same step."""
+    reached = {var.name for var in later.srcs[:2]}
+    for op in reversed(ops[: ops.index(later)]):
+        if op.dst is not None and op.dst.name in reached:
+            if op in earlier:
+                return True
+            reached |= {var.name for var in op.srcs}
+    return False
 
 
 def schedule_named(

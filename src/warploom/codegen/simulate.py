@@ -71,6 +71,10 @@ class Agent:
     taken: dict[str, int] = field(default_factory=dict[str, int])
     released: dict[str, int] = field(default_factory=dict[str, int])
     at: dict[str, Slot] = field(default_factory=dict[str, Slot])
+    # of rings taken once an iteration: the loop's index, its first value and what was taken before
+    entered: dict[str, tuple[str, int, int]] = field(
+        default_factory=dict[str, tuple[str, int, int]]
+    )
     flying: deque[Matmul] = field(default_factory=deque[Matmul])
     waits_for: str = ""
     view: Placement | None = None  # with the copies of the iteration at hand
@@ -234,6 +238,8 @@ class Simulator:
         rounds += [(section.skip, i) for i in range(max(start, stop), end)]
         if stop <= start < end:
             rounds.append((section.empty, start))
+        local = {step.ring for step in section.steady if step.action == "Wait"}
+        agent.entered = {n: (loop.index, start, agent.taken.get(n, 0)) for n in local}
         spread: Mapping[str, int] = section.copies if stop - start >= depth else dict[str, int]()
         for steps, newest in rounds:
             for step in steps:
@@ -243,6 +249,7 @@ class Simulator:
                 agent.view = renamed(self.placement, names)
                 yield from self._step(agent, own, {**symbols, loop.index: here})
         agent.view = None
+        agent.entered = {}
 
     def _own_end(
         self, agent: Agent, section: Pipeline, start: int, end: int, symbols: dict[str, int]
@@ -362,7 +369,7 @@ class Simulator:
                 registers.add(src.name)
                 continue
             ring, buffer = self.block.home(src.name)
-            slot = agent.at[ring.name]
+            slot = self._slot_of(agent, ring, symbols)
             if slot.landing:
                 raise CheckFailed(
                     f"race: {agent.name} {op.label} reads {ring.name} before it landed"
@@ -374,6 +381,17 @@ class Simulator:
                 raise CheckFailed(f"{agent.name} {op.label} writes {op.dst.name} under a matmul")
         agent.flying.append(Matmul(op, slots, registers, dict(symbols)))
         return True
+
+    def _slot_of(self, agent: Agent, ring: Ring, symbols: dict[str, int]) -> Slot:
+        """The slot an iteration reads: the latest waited for, or in a loop that takes a slot each
+        iteration the one with that number."""
+        if ring.name not in agent.entered:
+            return agent.at[ring.name]
+        index, start, before = agent.entered[ring.name]
+        number = before + symbols[index] - start
+        if number >= agent.taken.get(ring.name, 0):
+            raise CheckFailed(f"race: {agent.name} reads {ring.name} before it waits for it")
+        return self.rings[agent.block][ring.name].slots[number % ring.depth]
 
     def _complete(self, agent: Agent) -> bool:
         matmul = agent.flying.popleft()
