@@ -81,7 +81,9 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", default="0", help="GPU numbers; kernels run in parallel")
     parser.add_argument("--parallel", type=int, default=12, help="runs at a time on one GPU")
     parser.add_argument("--seconds", type=float, default=600.0, help="stop all runs after this")
-    parser.add_argument("--policy", help="pre-trained policy (ppo-imitated, ppo-pre)")
+    parser.add_argument(
+        "--policy", default="", help="pre-trained policies: FILE, or METHOD=FILE,METHOD=FILE"
+    )
     parser.add_argument("--work", type=Path, default=Path("out/search_comparison"))
     parser.add_argument("--report", action="store_true", help="only write rows and figures")
     parser.add_argument("--dry-run", type=Path, help="folder of KERNEL*.cubin; the model scores")
@@ -137,7 +139,7 @@ def run_all(given: argparse.Namespace, arguments: list[str]) -> int:
 def run_kernel(name: str, given: argparse.Namespace) -> int:
     """All runs of one kernel, then the comparison of their results."""
     runs = [
-        Run(name, method, seed, given.measurements, given.policy)
+        Run(name, method, seed, given.measurements, policy_of(given.policy, method))
         for seed in range(given.seeds)
         for method in given.methods
     ]
@@ -225,6 +227,12 @@ def measure_parts(name: str, path: Path, work: Path) -> int:
         print(f"{key}: {middle:.4f} [{low:.4f}, {high:.4f}]")
     print(f"control {control}; refused: {', '.join(parts.refused) or 'none'}")
     return 0
+
+
+def policy_of(given: str, method: str) -> str | None:
+    """The pre-trained policy of a method, from what the command line says."""
+    named = dict(item.split("=", 1) for item in given.split(",") if "=" in item)
+    return named.get(method) or (given if given and "=" not in given else None)
 
 
 def finished_runs(log: Path) -> set[str]:

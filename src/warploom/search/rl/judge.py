@@ -38,6 +38,11 @@ class Judge:
             [trace.name[n] if n >= 0 else -1 for n in trace.pipes[trace.size]],
         )
         self._pipes = [[trace.name[n] if n >= 0 else -1 for n in side] for side in trace.pipes]
+        self._waity = [
+            bool(trace.waits[place] | trace.rules.depbar[trace.name[number]])
+            or bool(trace.rules.wait_rows_of[trace.name[number]])
+            for place, number in enumerate(trace.order)
+        ]
         self._waited = [0] * SCOREBOARDS
         for place, number in enumerate(trace.order):
             mask = trace.waits[place] | trace.rules.depbar[trace.name[number]]
@@ -161,6 +166,8 @@ class Judge:
     def _awaited(self, patch: Patch) -> bool:
         """Every wait row whose wait was moved or dropped, or whose ends were moved."""
         trace, rules, action = self.trace, self.rules, patch.action
+        if not self._touches_waits(patch):
+            return True
         rows: list[tuple[int, int, int]] = []
         begin, end = max(patch.first - 1, 0), patch.end
         moved: dict[int, int] = {}
@@ -174,7 +181,7 @@ class Judge:
         places = [*range(begin, end)]
         if trace.size - 1 in patch.cells and end < trace.size:
             places.append(trace.size - 1)
-        window = sum(1 << place for place in places)
+        window = (1 << end) - (1 << begin) | 1 << places[-1] if places else 0
         waited = [mask & ~window for mask in self._waited]
         for place in places:
             cell = patch.cells.get(place) or trace.cells[place]
@@ -194,26 +201,44 @@ class Judge:
                 return False
         return True
 
+    def _touches_waits(self, patch: Patch) -> bool:
+        """Whether a patch moves or changes a wait, or moves what waits are for."""
+        trace = self.trace
+        if any(cell.wait != trace.waits[place] for place, cell in patch.cells.items()):
+            return True
+        if not isinstance(patch.action, Move):
+            return False
+        low, high = patch.action.span
+        return any(self._waity[low : high + 1])
+
     # --- the block among the others ----------------------------------------------------------
 
     def couples(self, patch: Patch) -> bool:
         """Whether a patch can break a rule that ties the block to its edges or other blocks."""
-        trace = self.trace
-        longer = patch.duration - trace.duration
-        if patch.delta < 0 or longer < 0 or longer < patch.delta:
+        earlier, later = patch.shifts
+        if min(earlier, patch.delta, patch.longer) < 0 or patch.longer < max(later, patch.delta):
             return True
-        if 0 in patch.cells or trace.size - 1 in patch.cells:
-            return True
-        return any(self._coupled[place] for place in range(max(patch.first - 1, 0), patch.end))
+        return 0 in patch.cells or self.trace.size - 1 in patch.cells
+
+    def shifts(self, patch: Patch) -> tuple[int, int]:
+        """The least and the greatest shift of anything that other blocks or the block's edges
+        depend on; the first or last of a pipe that changes place counts as shifted both ways."""
+        trace, origin = self.trace, self.trace.origin(patch.first)
+        low, high = patch.action.span if isinstance(patch.action, Move) else (0, -1)
+        if any(self._ends_pipe[low : high + 1]):
+            return -1, MAX_STALL
+        found = [
+            when + origin - trace.now[trace.place_of[name]]
+            for name, when in patch.issue.items()
+            if self._coupled[trace.place_of[name]]
+        ]
+        return min(found, default=0), max(found, default=0)
 
     def timed(self, patches: Sequence[Patch]) -> tuple[Timed, Bools]:
         """(what `Coupling` needs of patches, which keep the distances to the block's edges)."""
         trace, batch = self.trace, self.rules.batch
         count, size = len(patches), trace.size
         names = [trace.name[number] for number in trace.order]
-        rows: list[int] = []
-        changed: list[int] = []
-        times: list[int] = []
         facts: list[tuple[int, int, int, int, int]] = []
         first = np.empty((count, self.rules.pipes), np.int64)
         last = np.empty_like(first)
@@ -223,15 +248,16 @@ class Judge:
         issue = np.empty_like(by_place)
         issue[:, names] = by_place
         for row, patch in enumerate(patches):
-            rows += [row] * len(patch.issue)
-            changed += patch.issue.keys()
-            times += patch.issue.values()
             first[row], last[row] = self._ends(patch)
             begin = patch.cells.get(0) or trace.cells[0]
             final = patch.cells.get(size - 1) or trace.cells[size - 1]
             one, other = trace.name[begin.number], trace.name[final.number]
-            facts.append((patch.duration, one, other, begin.wait, patch.last_stall))
-        issue[rows, changed] = times
+            facts.append((trace.duration + patch.longer, one, other, begin.wait, patch.last_stall))
+        lengths = [len(patch.issue) for patch in patches]
+        origins = [trace.origin(patch.first) for patch in patches]
+        changed = np.concatenate([patch.names for patch in patches])
+        times = np.concatenate([patch.times for patch in patches])
+        issue[np.repeat(np.arange(count), lengths), changed] = times + np.repeat(origins, lengths)
         columns = np.array(facts, np.int64).reshape(count, 5).T
         timed = Timed(
             issue=issue,

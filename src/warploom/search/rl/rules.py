@@ -114,6 +114,12 @@ class BlockRules:
             if writer != BLOCK_EDGE:
                 writers.add(writer)
             self.writers[place] = bank, writers, leaves or writer == BLOCK_EDGE
+        # Those that no order row keeps behind the holder.
+        loose = {
+            place: tuple(writers - self.after[place[0]])
+            for place, (_, writers, _) in self.writers.items()
+        }
+        self.loose = {place: found for place, found in loose.items() if found}
 
     def apart(self, one: int, other: int) -> int:
         """Cycles that two neighbours in a pipe must be apart."""

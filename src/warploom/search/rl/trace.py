@@ -7,12 +7,28 @@ first place it touches to where it has converged, with the result that `BatchDer
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING
 from warploom.search.rl.patches import Asked, Cell, Move, Patch, Wish
 from warploom.search.rl.rules import BlockRules
 from warploom.search.rl.walk import Settling, Walk
+
+
+@dataclass(frozen=True)
+class Change:
+    """What differs between a version and the older one it came from: the places [begin, end); the
+    latest first issue that matters behind them (`heads`); when all that differs holds up nothing
+    any more, now and then; whether both end alike."""
+
+    old: Trace
+    begin: int
+    end: int
+    heads: int
+    expires: tuple[int, int]
+    same_end: bool
 
 
 class Trace:
@@ -110,7 +126,8 @@ class Trace:
             if found is None:
                 continue
             bank, writers, leaves = found
-            if any(self._place(writer, moved) <= place for writer in writers):
+            loose = rules.loose.get((name, slot), ())
+            if any(self._place(writer, moved) <= place for writer in loose):
                 wish &= ~(1 << slot)
                 continue
             for later in range(place + 1, self.size):
@@ -154,6 +171,10 @@ class Trace:
         self.finish(patch)
         return patch
 
+    def origin(self, first: int) -> int:
+        """When the place before `first` is issued: what a patch's times count from."""
+        return self.now[first - 1] if first else 0
+
     def _timed(self, action: Move | Wish) -> Patch:
         """A move or another least stall: time from its first place on."""
         size, base = self.size, self.order
@@ -180,9 +201,11 @@ class Trace:
             if first < size:
                 waits[size - 1] |= self.rules.leaving(walk.out)
                 last_wait = waits[size - 1]
-        issue = {self.name[number]: when for number, when in walk.issued.items()}
+        origin = self.origin(first)
+        issue = {self.name[number]: when - origin for number, when in walk.issued.items()}
+        now, tails = walk.now - origin, tails - origin
         patch = Patch(
-            action, {}, first, end, settling.delta, issue, walk.now, tails, floor, last_wait, (0, 0)
+            action, {}, first, end, settling.delta, issue, now, tails, floor, last_wait, (0, 0)
         )
         self._cells(patch, moved, stalls, waits, (first, high))
         self.finish(patch)
@@ -270,41 +293,64 @@ class Trace:
 
     def finish(self, patch: Patch) -> None:
         """The last place of a patch, which depends on the whole block."""
-        last, end = self.size - 1, patch.end
-        if patch.first >= end and patch.first != last and end < self.size:
-            patch.last_stall, patch.duration, patch.odd = self.stalls[-1], self.duration, False
+        last = self.size - 1
+        patch.last_stall, patch.longer = self._ending(patch)
+        patch.odd = patch.twisted or patch.last_stall > MAX_STALL
+        if patch.first >= patch.end and patch.first < last:
             return
-        now = self.now[last] + patch.delta if end < self.size or not patch.issue else patch.now
-        if patch.first >= end:
-            tails = self.tails_from[0]
-        else:
-            tails = max(self.tails_before[patch.first], patch.tails)
-            if end < self.size:
-                tails = max(tails, self.tails_from[end] + patch.delta)
-        stall = self._last_stall(now, tails, patch.floor)
-        patch.last_stall, patch.duration = stall, now + stall
         there = patch.cells.get(last, self.cells[last])
         number = there.number
         wish = patch.action if isinstance(patch.action, Wish) else None
-        stay = self._stay(number, stall, wish)
+        stay = self._stay(number, patch.last_stall, wish)
         wanted = wish.value if wish and wish.name == "reuse" and wish.number == number else None
         alive = self._operands(last, number, {}, wanted)[0]
-        cell = Cell(number, stall, stay, patch.last_wait, alive * stay)
+        cell = Cell(number, patch.last_stall, stay, patch.last_wait, alive * stay)
         if cell == self.cells[last]:
             patch.cells.pop(last, None)
         else:
             patch.cells[last] = cell
-        patch.odd = patch.twisted or stall > MAX_STALL
+
+    def _ending(self, patch: Patch) -> tuple[int, int]:
+        """(the last stall, how much longer the block lasts)."""
+        first, end, size = patch.first, patch.end, self.size
+        if first >= end and end < size:
+            return self.stalls[-1], 0
+        origin = self.origin(first)
+        now = patch.now + origin if end == size and patch.issue else self.now[-1] + patch.delta
+        if first >= end:
+            tails = self.tails_from[0]
+        else:
+            tails = max(self.tails_before[first], patch.tails + origin)
+            if end < size:
+                tails = max(tails, self.tails_from[end] + patch.delta)
+        stall = self._last_stall(now, tails, patch.floor)
+        return stall, now + stall - self.duration
 
     # --- from one version to the next ------------------------------------------------------
 
-    def differs_from(self, other: Trace) -> tuple[int, int]:
-        """The places [begin, end) at which two versions were not derived alike, time aside."""
-        mine, theirs = self._columns(), other._columns()
+    def beside(self, old: Trace) -> Change:
+        """What differs from an older version, time aside."""
+        mine, theirs = self._columns(), old._columns()
         differing = [
             place for place, (one, two) in enumerate(zip(mine, theirs, strict=True)) if one != two
         ]
-        return (differing[0], differing[-1] + 1) if differing else (0, 0)
+        begin, end = (differing[0], differing[-1] + 1) if differing else (0, 0)
+        still = end == self.size or self.now[end] == old.now[end]
+        expires = [0, 0]
+        for side, trace in enumerate((self, old)):
+            expires[side] = trace.horizon[end]
+            if still:  # what came before is issued as it was
+                reach, order = trace.rules.reach, trace.order
+                last = (trace.now[place] + reach[order[place]] for place in range(begin, end))
+                expires[side] = max(last, default=0)
+        return Change(
+            old,
+            begin,
+            end,
+            0 if still else self.rules.latest_head,
+            (expires[0], expires[1]),
+            (self.floor, self.cells[-1]) == (old.floor, old.cells[-1]),
+        )
 
     def _columns(self) -> list[tuple[int, ...]]:
         asked, order = self.asked, self.order
@@ -324,49 +370,37 @@ class Trace:
             )
         )
 
-    def may_keep(self, patch: Patch, old: Trace, changed: tuple[int, int]) -> bool:
+    def may_keep(self, patch: Patch, change: Change) -> bool:
         """Whether a patch worked out beside an older version holds beside this one.
 
         Everything it was worked out from must lie before what changed between the two, or so far
         behind that nothing before holds anything up there.
         """
-        begin, end = changed
-        if begin == end:
+        if change.begin == change.end or patch.reads[1] <= change.begin:
             return True
-        if patch.reads[1] <= begin:
-            return True
-        if patch.odd or patch.reads[0] < end:
+        if patch.odd or patch.reads[0] < change.end:
             return False
         if not patch.issue:
             return True
-        place = max(patch.first - 1, 0)
-        latest = max(self.rules.latest_head, 0)
+        old, first = change.old, patch.first
+        now, then = self.origin(first), old.origin(first)
         return (
-            all(
-                trace.horizon[end] <= trace.now[place] and latest <= trace.now[place]
-                for trace in (self, old)
-            )
-            and self.open[patch.first] == old.open[patch.first]
+            change.expires[0] <= now
+            and change.expires[1] <= then
+            and change.heads <= min(now, then)
+            and self.open[first] == old.open[first]
         )
 
-    def rebase(self, patch: Patch, old: Trace) -> Patch:
-        """A patch that may be kept, with this version's times."""
-        place = patch.first
-        shift = 0 if not patch.issue else self.now[place - 1] - old.now[place - 1] if place else 0
-        kept = Patch(
-            patch.action,
-            dict(patch.cells),
-            patch.first,
-            patch.end,
-            patch.delta,
-            {name: when + shift for name, when in patch.issue.items()} if shift else patch.issue,
-            patch.now + shift,
-            patch.tails + shift if patch.issue else 0,
-            patch.floor if patch.end == self.size else self.floor,
-            patch.last_wait if patch.end == self.size else self.waits[-1],
-            patch.reads,
-            patch.twisted,
-            sound=patch.sound,
+    def rebase(self, patch: Patch, change: Change) -> Patch:
+        """A patch that may be kept, beside this version: itself where the block ends alike."""
+        if change.same_end and self._ending(patch) == (patch.last_stall, patch.longer):
+            return patch
+        to_end = patch.end == self.size
+        kept = replace(
+            patch,
+            cells=dict(patch.cells),
+            floor=patch.floor if to_end else self.floor,
+            last_wait=patch.last_wait if to_end else self.waits[-1],
         )
         if max(patch.end, patch.first + 1) < self.size:
             kept.cells.pop(self.size - 1, None)  # only its stall had changed

@@ -51,24 +51,27 @@ class WideActions:
             return self.whole_offers(now)
         judge = Judge(trace, self._coupled)
         known: dict[Move | Wish, Patch] = {}
-        changed = (0, 0)
-        old = before.patched.trace if before is not None and before.patched is not None else None
-        if before is not None and before.patched is not None and old is not None:
+        change = None
+        if before is not None and before.patched is not None:
             known = {patch.action: patch for patch in before.patched.patches}
-            changed = trace.differs_from(old)
-        patches: list[Patch] = []
+            change = trace.beside(before.patched.trace)
+        worked: dict[Move | Wish, Patch] = {}
         for action in actions:
-            patch = known.get(action)
-            kept = None
-            if patch is not None and old is not None and trace.may_keep(patch, old, changed):
-                kept = trace.rebase(patch, old)
+            if action in worked:
+                continue
+            patch, kept = known.get(action), None
+            if patch is not None and change is not None and trace.may_keep(patch, change):
+                kept = trace.rebase(patch, change)
             if kept is None or patch is None or kept.odd != patch.odd:
                 kept = trace.patch(action)
                 kept.sound = kept.odd or judge.inside(kept)
-            final = kept.cells.get(trace.size - 1)
-            fits = kept.odd or final is None or judge.fields(trace.size - 1, final)
-            kept.legal = bool(kept.cells) and kept.sound and fits
-            patches.append(kept)
+                kept.shifts = judge.shifts(kept)
+            worked[action] = kept
+            if kept is not patch:
+                final = kept.cells.get(trace.size - 1)
+                fits = kept.odd or final is None or judge.fields(trace.size - 1, final)
+                kept.legal = bool(kept.cells) and kept.sound and fits
+        patches = [worked[action] for action in actions]
         return self._judged(now, np.array(lines), np.array(kinds), Patched(trace, judge, patches))
 
     def _judged(self, now: BlockNow, lines: Ints, kinds: Ints, patched: Patched) -> Offers:
@@ -180,7 +183,7 @@ class WideActions:
                 spec = KINDS[kind]
                 if spec.reach:
                     to = _target(here, first[number], last[number], spec.reach, kind)
-                    action = None if to is None else Move(here, to)
+                    action = None if to is None else Move.moving(here, to)
                 elif kind is Kind.TIGHTEN:
                     own = rules.own[number]
                     action = Wish("stall", number, own) if stall[number] > own else None
