@@ -227,7 +227,7 @@ class _Group:
         self.now = 0.0
         self.flight: list[_Matmul] = []
         self.begun: dict[tuple[str, int], tuple[float, float]] = {}  # start, cycles it was held up
-        self.results: list[float] = []
+        self.issued = 0.0  # when the last instruction of the arithmetic so far has issued
         self.uses: dict[str, int] = {}
         self.oldest: dict[str, int] = {}
 
@@ -283,13 +283,15 @@ class _Group:
         assert step.op is not None
         busy = next(use.cycles for use in node.uses if use.unit == TENSOR)
         depth = step.op.srcs[0].type.shape[-1]
-        start = self._ready(node, iteration)
+        # Instructions issue in order: the matmul's after those of the arithmetic before it.
+        start = max(self._ready(node, iteration), self.issued)
+        if start > self.now:
+            yield start
         begin = max(start + costs.value("mma.issue"), self.shared.tensor_free())
         one = _Matmul(begin, begin + busy, node.latency - busy, busy / max(1, ceil(depth / STEP)))
         self.shared.issue(one)
         self.flight.append(one)
         self.begun[node.id, iteration] = (start, 0.0)
-        self.results = []
         self.now = start + costs.product_issue(depth)
         # The last instructions issue when there is room for them in the queue.
         while (room := one.end - costs.value("mma.queue") * one.instruction) > self.now:
@@ -297,8 +299,7 @@ class _Group:
             yield self.now
 
     def _join(self, step: Step) -> Agent:
-        self.now = max([self.now, *self.results])
-        self.results = []
+        self.now = max(self.now, self.issued)
         while len(self.flight) > step.count:
             first = self.flight.pop(0)
             while first.done > self.now:
@@ -325,7 +326,7 @@ class _Group:
         busy = max((cycles for _, cycles in uses), default=0)
         held = at - start - busy
         self.begun[node.id, iteration] = (start, held)
-        self.results.append(start + held + node.latency)
+        self.issued = max(self.issued, at)
         self.now = max(self.now, start) + node.issue
 
 

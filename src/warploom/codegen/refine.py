@@ -75,6 +75,26 @@ def refine(
     return replace(best, name=f"{name}-refined")
 
 
+def fewest_copies(schedule: KernelSchedule, walker: Walker) -> KernelSchedule:
+    """The schedule without copies of tiles that its order does without, which saves registers.
+
+    One copy less may put a wait where none was, so what walks slower keeps it.
+    """
+    least = walker(schedule)
+    if least is None:
+        raise InputError(f"schedule {schedule.name} of {walker.placement.program.name} is illegal")
+    for index in schedule.loops:
+        for name in sorted(dict(schedule.loops[index].params.get("copies", {}))):
+            loop = schedule.loops[index]
+            copies = {k: v for k, v in dict(loop.params["copies"]).items() if k != name}
+            fewer = replace(loop, params={**loop.params, "copies": copies})
+            made = replace(schedule, loops={**schedule.loops, index: fewer})
+            walked = walker(made)
+            if walked is not None and walked <= least * (1 + SLACK):
+                schedule = made
+    return schedule
+
+
 def _one_loop(
     schedule: KernelSchedule,
     pace_now: float,

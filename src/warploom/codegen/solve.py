@@ -30,7 +30,7 @@ from warploom.codegen.named import REGISTERS, groups, multistage
 from warploom.codegen.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.predict import predict
-from warploom.codegen.refine import Walker, refine
+from warploom.codegen.refine import Walker, fewest_copies, refine
 from warploom.codegen.releases import releases
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, write_text_atomically
@@ -42,7 +42,7 @@ from warploom.schedule.simulate import verify
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 4  # of what is done with an answer: kept schedules of another one are not used
+VERSION = 6  # of what is done with an answer: kept schedules of another one are not used
 WORTH = 0.002  # of the pace: what turns must save
 MOST_DEPTH = 8  # slots beyond which a ring hides nothing more
 
@@ -297,15 +297,16 @@ def assemble(
 def _refined(
     schedule: KernelSchedule, placement: Placement, nominal: CostTable, search: Search
 ) -> KernelSchedule:
-    """What the walk makes of the solver's answer."""
-    if not search.walks:
-        return schedule
+    """What the walk makes of the solver's answer, with no more copies than that order needs."""
     alone: list[Extraction] = []
     for loop in placement.program.loops():
         copies = dict(schedule.loops[loop.index].params.get("copies", {}))
         skips = schedule.launch.skip_unit
         alone.append(extract(placement, loop, nominal, copies=copies, skip_unit=skips))
-    return refine(schedule, Walker(placement, alone, nominal), search.walks, search.seed)
+    walker = Walker(placement, alone, nominal)
+    if search.walks:
+        schedule = refine(schedule, walker, search.walks, search.seed)
+    return fewest_copies(schedule, walker)
 
 
 def in_turns(schedule: KernelSchedule, program: Program, table: CostTable) -> KernelSchedule:
