@@ -1,7 +1,7 @@
 """Claim `scale-out`: one interface over one GPU and over all GPUs of a host.
 
-    python bench/scale_out.py --data DIR [--kernel softmax] [--count 256]
-    python bench/scale_out.py --data DIR --dry-run      (processes and the timing model, no GPU)
+    python bench/scale_out.py [--data DIR] [--kernel softmax] [--count 256] [--merge ROWS.json]
+    python bench/scale_out.py --dry-run                 (processes and the timing model, no GPU)
 
 Stored schedules (see bench/timing_model.py) are measured on one GPU, on all, and on all again
 while one measuring process is killed: rates, scores, and what the kill cost. Then one search plays
@@ -15,12 +15,11 @@ import argparse
 import datetime
 import multiprocessing
 import os
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from warploom.errors import DeviceError, WarploomError
-from warploom.evidence import Evidence, write_rows
+from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.runtime import LocalMeasurer, MeasureSettings, Workload
 from warploom.runtime.driver import device_count
 from warploom.runtime.launch import LaunchSpec
@@ -195,16 +194,34 @@ def _spearman(one: Any, two: Any) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
+def merge(source: Path, target: Path) -> None:
+    """Take over the rows of a run on another machine; rows of the same kernel are replaced."""
+    rows = {
+        row.kernel: row for path in (target, source) if path.is_file() for row in read_rows(path)
+    }
+    write_rows(target, [replace(row, command=command(row)) for row in rows.values()])
+
+
+def command(row: Evidence) -> str:
+    """How to make a row again, wherever its data lay."""
+    kernel = row.kernel.split(",")[0]
+    return f"python bench/scale_out.py --kernel {kernel} --count {row.samples}"
+
+
 def main(arguments: list[str]) -> int:
     """Run the claim; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=RESULTS.parent / "raw" / "timing_model")
     parser.add_argument("--kernel", default="softmax")
     parser.add_argument("--count", type=int, default=256)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--merge", type=Path, help="take over the rows of another run's file")
     parser.add_argument("--dry-run", action="store_true", help="model and processes, no rows")
     given = parser.parse_args(arguments)
     try:
+        if given.merge is not None:
+            merge(given.merge, given.out)
+            return 0
         schedules = ScheduleSet.load(given.data / f"{given.kernel}.xz")
         if given.dry_run:
             task = ModelTask(schedules.cubin, schedules.kernel)
@@ -234,7 +251,7 @@ def main(arguments: list[str]) -> int:
         driver=str(device["driver_version"]),
         compiler=str(schedules.about.get("compiler", "")),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=shlex.join(["python", "bench/scale_out.py", *arguments]),
+        command=f"python bench/scale_out.py --kernel {given.kernel} --count {given.count}",
         unit="candidates/s",
         better="higher",
         ours=found["many"],

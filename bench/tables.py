@@ -4,7 +4,8 @@
     python bench/tables.py --check    exit 1 when a page disagrees with the results
 
 A table stands between `<!-- table: FILE [PICK] COLUMNS... -->` and `<!-- end -->`; PICK says which
-rows: all of them when it is not given, else one of `PICKS`. A column is one of `COLUMNS`, or
+rows: all of them when it is not given, else one of `PICKS`, or `of:KERNEL` for the methods on one
+kernel (rows named `kernel / method`), the best first. A column is one of `COLUMNS`, or
 `check:NAME` for a check of the row, with `_` for the spaces of its name.
 """
 
@@ -38,6 +39,13 @@ def _best(row: Evidence) -> tuple[str, float]:
     return pick(row.baselines.items(), key=lambda item: item[1])
 
 
+def _each(values: list[int | None]) -> str:
+    """The value of every seed, once where all agree."""
+    if len(set(values)) == 1:
+        values = values[:1]
+    return ", ".join("no gain" if value is None else str(value) for value in values)
+
+
 COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
     "kernel": ("kernel", lambda row: row.kernel),
     "shape": ("shape", lambda row: row.shape),
@@ -55,6 +63,14 @@ COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
     "notes": ("notes", lambda row: row.notes),
     "predicted": ("predicted", lambda row: f"{row.checks['predicted cycles']:.0f}"),
     "counted": ("counted", lambda row: f"{row.checks['counted cycles']:.0f}"),
+    "method": ("method", lambda row: f"`{row.kernel.split(' / ')[-1]}`"),
+    "seeds": ("seeds", lambda row: ", ".join(f"{s[0]:.3f}" for s in row.checks["seeds"].values())),
+    "median": (
+        "median [95 %]",
+        lambda row: f"{row.ratio_to_best:.3f} [{_interval(row.ci95).replace('-', ', ')}]",
+    ),
+    "spent": ("measurements", lambda row: _each(row.checks["measurements"])),
+    "to95": ("until 95 % of the gain", lambda row: _each(row.checks["measurements_to_95_percent"])),
     "model": ("model's error", lambda row: f"{row.checks['model error']:+.1%}"),
 }
 
@@ -108,6 +124,7 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "attention": named("attention"),
 }
 CHECK = "check:"
+OF = "of:"
 
 
 def _check(row: Evidence, name: str) -> str:
@@ -133,6 +150,11 @@ def table(file: str, columns: list[str]) -> str:
     rows = read_rows(RESULTS / file)
     if columns and columns[0] in PICKS:
         rows, columns = PICKS[columns[0]](rows), columns[1:]
+    elif columns and columns[0].startswith(OF):
+        wanted = columns[0].removeprefix(OF)
+        rows = [row for row in rows if row.kernel.split(" / ")[0] == wanted]
+        rows.sort(key=lambda row: -row.ratio_to_best)
+        columns = columns[1:]
     chosen = [_column(column, file) for column in columns]
     lines = [
         "| " + " | ".join(title for title, _ in chosen) + " |",

@@ -34,7 +34,7 @@ def report(work: Path, results: Path) -> int:
     """
     rows: list[Evidence] = []
     for log in sorted(work.glob("*.jsonl")):
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        lines = last_sittings([json.loads(line) for line in log.read_text().splitlines()])
         compared = [line for line in lines if "compare" in line]
         device = next((line["device"] for line in lines if "device" in line), None)
         if not compared or device is None:
@@ -49,6 +49,21 @@ def report(work: Path, results: Path) -> int:
     write_rows(results / "search_comparison.json", rows)
     print(f"{len(rows)} rows in {results / 'search_comparison.json'}, figures in {FIGURES}")
     return 0
+
+
+def last_sittings(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines less those of runs that were played again later: their first attempt was cut off,
+    and what it measured is no part of the run that counts."""
+    began = {line["run"]: at for at, line in enumerate(lines) if line.get("n") == 1}
+    kept: list[dict[str, Any]] = []
+    for at, line in enumerate(lines):
+        if "compare" in line:
+            # A result belongs to the run when the comparison came after the run's beginning.
+            compare = {run: r for run, r in line["compare"].items() if at > began.get(run, -1)}
+            kept.append({**line, "compare": compare})
+        elif at >= began.get(line.get("run", ""), -1):
+            kept.append(line)
+    return kept
 
 
 def curves_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Curve]]:
