@@ -175,15 +175,15 @@ def measure(
             "outcomes": [sorted({score.outcome for score in each.scores})
                          for each in (one, all_, hurt)],
             "failed": [int((value == 0).sum()) for value in values],
-            "handed_over_in_order": all(each.in_order for each in (one, all_, hurt)),
-            "came_back_out_of_order": [each.out_of_order for each in (one, all_, hurt)],
+            "handed over in order": all(each.in_order for each in (one, all_, hurt)),
+            "came back out of order": [each.out_of_order for each in (one, all_, hurt)],
             "killed": hurt.killed,
             "lost": hurt.lost,
-            "rate_with_a_kill": round(hurt.rate, 1),
-            "score_difference_median": round(float(np.median(spread)), 5),
-            "rank_correlation": round(_spearman(values[0], values[1]), 3),
-            "same_search": searches[0][0] == searches[1][0],
-            "search_came_back_out_of_order": searches[1][1],
+            "rate with a kill": round(hurt.rate, 1),
+            "score difference median": round(float(np.median(spread)), 5),
+            "rank correlation": round(_spearman(values[0], values[1]), 3),
+            "same search": searches[0][0] == searches[1][0],
+            "search came back out of order": searches[1][1],
             "searched": SEARCHED,
         },
     }  # fmt: skip
@@ -199,7 +199,11 @@ def merge(source: Path, target: Path) -> None:
     rows = {
         row.kernel: row for path in (target, source) if path.is_file() for row in read_rows(path)
     }
-    write_rows(target, [replace(row, command=command(row)) for row in rows.values()])
+    kept: list[Evidence] = []
+    for row in rows.values():
+        checks = {name.replace("_", " "): value for name, value in row.checks.items()}
+        kept.append(replace(row, command=command(row), checks=checks))
+    write_rows(target, kept)
 
 
 def command(row: Evidence) -> str:
