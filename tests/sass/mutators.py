@@ -544,6 +544,13 @@ def group_register_written_in_flight(code: Code) -> Iterator[Mutant]:
 # --- encoding and file ------------------------------------------------------------------------
 
 
+def wait_where_none_is_defined(code: Code) -> Iterator[Mutant]:
+    """A WARPGROUP.DEPBAR gets a wait mask; nvdisasm refuses such a word."""
+    for item in code.items:
+        if item.line.opcode.startswith("WARPGROUP.DEPBAR"):
+            yield Mutant(code.changed((item.index, WAIT, 2)), code.name(item.index))
+
+
 def reuse_without_stay(code: Code) -> Iterator[Mutant]:
     """A reuse hint while the warp may be switched (rule L2)."""
     for item in code.items:
@@ -749,6 +756,7 @@ MUTATORS: dict[Mutator, frozenset[str]] = {
     load_above_store: frozenset(("MEMORY_ORDER",)),
     result_read_in_flight: _ORDER,
     group_register_written_in_flight: _ORDER,
+    wait_where_none_is_defined: frozenset(("CONTROL_WAIT",)),
     reuse_without_stay: frozenset(("CONTROL_L2",)),
     long_stall_staying: frozenset(("CONTROL_L1",)),
     reuse_of_rewritten: frozenset(("REUSE",)),

@@ -82,7 +82,8 @@ class TuneSettings:
         if self.player in LEARNED and self.moves != frozenset(STEPS):
             raise InputError("--moves: learned players have the moves of their profile")
         if self.programs and self.resume:
-            raise InputError("--resume goes on in one program; leave out rotate and rename")
+            others = ", ".join(PROGRAMS)
+            raise InputError(f"--resume goes on in one program; leave out {others}")
         if self.player not in PLAYERS and self.player not in LEARNED:
             known = ", ".join((*PLAYERS, *LEARNED))
             raise InputError(f"--search {self.player!r}, expected one of {known}")

@@ -24,7 +24,7 @@ from warploom.sass.latency import SPACED, LatencyTable, spacing_key
 from warploom.sass.mining import pipe_neighbours
 from warploom.sass.operand_slots import slot_registers
 from warploom.sass.rules import BLOCK_EDGE, Constraints
-from warploom.sass.scoreboard import waited_scoreboards
+from warploom.sass.scoreboard import takes_no_wait, waited_scoreboards
 from warploom.sass.verify import Verifier
 
 Ints = npt.NDArray[np.int64]
@@ -99,6 +99,7 @@ class KernelTables:
             self.sets |= np.where(number != NO_SCOREBOARD, 1 << number, 0)
         self.own = np.array([table.own_stall(item) for item in items], np.int64)
         self.sync_wait = np.array([i.control.wait if is_sync(i) else 0 for i in items], np.int64)
+        self.no_wait = np.array([takes_no_wait(item) for item in items], bool)
         self.depbar = np.array(
             [waited_scoreboards(item) & ~item.control.wait for item in items], np.int64
         )
@@ -161,7 +162,7 @@ class BlockBatch:
         self.wait, self.reuse = tables.wait[here], tables.reuse[here]
         self.write_sb, self.read_sb = tables.write_sb[here], tables.read_sb[here]
         self.sets, self.own, self.depbar = tables.sets[here], tables.own[here], tables.depbar[here]
-        self.sync_wait = tables.sync_wait[here]
+        self.sync_wait, self.no_wait = tables.sync_wait[here], tables.no_wait[here]
         self.sources, self.arithmetic = tables.sources[here], tables.arithmetic[here]
         self.pinned = np.flatnonzero(tables.pinned[here])
         self.pipe, self.family = tables.pipe[here], tables.family[here]
@@ -261,6 +262,7 @@ class BlockBatch:
         bad |= changed & (reuse != 0) & ~stay
         bad |= (stall < self.own[order]) | (stall > MAX_STALL)
         bad |= self.sync_wait[order] & ~versions.wait != 0
+        bad |= self.no_wait[order] & (versions.wait != self.wait[order])
         added = reuse & ~self.reuse[order]
         registers = self.sources[order]
         for slot in range(SLOTS):

@@ -56,6 +56,11 @@ class ControlRules:
             stall < self.original.own[order],
             "stall below the least seen for this opcode",
         )
+        report(
+            "CONTROL_WAIT",
+            self.original.no_wait[order] & (fields.wait != self.original.before.wait[order]),
+            "the instruction takes no wait",
+        )
         # A barrier, fence or arrival may wait for what no register shows (an earlier fence).
         report(
             "WAIT", self.original.sync_wait[order] & ~fields.wait != 0, "a sync lost a wait it had"

@@ -20,7 +20,7 @@ from warploom.sass.kernel import Kernel
 from warploom.sass.latency import LatencyTable
 from warploom.sass.operand_slots import slot_registers
 from warploom.sass.rules import Constraints, Ints
-from warploom.sass.scoreboard import waited_scoreboards
+from warploom.sass.scoreboard import takes_no_wait, waited_scoreboards
 from warploom.sass.verdict import Finding
 from warploom.sass.words import ControlFields, Words, control_fields, instruction_words
 
@@ -72,6 +72,7 @@ class Original:
         self.sync_wait = np.array(
             [item.control.wait if is_sync(item) else 0 for item in kernel.instructions], np.int64
         )
+        self.no_wait = np.array([takes_no_wait(item) for item in kernel.instructions], np.bool_)
 
     def finding(self, rule: str, index: int, reason: str) -> Finding:
         """A finding about an instruction, by its index as compiled."""

@@ -44,6 +44,11 @@ def waited_scoreboards(item: Instruction) -> int:
     return mask
 
 
+def takes_no_wait(item: Instruction) -> bool:
+    """True where a wait mask is undefined: nvdisasm refuses a WARPGROUP.DEPBAR with one."""
+    return item.line.opcode.startswith("WARPGROUP.DEPBAR")
+
+
 def counting_waits(item: Instruction) -> int | None:
     """The scoreboard a DEPBAR waits on with a non-zero count, which makes setter order matter."""
     if item.base != "DEPBAR" or item.line.opcode.startswith("DEPBAR.LE") is False:

@@ -9,10 +9,10 @@ from typing import Final
 from warploom.errors import InputError
 from warploom.sass.control import Control
 
-# Names of `--moves`. The first four are steps of the game on one program; the last two make another
+# Names of `--moves`. The first four are steps of the game on one program; the others make another
 # program of the original (see `lineage`), proved by a checker of its own.
 STEPS: Final = ("order", "stall", "yield", "reuse")
-PROGRAMS: Final = ("rotate", "rename")
+PROGRAMS: Final = ("rotate", "rename", "boards")
 MOVES: Final = (*STEPS, *PROGRAMS)
 
 

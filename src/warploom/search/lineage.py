@@ -1,9 +1,10 @@
-"""Kernels a search may start from: the original pipelined over its loops, in other registers.
+"""Kernels a search may start from: loops pipelined, values in other registers, other scoreboards.
 
-Orders and control fields are moves inside one program. Renaming registers and moving instructions
-over a back edge change the program, so they make a new *base*, which the game then reorders like an
-original. Every base carries its lineage: each step as a whole cubin with the claim of what was
-done, and `prove` checks the steps one by one with the checker of their kind, from the bytes.
+Orders and control fields are moves inside one program. Renaming registers, moving instructions over
+a back edge and giving scoreboards out anew change what the game keeps, so they make a new *base*,
+which the game then reorders like an original. Every base carries its lineage: each step as a whole
+cubin with the claim of what was done, and `prove` checks the steps one by one with the checker of
+their kind, from the bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any, Final
 from warploom.errors import InputError
 from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.sass.aliasing import AliasMode
+from warploom.sass.boards.renumber import Renumberer
+from warploom.sass.boards.verify import verify_boards
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.edit import Editor
 from warploom.sass.loops import natural_loops
@@ -29,12 +32,14 @@ from warploom.sass.rotation.verify import verify_rotation
 from warploom.sass.verdict import Finding, Verdict
 from warploom.sass.verify import Verifier
 
+TRIES: Final = 40  # changes of scoreboards that the timing model is asked about
 SHARES: Final = (0.15, 0.3, 0.6)  # of the values that can move, how many get another register
 
 
 @dataclass(frozen=True)
 class Step:
-    """One change of a program: `kind` is `order`, `rotation` or `registers`; `why` in words."""
+    """One change of a program: `kind` is `order`, `rotation`, `registers` or `boards`; `why` in
+    words."""
 
     kind: str
     cubin: bytes
@@ -65,6 +70,8 @@ def prove(original: Cubin, name: str, steps: Sequence[Step], mode: AliasMode) ->
             found += Verifier(before, name, mode).check_file(after).findings
         elif step.kind == "registers":
             found += verify_renaming(before, after, name)
+        elif step.kind == "boards":
+            found += verify_boards(before, after, name)
         elif step.kind == "rotation" and step.rotation is not None:
             found += verify_rotation(before, after, name, step.rotation)
         else:
@@ -97,7 +104,8 @@ def prove_lineage(
 def make_base(
     original: Cubin, name: str, mode: AliasMode, moves: frozenset[str], rng: random.Random
 ) -> Base:
-    """A random base by the allowed `moves` (`rotate`, `rename`); the original when none is found.
+    """A random base by the allowed `moves` (`rotate`, `rename`, `boards`); the original when none
+    is found.
 
     What is returned has been proved step by step.
     """
@@ -109,6 +117,11 @@ def make_base(
         if done:
             step = Step("registers", image.data, f"{len(done)} values in other registers")
             base = Base(image, (*base.steps, step))
+    if "boards" in moves and (not base.steps or rng.random() < 0.5):
+        found = Renumberer(base.cubin, name).renumbered(rng, TRIES)
+        if found is not None:
+            step = Step("boards", found[0].data, f"{found[1]} scoreboards given out anew")
+            base = Base(found[0], (*base.steps, step))
     return base
 
 

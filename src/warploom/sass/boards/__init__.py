@@ -1,0 +1,1 @@
+"""The six scoreboards given out anew: what sets which, and who waits for what."""
