@@ -7,6 +7,7 @@ the product has, and every element of the group's part must arrive.
 """
 
 import re
+from functools import cache
 from itertools import product
 
 import pytest
@@ -24,11 +25,20 @@ PANELS = 1 << 17  # where the panels begin
 THREADS = 128
 
 
+@cache
 def python(text):
-    """A C++ expression as Python; a register becomes its (block, element)."""
+    """A C++ expression as Python code; a register becomes its (block, element)."""
     text = re.sub(r"pack_\w+\(", "pack(", text).replace("/", "//").replace("::", "")
     text = re.sub(r"\bacc\w*\[([^\[\]]*)\]\[", r"register(\1)[", text)
-    return text.replace("&&", " and ")
+    text = text.replace("&&", " and ").replace("threadIdx.x", "threadIdx")
+    return compile(text.strip(), "<emitted>", "eval")
+
+
+@cache
+def position(thread):
+    """What a thread knows of its place."""
+    own = {"threadIdx": thread, "lane": thread % 32, "thread_col": thread % 4 * 2}
+    return own | {"thread_row": thread // 32 * 16 + thread % 32 // 4}
 
 
 class Registers:
@@ -62,9 +72,7 @@ class Group:
         self.flying, self.read, self.safe = [[]], 0, 0  # stores by commit; of them read, known
 
     def value(self, text, thread=0, **more):
-        own = {"threadIdx": _Thread(thread), "lane": thread % 32}
-        own |= {"thread_row": thread // 32 * 16 + thread % 32 // 4, "thread_col": thread % 4 * 2}
-        return eval(python(text).replace("threadIdx.x", "threadIdx"), own | self.names | more)
+        return eval(python(text), self.names, position(thread) | more)
 
     def run(self, lines, state):
         """Statements for all threads at once; branches and loops are the same in all of them."""
@@ -153,10 +161,6 @@ class Group:
             key = (row + r, col + c)
             found = self.shared[at + own]
             assert self.array.setdefault(key, found) == found, "two panels disagree"
-
-
-class _Thread(int):
-    pass
 
 
 def split(text):
