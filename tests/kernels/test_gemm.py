@@ -200,7 +200,7 @@ def test_bad_configs_are_refused():
         GemmConfig(activation="swish")
 
 
-@pytest.mark.parametrize(("slices", "n"), [(4, 200), (7, 131)])
+@pytest.mark.parametrize(("slices", "n"), [(7, 131)])
 def test_the_second_kernel_adds_up_and_finishes(slices, n, tmp_path):
     """The emitted code of `combine`, run on a CPU, also where rows are no multiple of 16 bytes."""
     config = GemmConfig(slices=slices, bias=True, residual=True, activation="relu", scale=0.5)
