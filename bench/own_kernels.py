@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import random
 import shlex
 import sys
 import time
@@ -38,10 +39,9 @@ from warploom.runtime import (
 )
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import parse
-from warploom.sass.verify import verify
 from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
-from warploom.search.lineage import Base, Step
+from warploom.search.lineage import Base, Step, make_base, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS
 from whole_set_parts.parallel import Players, Task
 from whole_set_parts.play import ORIGINAL, kept, leaders, round_of
@@ -69,42 +69,53 @@ def measured(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
     original = parse((home / "original.cubin").read_bytes(), case.name)
     kernel = original.kernel(None).name
     starts = [path.read_bytes() for path in sorted(home.glob("start*.cubin"))]
-    tasks = [
-        Task(
-            number,
-            original.data,
-            starts[number % (len(starts) + 1) - 1] if number % (len(starts) + 1) else None,
-            False,
-            kernel,
-            MIXTURE[number % len(MIXTURE)],
-            1000 * plan.seed + number,
-            plan.seconds,
-            CONFIRMATIONS,
+    # Where to begin: the original, earlier results on it, and programs with other scoreboards.
+    places: list[tuple[Base, bytes | None]] = [(Base(original), None)]
+    places += [(Base(original), start) for start in starts]
+    for folder_of in sorted(home.glob("base*")):
+        steps = read_steps(folder_of)
+        places.append((Base(parse(steps[-1].cubin, case.name), steps), None))
+    tasks: list[Task] = []
+    for number in range(plan.processes):
+        base, start = places[number % len(places)]
+        tasks.append(
+            Task(
+                number,
+                base.cubin.data,
+                start,
+                bool(base.steps),
+                kernel,
+                MIXTURE[number // len(places) % len(MIXTURE)],
+                1000 * plan.seed + number,
+                plan.seconds,
+                CONFIRMATIONS,
+            )
         )
-        for number in range(plan.processes)
-    ]
+    bases = [places[number % len(places)][0] for number in range(plan.processes)]
     with (
-        Players(tasks, [Base(original)] * len(tasks)) as players,
+        Players(tasks, bases) as players,
         LocalMeasurer(settings=MeasureSettings(rounds=8)) as gpu,
     ):
         baseline = gpu.prepare(Workload(original.data, launch_of(case, home, case.search)))
         entries = players.play(gpu)
-        best = {name: row[0] for name, row in leaders(entries).items()}
-        best |= {f"start {number}": image for number, image in enumerate(starts)}
+        best = leaders(entries)
+        for number, image in enumerate(starts):
+            best[f"start {number}"] = (image, (_ordered(image),))
         if not best:
             raise CheckFailed(f"{case.name}: no candidate ran and was right")
         first = gpu.compare({ORIGINAL: original.data, **best}, TimingSettings(rounds=16, reloads=3))
         name = max(best, key=lambda one: first.ratios[one].median)
+        tuned, steps = best[name]
         timings: dict[str, Any] = {}
         for sizes in case.timed:
             gpu.prepare(Workload(original.data, launch_of(case, home, sizes)))
-            images = {ORIGINAL: original.data, "tuned": best[name]}
+            images = {ORIGINAL: original.data, "tuned": tuned}
             timing = gpu.compare(images, TimingSettings(reloads=6))
             timings[json.dumps(sizes)] = timing.to_json()
             print(f"{case.name} {sizes}: {timing.ratios['tuned']} {timing.control}", flush=True)
         gpu.prepare(Workload(original.data, launch_of(case, home, case.checked)))
-        check = gpu.check(best[name], CheckSettings(samples=plan.samples))
-    verdict = verify(original, parse(best[name], name), kernel, AliasMode.TRITON)
+        check = gpu.check(tuned, CheckSettings(samples=plan.samples))
+    findings = prove(original, kernel, steps, AliasMode.TRITON)
     return {
         "device": dict(baseline.device),
         "rounds": [{**round_of(entry), "player": entry.result.player} for entry in entries],
@@ -114,12 +125,19 @@ def measured(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
         "detail": check.detail,
         "self_test": dict(check.self_test),
         "samples": check.samples,
-        "verdict": str(verdict),
-        "legal": verdict.legal,
-        "tuned": dict(kept(Step("order", best[name], "another order and other fields"))),
+        "verdict": "proved" if not findings else str(findings[0]),
+        "legal": not findings,
+        "best": name,
+        "lineage": [step.why for step in steps],
+        "tuned": dict(kept(steps[-1])),
+        "steps": [dict(kept(step)) for step in steps],
         "original_sha256": original.digest,
         "compiler": Built.read(home).resources.compiler,
     }
+
+
+def _ordered(image: bytes) -> Step:
+    return Step("order", image, "another order and other control fields")
 
 
 def modelled(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
@@ -141,6 +159,18 @@ def modelled(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
         path = folder / case.name / "model-best.cubin"
         write_bytes_atomically(path, found.best[0][1].cubin)
     return {"model": found.best_speedup, "tally": dict(found.tally)}
+
+
+def boards(home: Path, count: int) -> None:
+    """Write `count` programs with scoreboards given out anew beside a built kernel."""
+    original = parse((home / "original.cubin").read_bytes(), home.name)
+    kernel = original.kernel(None).name
+    moves = frozenset(("order", "boards"))
+    for number in range(count):
+        base = make_base(original, kernel, AliasMode.TRITON, moves, random.Random(number))
+        if base.steps:
+            write_steps(home / f"base{number}", base.steps)
+            print(f"{home.name} base {number}: {base.why}", flush=True)
 
 
 def run(folder: Path, names: list[str], raw: Path, plan: Plan, model: bool) -> None:
@@ -175,6 +205,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--boards", type=int, default=0, help="prepare: bases with other boards")
     parser.add_argument("--model", action="store_true", help="run: score by the model, no GPU")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
@@ -190,6 +221,7 @@ def main(arguments: list[str]) -> int:
         if given.step == "prepare":
             for name in names:
                 make(CASES[name], given.data / name)
+                boards(given.data / name, given.boards)
         elif given.step == "run":
             plan = Plan(given.seconds, given.processes, given.samples, given.seed, command)
             run(given.data, names, given.raw[0], plan, given.model)

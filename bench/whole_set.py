@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--schedules", type=Path, help="folder of bench/timing_model.py, for prepare"
     )
+    parser.add_argument("--moves", help="prepare: make all bases by these, comma-separated")
     parser.add_argument("--raw", type=Path, help="where run writes and report reads")
     parser.add_argument("--kernels", default=",".join(play.SECONDS), help="names, comma-separated")
     parser.add_argument("--scale", type=float, default=1.0, help="times the seconds of each kernel")
@@ -49,7 +50,8 @@ def main(arguments: list[str]) -> int:
     command = shlex.join(["python", "bench/whole_set.py", *arguments])
     try:
         if given.step == "prepare":
-            prepare.prepare(given.schedules, given.data, kernels, given.seed)
+            moves = frozenset(given.moves.split(",")) if given.moves else None
+            prepare.prepare(given.schedules, given.data, kernels, given.seed, moves)
         elif given.step == "run":
             plan = play.Plan(given.scale, given.player, given.seed, given.model, command)
             play.run(given.data, kernels, given.raw, plan)

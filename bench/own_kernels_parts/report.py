@@ -69,11 +69,12 @@ def _row(data: Mapping[str, Any], case: Case, found: Mapping[str, Any], sizes: s
             "self_test": "pass" if "found" in found["self_test"].values() else "fail",
             "samples": found["samples"],
             "verdict": found["verdict"],
+            "lineage": found.get("lineage", ["another order and other control fields"]),
             "clears_control": ratio.clears(timing.control),
             "reload_medians": [round(value, 4) for value in timing.reload_medians["tuned"]],
             "candidates_measured": sum(entry["measured"] for entry in found["rounds"]),
             "candidates_failed": failed,
-            "winner": winner["player"],
+            "highest_score_by": winner["player"],
             "clock_mhz": timing.clock_mhz,
         },
         notes=f"tile program, schedule, CUDA C++ and ptxas are warploom's; searched for "
