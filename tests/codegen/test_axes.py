@@ -54,6 +54,17 @@ REFUSED = {
     "a register tile cannot change its layout": lambda acc, a: (
         acc * t.sum_along(acc.T.cast(t.BF16) @ t.load(a, t.span(0, 64), t.span(0, 16)), "k")
     ),
+    "contracts 'k' of 8 elements, expected a multiple of 16": lambda acc, a: (
+        acc + t.load(a, t.span(0, 64), t.span(0, 8)) @ t.load(a, t.span(0, 32, "n"), t.span(0, 8))
+    ),
+    "rows of 16 B, expected a multiple of 32 B": lambda acc, a: (
+        acc
+        + t.sum_along(
+            t.load(a, t.span(0, 16, "k"), t.span(0, 64, "m"))
+            @ t.load(a, t.span(0, 16, "k"), t.span(0, 8, "q")),
+            "q",
+        )
+    ),
     r"cumsum of bf16\[m=64, n=32\] along rows: cast to fp32": lambda acc, a: t.cumsum(
         acc.cast(t.BF16), "m"
     ).cast(t.FP32),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warploom.codegen.block import BlockProgram
-from warploom.codegen.layout import INSTRUCTION_K_BYTES, Operand
+from warploom.codegen.layout import Operand
 from warploom.codegen.names import c_name
 from warploom.codegen.place import ROWS_PER_GROUP, contracted
 from warploom.codegen.prelude import wgmma
@@ -96,11 +96,3 @@ def _descriptor(block: BlockProgram, op: Op, name: str, operand: Operand, step: 
         rows = kind.size(axis) // placement.parts
         text = f"{text[:-1]} + part * {operand.offset(0, rows)})"
     return text
-
-
-def depth_check(op: Op, operand: Operand) -> None:
-    """Raise when the contracted axis is not a whole number of instructions."""
-    if operand.depth * operand.tile.element % INSTRUCTION_K_BYTES:
-        raise InputError(
-            f"{op.where}: contracted axis of {operand.depth} is not a multiple of 32 B"
-        )

@@ -15,7 +15,7 @@ Edges, for every register tile v and shared tile s of the loop:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -370,8 +370,3 @@ def _load(costs: CostTable, op: Op) -> Node:
         variable_latency=True,
         latency_range=(int(fixed.low) + moving, int(fixed.high) + moving),
     )
-
-
-def loads_of(extractions: Sequence[Extraction]) -> dict[str, Node]:
-    """Every ring's load, by label."""
-    return {n.id: n for e in extractions for n in e.graph.nodes if n.variable_latency}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from warploom.codegen.fuse import Fusion, fuse
-from warploom.codegen.layout import Operand, SharedTile, shared_tile
+from warploom.codegen.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
@@ -108,9 +108,20 @@ def place(program: Program, split: str, parts: int) -> Placement:
 
 def _place_operands(op: Op, loads: dict[str, Op], shared: dict[str, tuple[Op, SharedTile]]) -> None:
     axis = contracted(op)
+    left = op.srcs[0].type
+    if left.size(axis) * left.dtype.bytes % INSTRUCTION_K_BYTES:
+        raise InputError(
+            f"{op.where}: matmul contracts {axis!r} of {left.size(axis)} elements, expected a "
+            f"multiple of {INSTRUCTION_K_BYTES // left.dtype.bytes}: load a wider tile, what lies "
+            "beyond the array is zero"
+        )
     for which, var in enumerate(op.srcs[:2]):
         if var.name in loads:
-            shared[var.name] = (loads[var.name], shared_tile(var.type))
+            try:
+                tile = shared_tile(var.type)
+            except InputError as error:
+                raise InputError(f"{loads[var.name].where}: {error}") from None
+            shared[var.name] = (loads[var.name], tile)
         elif which == 1:
             raise InputError(
                 f"{op.where}: the second operand of a matmul, {var.name}, must be a loaded tile; "

@@ -6,6 +6,17 @@ Sources: PTX ISA 9.x, sections 9.7.9.25 (cp.async), 9.7.13.15 (mbarrier, cp.asyn
 
 from __future__ import annotations
 
+
+def _multiply(name: str, word: str) -> str:
+    return f"""\
+DEVICE void mma_{name}(float* d, const unsigned* a, const unsigned* b) {{
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{word}.{word}.f32 {{%0, %1, %2, %3}}, "
+               "{{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}}"""
+
+
 SM80_PRELUDE: dict[str, str] = {
     "barrier_wait": """\
 // Returns when the phase of that parity has completed (a fresh barrier: parity 1 at once).
@@ -35,20 +46,8 @@ DEVICE void load_matrix_transposed(unsigned (&x)[4], unsigned at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
 }""",
-    "mma_bf16": """\
-DEVICE void mma_bf16(float* d, const unsigned* a, const unsigned* b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}""",
-    "mma_fp16": """\
-DEVICE void mma_fp16(float* d, const unsigned* a, const unsigned* b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
-               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}""",
+    "mma_bf16": _multiply("bf16", "bf16"),
+    "mma_fp16": _multiply("fp16", "f16"),
     "tile_offset": """\
 // Byte offset of (row, byte of the row) in a tile of panels kWidth bytes wide, swizzled.
 template <int kWidth, int kRows> DEVICE unsigned tile_offset(int row, int byte) {

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from warploom.diagram.cascade import Scalar
 from warploom.diagram.external import mpmath, sympy
+from warploom.diagram.lemma import Lemma, Term
 from warploom.diagram.ops import MAPS, MONOIDS
-
-if TYPE_CHECKING:
-    from warploom.diagram.discover import Lemma, Term
 
 EXACT = 1e-40
 """Largest relative residual of an identity in 60-digit arithmetic."""

@@ -263,13 +263,6 @@ def resident(kernel: Kernel, accounting: Accounting = FULL) -> float:
     return max(column.value(values) for column in columns(kernel, accounting).values())
 
 
-def widest_column(kernel: Kernel, accounting: Accounting = FULL) -> tuple[str, float]:
-    """(box at which most is resident, how much)."""
-    values: dict[str, float] = {**kernel.body.size, **kernel.tile}
-    sizes = {name: column.value(values) for name, column in columns(kernel, accounting).items()}
-    return max(sizes.items(), key=lambda item: item[1])
-
-
 def numbers(kernel: Kernel, part: Posynomial) -> float:
     """A posynomial at the kernel's sizes and tiles."""
     return part.value({**kernel.body.size, **kernel.tile})

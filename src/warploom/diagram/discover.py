@@ -19,53 +19,17 @@ large and shifted inputs, which is what rejects Σ exp(x) and mean x² - (mean x
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from warploom.diagram import certify
 from warploom.diagram.cascade import Refusal, Scalar, renamed
 from warploom.diagram.external import sympy
+from warploom.diagram.lemma import Lemma, Term
 from warploom.diagram.ops import MONOIDS
 
 MAX_RANK = 3
 """Largest state basis tried for one reduction."""
-
-
-@dataclass(frozen=True)
-class Term:
-    """One streamed part: result += h * first(state), with `basis` moved by `matrix` (rows k x k).
-
-    `join` is the map that applies a correction: "mul" for sums and means, "add" for max and min.
-    `matrix` is empty when the basis does not depend on a running value.
-    """
-
-    factor: Any
-    basis: tuple[Any, ...]
-    matrix: tuple[tuple[Any, ...], ...]
-    join: str
-
-
-@dataclass(frozen=True)
-class Lemma:
-    """What was found for one dependent reduction: its terms, and the search's own account."""
-
-    name: str
-    scalar: Scalar
-    terms: tuple[Term, ...]
-    tried: int
-    registered: bool = False
-
-    @property
-    def cost(self) -> tuple[int, int]:
-        """(number of accumulators, operations in corrections and factors): less is better."""
-        states = sum(len(term.basis) for term in self.terms)
-        work = sum(
-            int(sympy().count_ops(entry))
-            for term in self.terms
-            for row in term.matrix
-            for entry in row
-        )
-        return states, work
 
 
 def discover(scalar: Scalar, sources: dict[str, str]) -> Lemma | Refusal:

@@ -6,11 +6,11 @@ an `InputError` for a person.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from warploom.diagram.cascade import Refusal, ancestors
 from warploom.diagram.graph import Diagram, Node
-from warploom.diagram.kernel import Kernel, Loop, removes, subdiagram
+from warploom.diagram.kernel import Kernel, Loop, removes
 from warploom.diagram.masks import with_bounds
 from warploom.diagram.ops import OPS
 from warploom.diagram.streaming import Correction, make_streamable
@@ -347,25 +347,5 @@ def _view_streams(kernel: Kernel, node: Node) -> Refusal | None:
     """A view's source axes cannot be loop axes themselves."""
     for loop in kernel.loops:
         if refusal := _mixes(kernel.body, node, loop.axis, "G2 stream"):
-            return refusal
-    return None
-
-
-def region_kernel(
-    diagram: Diagram, names: Sequence[str], loops: Sequence[Loop], name: str = "k0"
-) -> Kernel | Refusal:
-    """Fuse the named boxes and give them a nest."""
-    if refusal := fuse(diagram, names):
-        return refusal
-    return make_kernel(subdiagram(diagram, tuple(names), name), loops, name)
-
-
-def tile_sizes(
-    kernel: Kernel, tiles: Mapping[str, int], multiples: Mapping[str, int]
-) -> Refusal | None:
-    """G5 for every loop."""
-    for loop in kernel.loops:
-        multiple = multiples.get(loop.axis, 1)
-        if refusal := divides(kernel.body, loop.axis, tiles[loop.symbol], multiple):
             return refusal
     return None

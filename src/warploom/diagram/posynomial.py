@@ -128,12 +128,6 @@ class Posynomial:
             result = result * self
         return result
 
-    def split_constant(self, free: frozenset[str]) -> tuple[Posynomial, Posynomial]:
-        """(terms with a variable of `free`, terms without)."""
-        inside = tuple(term for term in self.terms if term.variables() & free)
-        outside = tuple(term for term in self.terms if not term.variables() & free)
-        return Posynomial(inside), Posynomial(outside)
-
     def symbolic(self) -> Any:
         """The same expression in sympy, every symbol positive."""
         sp = sympy()

@@ -129,11 +129,6 @@ class Game:
         depth = depths(self.kernel, natural_loops(self.kernel))
         return [4.0 ** depth[self.kernel.block_of[index]] for index in self._movable]
 
-    @property
-    def memory_instructions(self) -> int:
-        """How many instructions the family may move."""
-        return len(self._movable)
-
     # --- proposing -------------------------------------------------------------------------
 
     def propose(self, rng: random.Random) -> Action | None:

@@ -112,6 +112,3 @@ _ENTRIES = (
 
 OPS: dict[str, OpSpec] = {entry.kind: entry for entry in _ENTRIES}
 MEETING = tuple(entry.kind for entry in _ENTRIES if entry.group == "meet")
-
-# The identity of each reduction: what an empty axis gives.
-IDENTITY = {"reduce_sum": 0.0, "reduce_prod": 1.0, "reduce_max": -math.inf, "reduce_min": math.inf}

@@ -71,11 +71,6 @@ class Body:
             cycles += self.costs.cycles("barrier.wait")
         self.edges.append(Edge(src, dst, cycles, distance, kind, spill, blocking))
 
-    def edges_from(self, sources: Mapping[str, int] | list[str], dst: str) -> None:
-        """Data edges from each source, at its distance when one is given."""
-        for src in sources:
-            self.edge(src, dst, sources[src] if isinstance(sources, Mapping) else 0)
-
     def load(self, name: str, size: int, dram: float = 0.0, subtile: int | None = None) -> str:
         """A bulk load of `size` bytes into a ring; `dram` is the part that misses L2."""
         own = self.costs.asynchronous
