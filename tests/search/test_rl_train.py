@@ -163,7 +163,7 @@ def test_tune_goes_on_after_ctrl_c_as_if_nothing_had_happened(
     monkeypatch.setattr(ModelEvaluator, "poll", poll)
 
     def start(folder: str, resume: bool = False) -> TuneReport:
-        target = Target(cubin, next(iter(cubin.kernels)), None, 1, "test")
+        target = Target(cubin, next(iter(cubin.kernels)), None, source="test")
         settings = TuneSettings("ppo", seconds=200.0, steps=24, resume=resume)
         return tune(target, settings, tmp_path / folder)
 
@@ -174,3 +174,20 @@ def test_tune_goes_on_after_ctrl_c_as_if_nothing_had_happened(
     whole = saved(tmp_path / "whole" / "ppo")
     assert equal(saved(tmp_path / "cut" / "ppo"), whole) and not equal(cut, whole)
     assert found[0].cubin.data == found[1].cubin.data != cubin.data
+
+
+def test_a_learner_goes_on_in_its_own_kernels_folder_only(
+    cubin_of: CubinOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cast(dict[str, Profile], PROFILES), "wide", SMALL)
+
+    def start(name: str, folder: str, resume: bool) -> None:
+        cubin = cubin_of(name)
+        target = Target(cubin, next(iter(cubin.kernels)), None, source=name)
+        tune(target, TuneSettings("ppo", steps=8, resume=resume), tmp_path / folder)
+
+    with pytest.raises(InputError, match="holds no earlier search"):
+        start(RMSNORM, "empty", True)
+    start(RMSNORM, "one", False)
+    with pytest.raises(InputError, match="another kernel|originals is"):
+        start("triton_softmax_1x4096_w8_s1_sm90", "one", True)

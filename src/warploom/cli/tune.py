@@ -128,7 +128,11 @@ def summary(report: TuneReport) -> str:
     lines = [
         f"{search.scored} candidates scored in {search.seconds:.1f} s, {refused} refused by the "
         f"static rules, {failed} failed"
-        + (" (interrupted: the best so far was kept)" if search.interrupted else ""),
+        + (
+            " (interrupted: the best so far was kept, --resume goes on)"
+            if search.interrupted
+            else ""
+        ),
         f"static verdict: {report.verdict}",
     ]
     if len(report.lineage) > 1:

@@ -162,6 +162,7 @@ def _tune(
         return _checked(report, measurer, folder)
     verifier = Verifier(target.cubin, target.kernel, settings.mode)
     keeper = _Keeper(target, settings, folder)
+    resumed = keeper.resumed()  # what is no search of this kernel is refused before any work
     search = run_search(
         target.cubin,
         player,
@@ -173,7 +174,7 @@ def _tune(
         chains=CHAINS[settings.measure],
         confirmations=2 if measurer is not None else 0,
         # A learned player goes on from its own checkpoint, which holds the way from the original.
-        start=None if settings.player in LEARNED else keeper.resumed(),
+        start=None if settings.player in LEARNED else resumed,
         verifier=verifier,
         moves=settings.moves,
         on_progress=on_progress,
