@@ -12,6 +12,7 @@ from fixtures import graph_a, graph_b, target_a, target_b, witness
 import warploom.schedule.solve as solve_module
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import Edge, Graph, Node, UnitUse, check, lower_bounds, verify
+from warploom.schedule.encoding_exclusive import exclusive, standing
 from warploom.schedule.explain import explain
 from warploom.schedule.normalise import normalise
 from warploom.schedule.objectives import LENGTH, TRAFFIC
@@ -113,6 +114,18 @@ def test_a5_one_compute_group_is_infeasible_for_two_reasons() -> None:
     assert found.asked["units"] == "SAT"
     it = joint_encoding(problem_b(1), 2048, 2, frozenset({"registers", "waits"}))
     assert run(it.model, Effort(10), []).found
+
+
+def test_a5_longer_intervals_are_settled() -> None:
+    """One group, two stages: the register limit as a no-overlap decides what was open."""
+    it = problem_b(1)
+    own = [node.id for node in it.graph.nodes if node.registers]
+    assert standing(it.graph, own)[:2] == [("X0", "O0"), ("X1", "O1")]
+    assert exclusive(it.graph, own, it.target.words_per_warp) == "S0 U0 P0 S1 U1 P1".split()
+    assert exclusive(it.graph, own, 2 * it.target.words_per_warp) == []
+    for interval, status in ((2431, "INFEASIBLE"), (2560, "INFEASIBLE"), (2700, "OPTIMAL")):
+        model = joint_encoding(it, interval, 2).model
+        assert run(model, Effort(60), []).status == status
 
 
 def test_a6_micro_tests() -> None:

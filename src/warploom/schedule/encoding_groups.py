@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from warploom.schedule.encoding import Encoding
+from warploom.schedule.encoding_exclusive import add_exclusive
 from warploom.schedule.graph import Edge, Graph, Node
 from warploom.schedule.rules import Rules
 from warploom.schedule.solver import BoolVar, Linear, only_if
@@ -41,6 +42,7 @@ def add_groups(it: Encoding, pins: Mapping[str, str]) -> None:
     add_lifetimes(it)
     if "registers" not in it.without:
         _add_registers(it)
+        add_exclusive(it, pins)
 
 
 def carries_registers(graph: Graph, edge: Edge) -> bool:
