@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tests.codegen.axis_program import axis_case
 from tests.codegen.exchange_program import exchange_case
 from tests.codegen.narrow_program import narrow_case
+from tests.codegen.random_program import random_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 
@@ -165,6 +166,12 @@ def exchange(arch: str, groups: int) -> Case:
                 family="exchange")  # fmt: skip
 
 
+def drawn(seed: int, arch: str) -> Case:
+    """A random program around a matmul."""
+    program, schedule, arrays = random_case(seed, "tma" if arch == "sm_90a" else "direct")
+    return Case(program, schedule, arrays, bound=0.0, arch=arch, family="random")
+
+
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -201,6 +208,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "exchange-wgmma": lambda: exchange("sm_90a", 1),
     "exchange-two-groups": lambda: exchange("sm_90a", 2),
     "exchange-mma": lambda: exchange("sm_90", 1),
+    **{f"random-{n}": lambda n=n: drawn(n, "sm_90" if n % 4 == 3 else "sm_90a") for n in range(12)},
     "sm80-gemm": lambda: copied_gemm("200x264x136"),
     "sm80-gemm-transposed": lambda: copied_gemm("264x136x72", a="km", b="nk", bias="true",
                                                 activation="gelu"),
