@@ -56,3 +56,31 @@ def narrow_case():
            for name in FLAT},
     }  # fmt: skip
     return program, multistage(program, 2, LaunchPlan(split="", store="direct"), 1), values
+
+
+def _added(a, b, sums, counts, halves):
+    i, s = t.grid(m=t.cdiv(t.size("m"), ROWS), slices=3)
+    rows, cols = t.span(i * ROWS, ROWS), t.span(0, COLS)
+    acc = t.zeros(m=ROWS, n=COLS)
+    last = t.minimum_index(t.cdiv(t.size("k"), DEPTH), (s + 1) * 2)
+    for k in t.loop(s * 2, t.maximum_index(last, s * 2)):
+        part = t.span(k * DEPTH, DEPTH)
+        acc += t.load(a, rows, part) @ t.load(b, part, cols)
+    t.store(sums, rows, cols, tile=acc, add=True)
+    t.store(counts, rows, cols, tile=(acc > 0.0).cast(t.INT32), add=True)
+    t.store(halves, rows, cols, tile=acc.cast(t.BF16), add=True)
+
+
+def added_case(store="tma"):
+    """(program, schedule, arrays): slices of a sum meet in memory, in three element types."""
+    kinds = {"sums": t.FP32, "counts": t.INT32, "halves": t.BF16}
+    arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n")}
+    arrays |= {name: t.array(kind, "m n") for name, kind in kinds.items()}
+    program = t.trace(_added, arrays, name="added")
+    random = np.random.default_rng(3)
+    m, k = 90, 72  # 5 steps over 3 slices: the last has one
+    values = {
+        "a": random.integers(-1, 2, (m, k)), "b": random.integers(-1, 2, (k, COLS)),
+        **{name: np.ones((m, COLS)) for name in kinds},
+    }  # fmt: skip
+    return program, multistage(program, 2, LaunchPlan(split="", store=store), 1), values

@@ -6,7 +6,7 @@ import subprocess
 import numpy as np
 import pytest
 from tests.codegen import emulate
-from tests.codegen.narrow_program import FLAT, TILES, narrow_case
+from tests.codegen.narrow_program import FLAT, TILES, added_case, narrow_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
@@ -99,3 +99,14 @@ def test_angles_of_any_size_are_reduced(tmp_path):
     # Planted fault: one bit of 2 / pi.
     broken = [text.replace("0x7f09d5f4u", "0x7f09d5f0u") for text in texts]
     assert _angles(tmp_path / "broken", broken) > 1e-3
+
+
+def test_slices_of_a_sum_meet_in_memory(tmp_path):
+    program, schedule, values = added_case("direct")
+    source = emit_sm80(lower(program, schedule), "sm_90")
+    got = emulate.run(emulate.compile_all([source], tmp_path), 0, source, program, values)
+    for name, want in t.interpret(program, values).items():
+        assert distance(got[name], want) == 0, name
+    program, schedule, _ = added_case()
+    text = build(program, schedule).source.text
+    assert text.count("tma_store_add_2d(&") >= 3 and "atomicAdd" not in text

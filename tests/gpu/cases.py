@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.codegen.axis_program import axis_case
 from tests.codegen.exchange_program import exchange_case
-from tests.codegen.narrow_program import narrow_case
+from tests.codegen.narrow_program import added_case, narrow_case
 from tests.codegen.random_program import random_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
@@ -81,6 +81,7 @@ VARIANTS = {
     "128x128": GemmChoice("128x128", (128, 128), depth=6),
     "128x192": GemmChoice("128x192", (128, 192)),
     "256x128": GemmChoice("256x128", (256, 128), panels=1),
+    "128x128-dependent": GemmChoice("128x128-dependent", (128, 128), depth=6, dependent=True),
     "128x256-by-4": GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     # rows that a cluster cuts unevenly, panels that overlap
     "152x128-across": GemmChoice(
@@ -158,6 +159,12 @@ def narrow(arch: str) -> Case:
     return Case(program, schedule, arrays, bound=1e-4, arch=arch, family="narrow")
 
 
+def added(store: str, arch: str) -> Case:
+    """Slices of a sum that are added in memory."""
+    program, schedule, arrays = added_case(store)
+    return Case(program, schedule, arrays, bound=0.0, arch=arch, family="narrow")
+
+
 def exchange(arch: str, groups: int) -> Case:
     """Gathers, scans and odd parts beside a matmul."""
     program, schedule, arrays = exchange_case(groups)
@@ -205,6 +212,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "axes-mma": lambda: axes("sm_90"),
     "narrow-wgmma": lambda: narrow("sm_90a"),
     "narrow-mma": lambda: narrow("sm_90"),
+    "added-tma": lambda: added("tma", "sm_90a"),
+    "added-direct": lambda: added("direct", "sm_90"),
     "exchange-wgmma": lambda: exchange("sm_90a", 1),
     "exchange-two-groups": lambda: exchange("sm_90a", 2),
     "exchange-mma": lambda: exchange("sm_90", 1),
@@ -218,8 +227,9 @@ CASES: dict[str, Callable[[], Case]] = {
 }  # fmt: skip
 
 
-# What the tests of PyTorch operators launch: the kernels chosen for these shapes.
+# What the tests of launches and PyTorch operators take: the kernels chosen for these shapes.
 OPERATORS: dict[str, Callable[[], Case]] = {
+    "chained-gemm": lambda: gemm("512x512x512", "128x128-dependent"),
     "operator-gemm": lambda: gemm("200x264x136"),
     "operator-bias": lambda: gemm("200x264x136", bias="true", activation="gelu"),
     "operator-transposed": lambda: gemm("200x264x136", a="km", b="nk"),

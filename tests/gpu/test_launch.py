@@ -1,7 +1,9 @@
 """Launching on other people's tensors and streams, in graphs, with strides and without copies."""
 
+import itertools
+
 import pytest
-from tests.gpu.cases import gemm
+from tests.gpu.cases import OPERATORS, gemm
 
 from warploom.codegen.launch import Kernel
 from warploom.errors import InputError
@@ -97,6 +99,22 @@ def test_a_captured_graph_replays_on_new_values(kernel):
         graph.replay()
         torch.cuda.synchronize()
         assert right(given)
+
+
+def test_a_dependent_launch_reads_what_the_one_before_wrote():
+    """Each launch may begin while the last one ends; its first read must wait."""
+    case = OPERATORS["chained-gemm"]()
+    assert case.schedule.launch.dependent
+    chained = Kernel(case.built())
+    turn = torch.linalg.qr(torch.randn(512, 512, device="cuda"))[0].bfloat16()
+    values = [torch.randn(512, 512, device="cuda").bfloat16()]
+    values += [torch.full_like(values[0], float("nan")) for _ in range(40)]
+    for left, result in itertools.pairwise(values):
+        chained({"a": left, "b": turn, "c": result})
+    torch.cuda.synchronize()
+    for left, result in itertools.pairwise(values):
+        want = left.double() @ turn.double()
+        assert float((result.double() - want).norm() / want.norm()) < 5e-3
 
 
 def test_dimensions_of_length_0(kernel):
