@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from warploom.sass.kernel import Instruction, Kernel
+from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.opcodes import UNKNOWN
 from warploom.sass.operand_slots import SLOTS, slot_registers
 from warploom.sass.paths import Place, fixed_point
@@ -59,7 +59,8 @@ def step(state: State, item: Instruction) -> State:
         for slot in range(SLOTS)
         if asked >> slot & 1 and slot in sources
     }
-    written = {access.resource for access in item.effects.writes}
+    # A WARPGROUP instruction changes no register itself.
+    written = {a.resource for a in item.effects.writes if a.slot != GROUP_SLOT}
     if not after or not written:
         return frozenset(after)
     return frozenset(
