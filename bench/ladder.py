@@ -53,9 +53,8 @@ class Step:
     depth: int = 1
     flying: int = 0
     launch: LaunchPlan = PLAIN
+    overlap: bool = False
     apart: bool = False
-    turns: bool = False
-    slack: float = 0.0
 
     def on(self, **changes: Any) -> Step:
         """The step with fields changed; those that are not its own are its launch plan's."""
@@ -87,14 +86,11 @@ ATTENTION = _climb(
     ("64x64 tile, one slot", {"split": "rows"}),
     ("rings of two slots", {"depth": 2}),
     ("128x128 tile, two groups", {"tile": (128, 128), "groups": 2}),
-    ("both products in flight", {"apart": True}),
-    ("groups in turn", {"turns": True}),
-    ("stores through shared memory", {"store": "tma"}),
-    ("rescaling only where needed", {"slack": 8.0, "skip_unit": True}),
-    ("next queries early, persistent", {
-        "persistent": True, "task_rings": {"q_t": 2}, "store_panels": 1,
-    }),
-)  # fmt: skip
+    ("both products in flight", {"overlap": True}),
+    ("blocks of 176 keys", {"tile": (128, 176), "store": "tma", "store_panels": 1}),
+    ("persistent blocks", {"persistent": True}),
+    ("masked blocks apart", {"apart": True}),
+)
 DEFAULT = "default"
 LADDERS = {"gemm": GEMM, "attention": ATTENTION}
 
@@ -112,10 +108,10 @@ def made(kind: str, name: str) -> tuple[Program, KernelSchedule]:
         config, schedule = default_attention(SIZE, heads=HEADS * (16384 // SIZE))
         return attention(config), schedule
     step = ATTENTION[name]
-    program = attention(AttentionConfig(tile=step.tile, slack=step.slack))
+    program = attention(AttentionConfig(tile=step.tile, apart=step.apart))
     depths = {"k": step.depth, "v": step.depth}
-    if step.apart:
-        return program, overlapped(program, depths, step.launch, step.groups, step.turns)
+    if step.overlap:
+        return program, overlapped(program, depths, step.launch, step.groups, turns=False)
     return program, multistage(program, depths, step.launch, step.groups, step.flying)
 
 
