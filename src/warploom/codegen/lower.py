@@ -21,10 +21,12 @@ from warploom.codegen.hazards import (
     join_read,
     next_iteration,
 )
+from warploom.codegen.lower_loader import loader_role
 from warploom.codegen.order import check_order
 from warploom.codegen.place import Placement, place, sections
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.rings import make_rings
+from warploom.codegen.turns import node_of, require_group, turn_runs, with_turns
 from warploom.errors import InputError
 from warploom.schedule.schedule import Schedule
 from warploom.tile import Loop, Op, Program
@@ -46,82 +48,11 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
         )
     rings = make_rings(placement, schedule)
     groups = schedule.any_loop.groups
-    roles = [_loader(placement, schedule, rings, groups[0].warps, groups[0].registers)]
+    roles = [loader_role(placement, schedule, rings, groups[0].warps, groups[0].registers)]
     for part, group in enumerate(groups[1:]):
         body = _Compute(placement, schedule, rings, part).sections()
         roles.append(Role(group.name, group.warps, group.registers, body, part))
     return BlockProgram(placement, schedule, rings, tuple(roles))
-
-
-def node_of(schedule: Schedule, op: Op, part: int) -> str:
-    """The schedule's name for an op on a sub-tile: `mma.3/1`, or `mma.3` when not cut."""
-    for name in (f"{op.label}/{part}", op.label):
-        if name in schedule.time:
-            return name
-    raise InputError(
-        f"schedule of {schedule.graph} gives no time for {op.label} (part {part}), {op.where}"
-    )
-
-
-def _loader(
-    placement: Placement,
-    schedule: KernelSchedule,
-    rings: tuple[Ring, ...],
-    warps: int,
-    registers: int,
-) -> Role:
-    result: list[Straight | Pipeline] = []
-    for section in sections(placement.program):
-        ops = section.body if isinstance(section, Loop) else section
-        loads = [op for op in ops if isinstance(op, Op) and op.dst and placement.is_shared(op.dst)]
-        if not loads:
-            continue
-        if isinstance(section, Loop):
-            times = {op.id: schedule.loops[section.index].time[op.label] for op in loads}
-            for op in loads:
-                _require_group(schedule.loops[section.index], op.label, schedule.loader)
-            timed = _fill_steps(loads, rings, times)
-            result.append(_producer_loop(section, schedule.loops[section.index], timed))
-        else:
-            timed = _fill_steps(loads, rings, {op.id: op.id for op in loads})
-            result.append(Straight(tuple(step for _, step in timed)))
-    return Role(schedule.loader, warps, registers, tuple(result))
-
-
-def _fill_steps(
-    loads: Sequence[Op], rings: tuple[Ring, ...], times: Mapping[int, int]
-) -> list[tuple[int, Step]]:
-    steps: list[tuple[int, Step]] = []
-    for ring in rings:
-        inside = [op for op in loads if any(op in buffer.loads for buffer in ring.buffers)]
-        if not inside:
-            continue
-        start = min(times[op.id] for op in inside)
-        steps.append((start, Step("Acquire", ring=ring.name)))
-        steps += [(start, Step("Fill", op=op, ring=ring.name)) for op in inside]
-        steps.append((start, Step("Publish", ring=ring.name)))
-    return sorted(steps, key=lambda pair: pair[0])
-
-
-def _producer_loop(loop: Loop, schedule: Schedule, timed: Sequence[tuple[int, Step]]) -> Pipeline:
-    interval = schedule.initiation_interval
-    # From the first load on, so that no more iterations than necessary are started ahead.
-    first = min(time for time, _ in timed)
-    steps = sorted(timed, key=lambda pair: (pair[0] - first) % interval)
-    ordered = [step.at((time - first) // interval) for time, step in steps]
-    plain = tuple(step for _, step in timed)
-    depth = max(step.stage for step in ordered)
-    prologue = tuple(tuple(s for s in ordered if s.stage <= i) for i in range(depth))
-    epilogue = tuple(tuple(s for s in ordered if s.stage > i) for i in range(depth))
-    return Pipeline(loop, depth, prologue, tuple(ordered), epilogue, plain)
-
-
-def _require_group(schedule: Schedule, node: str, wanted: str) -> None:
-    if schedule.group[node] != wanted:
-        raise InputError(
-            f"schedule of {schedule.graph}: {node} is in group {schedule.group[node]!r}, expected "
-            f"{wanted!r}: register tiles do not move between groups, loads belong to the producer"
-        )
 
 
 class _Compute:
@@ -220,7 +151,7 @@ class _Compute:
         times: dict[int, int] = {}
         for op in ops:
             node = node_of(schedule, op, self.part)
-            _require_group(schedule, node, group)
+            require_group(schedule, node, group)
             times[op.id] = schedule.time[node]
         timed = [(times[op.id], 0, step) for op, step in zip(ops, self._straight(ops), strict=True)]
         timed += self._releases(loop, schedule, times)
@@ -413,33 +344,7 @@ class _Compute:
     def _turns(self, loop: Loop, steps: Sequence[Step]) -> list[Step]:
         if not self.schedule.turns:
             return list(steps)
-        runs = turn_runs(self.schedule, loop, self.ops)
-        result: list[Step] = []
-        open_run = -1
-        for number, step in enumerate(steps):
-            run = -1
-            if step.action == "Issue" and step.op is not None:
-                run = runs[(step.op.id, self.part)]
-            elif open_run >= 0 and (step.action == "Wait" or _prepares(step, steps[number:])):
-                run = open_run
-            if open_run >= 0 and run != open_run:
-                result.append(Step("TurnPass", stage=0))
-            if run >= 0 and run != open_run:
-                result.append(Step("TurnWait", stage=0))
-            open_run = run
-            result.append(step)
-        if open_run >= 0:
-            result.append(Step("TurnPass", stage=0))
-        return result
-
-
-def _prepares(step: Step, rest: Sequence[Step]) -> bool:
-    """Whether a step changes the sums that the very next matmul adds to: they keep one turn."""
-    following = next((s.op for s in rest if s.action == "Issue"), None)
-    own = None if step.op is None else step.op.dst
-    return (
-        step.action == "Run" and own is not None and following is not None and following.dst == own
-    )
+        return with_turns(steps, turn_runs(self.schedule, loop, self.ops), self.part)
 
 
 def copies_of(placement: Placement, schedule: KernelSchedule, loop: Loop) -> dict[str, int]:
@@ -452,39 +357,3 @@ def copies_of(placement: Placement, schedule: KernelSchedule, loop: Loop) -> dic
             "is carried from iteration to iteration or read outside of the loop; give it one"
         )
     return found
-
-
-def turn_runs(
-    schedule: KernelSchedule, loop: Loop, ops: Mapping[int, Op]
-) -> dict[tuple[int, int], int]:
-    """Which run of tensor-core ops (op id, part) belongs to; runs go round the compute groups.
-
-    Raises when the schedule's times do not let the groups take turns one after the other.
-    """
-    times = schedule.loops[loop.index]
-    interval = times.initiation_interval
-    found: list[tuple[int, int, int]] = []
-    for op in loop.body:
-        if isinstance(op, Op) and op.kind == "mma":
-            for part in range(len(schedule.compute)):
-                time = times.time[node_of(times, ops[op.id], part)]
-                found.append((time % interval, part, op.id))
-    found.sort()
-    # An interval has no beginning: a run that goes over its end is one run.
-    whole = next((n for n, item in enumerate(found) if item[1] != found[-1][1]), 0)
-    if whole and found[0][1] == found[-1][1]:
-        found = found[whole:] + found[:whole]
-    runs: dict[tuple[int, int], int] = {}
-    owners: list[int] = []
-    for _, part, op in found:
-        if not owners or owners[-1] != part:
-            owners.append(part)
-        runs[(op, part)] = len(owners) - 1
-    parts = len(schedule.compute)
-    expected = [owners[0]] if parts == 1 else [(owners[0] + i) % parts for i in range(len(owners))]
-    if owners != expected or len(owners) % parts:
-        raise InputError(
-            f"schedule {schedule.name}: tensor-core work of the groups comes in the order {owners} "
-            "in an interval; taking turns needs each group once, in a fixed round"
-        )
-    return runs
