@@ -13,6 +13,7 @@ found (section 4.4); minimising over a range proves the same without stepping.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +50,10 @@ TIMES = Style(2)  # how sums of times are minimised before there are groups
 
 @dataclass(frozen=True)
 class Modulo:
-    """The answer without warp groups: interval, length, and how they are proved."""
+    """The answer without warp groups: interval, length, and how they are proved.
+
+    `seconds` of the processor until the interval was settled.
+    """
 
     interval: int
     interval_bound: int
@@ -90,7 +94,7 @@ def solve(problem: Problem) -> Schedule:
 def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
     """Phase 1: the smallest interval and then the shortest length, without warp groups."""
     alone = replace(problem, target=replace(problem.target, groups=()), pins={})
-    low = bounds.minimum
+    begin, low = time.process_time(), bounds.minimum
     found = _first(alone, low, clock.share(0.2))
     bound = low
     if not found.answer.found:
@@ -103,20 +107,16 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
             again = _first(alone, least.value, clock.share(0.2))
             found = again if again.answer.found else found
         if found.placed is not None:
-            length = placed.length
-            return Modulo(
-                found.interval,
-                bound,
-                length,
-                min(length, longest_path(problem.graph, found.interval)),
-                0.0,
-            )
+            length, path = placed.length, longest_path(problem.graph, found.interval)
+            seconds = time.process_time() - begin
+            return Modulo(found.interval, bound, length, min(length, path), seconds)
+    seconds = time.process_time() - begin
     it = found.model or joint_encoding(alone, found.interval, found.stages)
     it.model.minimize(LENGTH.expression(it, problem.prices))
     answer = run(it.model, clock.share(0.15), decisions(it), found.answer.values, TIMES)
     if not answer.found:
         answer = replace(found.answer, value=found.stages * found.interval)
-    return Modulo(found.interval, bound, answer.value, answer.bound, answer.seconds)
+    return Modulo(found.interval, bound, answer.value, answer.bound, seconds)
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,15 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
     bound = modulo.interval + 1 if refuted else modulo.interval_bound
     placed = _placed(problem, bound, clock)
     interval, stages = placed.initiation_interval, placed.stages
-    probed = _probe(problem, bound, interval, clock)
-    high = probed.interval if probed else interval
-    least, bound = _minimised(problem, bound, high, problem.stages, 0.5, clock)
+    # Where minimising settles it, it does so soon; else a shorter range is easier.
+    least, bound = _minimised(problem, bound, interval, problem.stages, 0.2, clock)
+    probed: Found | None = None
+    if least.status != "OPTIMAL":
+        best = min(interval, least.value) if least.found else interval
+        probed = _probe(problem, bound, best, clock)
+        high = probed.interval if probed else best
+        again, bound = _minimised(problem, bound, high, problem.stages, 0.5, clock)
+        least = again if again.found or probed else least
     if least.found:
         again = _first(problem, least.value, clock.share(0.3))
         probed = again if again.answer.found else probed
