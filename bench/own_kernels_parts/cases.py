@@ -67,7 +67,7 @@ def _attention(head_dim: int, causal: bool, variant: str, *lengths: int) -> Case
         return build(attention(config), choice.schedule(config), allow=choice.allow)
 
     words = f"attention-d{head_dim}{'-causal' if causal else ''}"
-    search = _tokens(head_dim, 8192 if min(lengths) > 4096 else 4096, 1)
+    search = _tokens(head_dim, 4096, 1)
     sizes = tuple(_tokens(head_dim, length, 16384 // length) for length in lengths)
     return Case(
         f"{words}-{variant}",
