@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -191,6 +192,26 @@ def default_of(what: str, shape: tuple[int, int, int]) -> str:
     return name
 
 
+def _fuzzed() -> tuple[tuple[int, int, int], ...]:
+    draw = random.Random(11)
+    return tuple(
+        (draw.randint(1, 3000), 8 * draw.randint(1, 300), 8 * draw.randint(1, 400))
+        for _ in range(40)
+    )
+
+
+FUZZED = _fuzzed()  # ragged sizes of `bench/kernel_numerics.py`
+
+
+def plain_of(shape: tuple[int, int, int]) -> str:
+    """The name in `VARIANTS` of the variant a shape gets without a workspace."""
+    chosen = choose_gemm(*shape)
+    VARIANTS.setdefault(chosen.name, choice_variant(chosen))
+    return chosen.name
+
+
+for _shape in FUZZED:
+    plain_of(_shape)
 for _shape in SHAPES:
     default_of("time", _shape)
 for _what, (_, _shapes) in OTHERS.items():

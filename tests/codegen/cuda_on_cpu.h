@@ -213,9 +213,6 @@ template <class T> static T __ldg(const T* p) { return *p; }
 static size_t __cvta_generic_to_shared(const void* p) {
   return size_t((const unsigned char*)p - machine::memory);
 }
-// Grids run one after the other here.
-static void start_next_grid() {}
-static void wait_previous_grid() {}
 template <int kId, int kThreads> static void named_sync() {
   machine::wait(machine::named[kId], kThreads);
 }

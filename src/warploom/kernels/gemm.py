@@ -12,7 +12,6 @@ from typing import Any
 
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -37,7 +36,6 @@ from warploom.tile import (
     size,
     span,
     store,
-    sum_along,
     trace,
     zeros,
 )
@@ -236,21 +234,23 @@ def combine(config: GemmConfig) -> Program:
 
 
 def _combine(parts: Array, config: GemmConfig, **rest: Array) -> None:
-    m, n = grid(m=size("m"), n=cdiv(size("n"), COMBINED))
-    cols = span(n * COMBINED, COMBINED)
-    shares = load(parts, span(0, config.slices), m, cols)
-    _finish(config, sum_along(shares, "slices"), (m, cols), rest)
+    m, n = grid(m=cdiv(size("m"), COMBINED[0]), n=cdiv(size("n"), COMBINED[1]))
+    rows, cols = span(m * COMBINED[0], COMBINED[0]), span(n * COMBINED[1], COMBINED[1])
+    acc = zeros(m=COMBINED[0], n=COMBINED[1])
+    # One iteration: the number of slices is static, so that all their loads are under way at once.
+    for i in loop(cdiv(size("slices"), config.slices)):
+        for part in range(config.slices):
+            acc[:] = acc + load(parts, i * config.slices + part, rows, cols)
+    _finish(config, acc, (rows, cols), rest)
 
 
-COMBINED = 128  # columns of a row that a task of `combine` finishes: 16 bytes of fp32 a lane
-LANES, VECTOR = 32, 4
+COMBINED = (64, 16)  # the tile of `combine`: small, so that many blocks read at a time
 
 
-def combine_schedule(config: GemmConfig) -> SimtSchedule:
-    """A warp for every slice, so that all are read at a time, begun before the sums are there."""
-    threads = LANES << (config.slices - 1).bit_length()
-    launch = LaunchPlan(persistent=False, dependent=True)
-    return SimtSchedule("combine", threads, LANES, VECTOR, launch)
+def combine_schedule(config: GemmConfig) -> KernelSchedule:
+    """One group a block, several blocks an SM, begun while the sums are still being made."""
+    launch = LaunchPlan(persistent=False, dependent=True, resident=2, store="direct")
+    return multistage(combine(config), 1, launch, 1, registers=(40, 216))
 
 
 def default_schedule(config: GemmConfig) -> KernelSchedule:

@@ -34,9 +34,9 @@ LEAST_PANEL, HIGHEST_PANEL = 24, 96  # rows of panels of a tile that is stored a
 SUM_BYTES = 4  # of an element of the result before it is rounded
 SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
 UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues are counted in
-# Clusters of so many blocks that run at a time, where a block fills an SM: the GPU's processing
-# clusters have no whole number of fours and eights.
-CLUSTERS = {1: SMS, 2: SMS // 2, 4: 30, 8: 14}
+# Clusters of so many blocks that run at a time, where a block fills an SM, as the H200's driver
+# counts them (cuOccupancyMaxActiveClusters): its processing clusters are no whole fours and eights.
+CLUSTERS = {1: SMS, 2: SMS // 2, 4: 30, 8: 15}
 SHARPNESS = 6.0  # exponent of the mean that stands for the longer of two times
 WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
 THREE_REGISTERS = (40, 152)  # the same beside three compute groups

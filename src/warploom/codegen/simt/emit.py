@@ -35,9 +35,6 @@ from warploom.tile.ops import OPS
 
 EXCHANGES = ("transpose", "slice", "gather")
 
-# Programmatic dependent launch: the next grid may set itself up, this one's reads come later.
-DEPENDENT = ["start_next_grid();", "wait_previous_grid();"]
-
 
 def emit_simt(program: Program, schedule: SimtSchedule, arch: str) -> CudaSource:
     """The CUDA C++ of a program without a matmul; raises `InputError` when it does not fit."""
@@ -75,7 +72,6 @@ class _Emitter:
         body = self._body(self.program.body)
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
-            *(DEPENDENT if self.schedule.launch.dependent else []),
             *self._positions(),
             *head,
             *[f"  {line}" for line in (*declared, *body)],
@@ -130,7 +126,6 @@ class _Emitter:
             "",
             self.schedule.launch.persistent,
             self.program.arrays,
-            self.schedule.launch.dependent,
         )
 
     def _positions(self) -> list[str]:

@@ -28,8 +28,7 @@ GRID = LaunchPlan(persistent=False)  # one block a task
 class SimtSchedule:
     """`threads` a block, `lanes` of them along the columns, `vector` columns each; all powers of 2.
 
-    Of the launch plan only the walk over the tasks counts (persistent, super-group, reverse), and
-    whether the launch is a dependent one.
+    Of the launch plan only the walk over the tasks counts (persistent, super-group, reverse).
     """
 
     name: str
