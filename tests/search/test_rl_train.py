@@ -189,5 +189,5 @@ def test_a_learner_goes_on_in_its_own_kernels_folder_only(
     with pytest.raises(InputError, match="holds no earlier search"):
         start(RMSNORM, "empty", True)
     start(RMSNORM, "one", False)
-    with pytest.raises(InputError, match="another kernel|originals is"):
+    with pytest.raises(InputError, match=r"another kernel|originals is"):
         start("triton_softmax_1x4096_w8_s1_sm90", "one", True)

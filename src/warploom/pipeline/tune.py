@@ -42,7 +42,7 @@ from warploom.search.actions import PROGRAMS, STEPS, moves_of
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.game import Candidate
-from warploom.search.lineage import Base, Step, make_base, prove, write_steps
+from warploom.search.lineage import Base, Step, make_base, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS, Player
 from warploom.search.tournament import BaseModel, Entry, tournament
 
@@ -50,7 +50,12 @@ SCHEMA: Final = 1
 LEADERS: Final = 5
 CHAINS: Final = {"gpu": 6, "model": 1}
 # Learned players by the name of `--search`, with their profile; they need the extra `rl`.
-LEARNED: Final = {"ppo": "wide", "ppo-guided": "guided", "ppo-cuasmrl": "cuasmrl"}
+LEARNED: Final = {
+    "ppo": "wide",
+    "ppo-guided": "guided",
+    "ppo-programs": "programs",
+    "ppo-cuasmrl": "cuasmrl",
+}
 BASES: Final = 4  # programs besides the original, where `--moves` allows others
 LEARNER: Final = "ppo"  # the folder of a learned player's checkpoint, logs and replay
 
@@ -337,9 +342,28 @@ def _choose(
         if timing.ratios[name].clears(timing.control) and timing.ratios[name].median > 1.0:
             chosen, speedup = parse(images[name], "result"), timing.ratios[name].median
     verdict = verifier.check_file(chosen)
+    steps: tuple[Step, ...] = ()
+    if not verdict.legal:
+        verdict, steps = _lineage(target, settings, chosen, verdict, keeper.folder)
     if not verdict.legal:
         raise CheckFailed(f"{target.source}: the result is {verdict}")
-    return TuneReport(target, settings, search, chosen, verdict, speedup, timing)
+    return TuneReport(target, settings, search, chosen, verdict, speedup, timing, lineage=steps)
+
+
+def _lineage(
+    target: Target, settings: TuneSettings, chosen: Cubin, verdict: Verdict, folder: Path
+) -> tuple[Verdict, tuple[Step, ...]]:
+    """The verdict on a result that a learned player found on another program, and its lineage,
+    which is written; what no program explains keeps its verdict."""
+    for path in sorted((folder / LEARNER / "programs").glob("*/lineage.json")):
+        before = read_steps(path.parent)
+        last = Step("order", chosen.data, "instructions and control fields in another order")
+        if not prove(target.cubin, target.kernel, (*before, last), settings.mode):
+            write_steps(folder / "lineage", (*before, last))
+            base = parse(before[-1].cubin, target.kernel)
+            found = Verifier(base, target.kernel, settings.mode).check_file(chosen)
+            return found, (*before, last)
+    return verdict, ()
 
 
 class _Keeper:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,12 @@ from warploom.search.players import Play, Player, Score
 from warploom.search.rl.board import Board
 from warploom.search.rl.env import AssemblyGame
 from warploom.search.rl.profile import Profile, profile_named
+from warploom.search.rl.programs import write_programs
 from warploom.search.rl.replay import Replay
 from warploom.search.rl.train import CHECKPOINT, Trainer
 
 REPLAY: Final = "replay.json"
+PROGRAMS: Final = "programs"  # the folder of the lineages of programs other than the original
 JOIN_S: Final = 30.0
 
 
@@ -34,7 +37,8 @@ class Stopped(Exception):
 class Handover:
     """A scorer whose scores come from the other thread."""
 
-    def __init__(self, remember: bool) -> None:
+    def __init__(self, remember: bool, tally: Counter[str]) -> None:
+        self._tally = tally
         self.asked: queue.Queue[Candidate | BaseException | None] = queue.Queue()
         self.answers: queue.Queue[Score | None] = queue.Queue()
         self._known: dict[str, Score] | None = {} if remember else None
@@ -42,7 +46,7 @@ class Handover:
     def score(self, board: Board) -> Score:
         """Ask for a score and wait for it; a state scored before is not asked for again."""
         candidate = board.candidate()
-        board.game.tally.update(("proposed", "legal"))
+        self._tally.update(("proposed", "legal"))
         if self._known is not None and candidate.digest in self._known:
             return self._known[candidate.digest]
         self.asked.put(candidate)
@@ -65,8 +69,10 @@ def learned(
     steps: int | None = None,
 ) -> Play:
     """Play a game by training on it. With a folder: checkpoints, logs and the best's replay."""
-    handover = Handover(profile.remember)
+    handover = Handover(profile.remember, game.tally)
     env = AssemblyGame(game, profile, handover)
+    if folder is not None:
+        write_programs(folder / PROGRAMS, env.programs)
     keep = partial(_keep_replay, env, folder)
     trainer = Trainer([env], profile, seed, folder, steps, keep)
     if policy is not None:

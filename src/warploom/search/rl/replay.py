@@ -41,23 +41,24 @@ class Replay:
     @classmethod
     def of(cls, env: AssemblyGame) -> Replay:
         """The replay of an environment's best state."""
-        board = env.board
-        standing = board.snapshot()
-        path = tuple(env.best_path)
-        env.follow(list(path))
-        image = board.candidate().cubin
-        board.restore(standing)
-        return cls(
+        standing = env.board, env.board.snapshot()
+        path = list(env.best_path)
+        env.follow(path)
+        board, image = env.board, env.board.candidate().cubin
+        found = cls(
             SCHEMA,
             board.kernel.name,
-            hashlib.sha256(board.game.original.data).hexdigest(),
+            hashlib.sha256(env.original.data).hexdigest(),
             env.profile.name,
             board.game.verifier.mode.value,
             env.best_speedup,
             hashlib.sha256(image).hexdigest(),
-            path,
-            tuple(board.words(action) for action in path),
+            tuple(path),
+            tuple(env.words(path)),
         )
+        env.board, state = standing
+        env.board.restore(state)
+        return found
 
     def write(self, path: Path) -> None:
         """Write the file in one step."""

@@ -118,7 +118,7 @@ class Trainer:
             "steps": model.num_timesteps,
             "updates": model._n_updates,  # pyright: ignore[reportPrivateUsage]
             "kernels": [env.board.kernel.name for env in self.envs],
-            "originals": [env.board.game.original.digest for env in self.envs],
+            "originals": [env.original.digest for env in self.envs],
             "envs": [env.state() for env in self.envs],
             "starts": None if starts is None else [bool(start) for start in starts],
             "numpy": [str(name), int(place), int(has_gauss), float(cached)],
@@ -144,7 +144,7 @@ class Trainer:
         ours = {
             "profile": self.profile.name,
             "seed": self.seed,
-            "originals": [env.board.game.original.digest for env in self.envs],
+            "originals": [env.original.digest for env in self.envs],
         }
         for name, value in ours.items():
             if facts[name] != value:
@@ -172,7 +172,7 @@ class Trainer:
         saved = _read(path)
         facts: dict[str, Any] = json.loads(saved["facts"])
         trained = profile_named(facts["profile"])
-        if (trained.network, trained.kinds) != (self.profile.network, self.profile.kinds):
+        if trained.weights != self.profile.weights:
             raise InputError(
                 f"{path}: a policy of profile {facts['profile']!r}, not {self.profile.name!r}"
             )

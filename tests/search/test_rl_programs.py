@@ -1,0 +1,147 @@
+"""Other programs as actions: chosen as an episode begins, masked by their own checkers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from warploom.pipeline.targets import Target
+from warploom.pipeline.tune import TuneSettings, tune
+from warploom.sass.aliasing import AliasMode
+from warploom.sass.cubin import Cubin, parse
+from warploom.sass.verdict import Finding
+from warploom.search.evaluate import ModelEvaluator
+from warploom.search.game import Game
+from warploom.search.lineage import Step, prove, prove_lineage
+from warploom.search.play import Score
+from warploom.search.rl import programs
+from warploom.search.rl.board import Board
+from warploom.search.rl.env import AssemblyGame
+from warploom.search.rl.profile import PROFILES, PROGRAMS, Profile
+from warploom.search.rl.replay import Replay
+from warploom.search.rl.train import Trainer
+
+pytestmark = pytest.mark.usefixtures("disassembled_once")
+RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
+SMALL = replace(
+    PROGRAMS,
+    lines=96,
+    hot=96,
+    horizon=8,
+    stride=2,
+    programs=2,
+    ppo=replace(PROGRAMS.ppo, steps=8, minibatch=4, epochs=1),
+)
+CubinOf = Callable[[str], Cubin]
+
+
+@pytest.fixture
+def env(cubin_of: CubinOf) -> AssemblyGame:
+    return AssemblyGame(Game(cubin_of(RMSNORM), mode=AliasMode.TRITON), SMALL)
+
+
+def choices(env: AssemblyGame) -> list[int]:
+    """The actions that choose a program, the original first."""
+    lines = env.board.actions
+    return [int(action) for action in np.flatnonzero(env.action_masks()) if action >= lines]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gymnasiums_checker_passes(env: AssemblyGame) -> None:
+    check_env(env, skip_render_check=True)
+
+
+def test_an_episode_begins_with_the_choice_of_a_program(env: AssemblyGame) -> None:
+    seen, _ = env.reset(seed=0)
+    assert isinstance(seen, dict) and seen["programs"].any()
+    offered = choices(env)
+    assert len(offered) > 1 and len(offered) == env.action_masks().sum()
+    seen, reward, ended, _, _ = env.step(offered[1])
+    assert isinstance(seen, dict) and not seen["programs"].any()
+    assert reward == 0.0 and not ended and env.board is not env.programs[0].board
+    assert not choices(env) and env.action_masks().any(), "no second choice"
+    _, reward, *_ = env.step(offered[0])
+    assert reward == -1.0, "nor by force"
+
+
+def test_what_a_checker_refuses_is_masked(
+    cubin_of: CubinOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = Finding("RENAMED", 0, "FADD", "planted")
+    monkeypatch.setattr(programs, "prove", lambda *_: [finding])
+    env = AssemblyGame(Game(cubin_of(RMSNORM), mode=AliasMode.TRITON), SMALL)
+    env.reset(seed=0)
+    assert len(env.programs) > 1 and choices(env) == [env.board.actions]
+
+
+def test_states_on_another_program_are_proved_replayed_and_resumed(
+    env: AssemblyGame, cubin_of: CubinOf, tmp_path: Path
+) -> None:
+    class Rising:
+        """Every state is faster than the last."""
+
+        def __init__(self) -> None:
+            self.speed = 1.0
+
+        def score(self, board: Board) -> Score:
+            self.speed += 0.01
+            return Score(self.speed)
+
+    env.scorer = Rising()
+    rng = np.random.default_rng(1)
+    env.reset(seed=0)
+    env.step(choices(env)[-1])
+    for _ in range(5):
+        env.step(int(rng.choice(np.flatnonzero(env.action_masks()))))
+    assert env.best_speedup > 1.0 and env.best_path[0] >= env.board.actions
+    program = next(p for p in env.programs if p.board is env.board)
+    original = cubin_of(RMSNORM)
+    Replay.of(env).write(tmp_path / "replay.json")
+    saved = json.loads((tmp_path / "replay.json").read_text())
+    assert saved["words"][0].startswith("play on: ")
+    other = AssemblyGame(Game(original, mode=AliasMode.TRITON), SMALL)
+    other.load_state(json.loads(json.dumps(env.state(), default=int)))
+    assert other.board.candidate().digest == env.board.candidate().digest
+    assert np.array_equal(other.action_masks(), env.action_masks())
+    env.follow(env.best_path)
+    image = env.board.candidate().cubin
+    last = Step("order", image, "another order")
+    assert not prove(original, env.board.kernel.name, (*program.base.steps, last), AliasMode.TRITON)
+
+
+def test_a_policy_learns_to_choose(env: AssemblyGame) -> None:
+    trainer = Trainer([env], SMALL, 1, total=8)
+    before = trainer.model.policy.state_dict()["mlp_extractor.chooser.0.weight"].clone()
+    trainer.learn()
+    after = trainer.model.policy.state_dict()["mlp_extractor.chooser.0.weight"]
+    assert not np.array_equal(before.numpy(), after.numpy())
+
+
+def test_tune_proves_a_result_on_another_program(
+    cubin_of: CubinOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cubin = cubin_of(RMSNORM)
+    name = cubin.kernel().name
+    monkeypatch.setitem(cast(dict[str, Profile], PROFILES), "programs", SMALL)
+    text = bytes(cubin.section_bytes(cubin.kernel().text))
+
+    def cycles(self: ModelEvaluator, image: bytes) -> float:
+        """Whatever has other instructions than the original is faster."""
+        found = parse(image, "state")
+        words = {found.section_bytes(found.kernel().text)[at : at + 8] for at in range(0, 512, 16)}
+        same = words <= {text[at : at + 8] for at in range(0, len(text), 16)}
+        return self.original_cycles * (1.1 if same else 0.9)
+
+    monkeypatch.setattr(ModelEvaluator, "cycles_of", cycles)
+    target = Target(cubin, name, None, source="test")
+    report = tune(target, TuneSettings("ppo-programs", steps=40), tmp_path)
+    assert report.speedup > 1.0 and report.lineage and report.verdict.legal
+    proved = prove_lineage(cubin, report.cubin, name, tmp_path / "lineage", AliasMode.TRITON)
+    assert proved.legal
