@@ -93,6 +93,10 @@ def test_the_tutorial_runs(here: Path) -> None:
     assert (here / "out" / "gated-a100" / "manifest.json").exists()
 
 
+def test_the_example_of_the_language_runs(here: Path) -> None:
+    assert run_all((PAGE.parent / "tile.md").read_text(), here, gpu=False) == 1
+
+
 @pytest.mark.gpu
 def test_the_tutorial_runs_to_the_end_on_a_gpu(here: Path) -> None:
     torch = pytest.importorskip("torch")
