@@ -40,6 +40,7 @@ def beside(case: Case, home: Path, tuned: bytes, raw: Path, rounds: int) -> None
         TUNED: Kernel(replace(built, cubin=tuned)),
     }
     found: dict[str, Any] = {"case": case.name, **kb.environment(), "shapes": {}}
+    found["compiler"] = built.resources.compiler
     for sizes in case.beside:
         row = _one(torch, case, kernels, sizes, rounds)
         found["shapes"][json.dumps(sizes)] = row

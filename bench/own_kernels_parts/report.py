@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import kernel_bench as kb
 from own_kernels_parts.cases import CASES, Case
 from warploom.evidence import Evidence, write_rows
 from warploom.runtime import Timing
 
 ORIGINAL = "triton"  # the name of the untouched cubin in the raw data
 BASELINE = "warploom, as ptxas left it"
+COMPILED, TUNED, CONTROL = BASELINE, "tuned", "control"
 
 
 def report(raws: Sequence[Path], out: Path) -> None:
     """Write a row for each kernel and shape, of later files before earlier ones; losses are rows
-    like others."""
+    like others. Files are those of `run` and of `beside`."""
     kept: dict[tuple[str, str], Evidence] = {}
+    compilers: dict[str, Any] = {}  # by case; the first files of `beside` do not say
     for raw in raws:
         data = json.loads(raw.read_text())
+        if "shapes" in data:
+            for sizes in data["shapes"]:
+                compilers.setdefault(data["case"], data.get("compiler"))
+                row = _beside(data, CASES[data["case"]], sizes, compilers[data["case"]])
+                kept[row.kernel, row.shape] = row
+            continue
         for name, found in data["cases"].items():
             if "error" in found or "timings" not in found:
                 print(f"{name}: {found.get('error', 'not measured')}")
                 continue
+            compilers[name] = found["compiler"]
             for sizes in found["timings"]:
                 row = _row(data, CASES[name], found, sizes)
                 kept[row.kernel, row.shape] = row
-    rows = list(kept.values())
+    rows = sorted(kept.values(), key=lambda row: (row.kernel, row.ours))
     write_rows(out, rows)
     for row in rows:
         print(f"{row.kernel:52} {row.shape:24} {row.ratio_to_best:.4f} {row.ci95} {row.control}")
@@ -80,4 +91,49 @@ def _row(data: Mapping[str, Any], case: Case, found: Mapping[str, Any], sizes: s
         notes=f"tile program, schedule, CUDA C++ and ptxas are warploom's; searched for "
         f"{max(entry['seconds'] for entry in found['rounds']):.0f} s by "
         f"{len(found['rounds'])} players at once",
+    )
+
+
+def _beside(data: Mapping[str, Any], case: Case, sizes: str, compiler: str) -> Evidence:
+    """A tuned kernel beside the libraries, the best of which is the baseline that counts.
+
+    Samples are milliseconds.
+    """
+    found = data["shapes"][sizes]
+    samples: Mapping[str, list[float]] = found["samples"]
+    rates = {
+        name: found["work"] / statistics.median(times) * 1e-9 for name, times in samples.items()
+    }
+    libraries = [name for name in samples if name not in (TUNED, CONTROL, COMPILED)]
+    best = max(libraries, key=lambda name: rates[name])
+    ratio, low, high = kb.ratio_interval(samples[TUNED], samples[best])
+    _, least, most = kb.ratio_interval(samples[COMPILED], samples[CONTROL])
+    over, *interval = kb.ratio_interval(samples[TUNED], samples[COMPILED])
+    before, *_ = kb.ratio_interval(samples[COMPILED], samples[best])
+    return Evidence(
+        claim="own-kernels",
+        kernel=f"{case.kernel} {case.about}, {case.variant}, beside the libraries",
+        shape=_shape(case, json.loads(sizes)),
+        dtype="bf16",
+        device=str(data["device"]),
+        driver=str(data["driver"]),
+        compiler=compiler,
+        date=str(data["date"]),
+        command="python bench/own_kernels.py beside",
+        unit="TFLOP/s",
+        better="higher",
+        ours=rates[TUNED],
+        baselines={name: rates[name] for name in libraries},
+        ratio_to_best=ratio,
+        ci95=(low, high),
+        control=(least, most),
+        samples=len(samples[TUNED]),
+        checks={
+            "float64": found["checks"][TUNED],
+            "against": best,
+            "compiled": round(rates[COMPILED], 2),
+            "compiled_against_it": round(before, 4),
+            "over_compiled": f"{over:.4f} [{interval[0]:.4f}, {interval[1]:.4f}]",
+        },
+        notes="interleaved in one process; the ratio is to the best library",
     )
