@@ -25,10 +25,10 @@ from warploom.kernels.gemm import GemmConfig  # noqa: E402
 from warploom.kernels.gemm_choices import (  # noqa: E402
     CONSTANTS_FILE,
     GEMM_CHOICES,
-    TIE,
     TRANSPOSED,
     Constants,
     GemmChoice,
+    preferred,
 )
 from warploom.tile import BF16, E4M3  # noqa: E402
 
@@ -157,7 +157,8 @@ def pick(shape: Shape, rows: Sequence[Row], of: Constants) -> tuple[str, float]:
     """(the model's variant among those measured, its loss against the best measured)."""
     there = [row for row in rows if row.shape == shape and not row.config.promote]
     times = [row.choice.microseconds(row.config, *shape, of=of) for row in there]
-    chosen = next(r for r, t in zip(there, times, strict=True) if t <= TIE * min(times))
+    best = preferred([(time, row.choice) for time, row in zip(times, there, strict=True)])
+    chosen = next(row for row in there if row.choice is best)
     return chosen.choice.name, chosen.time / min(row.time for row in there) - 1
 
 

@@ -7,6 +7,7 @@ shape's own rows had been left out. A measured shape may be a test of the choose
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from warploom.codegen.plan import KernelSchedule
@@ -36,6 +37,7 @@ __all__ = [
     "choose_gemm",
     "default_gemm",
     "gemm_choice",
+    "preferred",
     "read_constants",
 ]
 
@@ -150,6 +152,11 @@ def choose_gemm(
         for choice in (*GEMM_CHOICES, *TRANSPOSED)
         if choice.fits(config) and (sliced or not choice.workspace)
     ]
+    return preferred(times)
+
+
+def preferred(times: Sequence[tuple[float, GemmChoice]]) -> GemmChoice:
+    """Of variants with their times: the first of the table that ties with the fastest, or that."""
     least, best = min(times, key=lambda pair: pair[0])
     return next((c for t, c in times if t <= TIE * least and not c.across), best)
 
