@@ -127,9 +127,20 @@ class TimingModel:
         key = tuple(blocks[block] for block in once)
         found = self._cache.get(key)
         if found is None:
-            added = self._trace(blocks, 3 * once) - self._trace(blocks, 2 * once)
+            added = self._third_pass(blocks, once)
             found = self._kept(key, added)
         return found
+
+    def _third_pass(self, blocks: Blocks, once: tuple[int, ...]) -> float:
+        """Cycles that a third pass adds to two."""
+        if self.settings.warps > 1:
+            return self._trace(blocks, 3 * once) - self._trace(blocks, 2 * once)
+        # One warp does not look ahead: its first two passes end as if there were no third.
+        order = tuple(index for block in once for index in blocks[block][0])
+        controls = tuple(control for block in once for control in blocks[block][1])
+        simulation = Simulation([self._costs[index] for index in order], controls, 3, 1)
+        simulation.run()
+        return float(simulation.marks[3] - simulation.marks[2])
 
     def _trace(self, blocks: Blocks, sequence: Sequence[int]) -> float:
         order = tuple(index for block in sequence for index in blocks[block][0])
