@@ -3,6 +3,7 @@
     python bench/own_kernels.py prepare --data DIR              # anywhere; compiles
     python bench/own_kernels.py run     --data DIR --raw FILE   # needs a GPU
     python bench/own_kernels.py beside  --data DIR --raw FILE   # needs a GPU and the libraries
+    python bench/own_kernels.py parts   --data DIR --raw FILE   # needs a GPU: what of a result gained
     python bench/own_kernels.py report  --raw FILE...           # anywhere
 
 The way of each kernel: tile program -> schedule -> CUDA C++ -> ptxas -> this search. `run` plays
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from comparison.attribution import summary, take_apart
 from own_kernels_parts.cases import CASES, Case, launch_of, make
 from own_kernels_parts.report import report
 from warploom.codegen.build import Built
@@ -173,6 +175,26 @@ def boards(home: Path, count: int) -> None:
             print(f"{home.name} base {number}: {base.why}", flush=True)
 
 
+def parts(case: Case, folder: Path, raw: Path) -> None:
+    """Measure `tuned.cubin` block by block: each changed block alone, and all but each."""
+    home = folder / case.name
+    original = parse((home / "original.cubin").read_bytes(), case.name)
+    winner = parse((home / "tuned.cubin").read_bytes(), case.name)
+    kernel = original.kernel(None).name
+    found = take_apart(original, winner, kernel)
+    images = {ORIGINAL: original.data, "whole": winner.data, **found.images}
+    with LocalMeasurer() as gpu:
+        gpu.prepare(Workload(original.data, launch_of(case, home, case.search)))
+        timing = gpu.compare(images, TimingSettings(rounds=14, reloads=4))
+    ratios = {n: [r.median, r.low, r.high] for n, r in timing.ratios.items() if n != ORIGINAL}
+    control = [timing.control.low, timing.control.high]
+    line = {"case": case.name, "control": control, **summary(found, ratios)}
+    write_text_atomically(raw, json.dumps(line, indent=1) + "\n")
+    for name, (middle, low, high) in sorted(ratios.items(), key=lambda row: -row[1][0]):
+        print(f"{name}: {middle:.4f} [{low:.4f}, {high:.4f}]", flush=True)
+    print(f"control {control}; refused: {', '.join(found.refused) or 'none'}")
+
+
 def run(folder: Path, names: list[str], raw: Path, plan: Plan, model: bool) -> None:
     """Play every case; `raw` is rewritten after each."""
     result: dict[str, Any] = {
@@ -196,7 +218,7 @@ def run(folder: Path, names: list[str], raw: Path, plan: Plan, model: bool) -> N
 def main(arguments: list[str]) -> int:
     """Run one step of the claim; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("step", choices=("prepare", "run", "beside", "report"))
+    parser.add_argument("step", choices=("prepare", "run", "beside", "parts", "report"))
     parser.add_argument("--data", type=Path, help="folder of the built kernels")
     parser.add_argument("--raw", type=Path, nargs="+", help="where run writes and report reads")
     parser.add_argument("--rounds", type=int, default=9, help="of beside")
@@ -225,6 +247,9 @@ def main(arguments: list[str]) -> int:
         elif given.step == "run":
             plan = Plan(given.seconds, given.processes, given.samples, given.seed, command)
             run(given.data, names, given.raw[0], plan, given.model)
+        elif given.step == "parts":
+            for name, raw in zip(names, given.raw, strict=True):
+                parts(CASES[name], given.data, raw)
         elif given.step == "beside":
             from own_kernels_parts.beside import beside  # noqa: PLC0415 - needs torch
 
