@@ -3,7 +3,7 @@
     python bench/own_kernels.py prepare --data DIR              # anywhere; compiles
     python bench/own_kernels.py run     --data DIR --raw FILE   # needs a GPU
     python bench/own_kernels.py beside  --data DIR --raw FILE   # needs a GPU and the libraries
-    python bench/own_kernels.py parts   --data DIR --raw FILE   # needs a GPU: what of a result gained
+    python bench/own_kernels.py parts   --data DIR --raw FILE   # needs a GPU: a result, taken apart
     python bench/own_kernels.py report  --raw FILE...           # anywhere
 
 The way of each kernel: tile program -> schedule -> CUDA C++ -> ptxas -> this search. `run` plays
@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from comparison.attribution import summary, take_apart
 from own_kernels_parts.cases import CASES, Case, launch_of, make
-from own_kernels_parts.report import report
+from own_kernels_parts.report import deploy, report
 from warploom.codegen.build import Built
 from warploom.errors import CheckFailed, WarploomError
 from warploom.files import write_bytes_atomically, write_text_atomically
@@ -229,6 +229,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--boards", type=int, default=0, help="prepare: bases with other boards")
     parser.add_argument("--model", action="store_true", help="run: score by the model, no GPU")
+    parser.add_argument("--store", type=Path, help="report: deploy what gained (needs --data)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     names = given.kernels.split(",")
@@ -258,6 +259,8 @@ def main(arguments: list[str]) -> int:
                 beside(CASES[name], home, (home / "tuned.cubin").read_bytes(), raw, given.rounds)
         else:
             report(given.raw, given.out)
+            if given.store is not None:
+                deploy(given.raw, given.data, given.store)
     except WarploomError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import statistics
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import kernel_bench as kb
 from own_kernels_parts.cases import CASES, Case
 from warploom.evidence import Evidence, write_rows
+from warploom.integrations.deploy import FolderStore
 from warploom.runtime import Timing
 
 ORIGINAL = "triton"  # the name of the untouched cubin in the raw data
@@ -43,6 +46,31 @@ def report(raws: Sequence[Path], out: Path) -> None:
     write_rows(out, rows)
     for row in rows:
         print(f"{row.kernel:52} {row.shape:24} {row.ratio_to_best:.4f} {row.ci95} {row.control}")
+
+
+def deploy(raws: Sequence[Path], data: Path, store: Path) -> None:
+    """Put what gained at every shape into a store that `warploom.install` takes.
+
+    Of several runs of a case the best counts. Originals are those of `data`; a key is a hash of the
+    code, not of debug sections.
+    """
+    best: dict[str, tuple[float, Mapping[str, Any]]] = {}
+    for raw in raws:
+        for name, found in json.loads(raw.read_text()).get("cases", {}).items():
+            if not found.get("timings") or not (found["passed"] and found["legal"]):
+                continue
+            timings = [Timing.from_json(timing) for timing in found["timings"].values()]
+            if all(one.ratios[TUNED].clears(one.control) for one in timings):
+                least = min(one.ratios[TUNED].median for one in timings)
+                if least > 1.0 and least > best.get(name, (0.0, found))[0]:
+                    best[name] = least, found
+    for name, (least, found) in best.items():
+        original = (data / name / "original.cubin").read_bytes()
+        tuned = zlib.decompress(base64.b64decode(found["tuned"]["cubin"]))
+        kernel = CASES[name].kernel
+        result = {"case": name, "least_speedup": round(least, 4), "lineage": found.get("lineage")}
+        key = FolderStore(store).put(original, tuned, kernel, "sm_90a", result=result)
+        print(f"{name}: {least:.4f} at least -> {store / key}")
 
 
 def _shape(case: Case, sizes: Mapping[str, int]) -> str:
