@@ -243,6 +243,7 @@ CASES = {
     "fp32-72-columns": (GemmConfig(out=FP32, tile=(64, 72, 16)), 1, 2, 0),
     "across": (GemmConfig(across=True, tile=(152, 256, 16)), 2, 2, 40),
     "across-odd-panels": (GemmConfig(across=True, tile=(152, 64, 16)), 1, 3, 24),
+    "three-slots": (GemmConfig(tile=(64, 256, 16)), 1, 3, 0),
     "across-at-once": (GemmConfig(across=True, tile=(88, 128, 16)), 1, 2, 0),
     "across-three-groups": (GemmConfig(across=True, tile=(200, 192, 16)), 3, 1, 64),
     "across-fp16": (GemmConfig(FP16, FP16, across=True, tile=(64, 128, 16)), 2, 1, 8),
@@ -264,13 +265,14 @@ def test_every_element_goes_to_its_place(name):
         ("lane / 16 * 8", "lane / 8 * 8"),
         ("stmatrix_across(panel", "stmatrix(panel"),
         ("& 0x70", "& 0x30"),
-        ("store_wait_read<0>", "store_wait_read<1>"),
+        ("store_wait_read<1>", "store_wait_read<2>"),
     ],
 )
-def test_a_wrong_address_is_noticed(old, new):
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_wrong_address_is_noticed(old, new, slots):
     """Planted faults in the text of a transposed store."""
-    config = GemmConfig(across=True, tile=(80, 64, 16))
-    schedule = multistage(gemm(config), 2, plan(config, 2, 24), 1)
+    config = GemmConfig(across=True, tile=(104, 64, 16))
+    schedule = multistage(gemm(config), 2, plan(config, slots, 24), 1)
     source = emit(lower(gemm(config), schedule)).text
     text = source[source.index('extern "C"') :].replace(old, new)
     assert old in source

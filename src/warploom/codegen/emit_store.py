@@ -17,6 +17,7 @@ from warploom.tile import Op
 
 Names = dict[str, str]
 LEADER = "if (threadIdx.x % 128 == 0)"
+SLOTS_FOR_ONE_MEETING = 3
 
 
 def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
@@ -89,17 +90,20 @@ class _Store:
         ]
 
     def _in_turn(self) -> list[str]:
-        # Slots are taken in turn within a task. While a panel is written the stores before it read
-        # theirs, and the meeting that ends the writing also says that the next slot is free. A
-        # panel outside of the array is left out, its meeting is not: the count of stores would be
+        # Slots are taken in turn within a task. With up to two, the group meets before a panel is
+        # written, which must wait for the store that read its slot, and after it. With more, the
+        # meeting that ends the writing of one panel also says that the slot of the next is free: a
+        # store less is under way, and half of the meetings are gone.
+        # A panel outside of the array is left out, its meeting is not: the count of stores would be
         # wrong. The branch also keeps ptxas from beginning panels early, which spills.
-        alone = self.slots == 1
+        once = self.slots >= SLOTS_FOR_ONE_MEETING
         lines: list[str] = []
         count = len(self.panels.origins)
         for number, origin in enumerate(self.panels.origins):
             at = f"{self.base} + {number % self.slots * self.step}"
-            if alone or not number:
-                lines += [f"{LEADER} store_wait_read<0>();", self._meet()]
+            if not once or not number:
+                pending = self.slots - 1 if number else 0
+                lines += [f"{LEADER} store_wait_read<{pending}>();", self._meet()]
             lines += [
                 f"if ({self._inside(origin)}) {{",
                 f"  const unsigned panel = {at};",
@@ -107,7 +111,7 @@ class _Store:
                 "  fence_async();",
                 "}",
             ]
-            if not alone and number + 1 < count:
+            if once and number + 1 < count:
                 lines.append(f"{LEADER} store_wait_read<{self.slots - 2}>();")
             lines += [
                 self._meet(),
