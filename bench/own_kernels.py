@@ -239,32 +239,36 @@ def main(arguments: list[str]) -> int:
         parser.error(f"{given.step} needs --data")
     if given.step != "prepare" and given.raw is None:
         parser.error(f"{given.step} needs --raw")
-    command = shlex.join(["python", "bench/own_kernels.py", *arguments])
     try:
-        if given.step == "prepare":
-            for name in names:
-                make(CASES[name], given.data / name)
-                boards(given.data / name, given.boards)
-        elif given.step == "run":
-            plan = Plan(given.seconds, given.processes, given.samples, given.seed, command)
-            run(given.data, names, given.raw[0], plan, given.model)
-        elif given.step == "parts":
-            for name, raw in zip(names, given.raw, strict=True):
-                parts(CASES[name], given.data, raw)
-        elif given.step == "beside":
-            from own_kernels_parts.beside import beside  # noqa: PLC0415 - needs torch
-
-            for name, raw in zip(names, given.raw, strict=True):
-                home = given.data / name
-                beside(CASES[name], home, (home / "tuned.cubin").read_bytes(), raw, given.rounds)
-        else:
-            report(given.raw, given.out)
-            if given.store is not None:
-                deploy(given.raw, given.data, given.store)
+        step(given, names, shlex.join(["python", "bench/own_kernels.py", *arguments]))
     except WarploomError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def step(given: argparse.Namespace, names: list[str], command: str) -> None:
+    """Do the step that the command line asks for."""
+    if given.step == "prepare":
+        for name in names:
+            make(CASES[name], given.data / name)
+            boards(given.data / name, given.boards)
+    elif given.step == "run":
+        plan = Plan(given.seconds, given.processes, given.samples, given.seed, command)
+        run(given.data, names, given.raw[0], plan, given.model)
+    elif given.step == "parts":
+        for name, raw in zip(names, given.raw, strict=True):
+            parts(CASES[name], given.data, raw)
+    elif given.step == "beside":
+        from own_kernels_parts.beside import beside  # noqa: PLC0415 - needs torch
+
+        for name, raw in zip(names, given.raw, strict=True):
+            home = given.data / name
+            beside(CASES[name], home, (home / "tuned.cubin").read_bytes(), raw, given.rounds)
+    else:
+        report(given.raw, given.out)
+        if given.store is not None:
+            deploy(given.raw, given.data, given.store)
 
 
 if __name__ == "__main__":
