@@ -131,7 +131,7 @@ class TimingModel:
             found = self._kept(key, added)
         return found
 
-    def _third_pass(self, blocks: Blocks, once: tuple[int, ...]) -> float:
+    def _third_pass(self, blocks: Blocks, once: list[int]) -> float:
         """Cycles that a third pass adds to two."""
         if self.settings.warps > 1:
             return self._trace(blocks, 3 * once) - self._trace(blocks, 2 * once)
