@@ -41,6 +41,7 @@ from warploom.tile import Program  # noqa: E402
 
 FOLDER = kb.ROOT / "out" / "bench" / "ablation"
 SEARCH = Search(seconds=15.0)
+WALKS = 300
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,16 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     +turns   groups take the tensor core in turn
     +held    with `hold_waits`: waits for matmuls stay where the schedule has them
     +copies  the solver may give tiles two copies (modulo variable expansion)
-    +plain   the solver's order as it is, not refined by walking
-    +seedN   another seed of the refinement
+    +walked  the solver's order bettered by walking (`codegen.refine`)
+    +seedN   another seed of the solver and of the refinement
+    +nominal the solver takes costs at their values, not at their high ends
     """
     kind, *added = name.split("+")
     plan = case.launch.with_options(hold_waits="held" in added)
     seed = next((int(one[4:]) for one in added if one.startswith("seed")), SEARCH.seed)
-    walks = 0 if "plain" in added else SEARCH.walks
-    search = replace(SEARCH, expand="copies" in added, walks=walks, seed=seed)
+    walks = WALKS if "walked" in added else 0
+    end = "nominal" if "nominal" in added else SEARCH.cost_end
+    search = replace(SEARCH, expand="copies" in added, walks=walks, seed=seed, cost_end=end)
     schedule = schedule_named(case.program, kind, plan, search=search)
     return replace(schedule, turns=schedule.turns or "turns" in added)
 
@@ -190,7 +193,8 @@ def case(name: str, rounds: int) -> dict[str, Any]:
     out = "c" if title == "gemm" else "o"
     candidates: dict[str, Any] = {}
     result: dict[str, Any] = {"title": title, "size": size, "rows": {}}
-    built = sorted(one.name for one in (FOLDER / title.replace(" ", "-")).glob("*[!e]"))
+    every = (FOLDER / title.replace(" ", "-")).glob("*/prediction.json")
+    built = sorted(path.parent.name for path in every)
     for schedule in dict.fromkeys([*it.schedules, *built]):
         folder = _folder(title, schedule, False)
         if not (folder / "prediction.json").is_file():

@@ -26,10 +26,15 @@ def optimize(
         str, typer.Option(help="gpu, none, or auto: the GPU when there is one")
     ] = "auto",
     time_limit: Annotated[float, typer.Option(help="seconds of the solver, a loop")] = 10.0,
+    candidates: Annotated[
+        int, typer.Option(help="distinct schedules to build; the fastest measured is kept")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Program, solved schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
-    request = OptimizeSettings(name, gpu, settings_of(settings), schedule, measure, time_limit)
+    request = OptimizeSettings(
+        name, gpu, settings_of(settings), schedule, measure, time_limit, candidates
+    )
     try:
         found = run_optimize(request, out, lambda text: print(text, file=sys.stderr))
     except KeyboardInterrupt:

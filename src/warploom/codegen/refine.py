@@ -71,8 +71,8 @@ def refine(
         best, pace_of_best = _one_loop(best, pace_of_best, problem, walker, share, seed)
     if pace_of_best > start * (1 - BETTER):
         return schedule
-    name = schedule.name.removesuffix("-refined")
-    return replace(best, name=f"{name}-refined")
+    name = schedule.name.removesuffix("-walked")
+    return replace(best, name=f"{name}-walked")
 
 
 def fewest_copies(schedule: KernelSchedule, walker: Walker) -> KernelSchedule:
@@ -205,6 +205,7 @@ def _with_times(
     if max(group.registers for group in laid.groups if group.warps > 1) > limit:
         return None
     params = {key: value for key, value in loop.params.items() if key != "free_running"}
+    params["positions"] = True  # times are places in an order from here on
     made = replace(
         loop,
         initiation_interval=interval,

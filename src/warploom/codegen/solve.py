@@ -55,7 +55,8 @@ class Search:
     the machine is slower than its table; where nothing is found there, `solve_kernel` goes on with
     the nominal costs. `expand` tries two copies of tiles (`codegen.copies`)
     where the interval is above what the units need; they cost registers. `walks` orders are tried
-    by the walk (`codegen.refine`) after the solver's.
+    by the walk (`codegen.refine`) after the solver's: candidates for a measurement, as the machine
+    does not follow the walk that far.
     """
 
     seconds: float = 10.0
@@ -63,7 +64,7 @@ class Search:
     workers: int = 1
     cost_end: str = "high"
     expand: bool = False
-    walks: int = 300
+    walks: int = 0
 
 
 def solve_kernel(

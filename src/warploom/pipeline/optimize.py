@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from warploom.codegen.build import GPU_ARCHITECTURES, Built, build
 from warploom.codegen.extract import extract
 from warploom.codegen.place import place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.portfolio import Candidate, portfolio
 from warploom.codegen.predict import Prediction, predict
 from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.codegen.solve import Search
 from warploom.diagram.bounds import check as check_bound
 from warploom.diagram.derive import derive
 from warploom.diagram.library import FORMULAS, formula
-from warploom.errors import CheckFailed, InputError, ToolMissing, WarploomError
+from warploom.errors import CheckFailed, DeviceError, InputError, ToolMissing, WarploomError
 from warploom.files import write_text_atomically
 from warploom.kernels.library import configure, entry
 from warploom.machine import load as load_machine
@@ -40,6 +41,7 @@ from warploom.schedule.picture import svg
 from warploom.tile import Program
 
 SCHEMA, VERSION = "warploom.optimize", 1
+MOST_CANDIDATES = 32
 FORMULA = {"gemm": "matmul"}  # the formula of a kernel, where the names differ
 
 Say = Callable[[str], None]
@@ -53,6 +55,8 @@ class OptimizeSettings:
     schedule    the schedule that is built; the others are predicted beside it
     measure     "gpu", "none", or "auto": the GPU when there is one
     seconds     of the solver, a loop
+    candidates  distinct schedules to build (`codegen.portfolio`): the fastest measured is kept, or
+                without a GPU the first that compiles
     """
 
     name: str
@@ -61,8 +65,13 @@ class OptimizeSettings:
     schedule: str = "solve"
     measure: str = "auto"
     seconds: float = 10.0
+    candidates: int = 1
 
     def __post_init__(self) -> None:
+        if not 1 <= self.candidates <= MOST_CANDIDATES:
+            raise InputError(f"--candidates {self.candidates}: expected 1 to {MOST_CANDIDATES}")
+        if self.candidates > 1 and self.schedule != "solve":
+            raise InputError(f"--candidates goes with --schedule solve, not {self.schedule}")
         if self.gpu not in GPU_ARCHITECTURES:
             raise InputError(
                 f"--gpu {self.gpu!r}: code is emitted for {', '.join(GPU_ARCHITECTURES)}"
@@ -105,6 +114,22 @@ class StaticVerdict:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One candidate: cycles predicted, microseconds measured (None without a GPU), why refused."""
+
+    name: str
+    cycles: float
+    microseconds: float | None = None
+    refused: str = ""
+
+    def __str__(self) -> str:
+        told = self.refused[:90] if self.refused else "built"
+        if self.microseconds is not None:
+            told = f"{self.microseconds:.1f} us"
+        return f"candidate {self.name}: {self.cycles:.0f} cycles predicted, {told}"
+
+
+@dataclass(frozen=True)
 class Optimized:
     """The result: what was built, what the model says of it and of the others, the verdicts."""
 
@@ -115,6 +140,7 @@ class Optimized:
     measured: Measured | None
     seconds: Mapping[str, float]
     folder: Path
+    trials: tuple[Trial, ...] = ()
 
     @property
     def chosen(self) -> Mapping[str, Prediction]:
@@ -133,6 +159,7 @@ class Optimized:
             "settings": dict(self.settings.settings),
             "schedule": self.settings.schedule,
             "turns": self.schedule.turns,
+            "candidates": [asdict(trial) for trial in self.trials],
             "proof": {name: str(s.proof.status) for name, s in self.schedule.loops.items()},
             "predicted": {
                 name: found
@@ -164,10 +191,16 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     derivation = _derivation(settings)
     clock.lap("derive")
     search = Search(seconds=settings.seconds)
-    schedule = schedule_named(program, settings.schedule, launch, settings.gpu, search)
+    if settings.candidates > 1:
+        offered = portfolio(program, launch, settings.gpu, search, settings.candidates)
+        clock.lap("schedule")
+        schedule, built, trials = choose(program, offered, settings, measuring, say)
+    else:
+        trials = ()
+        schedule = schedule_named(program, settings.schedule, launch, settings.gpu, search)
+        clock.lap("schedule")
+        built = build(program, schedule, GPU_ARCHITECTURES[settings.gpu])
     say(f"schedule {schedule.name}: {_proofs(schedule)}")
-    clock.lap("schedule")
-    built = build(program, schedule, GPU_ARCHITECTURES[settings.gpu])
     clock.lap("compile")
     verdict = static_verdict(built)
     say(f"static verdict: {verdict}")
@@ -184,13 +217,50 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
         if not measured.correct:
             raise CheckFailed(f"{settings.name}: wrong numbers on the GPU: {measured.errors}")
         check_rate(measured, program, settings.gpu)
-    result = Optimized(settings, schedule, predictions, verdict, measured, clock.laps, out)
+    result = Optimized(settings, schedule, predictions, verdict, measured, clock.laps, out, trials)
     pictures = _pictures(program, schedule, settings.gpu)
     write_text_atomically(out / "schedule.svg", pictures[0] if pictures else "")
     write_text_atomically(out / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     page = _page(result, program, built, derivation, pictures, sizes)
     write_text_atomically(out / "report.html", page_html(page))
     return result
+
+
+def choose(
+    program: Program,
+    offered: Sequence[Candidate],
+    settings: OptimizeSettings,
+    measuring: bool,
+    say: Say,
+) -> tuple[KernelSchedule, Built, tuple[Trial, ...]]:
+    """The fastest of some schedules as measured, or without a GPU the first that compiles.
+
+    What does not compile, measures wrong or fails on the GPU is told and left out. Raises
+    `CheckFailed` when nothing is left. The winner's time is measured again by the caller: the least
+    of several noisy times is too good.
+    """
+    trials: list[Trial] = []
+    kept: list[tuple[float, KernelSchedule, Built]] = []
+    for one in offered:
+        trial = Trial(one.name, one.cycles)
+        try:
+            built = build(program, one.schedule, GPU_ARCHITECTURES[settings.gpu])
+            time_of = one.cycles if kept else 0.0  # without a GPU: the first
+            if measuring:
+                measured = measure_in_worker(settings.name, settings.settings, built, say)
+                time_of = measured.microseconds
+                trial = replace(trial, microseconds=time_of)
+                if not measured.correct:
+                    raise CheckFailed(f"wrong numbers on the GPU: {measured.errors}")
+            kept.append((time_of, one.schedule, built))
+        except (CheckFailed, DeviceError) as error:
+            trial = replace(trial, refused=str(error))
+        say(str(trial))
+        trials.append(trial)
+    if not kept:
+        raise CheckFailed(f"{program.name}: none of {len(offered)} schedules is of use")
+    _, schedule, built = min(kept, key=lambda item: item[0])
+    return schedule, built, tuple(trials)
 
 
 def check_rate(measured: Measured, program: Program, gpu: str) -> None:
@@ -304,8 +374,9 @@ def _pictures(program: Program, schedule: KernelSchedule, gpu: str) -> list[str]
     result: list[str] = []
     for loop in program.loops():
         problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
-        if schedule.loops[loop.index].proof.status != "written":
-            # A named schedule's times are positions, not cycles: there is nothing to draw.
+        drawn = schedule.loops[loop.index]
+        # Times of named and walked schedules are positions, not cycles: there is nothing to draw.
+        if drawn.proof.status != "written" and "positions" not in drawn.params:
             result.append(svg(problem.graph, problem.target, schedule.loops[loop.index]))
     return result
 
