@@ -275,7 +275,9 @@ def main() -> None:
             names += ["window 128 causal 8192"]
             names += [f"fp8 128 {m} {n}" for m in masks for n in (1024, 8192)]
             names += ["gqa 128 causal 8192"]
-            names += [f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in (1024, 8192)]
+            names += [
+                f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in (1024, 4096, 8192)
+            ]
         names = [n for n in names if any(o in n for o in args.only.split(","))]
         checks = [name for name in names if name.startswith("check")]
         results = kb.run_workers(str(Path(__file__)), args, checks)

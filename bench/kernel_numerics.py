@@ -267,8 +267,12 @@ def main() -> None:
     elif args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh, args.only)
     else:
-        names = [*(f"gemm {n}" for n in GEMMS), *(f"attention {n}" for n in ATTENTIONS)]
-        names = [n for n in names if any(o in n for o in args.only.split(","))]
+        wished = args.only.split(",")
+        every = dict.fromkeys([*ATTENTIONS, *attention_bench.VARIANTS])
+        names = [*(f"gemm {n}" for n in GEMMS), *(f"attention {n}" for n in every)]
+        # A variant that is no default is there by its whole name only.
+        kept = {f"attention {n}" for n in every if n not in ATTENTIONS}
+        names = [n for n in names if n in wished or any(o in n for o in wished if n not in kept)]
         results = kb.run_workers(str(Path(__file__)), args, names)
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "numerics_raw.json").write_text(json.dumps(results, indent=1))

@@ -15,47 +15,46 @@ from warploom.codegen.values import At, Values
 from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
 
+LEFT_OUT = ("reduce", "unary", "binary", "select", "cast")
 CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
 
 
 def settled(values: Values, op: Op) -> str | None:
     """The C++ condition, equal in all threads of a warp, under which `op` can be left out."""
     if op.kind == "where" and op.srcs[1] == op.dst:
-        return _all_rows(values, op.srcs[0])
-    if op.dst is None or OPS[op.kind].group not in ("reduce", "unary", "binary", "cast"):
+        return _all_rows(values, op.srcs[0].name)
+    if op.dst is None or OPS[op.kind].group not in LEFT_OUT or not _once(values, op.dst):
         return None
-    if not _once(values, op.dst):
-        return None
-    found = _corrects(values, op.dst)
-    if not found or None in found or len({one.name for one in found if one is not None}) != 1:
-        return None
-    return None if found[0] is None else _all_rows(values, found[0])
+    for name in sorted(_unread(values, op.dst)):
+        if (condition := _all_rows(values, name)) is not None:
+            return condition
+    return None
 
 
 def _once(values: Values, var: Var) -> bool:
     return sum(op.dst == var for op in values.placement.program.ops()) == 1
 
 
-def _corrects(values: Values, var: Var) -> list[Var | None]:
-    """For every reader of a variable, the condition under which it does not count, or None."""
-    found: list[Var | None] = []
+def _unread(values: Values, var: Var) -> set[str]:
+    """The conditions, by name, each of which by itself means that nothing counts on `var`."""
+    found: list[set[str]] = []
     for reader in values.placement.program.ops():
         if var not in reader.srcs:
             continue
+        own = set[str]()
         if reader.kind == "where" and reader.srcs[2] == var and var not in reader.srcs[:2]:
-            found.append(reader.srcs[0])
-        elif reader.dst is not None and reader.dst not in reader.srcs and _once(values, reader.dst):
-            found += _corrects(values, reader.dst)
-        else:
-            found.append(None)
-    return found
+            own.add(reader.srcs[0].name)
+        if reader.dst is not None and reader.dst not in reader.srcs and _once(values, reader.dst):
+            own |= _unread(values, reader.dst)
+        found.append(own)
+    return set[str].intersection(*found) if found else set()
 
 
-def _all_rows(values: Values, condition: Var) -> str | None:
-    op = values.placement.fusion.inlined.get(condition.name)
-    if op is None or not _of_rows(values, op):
+def _all_rows(values: Values, condition: str) -> str | None:
+    op = values.placement.fusion.inlined.get(condition)
+    if op is None or op.dst is None or not _of_rows(values, op):
         return None
-    blocks = values.extents(condition.type)[0]
+    blocks = values.extents(op.dst.type)[0]
     each = [
         values.expression(op, At("row", str(t), str(h)), {}) for t in range(blocks) for h in (0, 1)
     ]

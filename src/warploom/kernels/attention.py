@@ -67,9 +67,9 @@ class AttentionConfig:
     `apart`: blocks that all rows see run in a loop of their own, which has no mask: better for
     long sequences, worse for short ones, as the pipeline drains between the loops.
     `packed`: sequences of different lengths behind one another, see `task_table`.
-    `guess`: a block is weighed by the maximum so far, and only where the weights of a row then add
-    up to more than 2 ** guess, by its own: most blocks need no maximum and no rescaling at all. A
-    first block always does (its sum is infinite). For 16-bit elements; at most 15 for fp16.
+    `guess`: a block is weighed by the maximum of those before, and only where the weights of a row
+    then add up to more than 2 ** guess, by its own: most blocks need neither a maximum nor a
+    rescaling. For 16-bit elements; at most 15, which fp16 holds.
     `shared`: so many neighbouring row tiles go over the same blocks of keys, those that any of
     them sees, so that a cluster of blocks can bring each block of keys once for all of them.
     """
@@ -160,8 +160,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Rows:
-    """What is kept of every query row: the maximum it is weighed by, the sum of weights, and the
-    weighted sum of values."""
+    """What is kept of every query row: the maximum that it is weighed by, the sum of weights, and
+    the weighted sum of values."""
 
     top: Tile
     total: Tile
@@ -280,22 +280,21 @@ def _weighed(
 def _guessed(
     config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
 ) -> Tile:
-    """The weights of a block under the maximum so far, and in rows where their sum is then large,
-    infinite (no key seen before) or no number, under their own."""
+    """The weights of a block under the maximum so far, and under their own in rows where the
+    weights then add up to much or are no numbers, or where nothing was seen before."""
     top, total, acc = rows.top, rows.total, rows.acc
     weights = exp2(scores * scale - top * scale)
     part, packed = sum_along(weights, "keys"), weights.cast(config.dtype)
-    right = part <= 2.0**config.guess
-    before = top.copy()
-    top[:] = where(right, top, maximum(top, max_along(scores, "keys")))
-
-    def base() -> Tile:
-        return where(top.equals(-math.inf), 0.0, top) if masked else top
-
-    scores[:] = where(right, scores, exp2(scores * scale - base() * scale))
+    rescale = full(1.0, rows=config.tile[0])
+    # In the first block nothing was: the compiler sees that there, and leaves the guess out.
+    right = (total > 0.0) & (part <= 2.0**config.guess)
+    after = maximum(top, max_along(scores, "keys"))
+    base = where(after.equals(-math.inf), 0.0, after) if masked else after
+    rescale[:] = where(right, rescale, exp2((top - base) * scale))
+    scores[:] = where(right, scores, exp2(scores * scale - base * scale))
     packed[:] = where(right, packed, scores.cast(config.dtype))
     again = sum_along(scores, "keys")
-    rescale = exp2((before - base()) * scale)
+    top[:] = where(right, top, after)
     total[:] = total * rescale + where(right, part, again)
     acc[:] = acc * rescale
     return packed

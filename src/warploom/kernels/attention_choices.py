@@ -110,7 +110,9 @@ AHEAD: dict[str, Any] = {
 ONE_Q: dict[str, Any] = {"task_rings": dict[str, int](), "store_panels": 1}
 SNAKE: dict[str, Any] = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all", **AHEAD}
 TWO: dict[str, Any] = {"resident": 2, "task_rings": dict[str, int]()}  # blocks on an SM
+GUESS = 12.0  # powers of 2 that weights may add up to before a block gets a maximum of its own
 HELD: dict[str, Any] = {"hold_waits": True}
+OVER: dict[str, Any] = {**ONE_Q, "store_over": "q_t"}  # no panels: every byte is for rings
 PAIR = (32, 104)  # a thread, with six warp groups on an SM
 WIDE = (40, 232)  # the producer of a dynamic walk needs more than 24 registers
 _A = AttentionChoice
@@ -158,6 +160,108 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
         _A("128x64-draw4-together", (128, 64), 2, False, WIDE, _draw(4, ONE_Q)),
         _A("128x64-draw16-together", (128, 64), 2, False, WIDE, _draw(16, ONE_Q)),
         _A("128x64-draw16-together-apart", (128, 64), 2, False, WIDE, _draw(16, ONE_Q), apart=True),
+        _A("128x80-together-apart", (128, 80), 2, False, launch=OVER, apart=True),
+        _A("128x80-together-apart-slack", (128, 80), 2, False, launch=OVER, apart=True, slack=8.0),
+        _A(
+            "128x80-early-apart-slack",
+            (128, 80),
+            2,
+            False,
+            launch=OVER,
+            apart=True,
+            early=True,
+            slack=8.0,
+        ),
+        _A("128x80-early-guess", (128, 80), 2, False, launch=OVER, early=True, guess=GUESS),
+        _A("128x80-apart-clusters", (128, 80), 2, False, WIDE, OVER, apart=True, pair=2),
+        _A(
+            "128x80-draw16-apart-slack",
+            (128, 80),
+            2,
+            False,
+            WIDE,
+            _draw(16, OVER),
+            apart=True,
+            slack=8.0,
+        ),
+        _A(
+            "128x80-draw16-early-slack",
+            (128, 80),
+            2,
+            False,
+            WIDE,
+            _draw(16, OVER),
+            early=True,
+            slack=8.0,
+        ),
+        _A(
+            "128x80-draw16-early-guess",
+            (128, 80),
+            2,
+            False,
+            WIDE,
+            _draw(16, OVER),
+            early=True,
+            guess=GUESS,
+        ),
+        _A("192x112-early-guess", (192, 112), launch=ONE_Q, early=True, guess=GUESS),
+        _A(
+            "192x112-early-guess-apart",
+            (192, 112),
+            launch=ONE_Q,
+            apart=True,
+            early=True,
+            guess=GUESS,
+        ),
+        _A("192x112-snake1-early-guess", (192, 112), launch=SNAKE | ONE_Q, early=True, guess=GUESS),
+        _A("192x112-snake1-guess", (192, 112), launch=SNAKE | ONE_Q, guess=GUESS),
+        _A("192x128-ahead-guess", (192, 128), 3, launch=AHEAD, guess=GUESS),
+        _A("192x128-ahead-early-guess", (192, 128), 3, launch=AHEAD, early=True, guess=GUESS),
+        _A("192x128-ahead-guess-apart", (192, 128), 3, launch=AHEAD, apart=True, guess=GUESS),
+        _A("192x128-snake-guess", (192, 128), 3, launch=SNAKE, guess=GUESS),
+        _A("192x128-snake-early-guess", (192, 128), 3, launch=SNAKE, early=True, guess=GUESS),
+        _A(
+            "128x128-ahead-early-guess-apart",
+            (128, 128),
+            2,
+            False,
+            None,
+            AHEAD,
+            apart=True,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "128x144-early-guess-apart",
+            (128, 144),
+            2,
+            False,
+            None,
+            ONE_Q,
+            apart=True,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "128x128-draw16-early-guess",
+            (128, 128),
+            2,
+            False,
+            WIDE,
+            _draw(16),
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "128x128-draw16-early-guess-turns",
+            (128, 128),
+            2,
+            True,
+            WIDE,
+            _draw(16),
+            early=True,
+            guess=GUESS,
+        ),
     )
 }
 
