@@ -28,7 +28,7 @@ from warploom.kernels.gemm_choices import (
     gemm_choice,
     read_constants,
 )
-from warploom.tile import E4M3, interpret
+from warploom.tile import E4M3, FP32, interpret
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import fit_gemm
@@ -138,9 +138,10 @@ def test_whole_waves_are_found():
     assert tiles % SMS == 0 or tiles % SMS > 0.9 * SMS
 
 
-def test_no_tile_is_stored_across_that_reads_back():
+@pytest.mark.parametrize("config", [GemmConfig(residual=True), GemmConfig(out=FP32)])
+def test_no_tile_is_chosen_whose_store_would_be_element_by_element(config):
     for choice in TRANSPOSED:
-        assert not choice.fits(choice.config(GemmConfig(residual=True)))
+        assert not choice.fits(choice.config(config))
 
 
 def test_the_default_of_another_type_keeps_128_bytes_a_step():

@@ -31,6 +31,7 @@ PANEL_BYTES = 128  # of a row of the result that are stored together
 STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
 MOST_SLOTS = 6  # of a ring; more gain nothing where a step is as long as here
 LEAST_PANEL, HIGHEST_PANEL = 24, 96  # rows of panels of a tile that is stored across
+PACKED_BYTES = 2  # of an element of a result that goes through panels across
 SUM_BYTES = 4  # of an element of the result before it is rounded
 SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
 UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues are counted in
@@ -222,8 +223,8 @@ class GemmChoice:
         most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
         most = min(most, SUMS_OF_THREE) if self.groups > 2 else most
         most -= READ_BACK if config.gate or config.residual else 0
-        if self.across and (config.gate or config.residual):
-            return False  # a thread would read them two bytes at a time
+        if self.across and (config.gate or config.residual or config.out.bytes != PACKED_BYTES):
+            return False  # a thread would read or write one element at a time
         return sums <= most and self.most_slots(config) >= 2
 
     def microseconds(
