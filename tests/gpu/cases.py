@@ -26,7 +26,12 @@ from warploom.codegen.named import multistage
 from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.simt.schedule import simt
-from warploom.kernels.choices import GemmChoice, choose_attention, choose_gemm
+from warploom.kernels.choices import (
+    ATTENTION_CHOICES,
+    GemmChoice,
+    choose_attention,
+    choose_gemm,
+)
 from warploom.kernels.library import configure, entry, random_arrays
 from warploom.tile import Program, interpret
 
@@ -109,13 +114,17 @@ def gemm(shape: str, variant: str = "", seed: int = 0, **settings: str) -> Case:
     return Case(program, choice.schedule(config), arrays, bound=5e-3, family="gemm")
 
 
-def attention(seed: int = 0, **settings: str) -> Case:
-    """Attention with the variant its shape gets."""
+def attention(variant: str = "", seed: int = 0, rising: float = 0.0, **settings: str) -> Case:
+    """Attention with the variant its shape gets, or a named one; `rising`: by how much scores grow
+    from the first key to the last."""
     config, dims = configure("attention", settings)
-    choice = choose_attention(dims["rows"], config)
+    choice = ATTENTION_CHOICES[variant] if variant else choose_attention(dims["rows"], config)
     config = choice.config(config)
     program = entry("attention").program(config)
     arrays = random_arrays(program, dims, seed)
+    if rising:
+        arrays["q"][..., 0] = config.head_dim**0.5
+        arrays["k"][..., 0] = np.linspace(0, rising, dims["keys"])
     return Case(program, choice.schedule(config), arrays, allow=choice.allow, family="attention")
 
 
@@ -208,6 +217,17 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "attention-window": lambda: attention(rows="300", keys="400", head_dim="64",
                                           causal="true", window="100"),
+    "attention-guess": lambda: attention(
+        "192x128-snake-early-guess", rows="300", keys="700", head_dim="64", causal="true",
+        lse="true",
+    ),
+    "attention-guess-wrong": lambda: attention(
+        "192x112-early-guess", rising=90.0, rows="200", keys="700", head_dim="96", lse="true"
+    ),
+    "attention-over": lambda: attention("128x80-together-apart", rows="300", keys="300",
+                                        head_dim="256"),
+    "attention-clusters": lambda: attention("128x80-apart-clusters", rows="300", keys="300",
+                                            head_dim="256", causal="true"),
     "axes-wgmma": lambda: axes("sm_90a"),
     "axes-mma": lambda: axes("sm_90"),
     "narrow-wgmma": lambda: narrow("sm_90a"),
