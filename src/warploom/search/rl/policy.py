@@ -80,19 +80,20 @@ class PartnerAttention(nn.Module):
         batch, count, _ = lines.shape
         partners = index.shape[2]
         both = self.key_value(lines)
-        both = torch.cat([both, torch.zeros_like(both[:, :1])], 1)
-        rows = torch.arange(batch).view(-1, 1, 1)
-        gathered = both[rows, index] + self.edge(edges)
-        gathered = torch.cat([gathered, both[:, :count].unsqueeze(2)], 2)
-        keys, values = gathered.split(WIDTH, -1)
+        padded = torch.cat([both, torch.zeros_like(both[:, :1])], 1)
+        # Rows picked from one flat table: their gradient is a plain sum.
+        base = torch.arange(batch).view(-1, 1, 1) * (count + 1)
+        picked = padded.flatten(0, 1).index_select(0, (index + base).flatten())
+        picked = picked.view(batch, count, partners, 2 * WIDTH) + self.edge(edges)
         depth = WIDTH // HEADS
         query = self.query(lines).view(batch, count, 1, HEADS, depth)
-        keys = keys.view(batch, count, partners + 1, HEADS, depth)
-        score = (query * keys).sum(-1) / math.sqrt(depth)
+        keys, values = picked.view(batch, count, partners, 2, HEADS, depth).unbind(3)
+        own_key, own_value = both.view(batch, count, 1, 2, HEADS, depth).unbind(3)
+        score = torch.cat([(query * keys).sum(-1), (query * own_key).sum(-1)], 2)
         nobody = torch.cat([index == count, torch.zeros_like(index[:, :, :1]).bool()], 2)
-        score = score.masked_fill(nobody.unsqueeze(-1), -1e9).softmax(2)
-        values = values.view(batch, count, partners + 1, HEADS, depth)
-        mixed = (score.unsqueeze(-1) * values).sum(2).reshape(batch, count, WIDTH)
+        score = (score / math.sqrt(depth)).masked_fill(nobody.unsqueeze(-1), -1e9).softmax(2)
+        mixed = (score[:, :, :partners].unsqueeze(-1) * values).sum(2)
+        mixed = (mixed + score[:, :, partners].unsqueeze(-1) * own_value[:, :, 0]).flatten(2)
         lines = self.norm(lines + self.out(torch.cat([mixed, _mean(lines, present)], -1)))
         return self.feed_norm(lines + self.feed(lines))
 
