@@ -94,7 +94,7 @@ def test_the_example_is_a_target() -> None:
 
 BAD = [
     (["tune", "nothing.cubin", "-o", "{out}"], "nothing.cubin"),
-    (["tune", "nothing", "-o", "{out}"], "expected FILE.cubin or file.py:object"),
+    (["tune", "nothing", "-o", "{out}"], "expected FILE.cubin, a build folder or file.py:object"),
     (["tune", "{cubin}", "-o", "{out}", "--search", "luck"], "expected one of random"),
     (["tune", "{cubin}", "-o", "{out}", "--budget", "soon"], "expected a time such as"),
     (["tune", "{cubin}", "-o", "{out}", "--alias", "none"], "expected strict or triton"),
