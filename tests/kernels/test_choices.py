@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.codegen.build import build
+from warploom.codegen.emit import emit
 from warploom.codegen.lower import lower
 from warploom.codegen.simulate import simulate
 from warploom.errors import InputError
@@ -18,7 +19,7 @@ from warploom.kernels.choices import (
     ATTENTION_CHOICES,
     choose_attention,
 )
-from warploom.tile import E4M3, interpret
+from warploom.tile import E4M3, FP16, interpret
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTION_CHOICES))
@@ -43,6 +44,37 @@ def test_the_defaults_of_every_kind_of_attention_build(head_dim, causal):
         chosen = ATTENTION_CHOICES[name]
         config = chosen.config(base)
         build(attention(config), chosen.schedule(config), allow=chosen.allow)
+
+
+@pytest.mark.parametrize("head_dim", [48, 64, 96, 128, 256])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"packed": True}, {"window": 100}, {"slack": 4.0}, {"dtype": FP16}],
+)
+def test_every_kind_of_attention_gets_a_variant_that_there_is(head_dim, changes):
+    for causal in (False, True):
+        base = AttentionConfig(head_dim=head_dim, causal=causal, **changes)
+        names = {choose_attention(n, base).name for n in (200, 1024, 100000)}
+        for choice in (ATTENTION_CHOICES[name] for name in names):
+            config = choice.config(base)
+            emit(lower(attention(config), choice.schedule(config)))
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTION_CHOICES))
+def test_a_variant_takes_what_it_has_a_kernel_for(name):
+    choice = ATTENTION_CHOICES[name]
+    for changes in ({"dtype": E4M3}, {"packed": True}, {"slack": 4.0}):
+        base = AttentionConfig(head_dim=64, **changes)
+
+        def made(base=base):
+            config = choice.config(base)
+            return emit(lower(attention(config), choice.schedule(config)))
+
+        if choice.takes(base):
+            made()
+        else:
+            with pytest.raises(InputError):
+                made()
 
 
 def test_8_bit_attention_gets_tiles_that_it_can_have():

@@ -68,6 +68,14 @@ class AttentionChoice:
     pair: int = 1
     guess: float = 0.0
 
+    def takes(self, base: AttentionConfig) -> bool:
+        """Whether there is a kernel of this variant for a configuration."""
+        if base.narrow:
+            # Fragments of 32 keys; results are wider than queries; weights saturate.
+            over = bool(self.launch.get("store_over"))
+            return self.tile[1] % 32 == 0 and not self.guess and not over
+        return not (base.slack and self.guess) and not (base.packed and self.pair > 1)
+
     def config(self, base: AttentionConfig) -> AttentionConfig:
         """`base` with this tile."""
         apart = self.apart and base.window is None
@@ -352,7 +360,8 @@ def choose_attention(
         choice = ATTENTION_CHOICES[name]
         return microseconds(choice, config, rows, keys or rows, heads, table[name])
 
-    fitting = [n for n in table if not config.narrow or ATTENTION_CHOICES[n].tile[1] % 32 == 0]
+    fitting = [name for name in table if ATTENTION_CHOICES[name].takes(config)] or [FITS_ALL]
+    table = {FITS_ALL: (0.0, 1.0), **table}
     return ATTENTION_CHOICES[min(fitting, key=time)]
 
 
