@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from warploom.cli import app
+from warploom.codegen.portfolio import Candidate
 from warploom.errors import CheckFailed, InputError
 from warploom.pipeline import optimize as pipeline
 from warploom.pipeline.optimize import OptimizeSettings, optimize
@@ -124,3 +125,47 @@ def test_bench_lists_and_says_that_no_gpu_is_here(monkeypatch):
     monkeypatch.setattr("warploom.runtime.driver.device_count", lambda: 0)
     with pytest.raises(InputError, match="no GPU here"):
         runner.invoke(app, ["bench", "gemm"], catch_exceptions=False)
+
+
+def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(tmp_path, monkeypatch):
+    """Four candidates: slow, fast, wrong on the GPU, refused by the compiler."""
+    settings = replace(GEMM, schedule="solve", candidates=4)
+    config = pipeline.configure("gemm", {})[0]
+    program = pipeline.entry("gemm").program(config)
+    plan = pipeline.entry("gemm").schedule(config).launch
+    offered = [
+        Candidate(name, pipeline.schedule_named(program, "multistage", plan), cycles)
+        for name, cycles in (("slow", 1.0), ("fast", 2.0), ("wrong", 3.0), ("spills", 4.0))
+    ]
+    offered = [replace(c, schedule=replace(c.schedule, name=c.name)) for c in offered]
+    times = {"slow": 30.0, "fast": 20.0, "wrong": 10.0}
+    names: list[str] = []
+
+    def built(program, schedule, arch):
+        if schedule.name == "spills":
+            raise CheckFailed("8 B of registers spilled")
+        names.append(schedule.name)
+        return schedule.name
+
+    def measured(name, settings, built, say):
+        error = 0.5 if built == "wrong" else 0.0
+        return Measured("GPU", {"c": error}, 4e-3, {"m": 1}, times[built], 1.0, 0.0)
+
+    monkeypatch.setattr(pipeline, "build", built)
+    monkeypatch.setattr(pipeline, "measure_in_worker", measured)
+    said: list[str] = []
+    schedule, kept, trials = pipeline.choose(program, offered, settings, True, said.append)
+    assert schedule.name == kept == "fast" and names == ["slow", "fast", "wrong"]
+    assert [bool(trial.refused) for trial in trials] == [False, False, True, True]
+    assert "wrong numbers" in trials[2].refused and "spilled" in said[3]
+    schedule, _, trials = pipeline.choose(program, offered, settings, False, said.append)
+    assert schedule.name == "slow" and all(trial.microseconds is None for trial in trials)
+    with pytest.raises(CheckFailed, match="none of 1"):
+        pipeline.choose(program, offered[3:], settings, False, said.append)
+
+
+def test_candidates_go_with_solving_only():
+    with pytest.raises(InputError, match="--candidates goes with"):
+        replace(GEMM, candidates=2)
+    with pytest.raises(InputError, match="expected 1 to 32"):
+        replace(GEMM, schedule="solve", candidates=0)

@@ -42,7 +42,7 @@ from warploom.schedule.simulate import verify
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 6  # of what is done with an answer: kept schedules of another one are not used
+VERSION = 8  # of what is done with an answer: kept schedules of another one are not used
 WORTH = 0.002  # of the pace: what turns must save
 MOST_DEPTH = 8  # slots beyond which a ring hides nothing more
 
