@@ -238,6 +238,7 @@ static void copies_arrive(unsigned bar) {
   machine::in_flight.push_back({me, bar, machine::started[me]});
   machine::started[me].clear();
 }
+static void shared_write(unsigned at, int x) { memcpy(machine::memory + at, &x, 4); }
 static unsigned short half_at(unsigned at) {
   unsigned short x;
   memcpy(&x, machine::memory + at, 2);

@@ -20,11 +20,13 @@ from tests.codegen.narrow_program import added_case, narrow_case
 from tests.codegen.random_program import random_case
 from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
+from tests.codegen.state_program import state_case
 
 from warploom.codegen.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.named import multistage
 from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.schedules import schedule_named
 from warploom.codegen.simt.schedule import simt
 from warploom.kernels.choices import (
     ATTENTION_CHOICES,
@@ -188,6 +190,13 @@ def drawn(seed: int, arch: str) -> Case:
     return Case(program, schedule, arrays, bound=0.0, arch=arch, family="random")
 
 
+def state(rows: int, arch: str) -> Case:
+    """Linear attention: a state in registers is a matmul's operand in shared memory."""
+    program, arrays = state_case(rows=rows)
+    schedule = schedule_named(program, "lcsf" if arch == "sm_90a" else "multistage", arch=arch)
+    return Case(program, schedule, arrays, bound=0.0, arch=arch, family="state")
+
+
 LOOSER = {"maps": 2e-3, "layernorm": 2e-5, "complex": 1e-5}
 CASES: dict[str, Callable[[], Case]] = {
     "gemm": lambda: gemm("200x264x136", "128x256"),
@@ -234,6 +243,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "narrow-mma": lambda: narrow("sm_90"),
     "added-tma": lambda: added("tma", "sm_90a"),
     "added-direct": lambda: added("direct", "sm_90"),
+    "state-wgmma": lambda: state(64, "sm_90a"),
+    "state-two-groups": lambda: state(128, "sm_90a"),
+    "state-mma": lambda: state(64, "sm_90"),
     "exchange-wgmma": lambda: exchange("sm_90a", 1),
     "exchange-two-groups": lambda: exchange("sm_90a", 2),
     "exchange-mma": lambda: exchange("sm_90", 1),

@@ -42,9 +42,11 @@ def expandable(placement: Placement, loop: Loop) -> tuple[str, ...]:
     }
     found: list[str] = []
     for op in own:
-        if op.dst is None or op.dst.name in placement.shared or op.dst.name in found:
+        if op.dst is None or op.dst.name in found:
             continue
         name = op.dst.name
+        if name in placement.shared or name in placement.staged:
+            continue
         first = next(o for o in own if touches(placement, o, name))
         fresh = first is op and name not in {v.name for v in placement.fusion.sources(op)}
         if fresh and name not in outside:

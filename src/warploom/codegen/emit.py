@@ -12,10 +12,13 @@ from typing import Any
 from warploom.codegen.block import BlockProgram, Pipeline, Role
 from warploom.codegen.copies import extra_tiles
 from warploom.codegen.emit_meet import BARRIERS, check_meetings, exchange_bytes, meeting_barriers
+from warploom.codegen.emit_staged import staged_offsets
 from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
+from warploom.codegen.layout import ALIGNMENT
 from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
+from warploom.codegen.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.scratch import region_bytes
 from warploom.codegen.targets import check_types
 from warploom.codegen.tasks import TASK_SLOTS, task_lines
@@ -81,6 +84,8 @@ class Emitter:
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
         self.maps = Maps(block, self.helpers)
         self.scratch = region_bytes(self.placement)  # of each group
+        self.staged, self.staged_bytes = staged_offsets(self.placement)
+        self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
         check_meetings(block.placement, self.plan)
@@ -149,6 +154,9 @@ class Emitter:
         used += self.scratch * self.parts
         at["meet_room"] = used
         used += exchange_bytes(self.placement, self.program) * self.parts
+        used = -(-used // ALIGNMENT) * ALIGNMENT if self.staged else used
+        at["staged"] = used
+        used += self.staged_bytes * self.parts
         at["barriers"] = used
         for ring in self.block.rings:
             at[f"{ring.name}.full"] = used
@@ -167,7 +175,8 @@ class Emitter:
             raise InputError(
                 f"kernel {self.program.name} needs {self.shared_bytes} B of shared memory "
                 f"({rings}, store panels {self.maps.panel_bytes() * self.parts}, exchanges "
-                f"{self.scratch * self.parts}), the GPU has "
+                f"{self.scratch * self.parts}, operands {self.staged_bytes * self.parts}), the GPU "
+                "has "
                 f"{limit}{f' a block for {resident} on an SM' if resident > 1 else ''}; make a "
                 "ring shallower or the tile smaller"
             )
@@ -313,10 +322,14 @@ class Emitter:
         return lines
 
     def _scratch(self) -> list[str]:
-        if not self.scratch:
-            return []
-        shift = f"(shared - smem_address(shared_raw)) + {self.offsets['scratch']}"
-        return [f"void* const scratch = shared_raw + {shift} + part * {self.scratch};"]
+        lines: list[str] = []
+        if self.scratch:
+            shift = f"(shared - smem_address(shared_raw)) + {self.offsets['scratch']}"
+            lines.append(f"void* const scratch = shared_raw + {shift} + part * {self.scratch};")
+        for name, inside in self.staged.items():
+            base = f"in_block(shared) + {self.offsets['staged'] + inside}"
+            lines.append(f"const unsigned {name}_staged = {base} + part * {self.staged_bytes};")
+        return lines
 
     def _tasks(self, role: Role) -> list[str]:
         head, tail = task_lines(self.program, self.plan, role.loads)

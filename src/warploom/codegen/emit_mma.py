@@ -31,7 +31,7 @@ def issue_lines(
             "and at most two side by side"
         )
     a_var, b_var = op.srcs[:2]
-    from_registers = not placement.is_shared(a_var)
+    from_registers = placement.from_registers(op)
     right = placement.operand(op, 1)
     left = None if from_registers else placement.operand(op, 0)
     transposed = (left is not None and not left.k_major, not right.k_major)
@@ -81,8 +81,10 @@ def _pieces(op: Op, n: int, right: Operand) -> list[tuple[int, int]]:
 
 def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: int) -> str:
     # Everything known now is in the low word; the address field cannot carry into the next one.
-    ring, buffer = block.home(name)
     low, high = operand.words()
+    if name in block.placement.staged:
+        return f"descriptor({low + offset // 16:#x}, {high:#x}, {name}_staged)"
+    ring, buffer = block.home(name)
     return f"descriptor({low + (buffer.offset + offset) // 16:#x}, {high:#x}, {ring.name}_at)"
 
 

@@ -44,6 +44,7 @@ class _Sm80Steps(StepCode):
 
     def __init__(self, block: BlockProgram, maps: Maps) -> None:
         super().__init__(block, maps)
+        self.fences = False
         self.holding = False  # mma.sync is done when it has issued: no wait can move
 
     def _lazy_zeros(self) -> set[str]:
@@ -243,7 +244,7 @@ def multiply_lines(block: BlockProgram, values: Values, op: Op) -> list[str]:
             f"  for (int i = 0; i < {n // 2}; ++i) {into}[t][i] = 0.0f;",
         ]
     body: list[str] = []
-    if placement.is_shared(a_var):
+    if not placement.from_registers(op):
         body.append(f"unsigned left_at[{blocks}][4];")
         body += [*loops, f"  {_left(block, op, a_var.name)}"]
         left = "left_at[t]"
@@ -275,6 +276,8 @@ def multiply_lines(block: BlockProgram, values: Values, op: Op) -> list[str]:
 
 
 def _slot(block: BlockProgram, name: str) -> str:
+    if name in block.placement.staged:
+        return f"{name}_staged"
     ring, buffer = block.home(name)
     return f"{ring.name}_at + {buffer.offset}"
 

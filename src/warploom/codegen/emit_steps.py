@@ -10,6 +10,7 @@ from warploom.codegen.emit_meet import exchange_bytes, meet_lines
 from warploom.codegen.emit_mma import issue_lines
 from warploom.codegen.emit_ops import compute_lines, wide_store_lines
 from warploom.codegen.emit_rows import group_sync
+from warploom.codegen.emit_staged import stage_lines
 from warploom.codegen.emit_store import LEADER, store_lines
 from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast
 from warploom.codegen.holds import Holds
@@ -34,6 +35,7 @@ class StepCode:
         self._guard = ""  # under which the last step was written, if under one
         self.holds, self.holding = Holds(), self.plan.hold_waits
         self.spread: dict[str, str] = {}
+        self.fences = True  # wgmma reads shared memory through a proxy of its own
         self._actions: dict[str, Callable[[Values, Step, Names], list[str]]] = {
             "Acquire": self._acquire,
             "Fill": self._fill,
@@ -301,7 +303,10 @@ class StepCode:
             return wide_store_lines(values, op, names)
         if op.kind == "reduce_scatter":
             return meet_lines(values, op, exchange_bytes(self.block.placement, self.program))
-        return compute_lines(values, op, names)
+        lines = compute_lines(values, op, names)
+        if op.dst is not None and op.dst.name in self.block.placement.staged:
+            lines += stage_lines(values, op, names, self.fences)
+        return lines
 
     def _turn_wait(self, values: Values, step: Step, names: Names) -> list[str]:
         return [

@@ -60,9 +60,10 @@ class Effects:
             # Matmuls into one accumulator follow each other in the tensor core.
             name = started.dst.name
             return name in {var.name for var in step.op.srcs[:2]} and same(name)
-        result, operand = started.dst.name, started.srcs[0].name
+        result = started.dst.name
         touched = result in reads | writes and same(result)
-        return touched or (operand in writes and same(operand))
+        operands = {var.name for var in started.srcs[:2]} & writes
+        return touched or any(same(name) for name in operands)
 
 
 def insert_joins(

@@ -8,7 +8,7 @@ transposed tile keeps every element in its register: only the order of its axes'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from warploom.codegen.fuse import Fusion, fuse
@@ -25,6 +25,8 @@ class Placement:
     """The place of every variable of a program.
 
     shared      loads that land in shared memory, by variable: (load, layout)
+    staged      register tiles that a matmul wants in shared memory, with their layout there: every
+                op that writes one leaves a copy in the group's own region
     rows, cols  the row axes and column axes of register tiles
     parts       compute groups the split axis is cut into
     """
@@ -36,6 +38,7 @@ class Placement:
     cols: frozenset[str]
     split: str
     parts: int
+    staged: dict[str, SharedTile] = field(default_factory=dict[str, SharedTile])
 
     def local(self, kind: TileType) -> TileType:
         """The part of a tile that one compute group holds."""
@@ -77,8 +80,13 @@ class Placement:
     def operand(self, op: Op, which: int) -> Operand:
         """The shared operand `which` (0 or 1) of a matmul."""
         var = op.srcs[which]
-        tile = self.shared[var.name][1]
+        tile = self.staged.get(var.name) or self.shared[var.name][1]
         return Operand(tile, var.type.names[1] == contracted(op))
+
+    def from_registers(self, op: Op) -> bool:
+        """Whether a matmul takes its first operand from registers."""
+        name = op.srcs[0].name
+        return name not in self.shared and name not in self.staged
 
     def is_shared(self, var: Var) -> bool:
         """Whether the variable lives in shared memory."""
@@ -96,17 +104,23 @@ def place(program: Program, split: str, parts: int) -> Placement:
     fusion = fuse(program)
     loads = {op.dst.name: op for op in program.ops() if op.kind == "load" and op.dst is not None}
     shared: dict[str, tuple[Op, SharedTile]] = {}
+    staged: dict[str, SharedTile] = {}
     for op in program.ops():
         if op.kind == "mma":
-            _place_operands(op, loads, shared)
+            _place_operands(op, loads, shared, staged)
     _check_readers(program, shared)
     rows, cols = _axes(program, shared, fusion)
-    placement = Placement(program, fusion, shared, rows, cols, split, parts)
+    placement = Placement(program, fusion, shared, rows, cols, split, parts, staged)
     _check_split(placement)
     return placement
 
 
-def _place_operands(op: Op, loads: dict[str, Op], shared: dict[str, tuple[Op, SharedTile]]) -> None:
+def _place_operands(
+    op: Op,
+    loads: dict[str, Op],
+    shared: dict[str, tuple[Op, SharedTile]],
+    staged: dict[str, SharedTile],
+) -> None:
     axis = contracted(op)
     left = op.srcs[0].type
     if left.size(axis) * left.dtype.bytes % INSTRUCTION_K_BYTES:
@@ -122,21 +136,26 @@ def _place_operands(op: Op, loads: dict[str, Op], shared: dict[str, tuple[Op, Sh
             except InputError as error:
                 raise InputError(f"{loads[var.name].where}: {error}") from None
             shared[var.name] = (loads[var.name], tile)
-        elif which == 1:
-            raise InputError(
-                f"{op.where}: the second operand of a matmul, {var.name}, must be a loaded tile; "
-                "exchange the operands or store it first"
-            )
-        elif var.type.names[1] != axis:
-            raise InputError(
-                f"{op.where}: register operand {var.name}: {var.type} must have the contracted "
-                f"axis {axis!r} last"
-            )
+        elif which == 1 or var.type.names[1] != axis:
+            # A register tile is a first operand whose columns are contracted, and nothing else.
+            staged[var.name] = _staged_tile(op, var)
         if var.type.dtype.bits == 8 and var.type.names[1] != axis:
             raise InputError(
                 f"{op.where}: {var.name}: {var.type} needs {axis!r} contiguous: 8-bit wgmma reads "
                 "both operands K-major; store the array with that dimension last"
             )
+
+
+def _staged_tile(op: Op, var: Var) -> SharedTile:
+    if var.type.dtype.bytes != 2:
+        raise InputError(
+            f"{op.where}: {var.name}: {var.type} is made in registers and goes through shared "
+            "memory to this matmul, which only 16-bit tiles can; cast it to bf16 or fp16"
+        )
+    try:
+        return shared_tile(var.type)
+    except InputError as error:
+        raise InputError(f"{op.where}: {error}") from None
 
 
 def _check_readers(program: Program, shared: dict[str, tuple[Op, SharedTile]]) -> None:
@@ -194,6 +213,11 @@ def _check_split(placement: Placement) -> None:
             f"{placement.program.name}; its row axes are {sorted(placement.rows)}"
         )
     for op in placement.program.ops():
+        if op.dst is not None and op.dst.name in placement.staged and split in op.dst.type.names:
+            raise InputError(
+                f"{op.where}: tile {op.dst.name} is a matmul's operand in shared memory and has "
+                f"axis {split!r}, which the schedule splits over {parts} groups; give it one group"
+            )
         if runs_along(op, split):
             raise InputError(
                 f"{op.where}: {op.kind} along {split!r}, which the schedule splits over {parts} "

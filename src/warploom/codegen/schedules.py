@@ -38,14 +38,15 @@ NAMES = (
 def fitting_name(program: Program) -> str | None:
     """The named schedule that suits a program's loops; None for a program without a matmul.
 
-    `pingpong` where a matmul of a step takes another's result (it runs behind it), `inflight` where
-    the step ends with a matmul, `lcsf` where arithmetic follows them or the loops differ.
+    `pingpong` where the second of two matmuls takes the first's result and nothing touches its own
+    after it (it runs a step behind), `inflight` where the step ends with a matmul, `lcsf` where
+    arithmetic follows them or the loops differ.
     """
     names: set[str] = set()
     for each in program.loops():
         ops = [op for op in each.body if isinstance(op, Op)]
         products = [op for op in ops if op.kind == "mma"]
-        if any(_depends(ops, later, products[:n]) for n, later in enumerate(products)):
+        if _is_chain(ops, products):
             names.add("pingpong")
         elif products:
             names.add("inflight" if ops[-1] is products[-1] else "lcsf")
@@ -54,12 +55,18 @@ def fitting_name(program: Program) -> str | None:
     return names.pop() if len(names) == 1 else "lcsf"
 
 
-def _depends(ops: list[Op], later: Op, earlier: list[Op]) -> bool:
-    """Whether a matmul's operands come from the results of earlier ones of the same step."""
-    reached = {var.name for var in later.srcs[:2]}
-    for op in reversed(ops[: ops.index(later)]):
+def _is_chain(ops: list[Op], products: list[Op]) -> bool:
+    """Whether the second of two matmuls of a step takes the first's result, and ends the step."""
+    if len(products) != 2:
+        return False
+    first, last = products
+    place = ops.index(last)
+    if any(last.dst in (op.dst, *op.srcs) for op in ops[place + 1 :]):
+        return False
+    reached = {var.name for var in last.srcs[:2]}
+    for op in reversed(ops[:place]):
         if op.dst is not None and op.dst.name in reached:
-            if op in earlier:
+            if op is first:
                 return True
             reached |= {var.name for var in op.srcs}
     return False

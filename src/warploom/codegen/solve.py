@@ -121,6 +121,12 @@ def _solve_at(
 def row_axis(program: Program) -> str:
     """The rows of the accumulators: the axis a block can share out among warp groups."""
     axes = {op.dst.type.names[0] for op in program.ops() if op.kind == "mma" and op.dst}
+    if len(axes) > 1:
+        # Rows of a tile that is an operand itself belong to all groups.
+        placement = place(program, "", 1)
+        named = placement.staged.keys()
+        held = {v.name: v.type for op in program.ops() for v in op.srcs if v.name in named}
+        axes -= {axis for kind in held.values() for axis in kind.names}
     if len(axes) != 1:
         raise InputError(
             f"{program.name}: accumulators have row axes {sorted(axes)}; name the one to split in "

@@ -1,0 +1,86 @@
+"""A register tile as a matmul's operand in shared memory: linear attention in chunks."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from tests.codegen import emulate
+from tests.codegen.state_program import attended, state_case
+from tests.gpu.cases import distance
+
+from warploom import tile as t
+from warploom.codegen.build import build
+from warploom.codegen.emit_sm80 import emit_sm80
+from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.schedules import fitting_name, schedule_named
+from warploom.codegen.simulate import simulate
+from warploom.errors import InputError
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+def test_interpreter_and_simulator_give_linear_attention(rows):
+    program, values = state_case(rows=rows)
+    want = t.interpret(program, values)["o"]
+    assert distance(want, attended(values)) == 0
+    schedule = schedule_named(program, fitting_name(program))
+    assert len(schedule.compute) == rows // 64, "rows are shared out, every group keeps the state"
+    for seed in range(2):
+        assert distance(simulate(lower(program, schedule), values, seed=seed)["o"], want) == 0
+
+
+def test_the_emitted_code_agrees_and_a_missing_meeting_does_not(tmp_path):
+    cases = [state_case(m, rows) for m, rows in ((0, 64), (40, 64), (200, 64), (300, 128))]
+    sources = [
+        emit_sm80(lower(program, schedule_named(program, "multistage", arch="sm_80")))
+        for program, _ in cases
+    ]
+    # One warp is late. Planted fault: nobody waits for it around the copy of the state.
+    late = "if (threadIdx.x % 128 < 32) for (int z = 0; z < 300; ++z) __syncwarp();"
+    sync = "named_sync<1, 128>();"
+    variants = [sources[2].text.replace(sync, text) for text in (f"{late} {sync}", late)]
+    delayed = [replace(sources[2], text=text) for text in variants]
+    library = emulate.compile_all([*sources, *delayed], tmp_path)
+    for number, (program, values) in enumerate(cases):
+        got = emulate.run(library, number, sources[number], program, values)["o"]
+        assert distance(got, attended(values)) == 0
+    program, values = cases[2]
+    gaps = [
+        distance(emulate.run(library, 4 + n, sources[2], program, values)["o"], attended(values))
+        for n in range(2)
+    ]
+    assert gaps[0] == 0 and gaps[1] > 1e-3
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+def test_it_compiles_for_hopper(rows):
+    program, _ = state_case(rows=rows)
+    built = build(program, schedule_named(program, "lcsf"))
+    assert built.resources.spill_bytes == 0 and "fence_async();" in built.source.text
+    base = re.search(r"_staged = in_block\(shared\) \+ (\d+)", built.source.text)
+    assert base is not None and int(base[1]) % 1024 == 0
+
+
+def _refused(operand, split="", groups=1):
+    def body(a, b, c):
+        acc = t.zeros(m=128, n=64)
+        for _ in t.loop(2):
+            acc += t.load(a, t.span(0, 128), t.span(0, 16)) @ t.load(
+                b, t.span(0, 16), t.span(0, 64)
+            )
+        left = t.load(a, t.span(0, 64, "q"), t.span(0, 128, "m"))
+        t.store(c, t.span(0, 64, "q"), t.span(0, 64), tile=left @ operand(acc))
+
+    arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
+    program = t.trace(body, arrays)
+    plan = LaunchPlan(split=split, store="direct")
+    return lower(program, multistage(program, 2, plan, groups))
+
+
+def test_what_cannot_be_staged_is_refused_at_the_line():
+    assert _refused(lambda acc: acc.cast(t.BF16))
+    with pytest.raises(InputError, match=r"test_state\.py.*which the schedule splits over 2"):
+        _refused(lambda acc: acc.cast(t.BF16), "m", 2)
+    with pytest.raises(InputError, match=r"test_state\.py.*both must be one of bf16"):
+        _refused(lambda acc: acc)
