@@ -91,6 +91,7 @@ def measured(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
                 1000 * plan.seed + number,
                 plan.seconds,
                 CONFIRMATIONS,
+                number // 2 % 2 == 1,
             )
         )
     bases = [places[number % len(places)][0] for number in range(plan.processes)]

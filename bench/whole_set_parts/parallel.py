@@ -16,6 +16,7 @@ from comparison.runs import RemoteEvaluator
 from warploom.runtime import LocalMeasurer
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import parse
+from warploom.search.actions import OPTIONAL, STEPS
 from warploom.search.driver import Budget, SearchResult, run_search
 from warploom.search.game import Game
 from warploom.search.lineage import Base
@@ -25,12 +26,12 @@ from warploom.search.tournament import Entry
 IN_FLIGHT: Final = 6
 CHAINS: Final = 2
 GRACE_S: Final = 5.0
-_GAMES: Final[dict[tuple[bytes, str], Game]] = {}  # what the processes are forked with
+_GAMES: Final[dict[tuple[bytes, str, bool], Game]] = {}  # what the processes are forked with
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run: a program to play on, where to start, and for how long once it is decoded."""
+    """One run: a program to play on, where to start, and for how long."""
 
     number: int
     image: bytes
@@ -41,6 +42,7 @@ class Task:
     seed: int
     seconds: float
     confirmations: int
+    paced: bool = False  # longer stalls are moves too
 
 
 class Players:
@@ -55,9 +57,11 @@ class Players:
     def __init__(self, tasks: Sequence[Task], bases: Sequence[Base]) -> None:
         self.tasks, self.bases = tasks, bases
         for task in tasks:
-            key = task.image, task.kernel
+            key = task.image, task.kernel, task.paced
             if key not in _GAMES:
-                _GAMES[key] = Game(parse(task.image, task.kernel), task.kernel, AliasMode.TRITON)
+                moves = frozenset((*STEPS, *OPTIONAL)) if task.paced else None
+                cubin = parse(task.image, task.kernel)
+                _GAMES[key] = Game(cubin, task.kernel, AliasMode.TRITON, moves=moves)
         context = multiprocessing.get_context("fork")
         self._go: Any = context.Event()
         self._requests: Any = context.Queue()
@@ -111,7 +115,7 @@ class Players:
 
 
 def _play(task: Task, go: Any, requests: Any, replies: Any) -> None:
-    game = _GAMES[task.image, task.kernel]
+    game = _GAMES[task.image, task.kernel, task.paced]
     go.wait()
     found = run_search(
         parse(task.image, task.kernel),

@@ -10,7 +10,7 @@ import pytest
 from warploom.errors import InputError
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.verify import Verifier
-from warploom.search.actions import Move
+from warploom.search.actions import STEPS, Move, SetControl
 from warploom.search.game import MEMORY_MOVES, Candidate, Family, Game, Refusal
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
@@ -116,3 +116,22 @@ def test_states_verify_from_bytes(cubin_of: Callable[[str], Cubin]) -> None:
             assert fresh.check_file(parse(result.cubin)).legal
             seen += 1
     assert seen >= 30
+
+
+def test_longer_stalls_are_moves_only_when_named(cubin_of: Callable[[str], Cubin]) -> None:
+    cubin = cubin_of("triton_softmax_4x4096_w8_s3_sm80")
+    plain = Game(cubin)
+    paced = Game(cubin, moves=frozenset((*STEPS, "pace")))
+    kinds: dict[str, list[SetControl]] = {"plain": [], "paced": []}
+    for name, game in (("plain", plain), ("paced", paced)):
+        rng = random.Random(3)
+        for _ in range(200):
+            action = game.propose(rng)
+            if isinstance(action, SetControl) and action.kind == "pace":
+                kinds[name].append(action)
+    assert not kinds["plain"] and len(kinds["paced"]) > 5
+    action = kinds["paced"][0]
+    before = paced.editor.control(action.index).stall
+    assert action.control.stall >= before
+    assert isinstance(paced.apply(action), Candidate)
+    assert paced.editor.control(action.index).stall >= before

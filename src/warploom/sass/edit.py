@@ -23,7 +23,13 @@ from warploom.sass.aliasing import (
     memory_accesses,
     must_keep_order,
 )
-from warploom.sass.control import CONTROL_MASK, NO_SCOREBOARD, Control
+from warploom.sass.control import (
+    CONTROL_MASK,
+    MAX_STALL,
+    MAX_STALL_STAYING,
+    NO_SCOREBOARD,
+    Control,
+)
 from warploom.sass.cubin import WORD_BYTES, Cubin
 from warploom.sass.kernel import Instruction, Kernel, decode
 from warploom.sass.latency import LatencyTable, table_for
@@ -220,6 +226,12 @@ class Editor:
         """The control field with the least stall its opcode allows as the wish."""
         item = self.kernel.instructions[index]
         return replace(self.control(index), stall=self.table.own_stall(item))
+
+    def paced(self, index: int, cycles: int) -> Control:
+        """The control field with `cycles` more of stall as the wish, as far as it goes."""
+        now = self.control(index)
+        most = MAX_STALL_STAYING if now.stay else MAX_STALL
+        return replace(now, stall=min(now.stall + cycles, most))
 
     def toggled_stay(self, index: int) -> Control:
         """The control field with the yield hint flipped."""

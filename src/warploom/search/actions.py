@@ -9,11 +9,13 @@ from typing import Final
 from warploom.errors import InputError
 from warploom.sass.control import Control
 
-# Names of `--moves`. The first four are steps of the game on one program; the others make another
-# program of the original (see `lineage`), proved by a checker of its own.
+# Names of `--moves`. The first four are steps of the game on one program, `pace` one that is taken
+# only when named (longer stalls: other warps go first); the others make another program of the
+# original (see `lineage`), proved by a checker of its own.
 STEPS: Final = ("order", "stall", "yield", "reuse")
 PROGRAMS: Final = ("rotate", "rename", "boards")
-MOVES: Final = (*STEPS, *PROGRAMS)
+OPTIONAL: Final = ("pace",)
+MOVES: Final = (*STEPS, *OPTIONAL, *PROGRAMS)
 
 
 def moves_of(names: Iterable[str]) -> frozenset[str]:
