@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from warploom.cli import app
 from warploom.codegen.portfolio import Candidate
-from warploom.errors import CheckFailed, InputError
+from warploom.errors import CheckFailed, InputError, Interrupted
 from warploom.pipeline import optimize as pipeline
 from warploom.pipeline.optimize import OptimizeSettings, optimize
 from warploom.pipeline.optimize_measure import Measured
@@ -113,7 +113,7 @@ def test_an_interrupt_leaves_no_report(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "static_verdict", stop)
     arguments = ["optimize", "gemm", "--schedule", "lcsf", "--measure", "none"]
     done = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "o")])
-    assert done.exit_code == 130
+    assert isinstance(done.exception, Interrupted) and done.exception.exit_code == 130
     assert not (tmp_path / "o" / "report.html").exists()
 
 
