@@ -11,17 +11,31 @@ from warploom.codegen.named import multistage
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_reference import task_table
-from warploom.kernels.choices import ATTENTION_CHOICES
+from warploom.kernels.choices import ATTENTION_CHOICES, AttentionChoice
 from warploom.tile import E4M3, FP16
 
 # name -> (config, its schedule, what the compiler may do)
 Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tuple[str, ...]]
 
 
+# What a variant is without a decision that it was measured for: how much the decision is worth.
+CHANGES: dict[str, Callable[[AttentionChoice], AttentionChoice]] = {
+    # waits for matmuls held below the softmax
+    "-held": lambda c: replace(c, launch=c.launch | {"hold_waits": True}),
+    # one of 8 exponentials on the fp32 lanes
+    "-fma1": lambda c: replace(c, launch=c.launch | {"fma_exp2": 1}),
+    # sums rescaled before the values come on top
+    "-rescaled-early": lambda c: replace(c, early=True),
+    # no turns
+    "-no-turns": lambda c: replace(c, turns=False),
+}
+
+
 def _choice(name: str, **config: Any) -> Variant:
-    choice = ATTENTION_CHOICES[name.removesuffix("-held")]
-    if name.endswith("-held"):
-        choice = replace(choice, launch=choice.launch | {"hold_waits": True})
+    found = next((end for end in CHANGES if name.endswith(end)), "")
+    choice = ATTENTION_CHOICES[name.removesuffix(found)]
+    if found:
+        choice = CHANGES[found](choice)
     return choice.config(AttentionConfig(**config)), choice.schedule, choice.allow
 
 
@@ -29,11 +43,11 @@ def _plain(config: AttentionConfig) -> KernelSchedule:
     return multistage(attention(config), {"k": 2, "v": 2}, LaunchPlan(split="rows"), 2, in_flight=0)
 
 
-# "-held": with waits for matmuls held below the softmax.
 TIMED: dict[str, tuple[str, ...]] = {
     "d128": (
         "128x128-ahead-together-apart",
         "128x176-together-apart",
+        "128x128-ahead-together-apart-rescaled-early",
         "128x128-ahead-early-guess-apart",
         "128x144-early-guess-apart",
     ),
@@ -47,6 +61,9 @@ TIMED: dict[str, tuple[str, ...]] = {
     "d64": (
         "192x128-ahead",
         "192x128-ahead-held",
+        "192x128-ahead-rescaled-early",
+        "192x128-ahead-no-turns",
+        "192x128-ahead-guess-fma1",
         "192x128-ahead-guess",
         "192x128-ahead-guess-apart",
         "192x128-ahead-early-guess",
