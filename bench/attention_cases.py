@@ -50,6 +50,7 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-ahead-together-apart-rescaled-early",
         "128x128-ahead-early-guess-apart",
         "128x144-early-guess-apart",
+        "192x80-early-guess-apart",
     ),
     "d128 causal": (
         "128x128-draw16-together",
@@ -57,6 +58,7 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x128-snake1-serial-apart",
         "128x128-draw16-early-guess",
         "128x128-draw16-early-guess-turns",
+        "192x80-snake1-early-guess-apart",
     ),
     "d64": (
         "192x128-ahead",

@@ -212,6 +212,23 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             early=True,
             guess=GUESS,
         ),
+        _A(
+            "192x80-early-guess-apart",
+            (192, 80),
+            launch=ONE_Q,
+            apart=True,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "192x80-snake1-early-guess-apart",
+            (192, 80),
+            launch=SNAKE | ONE_Q,
+            allow=("spills", "stack"),
+            apart=True,
+            early=True,
+            guess=GUESS,
+        ),
         _A("192x112-early-guess", (192, 112), launch=ONE_Q, early=True, guess=GUESS),
         _A(
             "192x112-early-guess-apart",
