@@ -13,6 +13,7 @@ from functools import cached_property
 
 from warploom.codegen.fuse import Fusion, fuse
 from warploom.codegen.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
+from warploom.codegen.memory_order import check_memory
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
@@ -101,6 +102,7 @@ def contracted(op: Op) -> str:
 
 def place(program: Program, split: str, parts: int) -> Placement:
     """Place every variable; raises `InputError` at the user's line when that cannot be done."""
+    check_memory(program)
     fusion = fuse(program)
     loads = {op.dst.name: op for op in program.ops() if op.kind == "load" and op.dst is not None}
     shared: dict[str, tuple[Op, SharedTile]] = {}

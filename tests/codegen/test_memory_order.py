@@ -1,0 +1,61 @@
+"""A task that loads what it has stored is refused; updates in place are not."""
+
+import numpy as np
+import pytest
+from tests.gpu.cases import distance
+
+from warploom import tile as t
+from warploom.codegen.lower import lower
+from warploom.codegen.schedules import schedule_named
+from warploom.codegen.simulate import simulate
+from warploom.errors import InputError
+
+HERE, COLS = t.span(0, 64), t.span(0, 64)
+
+
+def _program(after):
+    def body(a, b, y, z):
+        acc = t.zeros(m=64, n=64)
+        for k in t.loop(t.cdiv(t.size("k"), 16)):
+            part = t.span(k * 16, 16)
+            acc += t.load(a, HERE, part) @ t.load(b, part, COLS)
+        after(acc, b, y, z)
+
+    arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n")}
+    arrays |= {"y": t.array(t.BF16, "m n"), "z": t.array(t.FP32, "m n")}
+    return t.trace(body, arrays, name="again")
+
+
+def _loaded(acc, b, y, z):
+    t.store(y, HERE, COLS, tile=acc.cast(t.BF16))
+    t.store(z, HERE, COLS, tile=t.load(y, HERE, COLS).cast(t.FP32))
+
+
+def _multiplied(acc, b, y, z):
+    t.store(y, HERE, COLS, tile=acc.cast(t.BF16))
+    left = t.load(y, t.span(0, 64, "m"), t.span(0, 64, "q"))
+    t.store(z, HERE, COLS, tile=left @ t.load(b, t.span(0, 64, "q"), COLS))
+
+
+def _carried(acc, b, y, z):
+    for _ in t.loop(3):
+        t.store(z, HERE, COLS, tile=t.load(z, HERE, COLS) + acc)
+
+
+def _updated(acc, b, y, z):
+    t.store(z, HERE, COLS, tile=t.load(z, HERE, COLS) + acc)
+
+
+@pytest.mark.parametrize("after", [_loaded, _multiplied, _carried])
+def test_what_a_task_stored_it_does_not_load(after):
+    program = _program(after)
+    with pytest.raises(InputError, match=r"test_memory_order\.py.*the same task stores to at"):
+        schedule_named(program, "lcsf")
+
+
+def test_an_update_in_place_is_fine():
+    program = _program(_updated)
+    random = np.random.default_rng(0)
+    values = {name: random.integers(-3, 4, (64, 64)) for name in "abyz"}
+    got = simulate(lower(program, schedule_named(program, "lcsf")), values, seed=0)
+    assert distance(got["z"], t.interpret(program, values)["z"]) == 0
