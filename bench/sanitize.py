@@ -5,6 +5,7 @@ Results are also compared with the interpreter, as a tool that changes the answe
 something too. `--one` is that process; `--out FILE` writes evidence rows.
 
     python bench/sanitize.py --out bench/results/sanitizer.json [--cases gemm,attention]
+    python bench/sanitize.py --merge ROWS...   rows of other runs into it, by case and tool
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from tests.gpu.cases import CASES, PLANTED  # noqa: E402
 
 from warploom.errors import WarploomError  # noqa: E402
-from warploom.evidence import Evidence, write_rows  # noqa: E402
+from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 
+RESULTS = ROOT / "bench" / "results" / "sanitizer.json"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 LIMIT_S = 150  # of one tool
 MARK = "##case "
@@ -117,6 +119,17 @@ def device() -> tuple[str, str]:
     return name, driver
 
 
+def merge(files: list[Path]) -> int:
+    """Put the rows of runs into the results; a row replaces the one of its case and tool."""
+    rows: dict[tuple[str, str], Evidence] = {}
+    for path in (RESULTS, *files):
+        rows.update({(row.kernel, str(row.checks["tool"])): row for row in read_rows(path)})
+    ordered = sorted(rows.values(), key=lambda row: TOOLS.index(str(row.checks["tool"])))
+    write_rows(RESULTS, ordered)
+    print(f"{len(rows)} rows in {RESULTS}")
+    return 0
+
+
 def main() -> int:
     """Every tool over the chosen cases; a table, and rows when asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -126,7 +139,10 @@ def main() -> int:
     parser.add_argument("--tools", default=",".join(TOOLS[:2]))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--log", type=Path, help="folder for what the tools printed")
+    parser.add_argument("--merge", type=Path, nargs="+", help="rows of runs to put into the table")
     args = parser.parse_args()
+    if args.merge:
+        return merge(args.merge)
     names = chosen(args.cases)
     if args.one:
         return one(names, args.planted)

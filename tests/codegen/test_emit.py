@@ -143,7 +143,7 @@ def test_schedules_survive_json():
 
 
 REFUSED = {
-    "needs 246848 B of shared memory": lambda: emit(
+    "needs 246,848 B of shared memory": lambda: emit(
         lower(*gemm_schedule(depth=4, plan=replace(PLAN, store_panels=3)))
     ),
     "split axis 'k'": lambda: lower(*gemm_schedule(plan=LaunchPlan(split="k"))),

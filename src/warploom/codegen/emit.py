@@ -171,14 +171,18 @@ class Emitter:
         # The base is rounded up to 1024, except where blocks share an SM and every KiB counts.
         self.shared_bytes = used + (1024 if resident == 1 else 0)
         if self.shared_bytes > (limit := shared_limit(resident)):
-            rings = ", ".join(f"{r.name} {r.depth} x {r.slot_bytes}" for r in self.block.rings)
+            rings = ", ".join(f"{r.name} {r.depth} x {r.slot_bytes:,}" for r in self.block.rings)
+            others = {
+                "store panels": self.maps.panel_bytes(),
+                "exchanges": self.scratch,
+                "operands": self.staged_bytes,
+            }
+            rest = "".join(f", {what} {n * self.parts:,}" for what, n in others.items() if n)
+            many = f" a block for {resident} on an SM" if resident > 1 else ""
             raise InputError(
-                f"kernel {self.program.name} needs {self.shared_bytes} B of shared memory "
-                f"({rings}, store panels {self.maps.panel_bytes() * self.parts}, exchanges "
-                f"{self.scratch * self.parts}, operands {self.staged_bytes * self.parts}), the GPU "
-                "has "
-                f"{limit}{f' a block for {resident} on an SM' if resident > 1 else ''}; make a "
-                "ring shallower or the tile smaller"
+                f"kernel {self.program.name} needs {self.shared_bytes:,} B of shared memory "
+                f"({rings}{rest}), the GPU has {limit:,}{many}; make a ring shallower or the tile "
+                "smaller"
             )
         return at
 
