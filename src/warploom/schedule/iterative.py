@@ -196,8 +196,8 @@ def iterative_schedule(
 ) -> Schedule | None:
     """The shortest interval that placing found, from `least` or the analytic bound on.
 
-    None when no attempt passes the checker before the serial end of the search or `over()`. On a
-    target without groups one without limits stands in for none.
+    None when no attempt passes the checker up to the serial interval. `over()` ends the bettering
+    of what was found. On a target without groups one without limits stands in for none.
     """
     if not target.groups:
         graph, target, pins = bare(graph), without_limits(target), {}
@@ -207,7 +207,7 @@ def iterative_schedule(
     for group in assignments(graph, target, pins):
         at = partial(attempt, graph, target, rules, group, uniform)
         best = _shorter(at, low, serial, best, len(graph.nodes) <= SMALL, over)
-        if over() or (best is not None and best.initiation_interval == low):
+        if best is not None and (over() or best.initiation_interval == low):
             break
     return best
 
@@ -228,7 +228,7 @@ def _shorter(
         step = max(1, int(low * FIRST))
         # Failing takes longer than succeeding: only small loops begin where most of them fail.
         interval = low if small else low + step
-        while found is None and interval <= serial and not over():
+        while found is None and interval <= serial:  # an answer late is better than none
             found = attempts(interval)
             if found is None:
                 failed, interval, step = interval, interval + step, 2 * step
@@ -350,7 +350,11 @@ def bare(graph: Graph) -> Graph:
 def _ways(graph: Graph, target: Target, order: Sequence[str]) -> Iterator[dict[str, str]]:
     rank = {name: place for place, name in enumerate(order)}
     widest = sum(g.warps >= 4 and not g.loads for g in target.groups)
-    for kind in ("sub-tile", "first", *(f"runs {n}" for n in range(2, widest + 1))):
+    runs = [f"runs {n}" for n in range(widest, 1, -1)]
+    kinds = (
+        ["sub-tile", "first", *runs] if any(n.subtile for n in graph.nodes) else [*runs, "first"]
+    )
+    for kind in kinds:
         for narrow in (False, True):
             found: dict[str, str] = {}
             for node in graph.nodes:
@@ -361,7 +365,7 @@ def _ways(graph: Graph, target: Target, order: Sequence[str]) -> Iterator[dict[s
                 if kind == "sub-tile":
                     turn = (node.subtile or 0) % len(alike)
                 elif kind != "first":
-                    runs = int(kind.split()[1])
-                    turn = min(rank[node.id] * runs // len(order), len(alike) - 1)
+                    parts = int(kind.split()[1])
+                    turn = min(rank[node.id] * parts // len(order), len(alike) - 1)
                 found[node.id] = alike[turn].name
             yield found
