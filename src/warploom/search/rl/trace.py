@@ -295,7 +295,7 @@ class Trace:
         """The last place of a patch, which depends on the whole block."""
         last = self.size - 1
         patch.last_stall, patch.longer = self._ending(patch)
-        patch.odd = patch.twisted or patch.last_stall > MAX_STALL
+        patch.odd = patch.twisted or patch.last_stall > MAX_STALL or not self.regular
         if patch.first >= patch.end and patch.first < last:
             return
         there = patch.cells.get(last, self.cells[last])
@@ -349,7 +349,7 @@ class Trace:
             end,
             0 if still else self.rules.latest_head,
             (expires[0], expires[1]),
-            (self.floor, self.cells[-1]) == (old.floor, old.cells[-1]),
+            (self.floor, self.cells[-1], self.regular) == (old.floor, old.cells[-1], old.regular),
         )
 
     def _columns(self) -> list[tuple[int, ...]]:

@@ -43,11 +43,8 @@ class WideActions:
     def offers(self, now: BlockNow, before: Offers | None = None) -> Offers:
         """All actions on the block as it stands. `before`: those of a version it came from."""
         lines, kinds, actions = self._actions(now)
-        wishes = (now.wishes.stall[0], now.wishes.stay[0], now.wishes.reuse[0])
-        trace = Trace(
-            self.rules, now.version.order[0].tolist(), Asked(*(w.tolist() for w in wishes))
-        )
-        if not trace.regular or not self._stands(trace, now.version):
+        trace = self._trace(now.version, now.wishes)
+        if not self._stands(trace, now.version, now.wishes):
             return self.whole_offers(now)
         judge = Judge(trace, self._coupled)
         known: dict[Move | Wish, Patch] = {}
@@ -101,27 +98,27 @@ class WideActions:
             coupled.append((rows, timed))
         return Offers(lines, kinds, legal, coupled, patched=patched)
 
-    @staticmethod
-    def _stands(trace: Trace, version: Versions) -> bool:
-        """Whether a trace derives the version that stands."""
-        return all(
-            found == stands[0].tolist()
-            for found, stands in (
-                (trace.stalls, version.stall),
-                (trace.stays, version.stay),
-                (trace.waits, version.wait),
-                (trace.reuses, version.reuse),
-            )
+    def _trace(self, version: Versions, wishes: Wishes) -> Trace:
+        asked = (wishes.stall[0], wishes.stay[0], wishes.reuse[0])
+        return Trace(self.rules, version.order[0].tolist(), Asked(*(w.tolist() for w in asked)))
+
+    def _stands(self, trace: Trace, version: Versions, wishes: Wishes) -> bool:
+        """Whether a trace derives a version."""
+        order, stall, wait = (
+            np.array([values], np.int64) for values in (trace.order, trace.stalls, trace.waits)
         )
+        derived = self.deriver.settled(order, stall, wait, wishes)
+        return not self._differs(self.batch, derived, version)[0]
 
     def _assembled(self, now: BlockNow, patched: Patched, rows: Ints) -> Versions:
         """Whole versions of some patches."""
         version = now.version
+        stall = np.array([patched.trace.stalls], np.int64)  # as derived, not spread yet
         fields = [
             np.repeat(array, len(rows), 0)
-            for array in (version.order, version.stall, version.stay, version.wait, version.reuse)
+            for array in (version.order, stall, version.stay, version.wait, version.reuse)
         ]
-        odd = False
+        odd = not patched.trace.regular
         for at, row in enumerate(_listed(rows)):
             patch = patched.patches[row]
             odd |= patch.odd
@@ -145,15 +142,25 @@ class WideActions:
             return offers.held(rows)
         versions, wishes = self._assembled(now, patched, rows), self._wished(now, patched, rows)
         for at, row in enumerate(_listed(rows)):
-            patch = patched.patches[row]
-            if not patch.odd:
-                continue
-            derived = patched.trace.stalls.copy()
-            for place, cell in patch.cells.items():
-                derived[place] = cell.stall
-            longer = np.flatnonzero(versions.stall[at] > np.array(derived))
-            wishes.stall[at, versions.order[at, longer]] = versions.stall[at, longer]
+            if patched.patches[row].odd:
+                self._pin(patched, patched.patches[row], versions.take([at]), wishes, at)
         return versions, wishes
+
+    def _pin(
+        self, patched: Patched, patch: Patch, version: Versions, wishes: Wishes, at: int
+    ) -> None:
+        """Wish for the stalls that had to be spread, where the version then derives as it is."""
+        derived = patched.trace.stalls.copy()
+        for place, cell in patch.cells.items():
+            derived[place] = cell.stall
+        longer = np.flatnonzero(version.stall[0] > np.array(derived))
+        if not len(longer):
+            return
+        pinned = Wishes(*(w[at : at + 1].copy() for w in (wishes.stall, wishes.stay, wishes.reuse)))
+        pinned.stall[0, version.order[0, longer]] = version.stall[0, longer]
+        trace = self._trace(version, pinned)
+        if trace.regular and self._stands(trace, version, pinned):
+            wishes.stall[at] = pinned.stall[0]
 
     @staticmethod
     def _wished(now: BlockNow, patched: Patched, rows: Ints) -> Wishes:
