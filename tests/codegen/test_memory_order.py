@@ -6,6 +6,8 @@ from tests.gpu.cases import distance
 
 from warploom import tile as t
 from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage, write
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.schedules import schedule_named
 from warploom.codegen.simulate import simulate
 from warploom.errors import InputError
@@ -59,3 +61,28 @@ def test_an_update_in_place_is_fine():
     values = {name: random.integers(-3, 4, (64, 64)) for name in "abyz"}
     got = simulate(lower(program, schedule_named(program, "lcsf")), values, seed=0)
     assert distance(got["z"], t.interpret(program, values)["z"]) == 0
+
+
+def test_stores_to_one_array_keep_their_order():
+    def body(a, b, z):
+        for k in t.loop(2):
+            part = t.span(k * 16, 16)
+            acc = t.load(a, HERE, part) @ t.load(b, part, COLS)
+            t.store(z, HERE, COLS, tile=acc)
+            t.store(z, HERE, t.span(0, 64), tile=acc + 1.0)
+
+    arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "z": t.array(t.FP32, "m n")}
+    program = t.trace(body, arrays, name="twice")
+    plan = LaunchPlan(split="", store="direct")
+    good = multistage(program, 2, plan, 1, in_flight=0)
+    lower(program, good)
+    (loop,) = program.loops()
+    order = [node.removesuffix("/0") for node in good.loops["i"].time if node.endswith("/0")]
+    release = [(f"release {name.removesuffix('/0')}", 0) for name in
+               good.loops["i"].params["release"]]  # fmt: skip
+    stores = [label for label in order if label.startswith("store")]
+    rest = [(label, 0) for label in order if label not in stores]
+    turned = [*rest, *release, *[(label, 0) for label in reversed(stores)]]
+    bad = KernelSchedule("turned", {"i": write(program, loop, 1, 2, turned)}, plan)
+    with pytest.raises(InputError, match="both touch tile z"):
+        lower(program, bad)

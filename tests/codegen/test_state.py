@@ -14,8 +14,10 @@ from warploom.codegen.emit_sm80 import emit_sm80
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.predict import predict
 from warploom.codegen.schedules import fitting_name, schedule_named
 from warploom.codegen.simulate import simulate
+from warploom.codegen.solve import Search
 from warploom.errors import InputError
 
 
@@ -60,6 +62,16 @@ def test_it_compiles_for_hopper(rows):
     assert built.resources.spill_bytes == 0 and "fence_async();" in built.source.text
     base = re.search(r"_staged = in_block\(shared\) \+ (\d+)", built.source.text)
     assert base is not None and int(base[1]) % 1024 == 0
+
+
+def test_the_solved_schedule_gives_the_same():
+    """A loop that stores, with four products, one of a tile made in registers."""
+    program, values = state_case()
+    solved = schedule_named(program, "solve", search=Search(seconds=2.0, walks=0))
+    got = simulate(lower(program, solved), values, seed=1)["o"]
+    assert distance(got, attended(values)) == 0
+    (row,) = predict(program, solved).values()
+    assert row.bound <= row.cycles < 4 * row.bound
 
 
 def _refused(operand, split="", groups=1):

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, prod
 
 from warploom.codegen.contend import crowded as crowded_nodes
 from warploom.codegen.copies import expandable, touches
 from warploom.codegen.emit_ops import needless
 from warploom.codegen.instructions import Work, work
+from warploom.codegen.memory_order import memory_chains
 from warploom.codegen.place import Placement, contracted
 from warploom.codegen.values import Values
 from warploom.errors import InputError
@@ -174,11 +176,7 @@ class _Extractor:
         name = f"{op.label}/{part}"
         if op.kind == "mma":
             return self._mma(op, name, part)
-        spec = OPS[op.kind]
-        if spec.group in ("scan", "sink") or op.kind in ("gather", "transpose", "slice", "argmax"):
-            raise InputError(f"{op.where}: {op.kind} inside a loop has no cost model")
-        assert op.dst is not None
-        done = work(self.placement.fusion, op, self._sizes(op))
+        done = work(self.placement.fusion, op, self._sizes(op), self.placement.rows)
         if needless(self.values, op, {}) is not None:
             # In the steady state the op is left out: what remains is the test.
             done = Work({"fma": 0.0, "alu": GUARD * LANES, "mufu": 0.0})
@@ -201,7 +199,7 @@ class _Extractor:
             tuple(uses),
             latency=busy + self._tail(op, done),
             issue=slots,
-            registers=self._words(op.dst.type),
+            registers=0 if op.dst is None else self._words(op.dst.type),
             min_warps=4,
             subtile=part,
         )
@@ -286,6 +284,11 @@ class _Extractor:
         names = {op.dst.name for op in self.ops if op.dst is not None}
         for name in sorted(names):
             self._tile_edges(name, part)
+        for together in memory_chains(self.ops):
+            labels = [f"{op.label}/{part}" for op in together]
+            for first, then in pairwise(labels):
+                self._after(first, then, 0)
+            self._after(labels[-1], labels[0], 1)
 
     def _tile_edges(self, name: str, part: int) -> None:
         """Read after write, write after read and write after write of one register tile."""

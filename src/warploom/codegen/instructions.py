@@ -61,6 +61,20 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     "reduce_prod": (1, 0, 0),
     "reduce_max": (0, 1, 0),
     "reduce_min": (0, 1, 0),
+    # Shuffles and accesses of shared and global memory are counted among the half-rate ones.
+    "cumsum": (3.4, 3.6, 0),
+    "argmax": (2, 12.8, 0),
+    "gather": (3.2, 4.8, 0),
+    "slice": (0, 4, 0),  # a part that is no whole group of columns; others cost nothing
+    "store": (0.5, 4, 0),
+    "store_add": (0.5, 4, 0),
+}
+# The same along the rows of a tile: what 4 warps and 8 quads find out together.
+ALONG_ROWS: dict[str, tuple[float, float, float]] = {
+    "cumsum": (10, 8.3, 0),
+    "argmax": (2, 70, 0.5),
+    **dict.fromkeys(("reduce_sum", "reduce_prod"), (5, 6, 0)),
+    **dict.fromkeys(("reduce_max", "reduce_min"), (0, 11, 0)),
 }
 FUSES = ("add", "sub")  # with a product that only they read: one FFMA
 
@@ -78,10 +92,13 @@ class Work:
         return sum(self.pipes.values())
 
 
-def work(fusion: Fusion, op: Op, elements: Mapping[str, float]) -> Work:
+def work(
+    fusion: Fusion, op: Op, elements: Mapping[str, float], rows: frozenset[str] = frozenset()
+) -> Work:
     """What `op` does with the ops inlined into it.
 
-    `elements` gives, by variable, how many elements the threads of one group work on.
+    `elements` gives, by variable, how many elements the threads of one group work on; `rows` the
+    axes that lie over warps.
     """
     totals: dict[str, float] = dict.fromkeys(PIPES, 0.0)
     reads: list[bool] = []
@@ -91,17 +108,17 @@ def work(fusion: Fusion, op: Op, elements: Mapping[str, float]) -> Work:
             of = inner.srcs[0]
         count = elements[of.name]
         reads.append(inner.kind == "load")
-        for pipe, number in zip(PIPES, _instructions(inner), strict=True):
+        for pipe, number in zip(PIPES, _instructions(inner, rows), strict=True):
             totals[pipe] += 0.0 if fused else number * count
     return Work(totals, any(reads))
 
 
-def _instructions(op: Op) -> tuple[float, float, float]:
+def _instructions(op: Op, rows: frozenset[str]) -> tuple[float, float, float]:
     if op.kind == "cast":
         assert op.dst is not None
         return _cast(op.srcs[0].type.dtype.name, op.dst.type.dtype.name)
-    if op.kind in ("store", "store_add"):
-        return (0, 0, 0)
+    if op.kind in ALONG_ROWS and op.axis in rows and len(op.srcs[0].type.axes) == 2:
+        return ALONG_ROWS[op.kind]
     if op.kind not in INSTRUCTIONS:
         raise InputError(f"{op.where}: {op.kind} has no instruction count, so it cannot be timed")
     return INSTRUCTIONS[op.kind]

@@ -6,7 +6,7 @@ load what it has stored. Reading a range before it is written (in-place updates)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from warploom.errors import InputError
 from warploom.tile import Loop, Op, Program
@@ -25,6 +25,13 @@ def check_memory(program: Program) -> None:
                     f"{store.where}: beside matmuls loads run ahead of stores; go on with the tile "
                     "that was stored, or use two kernels"
                 )
+
+
+def memory_chains(ops: Sequence[Op]) -> list[list[Op]]:
+    """Ops of a loop that must keep their order because one of them stores to an array of all."""
+    stored = {op.array.name for op in ops if op.array and op.kind.startswith("store")}
+    chains = [[op for op in ops if op.array and op.array.name == name] for name in sorted(stored)]
+    return [chain for chain in chains if len(chain) > 1]
 
 
 def _may_follow(program: Program, load: Op, store: Op) -> bool:

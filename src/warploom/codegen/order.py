@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from warploom.codegen.memory_order import memory_chains
 from warploom.codegen.place import Placement
 from warploom.errors import InputError
 from warploom.tile import Op
@@ -50,6 +51,11 @@ def _conflict(
     writes = [{op.dst.name} if op.dst is not None else set[str]() for op in (first, second)]
     common = (writes[0] & (reads[1] | writes[1])) | (reads[0] & writes[1])
     same = {name for name in common if distance % copies.get(name, 1) == 0}
+    if first is not second and any(
+        {first.id, second.id} <= {op.id for op in chain} for chain in memory_chains((first, second))
+    ):
+        assert first.array is not None
+        return first.array.name
     return min((name for name in same if name not in placement.shared), default="")
 
 
