@@ -4,15 +4,25 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests.codegen.narrow_program import narrow_case
 from typer.testing import CliRunner
 
 from warploom.cli import app
+from warploom.codegen.build import build
 from warploom.codegen.portfolio import Candidate
 from warploom.errors import CheckFailed, InputError, Interrupted
 from warploom.pipeline import optimize as pipeline
-from warploom.pipeline.optimize import OptimizeSettings, optimize
+from warploom.pipeline.optimize import (
+    MINED_RULES,
+    OptimizeSettings,
+    optimize,
+    static_verdict,
+)
 from warploom.pipeline.optimize_measure import Measured
 from warploom.report.optimize_html import Page, page_html
+from warploom.sass.cubin import parse
+from warploom.sass.kernel import decode
+from warploom.sass.lint import lint
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +179,12 @@ def test_candidates_go_with_solving_only():
         replace(GEMM, candidates=2)
     with pytest.raises(InputError, match="expected 1 to 32"):
         replace(GEMM, schedule="solve", candidates=0)
+
+
+def test_a_distance_the_tables_have_not_seen_convicts_no_compiler() -> None:
+    """The lint's mined rules hold edited code to what compilers emit; this is what one emits."""
+    program, schedule, _ = narrow_case()
+    built = build(program, schedule)
+    mined = [f for f in lint(decode(parse(built.cubin))) if f.rule in MINED_RULES]
+    verdict = static_verdict(built)
+    assert not verdict.faults and verdict.warnings >= len(mined)
