@@ -261,6 +261,11 @@ class Trace:
         for place in range(max(patch.first - 1, 0), patch.end):
             number = moved.get(place, self.order[place])
             stall = stalls.get(place, self.stalls[place])
+            if place not in moved and stall == self.stalls[place]:
+                wait = waits.get(place, self.waits[place])
+                if wait != self.waits[place]:
+                    patch.cells[place] = self.cells[place]._replace(wait=wait)
+                continue
             alive = self.alive[place]
             if moved and low <= place <= high:
                 alive, last = self._operands(place, number, moved)
