@@ -56,7 +56,10 @@ def run_all(page: str, folder: Path, gpu: bool) -> int:
                 assert command(line.removeprefix("$ ")) == 0, f"line {block.line}: {line}"
                 ran += 1
             continue
-        code = compile("\n" * (block.line - 1) + block.text, str(PAGE), "exec")
+        # A file, since torch.compile reads the source of what it compiles.
+        source = folder / f"line_{block.line}.py"
+        source.write_text(block.text)
+        code = compile(block.text, str(source), "exec")
         if block.note == "gpu" and not gpu:
             continue
         with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -79,13 +79,24 @@ class Kernel:
                 f"{', '.join(spec.name for spec in specs)}"
             )
         views = {spec.name: self._view(spec, arrays, stream) for spec in specs}
-        key = (*views.values(), *sorted((scalars or {}).items()))
+        # A thread that has not used the GPU yet has no context, and tensor maps need one too.
+        if int(self._call("cuCtxGetCurrent")) == int(self._context):
+            self._queue(views, scalars or {}, stream)
+            return
+        self._call("cuCtxPushCurrent", self._context)
+        try:
+            self._queue(views, scalars or {}, stream)
+        finally:
+            self._call("cuCtxPopCurrent")
+
+    def _queue(self, views: Mapping[str, View], scalars: Mapping[str, float], stream: int) -> None:
+        key = (*views.values(), *sorted(scalars.items()))
         call = self._calls.get(key)
         if call is None:
             if len(self._calls) >= KEPT:
                 self._calls.clear()
                 self._maps.clear()
-            call = self._calls[key] = self._prepare(views, scalars or {})
+            call = self._calls[key] = self._prepare(views, scalars)
         if call.blocks == 0:
             return
         for one in {v.stream for v in views.values()} - {None, stream}:
@@ -94,14 +105,6 @@ class Kernel:
             place = self._counters + 4 * (self._launches % COUNTERS)
             ctypes.memmove(call.slots[call.counter], bytes(ctypes.c_void_p(place)), 8)
         self._launches += 1
-        current = self._call("cuCtxGetCurrent")
-        if int(current) != int(self._context):
-            self._call("cuCtxPushCurrent", self._context)
-            try:
-                self._launch(call.blocks, stream, ctypes.addressof(call.addresses))
-            finally:
-                self._call("cuCtxPopCurrent")
-            return
         self._launch(call.blocks, stream, ctypes.addressof(call.addresses))
 
     def global_memory(self, name: str) -> tuple[int, int]:
