@@ -132,3 +132,16 @@ def test_ctrl_c_is_one_line_and_leaves_no_half_written_kernel(here: Path) -> Non
     assert running.returncode == 130, err
     assert err.splitlines()[-1] == "warploom: interrupted"
     assert not (here / "out").exists() or (here / "out" / "manifest.json").exists()
+
+
+def test_help_imports_no_floor() -> None:
+    """A command's floor is imported when the command is named; every name has its command."""
+    code = (
+        "import sys, warploom.cli as c; heavy = {'numpy', 'ortools', 'warploom.tile'}; "
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules); "
+        "group = c.typer.main.get_command(c.app); "
+        "assert all(group.get_command(None, name).name == name for name in c.COMMANDS); "
+        "assert group.get_command(None, 'nonsense') is None; "
+        "assert 'warploom.tile' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

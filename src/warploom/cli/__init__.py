@@ -3,43 +3,64 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from warploom import __version__
-from warploom.cli.bench import bench
-from warploom.cli.build import build
-from warploom.cli.derive import derive
-from warploom.cli.doctor import doctor
-from warploom.cli.optimize import optimize
-from warploom.cli.run import run
-from warploom.cli.sass import sass
-from warploom.cli.schedule import schedule
-from warploom.cli.tune import tune
 from warploom.errors import InputError, WarploomError
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
+# What `--help` says of the modules here: each has a function or a group of its own name.
+COMMANDS = {
+    "bench": "measure beside the baselines and leave evidence rows",
+    "build": "emit and compile a kernel: CUDA C++, cubin, schedule, manifest",
+    "run": "run a kernel on random data and compare every output",
+    "derive": "derive what to fuse, tile and stream, its cost and its bound",
+    "doctor": "what is here and what is missing: GPUs, compilers, packages",
+    "optimize": "all floors: program, solved schedule, cubin, verdict, report",
+    "schedule": "solve, prove, check, simulate and draw a loop's schedule",
+    "tune": "search for a faster order of a kernel's machine code",
+    "sass": "read, count, compare, check and verify machine code",
+}
+QUIET: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None}
+
+
+class Commands(TyperGroup):
+    """Commands whose modules are imported when they are named: `--help` needs no solver."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or None when there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        found = getattr(import_module(f"warploom.cli.{cmd_name}"), cmd_name)
+        if not isinstance(found, typer.Typer):
+            alone = typer.Typer(**QUIET)
+            alone.command(cmd_name)(found)
+            found = alone
+        return typer.main.get_command(found)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of `--help`, from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
 app = typer.Typer(
+    cls=Commands,
     name="warploom",
     help="From a formula to the last machine instruction: derive, tile, schedule, emit, tune.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    **QUIET,
 )
-
-
-app.command()(bench)
-app.command()(build)
-app.command()(run)
-app.command()(derive)
-app.command()(doctor)
-app.command()(optimize)
-app.command()(schedule)
-app.command()(tune)
-app.add_typer(sass)
 
 
 @app.callback(invoke_without_command=True)
