@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from warploom.sass.cubin import Cubin, parse
 from warploom.sass.verdict import Finding
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Game
-from warploom.search.lineage import Step, prove, prove_lineage
+from warploom.search.lineage import Base, Step, prove, prove_lineage
 from warploom.search.play import Score
 from warploom.search.rl import programs
 from warploom.search.rl.board import Board
@@ -40,6 +41,25 @@ SMALL = replace(
     ppo=replace(PROGRAMS.ppo, steps=8, minibatch=4, epochs=1),
 )
 CubinOf = Callable[[str], Cubin]
+
+
+_MADE: dict[object, Base] = {}
+
+
+@pytest.fixture(autouse=True)
+def made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base takes seconds to make: the same one is made once."""
+    make = programs.make_base
+
+    def known(
+        original: Cubin, name: str, mode: AliasMode, moves: frozenset[str], rng: random.Random
+    ) -> Base:
+        key = (original.digest, name, mode, moves, rng.getstate())
+        if key not in _MADE:
+            _MADE[key] = make(original, name, mode, moves, rng)
+        return _MADE[key]
+
+    monkeypatch.setattr(programs, "make_base", known)
 
 
 @pytest.fixture
