@@ -57,7 +57,6 @@ TIMED: dict[str, tuple[str, ...]] = {
         "192x128-snake1-serial",
         "192x128-snake1-serial-apart",
         "128x128-draw16-early-guess",
-        "128x128-draw16-early-guess-turns",
         "192x80-snake1-early-guess-apart",
     ),
     "d64": (
@@ -99,7 +98,6 @@ TIMED: dict[str, tuple[str, ...]] = {
     "d256 causal": (
         "128x64-draw16-together",
         "128x80-draw16-apart-slack",
-        "128x80-draw16-early-slack",
         "128x80-draw16-early-guess",
     ),
     "fp8 d128": ("128x128-ahead-together-apart", "128x224-ahead-together"),
@@ -108,6 +106,7 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-draw16-together",
         "128x128-draw16",
         "192x128-snake1-serial-apart",
+        "192x80-snake1-early-guess-apart",
     ),
     "packed d64 causal": (
         "128x128-draw16",
@@ -119,11 +118,13 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x128-draw16-together",
         "128x128-draw16",
         "128x128-draw16-early-guess",
+        "192x80-snake1-early-guess-apart",
     ),
     "gqa d128 causal": (
         "128x128-draw16-together",
         "192x128-snake1-serial-apart",
         "128x128-draw16-early-guess",
+        "192x80-snake1-early-guess-apart",
     ),
 }
 WINDOW, GROUP = 1024, 4  # of the timed cases "window" and "gqa"

@@ -119,7 +119,6 @@ ONE_Q: dict[str, Any] = {"task_rings": dict[str, int](), "store_panels": 1}
 SNAKE: dict[str, Any] = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all", **AHEAD}
 TWO: dict[str, Any] = {"resident": 2, "task_rings": dict[str, int]()}  # blocks on an SM
 GUESS = 12.0  # powers of 2 that weights may add up to before a block gets a maximum of its own
-HELD: dict[str, Any] = {"hold_waits": True}
 OVER: dict[str, Any] = {**ONE_Q, "store_over": "q_t"}  # no panels: every byte is for rings
 PAIR = (32, 104)  # a thread, with six warp groups on an SM
 WIDE = (40, 232)  # the producer of a dynamic walk needs more than 24 registers
@@ -134,40 +133,18 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
         _A("128x128-draw16", registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together-apart", (128, 128), 2, False, WIDE, _draw(16), apart=True),
-        _A(
-            "128x128-ahead-together-apart-held-copies",
-            turns=False,
-            launch=AHEAD | HELD,
-            apart=True,
-            copies=2,
-        ),
         _A("192x128-ahead", (192, 128), 3, launch=AHEAD),
-        _A("192x128-ahead-apart", (192, 128), 3, launch=AHEAD, apart=True),
         _A("192x128-snake", (192, 128), 3, launch=SNAKE),
-        _A("192x128-snake-apart", (192, 128), 3, launch=SNAKE, apart=True),
         _A("192x128-draw16", (192, 128), 3, launch=_draw(16)),
         _A("192x128-ahead1-serial-apart", (192, 128), launch=ONE_Q, apart=True, serial=True),
         _A("192x128-snake1-serial", (192, 128), launch=SNAKE | ONE_Q, serial=True),
         _A(
             "192x128-snake1-serial-apart", (192, 128), launch=SNAKE | ONE_Q, apart=True, serial=True
         ),
-        _A("192x144-serial-apart", (192, 144), launch=ONE_Q, apart=True, serial=True),
-        _A("192x192-serial-apart", (192, 192), launch=AHEAD, apart=True, serial=True),
-        _A(
-            "192x192-snake-serial-apart",
-            (192, 192),
-            launch=SNAKE,
-            allow=("spills", "stack"),
-            apart=True,
-            serial=True,
-        ),
-        _A("256x96-snake-serial", (256, 96), launch=SNAKE, serial=True),
         _A("128x64-pair-serial", (128, 64), 2, False, PAIR, _draw(16, TWO), serial=True),
         _A("128x224-ahead-together", (128, 224), turns=False, launch=AHEAD),
         _A("128x64", (128, 64), launch=ONE_Q),
-        _A("128x64-draw4-together", (128, 64), 2, False, WIDE, _draw(4, ONE_Q)),
         _A("128x64-draw16-together", (128, 64), 2, False, WIDE, _draw(16, ONE_Q)),
-        _A("128x64-draw16-together-apart", (128, 64), 2, False, WIDE, _draw(16, ONE_Q), apart=True),
         _A("128x80-together-apart", (128, 80), 2, False, launch=OVER, apart=True),
         _A("128x80-together-apart-slack", (128, 80), 2, False, launch=OVER, apart=True, slack=8.0),
         _A(
@@ -190,16 +167,6 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             WIDE,
             _draw(16, OVER),
             apart=True,
-            slack=8.0,
-        ),
-        _A(
-            "128x80-draw16-early-slack",
-            (128, 80),
-            2,
-            False,
-            WIDE,
-            _draw(16, OVER),
-            early=True,
             slack=8.0,
         ),
         _A(
@@ -272,16 +239,6 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             (128, 128),
             2,
             False,
-            WIDE,
-            _draw(16),
-            early=True,
-            guess=GUESS,
-        ),
-        _A(
-            "128x128-draw16-early-guess-turns",
-            (128, 128),
-            2,
-            True,
             WIDE,
             _draw(16),
             early=True,
