@@ -64,6 +64,15 @@ def test_it_compiles_for_hopper(rows):
     assert base is not None and int(base[1]) % 1024 == 0
 
 
+def test_two_blocks_on_an_sm_share_what_rings_may_have():
+    program, _ = state_case()
+    depths = [
+        max(schedule_named(program, "lcsf", LaunchPlan(resident=n)).loops["i"].ring_depth.values())
+        for n in (1, 2)
+    ]
+    assert 2 <= depths[1] < depths[0]
+
+
 def test_the_solved_schedule_gives_the_same():
     """A loop that stores, with four products, one of a tile made in registers."""
     program, values = state_case()

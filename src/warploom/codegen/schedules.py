@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.codegen.block import BlockProgram
-from warploom.codegen.emit import SHARED_LIMIT, emit
+from warploom.codegen.emit import emit, shared_limit
 from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage, overlapped
@@ -134,6 +134,6 @@ def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str)
     block: BlockProgram = lower(program, make(2))
     hopper = arch == "sm_90a"
     taken = (emit(block) if hopper else emit_sm80(block, arch)).shared_bytes
-    limit = SHARED_LIMIT if hopper else SHARED_LIMITS[arch]
+    limit = shared_limit(block.schedule.launch.resident) if hopper else SHARED_LIMITS[arch]
     slots = sum(ring.slot_bytes for ring in block.rings if ring.depth == 2)
     return min(MOST_DEPTH, 2 + max(0, limit - taken) // max(1, slots))
