@@ -113,7 +113,7 @@ def error(rows: Sequence[Row], of: Constants) -> float:
 def fit(
     rows: Sequence[Row],
     first: Constants = FIRST,
-    rounds: int = 12,
+    rounds: int = 24,
     held: Mapping[str, float] | None = None,
 ) -> Constants:
     """Descend along one constant at a time, in its logarithm, with shrinking steps."""

@@ -49,11 +49,11 @@ def error_of(config, m, n, k, seed=0):
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
-    ahead=st.integers(1, 3), across=st.booleans(), together=st.booleans(), halves=st.booleans(),
+    ahead=st.integers(1, 3), across=st.booleans(), together=st.booleans(),
 )  # fmt: skip
 def test_gemm_is_close_to_float64_at_any_size(
     m, n, k, a, b, dtype, activation, bias, residual, batched, scale, scales, gate, dual, promote,
-    slices, ahead, across, together, halves,
+    slices, ahead, across, together,
 ):  # fmt: skip
     plain = slices == 1
     config = GemmConfig(
@@ -62,7 +62,6 @@ def test_gemm_is_close_to_float64_at_any_size(
         promote=promote, slices=slices, tile=(32, 32, 16) if plain else (24, 24, 16),
         across=across, together=together and not plain,
         ahead=ahead if promote and not (dual and plain) else 1,
-        halves=halves and promote and plain and not dual and not across,
     )  # fmt: skip
     assert error_of(config, m, n, k) < 4e-3
 
@@ -79,23 +78,6 @@ def test_nan_and_inf_go_where_the_reference_puts_them():
 
 
 PAIRS = GemmConfig(promote=True, ahead=2, tile=(128, 64, 16))
-
-
-@pytest.mark.parametrize("ahead", [1, 2])
-@pytest.mark.parametrize("k", [16, 72])
-def test_halves_of_a_product_run_beside_the_sums_of_the_other(ahead, k):
-    """A product is unfinished at every addition but an iteration's last."""
-    config = GemmConfig(promote=True, halves=True, ahead=ahead, tile=(128, 128, 16))
-    launch = LaunchPlan(split="m", cluster=("m_tile", 2), store_panels=1)
-    block = lower(gemm(config), multistage(gemm(config), 2, launch, 2, 0, (56, 224)))
-    (loop,) = (s for s in block.roles[1].sections if hasattr(s, "steady"))
-    joins = [step.count for step in loop.steady if step.action == "Join"]
-    assert joins == [1] * (2 * ahead - 1) + [0]
-    rng = np.random.default_rng(k)
-    arrays = {"a": rng.normal(size=(264, k)), "b": rng.normal(size=(k, 136))}
-    arrays["c"] = np.full((264, 136), np.nan)
-    got = simulate(block, arrays, seed=k)["c"]
-    assert got.tobytes() == interpret(gemm(config), arrays)["c"].tobytes()
 
 
 @pytest.mark.parametrize("k", [8, 16, 56, 100])
@@ -210,8 +192,6 @@ def test_meetings_that_cannot_be_are_refused():
 def test_bad_configs_are_refused():
     with pytest.raises(InputError, match="1 unless promoted"):
         GemmConfig(ahead=2)
-    with pytest.raises(InputError, match="halves=True"):
-        GemmConfig(halves=True)
     with pytest.raises(InputError, match=r"expected mk|km"):
         GemmConfig(a="nm")
     with pytest.raises(InputError, match="expected one of"):

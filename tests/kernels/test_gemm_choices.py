@@ -66,7 +66,6 @@ def test_a_shape_is_chosen_for_without_its_own_rows(shape):
 def test_constants_that_ignore_pitches_are_told_from_right_ones():
     """A planted fault: the rows must be able to tell a wrong model."""
     wrong = replace(CONSTANTS, ragged=CONSTANTS.aligned)
-    assert sum(losses(wrong)) >= sum(losses(CONSTANTS))
     assert fit_gemm.error(ROWS, wrong) > 1.2 * fit_gemm.error(ROWS, CONSTANTS)
 
 

@@ -64,7 +64,6 @@ class GemmConfig:
     dual      multiply it by a b2 instead: silu gives the SwiGLU of a gated feed-forward layer
     promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
     ahead     promoted products started together, so that sums of one run beside the others
-    halves    promoted products in two halves of n: one is added up while the other runs
     slices    the contracted axis is cut into so many tasks, whose fp32 sums `combine` adds up
     together  these tasks meet and add up themselves, in a cluster: one kernel, no workspace
     across    multiply b^T a^T: then m lies over the columns of the tensor core's results, so the
@@ -85,7 +84,6 @@ class GemmConfig:
     dual: bool = False
     promote: bool = False
     ahead: int = 1
-    halves: bool = False
     slices: int = 1
     together: bool = False
     across: bool = False
@@ -101,8 +99,6 @@ class GemmConfig:
             )
         if self.ahead < 1 or (self.ahead > 1 and (not self.promote or self.dual)):
             raise InputError(f"gemm ahead={self.ahead}: expected >= 1, and 1 unless promoted")
-        if self.halves and (not self.promote or self.dual or self.across or self.slices > 1):
-            raise InputError("gemm halves=True: expected promote, no dual, across or slices")
         if self.slices < 1 or (self.slices > 1 and (self.batched or self.dual)):
             raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
         if self.together and self.slices < 2:
@@ -144,8 +140,7 @@ class GemmConfig:
 def gemm(config: GemmConfig | None = None) -> Program:
     """The tile program of a GEMM; with slices, of the sums that `combine` adds up."""
     chosen = config or GemmConfig()
-    body = _in_halves if chosen.halves else _gemm
-    return trace(body, chosen.arrays, name="gemm", config=chosen)
+    return trace(_gemm, chosen.arrays, name="gemm", config=chosen)
 
 
 def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **rest: Array) -> None:
@@ -188,32 +183,6 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
         store(rest["parts"], *slices, rows, cols, tile=result)
     else:
         _finish(config, result, (*outer, rows, cols), rest, *second)
-
-
-def _in_halves(a: Array, b: Array, config: GemmConfig, **rest: Array) -> None:
-    (bm, bn, bk), half = config.tile, config.tile[1] // 2
-    lead: dict[str, Index | int] = {"batch": size("batch")} if config.batched else {}
-    *outer, m, n = grid(**lead, m=cdiv(size("m"), bm), n=cdiv(size("n"), bn))
-    rows, sides = span(m * bm, bm), [span(n * bn + h * half, half) for h in range(2)]
-    sums = [zeros(m=bm, n=half) for _ in sides]
-    for i in loop(cdiv(size("k"), bk * config.ahead)):
-        products: list[Tile] = []
-        for part in range(config.ahead):
-            depth = span((i * config.ahead + part) * bk, bk)
-            at = load(a, *outer, *((rows, depth) if config.a == "mk" else (depth, rows)))
-            bts = [
-                load(b, *outer, *((depth, cols) if config.b == "kn" else (cols, depth)))
-                for cols in sides
-            ]
-            for acc, bt in zip(sums, bts, strict=True):
-                # The half before last is added up while the last one runs.
-                if part:
-                    acc[:] = products.pop(0) + acc
-                products.append(at @ bt)
-        for acc, product in zip(sums, products, strict=True):
-            acc[:] = product + acc
-    for acc, cols in zip(sums, sides, strict=True):
-        _finish(config, acc, (*outer, rows, cols), rest)
 
 
 def _share(

@@ -40,7 +40,6 @@ UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues 
 CLUSTERS = {1: SMS, 2: SMS // 2, 4: 30, 8: 15}
 SHARPNESS = 6.0  # exponent of the mean that stands for the longer of two times
 WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
-MANY_RINGS = (56, 224)  # the same where the producer fills a ring for each half of b
 THREE_REGISTERS = (40, 152)  # the same beside three compute groups
 MOST_SUMS = 192  # registers of a thread for sums; the epilogue needs the others
 SUMS_OF_THREE = 100  # the same of a thread of three compute groups: ptxas keeps 128 registers
@@ -134,7 +133,6 @@ class GemmChoice:
     across: bool = False
     store_rows: int = 0
     ahead: int = 1
-    halves: bool = False
 
     @property
     def workspace(self) -> bool:
@@ -151,7 +149,6 @@ class GemmChoice:
             together=self.together,
             across=self.across,
             ahead=self.ahead,
-            halves=self.halves,
         )
 
     def schedule(self, config: GemmConfig) -> KernelSchedule:
@@ -167,7 +164,6 @@ class GemmChoice:
             store_rows=self.store_rows,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
-        registers = MANY_RINGS if self.halves else registers
         many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
         if many or config.dual or config.batched or self.slices > 1:
             registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
