@@ -33,6 +33,7 @@ from attention_cases import (  # noqa: E402
     expected,
     operands,
     pack,
+    reshape_scores,
 )
 from warploom.codegen.build import Built, build  # noqa: E402
 from warploom.codegen.launch import Kernel  # noqa: E402
@@ -105,7 +106,8 @@ def _check(
 
 
 def case(name: str, rounds: int) -> dict[str, Any]:
-    """One case: `check VARIANT`, `time|fp8|window|gqa DIM MASK N`, `packed DIM causal [short]`."""
+    """One case: `check VARIANT`, `time|sharp|rising|fp8|window|gqa DIM MASK N`, or
+    `packed DIM causal [short]`."""
     torch = kb.load_torch()
 
     what, which = name.split(" ", 1)
@@ -122,6 +124,7 @@ def case(name: str, rounds: int) -> dict[str, Any]:
     return {"ok": True, "worst": max(c["error"] for c in result.values()), "count": len(result)}
 
 
+DENSE = ("time", "sharp", "rising")  # the same kernels on other values
 EXACT = 2**30  # pairs of positions that outputs are checked on, against float64
 WITHOUT = "WARPLOOM_WITHOUT"  # in the environment: variants that failed a check before
 
@@ -129,7 +132,7 @@ WITHOUT = "WARPLOOM_WITHOUT"  # in the environment: variants that failed a check
 def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
     dim, mask, *rest = which.split()
     d, causal = int(dim), mask == "causal"
-    lead = ("" if what == "time" else f"{what} ") + (f"d{d} causal " if causal else f"d{d} ")
+    lead = ("" if what in DENSE else f"{what} ") + (f"d{d} causal " if causal else f"d{d} ")
     names = [name for name in VARIANTS if name.startswith(lead)]
     names = [n for n in names if causal or ("causal" not in n and "plain" not in n)]
     config = VARIANTS[names[0]][0]
@@ -143,6 +146,8 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
     else:
         n = int(rest[0])
         data = [operands(torch, config, max(1, 16384 // n), h, n, n, s) for s in range(2)]
+        for v in data:
+            reshape_scores(torch, what, v)
         pairs = max(1, 16384 // n) * h * n * n
     chosen = chosen_for(what, which)
     turn = [0]
@@ -212,7 +217,7 @@ def chosen_for(what: str, which: str) -> str:
     """The variant that the chooser takes for a timed case."""
     dim, mask, *rest = which.split()
     d, causal = int(dim), mask == "causal"
-    lead = ("" if what == "time" else f"{what} ") + (f"d{d} causal " if causal else f"d{d} ")
+    lead = ("" if what in DENSE else f"{what} ") + (f"d{d} causal " if causal else f"d{d} ")
     config = next(VARIANTS[name][0] for name in VARIANTS if name.startswith(lead))
     h = 2048 // d
     if what == "packed":
@@ -229,7 +234,7 @@ def with_defaults(rows: Iterable[Evidence]) -> list[Evidence]:
     has no such row.
     """
     claim, own = "attention-forward", [r for r in rows if not r.kernel.endswith(" default")]
-    kinds = ("packed", "window", "fp8", "gqa")
+    kinds = ("packed", "window", "fp8", "gqa", "sharp", "rising")
     result = list(own)
     for shape in dict.fromkeys(row.shape for row in own):
         first, rest = shape.split(" ", 1)
@@ -275,6 +280,9 @@ def main() -> None:
             names += ["window 128 causal 8192"]
             names += [f"fp8 128 {m} {n}" for m in masks for n in (1024, 8192)]
             names += ["gqa 128 causal 8192"]
+            names += [
+                f"{w} {d} 8192" for w in ("sharp", "rising") for d in ("64 full", "128 causal")
+            ]
             names += [
                 f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in (1024, 4096, 8192)
             ]
