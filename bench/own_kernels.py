@@ -106,7 +106,8 @@ def measured(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
             best[f"start {number}"] = (image, (_ordered(image),))
         if not best:
             raise CheckFailed(f"{case.name}: no candidate ran and was right")
-        first = gpu.compare({ORIGINAL: original.data, **best}, TimingSettings(rounds=16, reloads=3))
+        images = {ORIGINAL: original.data, **{one: row[0] for one, row in best.items()}}
+        first = gpu.compare(images, TimingSettings(rounds=16, reloads=3))
         name = max(best, key=lambda one: first.ratios[one].median)
         tuned, steps = best[name]
         timings: dict[str, Any] = {}
