@@ -43,7 +43,6 @@ class AttentionChoice:
     what the compiler may do: positions in rings spilled once a task, none inside a loop.
     `serial`: a group waits for its matmuls before it goes on, so that scores and weights share
     registers and a tile may be wider; the other groups keep the tensor core busy meanwhile.
-    `copies` of the packed weights: two let the next be packed while a matmul still reads these.
     `early`: sums are rescaled beside the product with the next keys, before the values come on top.
     `slack` replaces the configuration's where that has none.
     `guess` replaces the configuration's: blocks are weighed by the maximum so far.
@@ -62,7 +61,6 @@ class AttentionChoice:
     allow: tuple[str, ...] = ()
     apart: bool = False
     serial: bool = False
-    copies: int = 1
     early: bool = False
     slack: float = 0.0
     pair: int = 1
@@ -102,7 +100,7 @@ class AttentionChoice:
         if self.serial:
             return multistage(program, depths, launch, groups, 0, self.registers)
         return overlapped(
-            program, depths, launch, groups, self.turns, self.registers, self.copies, self.early
+            program, depths, launch, groups, self.turns, self.registers, early=self.early
         )
 
 
