@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--schedules", type=Path, help="folder of bench/timing_model.py, for prepare"
     )
-    parser.add_argument("--moves", help="prepare: make all bases by these, comma-separated")
+    parser.add_argument("--moves", help="make all bases by these, comma-separated")
     parser.add_argument("--raw", type=Path, help="where run writes and report reads")
     parser.add_argument("--kernels", default=",".join(play.SECONDS), help="names, comma-separated")
     parser.add_argument("--scale", type=float, default=1.0, help="times the seconds of each kernel")
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         else:
             from whole_set_parts import report  # noqa: PLC0415  (needs Triton)
 
-            report.report(given.raw, given.out)
+            report.report(given.raw, given.out, given.moves or "")
     except WarploomError as error:
         print(error, file=sys.stderr)
         return error.exit_code
