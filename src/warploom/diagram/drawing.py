@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from warploom.diagram.cascade import Refusal
 from warploom.diagram.chunk import exchange
@@ -17,13 +17,29 @@ from warploom.diagram.streaming import make_streamable
 from warploom.diagram.structure import alone
 from warploom.diagram.svg import panel
 
-if TYPE_CHECKING:
-    from warploom.diagram.derive import Derivation
-
 Panel = tuple[str, float, float]
 
 
-def draw(derivation: Derivation) -> str:
+class Derived(Protocol):
+    """What a picture needs of a derivation."""
+
+    @property
+    def diagram(self) -> Diagram:
+        """The formula."""
+        ...
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Its kernels."""
+        ...
+
+    @property
+    def capacity(self) -> float:
+        """Values of memory it was derived for."""
+        ...
+
+
+def draw(derivation: Derived) -> str:
     """The formula with every box its own kernel, then each kernel as derived."""
     panels = [_written(derivation)]
     for kernel in derivation.kernels:
@@ -33,7 +49,7 @@ def draw(derivation: Derivation) -> str:
     return stacked(derivation.diagram.name, panels)
 
 
-def draw_steps(derivation: Derivation) -> str:
+def draw_steps(derivation: Derived) -> str:
     """Before and after every rewrite: lemma by lemma, then fused, grouped, split and streamed."""
     panels = [_written(derivation)]
     diagram = exchange(derivation.diagram)
@@ -44,7 +60,7 @@ def draw_steps(derivation: Derivation) -> str:
     return stacked(derivation.diagram.name, panels)
 
 
-def _written(derivation: Derivation) -> Panel:
+def _written(derivation: Derived) -> Panel:
     """The formula, and what it moves when nothing is fused."""
     cost = alone(derivation.diagram, derivation.capacity)
     note = (

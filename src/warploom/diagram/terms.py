@@ -10,6 +10,7 @@ any diagram can be read, printed and drawn as a term.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,18 +23,18 @@ Type = tuple[Axes, ...]
 
 
 @dataclass(frozen=True)
-class Term:
+class Term(ABC):
     """Any term: `dom` and `cod` are the arrays it takes and gives."""
 
     @property
+    @abstractmethod
     def dom(self) -> Type:
         """The arrays taken."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def cod(self) -> Type:
         """The arrays given."""
-        raise NotImplementedError
 
     def __rshift__(self, other: Term) -> Seq:
         """`f >> g`: f, then g."""
