@@ -9,7 +9,8 @@ machine around the steps:
                     issues waits while more than `mma.queue` instructions are unfinished.
                     Arithmetic beside a matmul takes bandwidth from it: every issue slot delays it
                     by `mma.beside`, and arithmetic itself takes `lanes.beside` or `mufu.beside`
-                    times as long
+                    times as long: the least measured, as that was beside a tensor core that never
+                    ran dry
     other pipes     fp32 lanes, half-rate lanes and special functions serve both groups in pieces,
                     first come first served
     arithmetic      in program order; an op begins when its sources' first results are there, since
@@ -101,18 +102,33 @@ class _Shared:
         return self.freed.setdefault(ring, {}).setdefault(use, [])
 
 
-def pace(block: BlockProgram, loop: str, graph: Graph, costs: CostTable, iterations: int) -> float:
+def pace(
+    block: BlockProgram,
+    loop: str,
+    graph: Graph,
+    costs: CostTable,
+    iterations: int,
+    late: float = 0.0,
+) -> float:
     """Cycles an iteration of one loop, over the second half of `iterations`.
 
-    `graph` is the loop's (`codegen.extract`). Raises `CheckFailed` when the walk comes to a halt.
+    `graph` is the loop's (`codegen.extract`); each compute group begins `late` cycles after the one
+    before. Raises `CheckFailed` when the walk comes to a halt.
     """
-    return _Walk(block, loop, graph, costs, iterations).run()
+    return _Walk(block, loop, graph, costs, iterations, late).run()
 
 
 class _Walk:
     def __init__(
-        self, block: BlockProgram, loop: str, graph: Graph, costs: CostTable, iterations: int
+        self,
+        block: BlockProgram,
+        loop: str,
+        graph: Graph,
+        costs: CostTable,
+        iterations: int,
+        late: float,
     ) -> None:
+        self.late = late
         self.block, self.loop, self.graph, self.costs = block, loop, graph, costs
         self.iterations = iterations
         self.shared = _Shared()
@@ -224,7 +240,7 @@ class _Group:
     def __init__(self, walk: _Walk, part: int, section: Pipeline) -> None:
         self.walk, self.part, self.section = walk, part, section
         self.shared, self.costs = walk.shared, walk.costs
-        self.now = 0.0
+        self.now = part * walk.late
         self.flight: list[_Matmul] = []
         self.begun: dict[tuple[str, int], tuple[float, float]] = {}  # start, cycles it was held up
         self.issued = 0.0  # when the last instruction of the arithmetic so far has issued
@@ -313,16 +329,16 @@ class _Group:
             yield start
         uses = [(use.unit, use.cycles) for use in node.uses if use.unit in PIPES]
         pieces = max(1, max((ceil(cycles / PIECE) for _, cycles in uses), default=1))
-        at, slow = start, slowdown(node, self.costs)
+        at, slow = start, slowdown(node, self.costs.at("low"))
         for piece in range(pieces):
             if piece:
                 yield at
             begin = max([at, *(self.shared.pipes.get(unit, 0.0) for unit, _ in uses)])
-            for unit, cycles in uses:
-                self.shared.pipes[unit] = begin + cycles / pieces
-            alone = max((cycles / pieces for _, cycles in uses), default=0.0)
             taken = self.costs.value("mma.beside") * node.issue / pieces
-            at = begin + alone * (slow if self.shared.disturb(begin, taken) else 1.0)
+            times = slow if self.shared.disturb(begin, taken) else 1.0
+            for unit, cycles in uses:
+                self.shared.pipes[unit] = begin + cycles / pieces * times
+            at = begin + times * max((cycles / pieces for _, cycles in uses), default=0.0)
         busy = max((cycles for _, cycles in uses), default=0)
         held = at - start - busy
         self.begun[node.id, iteration] = (start, held)

@@ -8,6 +8,7 @@ itself is a few per cent off, so the last choice belongs to a measurement (`warp
     copies, held waits      `codegen.copies` and `codegen.holds`: orders in which a group's own
                             matmul runs beside its own arithmetic need both
     walked orders           `codegen.refine` on the above
+    shallow rings           two slots each, whose index is cheaper to count
     named orders            those of `codegen.schedules` that fit the program
 
 Two schedules that lower to the same steps are one.
@@ -27,6 +28,7 @@ from warploom.errors import WarploomError
 from warploom.tile import Program
 
 SEEDS = 2
+SHALLOW = 2  # slots: one is filled while one is read
 PLAIN = ("unpipelined", "multistage")  # never the fastest: not worth a place
 
 
@@ -58,12 +60,24 @@ def portfolio(
     seen = {_steps(program, first)}
     rest: list[Candidate] = []
     for name, schedule in _variants(program, plan, gpu, asked):
-        steps = _steps(program, schedule)
-        if steps not in seen:
-            seen.add(steps)
-            rest.append(_candidate(name, program, schedule, gpu))
+        try:
+            steps = _steps(program, schedule)
+            if steps not in seen:
+                seen.add(steps)
+                rest.append(_candidate(name, program, schedule, gpu))
+        except WarploomError:
+            continue  # it does not lower
     rest.sort(key=lambda one: one.cycles)
     return [*found, *rest][: max(1, count)]
+
+
+def shallow(schedule: KernelSchedule) -> KernelSchedule:
+    """The schedule with two slots a ring; lowering says whether its releases allow that."""
+    loops = {
+        name: replace(loop, ring_depth=dict.fromkeys(loop.ring_depth, SHALLOW))
+        for name, loop in schedule.loops.items()
+    }
+    return replace(schedule, name=f"{schedule.name}-shallow", loops=loops)
 
 
 def _candidate(name: str, program: Program, schedule: KernelSchedule, gpu: str) -> Candidate:
@@ -85,6 +99,8 @@ def _variants(
                     other = replace(search, expand=expand, seed=seed, walks=walks)
                     name = "solve" + "+copies" * expand + "+held" * held + "+walked" * (walks > 0)
                     yield from _try(f"{name}+seed{seed}", program, "solve", held_plan, gpu, other)
+    for name, answer in _try("solve+shallow", program, "solve", plan, gpu, search):
+        yield name, shallow(answer)
     nominal = replace(search, cost_end="nominal")
     yield from _try("solve+nominal", program, "solve", plan, gpu, nominal)
 

@@ -42,7 +42,7 @@ from warploom.schedule.simulate import verify
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 8  # of what is done with an answer: kept schedules of another one are not used
+VERSION = 11  # of what is done with an answer: kept schedules of another one are not used
 WORTH = 0.002  # of the pace: what turns must save
 MOST_DEPTH = 8  # slots beyond which a ring hides nothing more
 
@@ -168,7 +168,9 @@ def _solved(
     fixed = fixed_bytes(program, plan, parts)
 
     def extracted(loop: Loop, copies: Mapping[str, int] | None = None) -> Extraction:
-        return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=True)
+        # What contention costs was measured between warp groups.
+        several = parts > 1
+        return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=several)
 
     problems = [extracted(loop) for loop in program.loops()]
     if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
