@@ -14,7 +14,7 @@ from warploom.codegen.named import multistage
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.simulate import simulate
 from warploom.errors import CheckFailed, InputError
-from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, gemm
+from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, default_schedule, gemm
 from warploom.kernels.gemm_reference import reference
 from warploom.tile import BF16, E4M3, FP16, FP32, interpret
 from warploom.tile.interpret import bind
@@ -196,3 +196,17 @@ def test_bad_configs_are_refused():
         GemmConfig(a="nm")
     with pytest.raises(InputError, match="expected one of"):
         GemmConfig(activation="swish")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GemmConfig(),
+        GemmConfig(across=True, tile=(152, 256, 64)),
+        GemmConfig(slices=8, together=True, tile=(128, 64, 64)),
+        GemmConfig(slices=4, tile=(128, 128, 64)),
+    ],
+)
+def test_every_form_of_the_program_has_a_schedule_of_its_own(config):
+    """What `warploom build gemm --set ...` takes when no variant is named."""
+    assert emit(lower(gemm(config), default_schedule(config))).shared_bytes <= 232448

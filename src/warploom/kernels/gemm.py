@@ -256,7 +256,15 @@ def combine_schedule(config: GemmConfig) -> KernelSchedule:
 def default_schedule(config: GemmConfig) -> KernelSchedule:
     """Load-compute-finish with one matmul in flight, pairs of blocks sharing b, 8 rows a band.
 
-    cuBLAS picks the same shape on this GPU (nvjet 128x256_64x4, 1x2 cluster, cooperative).
+    cuBLAS picks the same shape on this GPU (nvjet 128x256_64x4, 1x2 cluster, cooperative). Slices
+    that meet are the cluster instead, and store what each finished straight from registers.
     """
-    launch = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8)
-    return multistage(gemm(config), 4, launch)
+    launch = LaunchPlan(split="n" if config.across else "m", cluster=("m_tile", 2), supergroup=8)
+    if config.across:
+        launch = launch.with_options(store_panels=1, store_rows=40)
+    if config.together:
+        together = ("slices_tile", config.slices)
+        launch = launch.with_options(cluster=together, store="direct")
+    registers = (40, 232) if config.across or config.slices > 1 else None
+    depth = 3 if config.together else 4
+    return multistage(gemm(config), depth, launch, registers=registers)
