@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from warploom.codegen.lower import lower
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
@@ -48,7 +49,8 @@ def portfolio(
     search: Search | None = None,
     count: int = 8,
 ) -> list[Candidate]:
-    """Up to `count` distinct schedules; the solver's own answer first, the rest as predicted.
+    """Up to `count` distinct schedules; the solver's own answer first, then plain and walked ones in
+    turn, the best predicted first.
 
     Raises what `schedule_named` raises when not even the solver's answer exists.
     """
@@ -68,7 +70,12 @@ def portfolio(
         except WarploomError:
             continue  # it does not lower
     rest.sort(key=lambda one: one.cycles)
-    return [*found, *rest][: max(1, count)]
+    # Walked orders are predicted too well: they have every second place, not all.
+    plain = [one for one in rest if "+walked" not in one.name]
+    walked = [one for one in rest if "+walked" in one.name]
+    for pair in zip_longest(plain, walked):
+        found += [one for one in pair if one is not None]
+    return found[: max(1, count)]
 
 
 def shallow(schedule: KernelSchedule) -> KernelSchedule:
