@@ -12,7 +12,7 @@ from warploom.sass.branches import relative_target
 from warploom.sass.cubin import load
 from warploom.sass.kernel import Kernel, decode_all, split_blocks
 from warploom.sass.loops import depths, natural_loops
-from warploom.sass.nvinfo import rewritten_offsets
+from warploom.sass.nvinfo import labelled_offsets
 from warploom.sass.opcodes import TERMINATORS
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
@@ -62,7 +62,7 @@ def test_control_enters_blocks_only_at_their_start(kernels: list[Kernel]) -> Non
             if target is not None and 0 <= target < 16 * len(kernel.instructions):
                 assert target // 16 in starts
         # nvdisasm 13.5 also labels what .nv.info names; 13.1 does not, and blocks are the same.
-        named = rewritten_offsets(kernel.info)
+        named = labelled_offsets(kernel.info, 16 * len(kernel.instructions))
         entered = [o for o in kernel.labels if o % 16 == 0 and o not in named]
         assert all(offset // 16 in starts for offset in entered)
 
@@ -70,7 +70,7 @@ def test_control_enters_blocks_only_at_their_start(kernels: list[Kernel]) -> Non
 def test_blocks_do_not_depend_on_labels_of_what_nv_info_names(kernels: list[Kernel]) -> None:
     seen = 0
     for kernel in kernels:
-        named = rewritten_offsets(kernel.info)
+        named = labelled_offsets(kernel.info, 16 * len(kernel.instructions))
         bare = {o: text for o, text in kernel.labels.items() if o not in named}
         seen += len(kernel.labels) - len(bare)
         blocks = split_blocks(kernel.instructions, bare, kernel.info, kernel.sm)

@@ -198,7 +198,8 @@ def split_blocks(
 ) -> tuple[Block, ...]:
     """Basic blocks and their edges. Indirect control flow may go to every block start we know.
 
-    Newer nvdisasm also labels instructions that a table of `.nv.info` lists (lane exchanges);
+    Newer nvdisasm also labels instructions that a table of `.nv.info` lists (lane exchanges,
+    mbarrier operations);
     such a label begins a block only where something branches to it.
     """
     size = len(instructions) * WORD_BYTES
@@ -209,9 +210,10 @@ def split_blocks(
         is not None
         and 0 <= target < size
     }
-    # nvdisasm 13.5 labels what .nv.info names (each SHFL of a cooperative group), 13.1 does not:
-    # such a label is no entry, and blocks must not depend on who printed the listing.
-    said = {offset for offset in labels if offset not in nvinfo.rewritten_offsets(info)}
+    # nvdisasm 13.5 labels what .nv.info names (each SHFL of a cooperative group, each mbarrier
+    # operation), 13.1 does not: such a label is no entry, and blocks must not depend on who printed
+    # the listing.
+    said = set(labels) - nvinfo.labelled_offsets(info, size)
     entered = {offset // WORD_BYTES for offset in (*said, *indirect_targets(info, size))}
     entered |= set(targets.values())
     starts = {0, *entered, *(item.index + 1 for item in instructions if item.base in TERMINATORS)}

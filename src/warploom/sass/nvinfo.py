@@ -104,6 +104,17 @@ def rewritten_offsets(section: bytes) -> dict[int, str]:
     }
 
 
+def labelled_offsets(section: bytes, code_bytes: int) -> frozenset[int]:
+    """Offsets that newer nvdisasm labels although no branch goes there: lane exchanges and mbarrier
+    operations that tables of `section` name."""
+    mbarriers = {
+        offset
+        for offset, name in pinned_offsets(section, code_bytes).items()
+        if name == "MBARRIER_INSTR_OFFSETS"
+    }
+    return frozenset((*rewritten_offsets(section), *mbarriers))
+
+
 def rewrite(section: bytes, moved: Callable[[int], int]) -> bytes:
     """The section with every rewritable table sent through `moved` (old offset -> new offset).
 
