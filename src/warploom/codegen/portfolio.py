@@ -49,8 +49,8 @@ def portfolio(
     search: Search | None = None,
     count: int = 8,
 ) -> list[Candidate]:
-    """Up to `count` distinct schedules: the solver's own answer, then plain and walked ones in turn,
-    each the best predicted first.
+    """Up to `count` distinct schedules: the solver's own answer, then plain and walked ones in
+    turn, the best predicted first.
 
     Raises what `schedule_named` raises when not even the solver's answer exists.
     """
