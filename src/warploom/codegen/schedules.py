@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.codegen.block import BlockProgram
+from warploom.codegen.depths import MOST_DEPTH
 from warploom.codegen.emit import emit, shared_limit
 from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage, overlapped
 from warploom.codegen.place import ROWS_PER_GROUP, runs_along
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.solve import MOST_DEPTH, Search, row_axis, solve_kernel
+from warploom.codegen.solve import Search, row_axis, solve_kernel
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
