@@ -116,5 +116,9 @@ _ALL = (
     _gemm("128x256", 4096, 8192),
     _attention(128, False, "128x176-together-apart", *_LONG),
     _attention(128, True, "192x128-snake1-serial-apart", *_LONG),
+    _attention(128, False, "192x80-early-guess-apart", 2048, 4096, *_LONG),
+    _attention(128, True, "192x80-snake1-early-guess-apart", 4096, *_LONG),
+    _attention(64, False, "192x128-ahead-early-guess", 2048, 4096, *_LONG),
+    _attention(64, True, "192x128-snake-guess", 4096, *_LONG),
 )
 CASES: dict[str, Case] = {case.name: case for case in _ALL}
