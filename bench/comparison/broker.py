@@ -147,6 +147,10 @@ class Broker:
                 if ticket in flying:
                     self._deliver(*flying.pop(ticket), speedup, outcome)
             self._reap()
+        # What was cut short may still be on the GPU: the comparison must find it idle.
+        while flying:
+            for ticket, _, _ in self.scorer.poll(PATIENCE_S):
+                flying.pop(ticket, None)
         for state in self.states.values():
             found = state.best()
             if found is not None:
