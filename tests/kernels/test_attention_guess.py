@@ -22,6 +22,7 @@ from warploom.kernels.attention_reference import reference
 from warploom.tile import (
     BF16,
     E4M3,
+    FP16,
     FP32,
     array,
     grid,
@@ -38,7 +39,7 @@ from warploom.tile import (
 )
 from warploom.tile.interpret import bind
 
-PATTERNS = ("random", "large", "rising", "falling", "equal", "one large")
+PATTERNS = ("random", "large", "rising", "steady", "falling", "equal", "one large")
 
 
 def arrays_of(pattern, rows, keys, seed, d=32):
@@ -50,6 +51,10 @@ def arrays_of(pattern, rows, keys, seed, d=32):
         # Scores grow or shrink along the keys, far beyond what a guess allows for.
         q[..., 0] = 8.0
         k[..., 0] = np.linspace(-40, 40, keys) * (1 if pattern == "rising" else -1)
+    if pattern == "steady":
+        # Six more in every block: the base is raised, and no block need be weighed again.
+        q[..., 0] = d**0.5
+        k[..., 0] = np.arange(keys) // 32 * 6.0
     if pattern == "equal":
         k[:] = 0.25
     if pattern == "one large":
@@ -63,10 +68,13 @@ def arrays_of(pattern, rows, keys, seed, d=32):
     rows=st.integers(1, 150), keys=st.integers(1, 150), causal=st.booleans(),
     window=st.sampled_from([None, 1, 40]), pattern=st.sampled_from(PATTERNS),
     guess=st.sampled_from([1.0, 12.0]), apart=st.booleans(), seed=st.integers(0, 99),
+    kind=st.sampled_from([BF16, FP16]),
 )  # fmt: skip
-def test_a_guess_is_as_close_to_float64(rows, keys, causal, window, pattern, guess, apart, seed):
+def test_a_guess_is_as_close_to_float64(
+    rows, keys, causal, window, pattern, guess, apart, seed, kind
+):
     config = AttentionConfig(
-        head_dim=32, causal=causal, window=window, lse=True, tile=(64, 32), guess=guess,
+        dtype=kind, head_dim=32, causal=causal, window=window, lse=True, tile=(64, 32), guess=guess,
         apart=apart and window is None,
     )  # fmt: skip
     arrays = arrays_of(pattern, rows, keys, seed)
@@ -82,7 +90,7 @@ def test_a_guess_is_as_close_to_float64(rows, keys, causal, window, pattern, gue
     np.testing.assert_allclose(got["lse"][finite], lse[finite], rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("pattern", ["random", "rising"])
+@pytest.mark.parametrize("pattern", ["random", "rising", "steady"])
 def test_a_guess_as_scheduled_gives_the_sequential_result(pattern):
     config = AttentionConfig(head_dim=32, causal=True, lse=True, tile=(128, 32), guess=12.0)
     arrays, program = arrays_of(pattern, 200, 170, 3), attention(config)
@@ -94,7 +102,7 @@ def test_a_guess_as_scheduled_gives_the_sequential_result(pattern):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_maximum_and_second_weighing_are_under_one_test_of_a_warp(causal):
+def test_what_a_wrong_guess_costs_is_under_tests_of_a_warp(causal):
     config = AttentionConfig(head_dim=64, causal=causal, tile=(128, 64), guess=12.0)
     plan = LaunchPlan(split="rows", skip_unit=True, skip_settled=True)
     program = attention(config)
@@ -102,9 +110,12 @@ def test_maximum_and_second_weighing_are_under_one_test_of_a_warp(causal):
     body = text[text.index("= i_start + 1;") :]
     body = body[: body.index("finish what is in flight")]
     tests = re.findall(r"if \(!\(__all_sync\(0xffffffffu, (.*)\)\)\) \{", body)
-    assert len(tests) == 2 and "<= 4096.0f" in tests[1] and "== 1.0f" in tests[0]
-    inside = body[body.index("<= 4096.0f") :]
+    rescaled, raised, again = tests
+    assert "== 1.0f" in rescaled and "<= 4096.0f" in raised and f"<= {2.0**24}f" in again
+    between = body[body.index(raised) : body.index(again)]
+    inside = body[body.index(again) :]
     assert body.count("fmaxf(") > 0 and body.count("fmaxf(") == inside.count("fmaxf(")
+    assert body.count("log2_fast(") > 0 and body.count("log2_fast(") == between.count("log2_fast(")
     plain = emit(lower(program, overlapped(program, 2, LaunchPlan(split="rows"), early=True))).text
     assert "__all_sync" not in plain, "the plan says whether anything is left out"
 

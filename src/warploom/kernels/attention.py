@@ -19,6 +19,7 @@ from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
+    FP16,
     FP32,
     INT32,
     Array,
@@ -67,9 +68,10 @@ class AttentionConfig:
     `apart`: blocks that all rows see run in a loop of their own, which has no mask: better for
     long sequences, worse for short ones, as the pipeline drains between the loops.
     `packed`: sequences of different lengths behind one another, see `task_table`.
-    `guess`: a block is weighed by the maximum of those before, and only where the weights of a row
-    then add up to more than 2 ** guess, by its own: most blocks need neither a maximum nor a
-    rescaling. For 16-bit elements; at most 15, which fp16 holds.
+    `guess`: a block is weighed by a base that those before it gave, and most blocks need neither a
+    maximum nor a rescaling. Where the sums of a row have grown beyond 2 ** guess it is raised;
+    only where a block's weights add up to more than `widest` is it weighed again by its maximum.
+    For 16-bit elements; at most 15, which fp16 holds.
     `shared`: so many neighbouring row tiles go over the same blocks of keys, those that any of
     them sees, so that a cluster of blocks can bring each block of keys once for all of them.
     """
@@ -119,6 +121,11 @@ class AttentionConfig:
     def lift(self) -> float:
         """Powers of 2 by which weights are raised: 8-bit ones would lose what is below 2 ** -9."""
         return 4.0 if self.narrow else 0.0
+
+    @property
+    def widest(self) -> float:
+        """With a guess: the power of 2 that a block's weights may add up to."""
+        return 15.0 if self.dtype is FP16 else 2.0 * self.guess
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -280,17 +287,25 @@ def _weighed(
 def _guessed(
     config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
 ) -> Tile:
-    """The weights of a block under the maximum so far, and under their own in rows where the
-    weights then add up to much or are no numbers, or where nothing was seen before."""
+    """The weights of a block under a base that the blocks before it gave.
+
+    Where the sums of a row have outgrown the base it is raised, which costs a rescaling; only where
+    the weights would then not fit their type, are no numbers, or nothing was seen before, is the
+    maximum found and the block weighed again.
+    """
     top, total, acc = rows.top, rows.total, rows.acc
+    # Sums keep half of the powers: fp16 weights far below 1 would lose bits.
+    calm, kept = total <= 2.0**config.guess, config.guess / 2
+    rescale = full(1.0, rows=config.tile[0])
+    rescale[:] = where(calm, rescale, reciprocal(total) * 2.0**kept)
+    top[:] = where(calm, top, top + (log2(total) - kept) * (1.0 / scale))
     weights = exp2(scores * scale - top * scale)
     part, packed = sum_along(weights, "keys"), weights.cast(config.dtype)
-    rescale = full(1.0, rows=config.tile[0])
     # In the first block nothing was: the compiler sees that there, and leaves the guess out.
-    right = (total > 0.0) & (part <= 2.0**config.guess)
+    right = (total > 0.0) & (part <= 2.0**config.widest)
     after = maximum(top, max_along(scores, "keys"))
     base = where(after.equals(-math.inf), 0.0, after) if masked else after
-    rescale[:] = where(right, rescale, exp2((top - base) * scale))
+    rescale[:] = where(right, rescale, rescale * exp2((top - base) * scale))
     scores[:] = where(right, scores, exp2(scores * scale - base * scale))
     packed[:] = where(right, packed, scores.cast(config.dtype))
     again = sum_along(scores, "keys")
