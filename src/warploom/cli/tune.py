@@ -31,7 +31,7 @@ def tune(
         str, typer.Argument(help="FILE.cubin, a folder of warploom build, or file.py:object")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the result")],
-    search: Annotated[str, typer.Option(help=PLAYER_HELP)] = "anneal",
+    search: Annotated[str, typer.Option(help=PLAYER_HELP)] = "guided",
     measure: Annotated[
         str, typer.Option(help="gpu, model, or auto: the GPU when there is one")
     ] = "auto",

@@ -64,7 +64,7 @@ LEARNER: Final = "ppo"  # the folder of a learned player's checkpoint, logs and 
 class TuneSettings:
     """What to spend and how. `measure` is `gpu` or `model`."""
 
-    player: str = "anneal"
+    player: str = "guided"
     measure: str = "model"
     seconds: float = 60.0
     candidates: int | None = None
