@@ -27,16 +27,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from warploom.sass import outstanding
 from warploom.sass.aliasing import is_sync
 from warploom.sass.control import CONTROL_MASK, NO_SCOREBOARD, SCOREBOARDS
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.disassembly import disassemble
+from warploom.sass.cubin import Cubin
 from warploom.sass.effects import resource_name
-from warploom.sass.kernel import Instruction, Kernel, build_kernel
+from warploom.sass.fresh import change_outside, decode_anew
+from warploom.sass.kernel import Instruction, Kernel
 from warploom.sass.lint import lint
 from warploom.sass.loops import natural_loops
 from warploom.sass.opcodes import Order
@@ -63,9 +62,9 @@ class Late:
 
 def verify_boards(original: Cubin, other: Cubin, name: str) -> list[Finding]:
     """Every reason why `other` is not `original` with scoreboards given out anew."""
-    if finding := _container(original, other, name):
+    if finding := change_outside(original, other, name):
         return [finding]
-    one, two = _from_bytes(original.data, name), _from_bytes(other.data, name)
+    one, two = decode_anew(original, name), decode_anew(other, name)
     found = [*_words(one, two), *_named(one, two), *_visible(one, two), *_loops(one, two)]
     if found:
         return found
@@ -73,23 +72,6 @@ def verify_boards(original: Cubin, other: Cubin, name: str) -> list[Finding]:
         _finding("BOARD_LATE", one.instructions[late.item], late.reason) for late in lates(one, two)
     ]
     return found or [*_unsettled(one, two), *_lint(one, two)]
-
-
-@lru_cache(maxsize=4)
-def _from_bytes(data: bytes, name: str) -> Kernel:
-    fresh = parse(data, name)
-    return build_kernel(fresh, fresh.kernels[name], disassemble(fresh)[name])
-
-
-def _container(original: Cubin, other: Cubin, name: str) -> Finding | None:
-    text = original.kernel(name).text
-    start, end = text.offset, text.offset + text.size
-    same = (
-        len(original.data) == len(other.data)
-        and original.data[:start] == other.data[:start]
-        and original.data[end:] == other.data[end:]
-    )
-    return None if same else Finding("CONTAINER", 0, name, "a byte outside the code changed")
 
 
 def _finding(rule: str, item: Instruction, reason: str) -> Finding:

@@ -22,16 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from warploom.sass.boundaries import pairs_across
 from warploom.sass.control import CONTROL_MASK
-from warploom.sass.cubin import WORD_BYTES, Cubin, parse
+from warploom.sass.cubin import WORD_BYTES, Cubin
 from warploom.sass.dependence import Dependence, dependences
-from warploom.sass.disassembly import disassemble
 from warploom.sass.effects import UNIFORM_BASE, resource_name
-from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel, build_kernel
+from warploom.sass.fresh import change_outside, decode_anew
+from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.latency import LONGEST, LatencyTable, table_for
 from warploom.sass.lint import lint
 from warploom.sass.mining import exclusive, issue_times, key_of
@@ -65,9 +64,9 @@ def verify_renaming(
 
     Both hold the kernel `name`; everything else in the files must be the same bytes.
     """
-    if finding := _container(original, renamed, name):
+    if finding := change_outside(original, renamed, name):
         return [finding]
-    one, other = (_decoded(cubin, name) for cubin in (original, renamed))
+    one, other = (decode_anew(cubin, name) for cubin in (original, renamed))
     found = [
         finding
         for first, second in zip(one.instructions, other.instructions, strict=True)
@@ -81,29 +80,6 @@ def verify_renaming(
         return found  # hazards of another program say nothing
     latencies = table or table_for(one.sm)
     return [*_distances(one, other, latencies), *_outstanding(one, other), *_lint(one, other)]
-
-
-def _decoded(cubin: Cubin, name: str) -> Kernel:
-    return _from_bytes(cubin.data, name)
-
-
-@lru_cache(maxsize=4)
-def _from_bytes(data: bytes, name: str) -> Kernel:
-    fresh = parse(data, name)
-    return build_kernel(fresh, fresh.kernels[name], disassemble(fresh)[name])
-
-
-def _container(original: Cubin, renamed: Cubin, name: str) -> Finding | None:
-    text = original.kernel(name).text
-    start, end = text.offset, text.offset + text.size
-    same = len(original.data) == len(renamed.data)
-    if (
-        same
-        and original.data[:start] == renamed.data[:start]
-        and original.data[end:] == renamed.data[end:]
-    ):
-        return None
-    return Finding("CONTAINER", 0, name, "a byte outside the kernel's code changed")
 
 
 def _finding(rule: str, item: Instruction, reason: str) -> Finding:

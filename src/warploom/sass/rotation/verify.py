@@ -21,18 +21,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Final
 
 from warploom.sass import nvinfo
 from warploom.sass.boundaries import pairs_across
 from warploom.sass.branches import relative_target
 from warploom.sass.control import CONTROL_MASK, NO_SCOREBOARD, Control
-from warploom.sass.cubin import WORD_BYTES, Cubin, parse
+from warploom.sass.cubin import WORD_BYTES, Cubin
 from warploom.sass.dependence import Dependence, Hazard, dependences
-from warploom.sass.disassembly import disassemble
 from warploom.sass.effects import resource_name
-from warploom.sass.kernel import Instruction, Kernel, build_kernel
+from warploom.sass.fresh import decode_anew
+from warploom.sass.kernel import Instruction, Kernel
 from warploom.sass.latency import LONGEST, LatencyTable, table_for
 from warploom.sass.lint import lint
 from warploom.sass.mining import exclusive, issue_times, key_of
@@ -65,7 +64,7 @@ def verify_rotation(
     """Every reason why `rotated` is not `original` with `claim` done; empty when it is."""
     if finding := _container(original, rotated, name):
         return [finding]
-    one, other = (_decoded(cubin, name) for cubin in (original, rotated))
+    one, other = (decode_anew(cubin, name) for cubin in (original, rotated))
     found = [*_loop(one, claim)]
     if not found:
         found = [*_stream(one, other, claim), *_tables(one, other, claim)]
@@ -79,16 +78,6 @@ def verify_rotation(
         *_outstanding(one, other, origin),
         *_lint(one, other, origin),
     ]
-
-
-def _decoded(cubin: Cubin, name: str) -> Kernel:
-    return _from_bytes(cubin.data, name)
-
-
-@lru_cache(maxsize=4)
-def _from_bytes(data: bytes, name: str) -> Kernel:
-    fresh = parse(data, name)
-    return build_kernel(fresh, fresh.kernels[name], disassemble(fresh)[name])
 
 
 def _container(original: Cubin, rotated: Cubin, name: str) -> Finding | None:
