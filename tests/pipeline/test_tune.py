@@ -97,6 +97,11 @@ BAD = [
     (["tune", "nothing", "-o", "{out}"], "expected FILE.cubin, a build folder or file.py:object"),
     (["tune", "{cubin}", "-o", "{out}", "--search", "luck"], "expected one of random"),
     (["tune", "{cubin}", "-o", "{out}", "--budget", "soon"], "expected a time such as"),
+    (["tune", "{cubin}", "-o", "{out}", "--samples", "-1"], "--samples -1, expected 0 or more"),
+    (
+        ["tune", "{cubin}", "-o", "{out}", "--candidates", "0"],
+        "--candidates 0, expected at least 1",
+    ),
     (["tune", "{cubin}", "-o", "{out}", "--alias", "none"], "expected strict or triton"),
     (["tune", "{cubin}", "-o", "{out}", "--kernel", "other"], "has no kernel 'other'"),
     (["tune", "{cubin}", "-o", "{out}", "--measure", "gpu"], "needs the launch"),

@@ -98,6 +98,11 @@ class TuneSettings:
             raise InputError(f"--measure {self.measure!r}, expected gpu or model")
         if self.seconds <= 0:
             raise InputError(f"--budget {self.seconds} s, expected more than 0")
+        if self.samples < 0:
+            raise InputError(f"--samples {self.samples}, expected 0 or more")
+        for option, count in (("--candidates", self.candidates), ("--steps", self.steps)):
+            if count is not None and count < 1:
+                raise InputError(f"{option} {count}, expected at least 1")
 
 
 @dataclass
