@@ -57,6 +57,7 @@ class Judge:
         return (
             all(self.fields(place, cell) for place, cell in patch.cells.items() if place != last)
             and self._visible(patch)
+            and self._consumed(patch)
             and self._ordered(patch)
             and self._distant(patch)
             and self._awaited(patch)
@@ -72,6 +73,8 @@ class Judge:
         if stall < rules.own[name] or stall > MAX_STALL:
             return False
         if rules.sync_wait[name] & ~cell.wait:
+            return False
+        if rules.no_wait[name] and cell.wait != rules.wait[name]:
             return False
         compiled = (rules.stall[name], rules.stay[name], rules.reuse[name])
         if (stall, stay, reuse) == compiled:
@@ -94,6 +97,40 @@ class Judge:
             other = cells.get(place + 1) or trace.cells[place + 1]
             pair = trace.name[one.number], trace.name[other.number]
             if one.stall < SHOWN and self.rules.shows(*pair, other.wait):
+                return False
+        return True
+
+    def _consumed(self, patch: Patch) -> bool:
+        """Every kept operand whose holder, readers or writers a patch touches is read again or
+        displaced before its register is overwritten and before the block ends."""
+        cells, trace = patch.cells, self.trace
+        kept = [place for place, cell in cells.items() if cell.reuse]
+        if isinstance(patch.action, Move):
+            low = patch.action.span[0]
+            kept += [place for place in trace.open[low] if place not in cells]
+        if not kept:
+            return True
+        moved = {trace.name[cell.number]: place for place, cell in cells.items()}
+        return all(self._consumes(place, cells, moved) for place in kept)
+
+    def _consumes(self, place: int, cells: dict[int, Cell], moved: dict[int, int]) -> bool:
+        """Whether the operands kept at one place are consumed in time."""
+        trace, rules = self.trace, self.rules
+        holder = cells.get(place) or trace.cells[place]
+        for slot in range(SLOTS):
+            row = rules.writers.get((trace.name[holder.number], slot))
+            if row is None or not holder.reuse >> slot & 1:
+                continue
+            bank, writers, leaves = row
+            reader = place + 1
+            while reader < trace.size:
+                cell = cells.get(reader) or trace.cells[reader]
+                if rules.bank[trace.name[cell.number]][slot] == bank:
+                    break
+                reader += 1
+            if leaves and reader == trace.size:
+                return False
+            if any(moved.get(name, trace.place_of[name]) < reader for name in writers):
                 return False
         return True
 

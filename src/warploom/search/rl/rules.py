@@ -42,7 +42,9 @@ class BlockRules:
         self.reuse: list[int] = batch.reuse.tolist()
         self.sets: list[int] = batch.sets.tolist()
         self.depbar: list[int] = batch.depbar.tolist()
+        self.wait: list[int] = batch.wait.tolist()
         self.sync_wait: list[int] = batch.sync_wait.tolist()
+        self.no_wait: list[bool] = batch.no_wait.tolist()
         self.arithmetic: list[bool] = batch.arithmetic.tolist()
         self.pinned: frozenset[int] = frozenset(batch.pinned.tolist())
         self.early = {(int(one), int(other)) for one, other in np.argwhere(batch.early)}
