@@ -233,7 +233,7 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
                 inner({**v, "parts": v["parts"][:count]})
 
         calls[name] = call
-    checks = _verify(torch, config, data[0], calls)
+    checks = verify(torch, config, data[0], calls)
     samples = kb.interleave({name: bound(call) for name, call in calls.items()}, rounds)
     kind = config.dtype.name if what not in ("fp8", "promoted") else f"{config.dtype.name} {what}"
     label = which if what in ("time", "fp8", "promoted") else f"{which} {what}"
@@ -248,7 +248,8 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
     }
 
 
-def _verify(torch: Any, config: GemmConfig, v: Values, calls: dict[str, Call]) -> dict[str, str]:
+def verify(torch: Any, config: GemmConfig, v: Values, calls: dict[str, Call]) -> dict[str, str]:
+    """Whether each candidate agrees with float32 products of some rows of c."""
     rows = torch.randint(v["c"].shape[-2], (64,), device="cuda")
     want = expected(torch, config, v, rows, torch.float32)
     checks: dict[str, str] = {}

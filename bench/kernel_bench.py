@@ -138,7 +138,7 @@ def interleave(
     for name, call in candidates.items():
         for _ in range(3):
             call()
-        repeats = min(200, max(2, int(seconds * 1e3 / _timed(torch, call, 3))))
+        repeats = min(200, max(2, int(seconds * 1e3 / timed(torch, call, 3))))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(repeats):
@@ -151,13 +151,14 @@ def interleave(
         shuffle.shuffle(order)
         for name in order:
             graph, repeats = graphs[name]
-            taken = _timed(torch, graph.replay, 1) / repeats
+            taken = timed(torch, graph.replay, 1) / repeats
             if number >= 2:
                 samples[name].append(taken)
     return samples
 
 
-def _timed(torch: Any, call: Callable[[], None], repeats: int) -> float:
+def timed(torch: Any, call: Callable[[], None], repeats: int) -> float:
+    """Milliseconds a call, of so many in a row."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(repeats):
