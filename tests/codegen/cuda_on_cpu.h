@@ -1,5 +1,6 @@
-// CUDA enough to run emitted kernels on a CPU: every thread of a block is a fiber, and the next one
-// to run is drawn at random whenever one waits, so that a missing barrier gives wrong results.
+// CUDA enough to run emitted kernels on a CPU: every thread is a fiber, and the next one to run is
+// drawn at random whenever one waits, so that a missing barrier gives wrong results. Several blocks
+// may run side by side (clusters, dynamic walks); shared memory and registers begin as NaN.
 // What is PTX in the kernel's helpers is C++ here; everything else is the emitted text.
 #include <ucontext.h>
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <random>
 #include <utility>
@@ -22,20 +24,26 @@
 #define __shared__ static  // the runner takes it away from the extern arrays
 #define __align__(n)
 #define __grid_constant__
+#define __cluster_dims__(...)
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 struct Extent { unsigned x = 1, y = 1, z = 1; };
 static Extent gridDim, blockDim, blockIdx, threadIdx;
 
 namespace machine {
+const unsigned WINDOW = 1u << 24;  // between the shared addresses of the blocks of a cluster
+const unsigned ROOM = 1u << 18;    // bytes of a block's shared memory
+const unsigned START = 1024;       // of them the system takes
+const int MOST_BLOCKS = 8;
 struct Barrier { int arrived = 0, round = 0; };
+alignas(1024) static unsigned char pool[MOST_BLOCKS * ROOM];
 static std::vector<ucontext_t> fibers;
 static std::vector<char> done, stacks;
 static std::vector<Barrier> warps;
 static std::vector<unsigned long long> slots;
-static Barrier block, named[16];
-static unsigned char* memory = nullptr;  // the block's shared memory; addresses count from here
-struct Mbarrier { unsigned count = 0, pending = 0, parity = 0; };
+static std::vector<Barrier> block;
+static std::vector<std::array<Barrier, 16>> named;
+struct Mbarrier { unsigned count = 0, pending = 0, parity = 0; long bytes = 0; };
 static std::map<unsigned, Mbarrier> mbarriers;
 struct Copy { unsigned to; unsigned char bytes[16]; };
 struct Batch { int thread; unsigned bar; std::vector<Copy> copies; };
@@ -43,23 +51,66 @@ static std::vector<std::vector<Copy>> started;  // by thread: copies that no bar
 static std::deque<Batch> in_flight;
 static std::vector<std::array<unsigned, 8>> words;
 static ucontext_t home;
-static int current = 0, alive = 0;
+static int current = 0, threads_each = 1, alive = 0, blocks = 0, cluster = 1;
+static unsigned room = 0;          // bytes the launch asks for
+static bool inside = false;        // a fiber runs
+static const char* fault = nullptr;
 static std::mt19937 random_of(1);
 static void (*body)() = nullptr;
+static std::function<void(bool)> tick;     // what else happens at random times; all of it: true
+static std::function<bool()> busy;         // whether more of that is to come
+static std::function<void(unsigned, unsigned)> on_write;  // by a thread: address, bytes
+static std::function<void(int)> at_exit_of;  // of a thread: what it must not leave behind
 
-static void yield() { swapcontext(&fibers[current], &home); }
+// The run ends here; `launch` gives the reason.
+static void fail(const char* why) {
+  if (!fault) fault = why;
+  if (inside) { inside = false; swapcontext(&fibers[current], &home); }
+}
+static int block_of() { return current / threads_each; }
+// Kernels see a block's number in its cluster in the high bits of an address; in here it is the
+// number among all blocks that run.
+static unsigned global_of(unsigned address) {
+  return address + block_of() / cluster * cluster * WINDOW;
+}
+static unsigned char* at(unsigned address, unsigned bytes) {
+  const unsigned number = address / WINDOW, place = address % WINDOW;
+  if (number >= unsigned(blocks) || place < START || place + bytes > START + room) {
+    fail("address outside of the block's shared memory");
+    return pool;
+  }
+  return pool + number * ROOM + place;
+}
+static unsigned char* own_shared() { return pool + block_of() * ROOM + START; }
+// The fiber goes on when `ready(what, value)` holds.
+struct Until { bool (*ready)(const void*, long) = nullptr; const void* what; long value; };
+static std::vector<Until> until;
+static void yield_until(bool (*ready)(const void*, long), const void* what, long value) {
+  if (ready(what, value)) return;
+  until[current] = {ready, what, value};
+  swapcontext(&fibers[current], &home);
+}
 static void wait(Barrier& at, int count) {
   const int round = at.round;
   if (++at.arrived >= count) { at.arrived = 0; ++at.round; return; }
-  for (long tries = 0; at.round == round; ++tries) {
-    if (tries > 10000000) { fprintf(stderr, "deadlock\n"); abort(); }
-    yield();
-  }
+  yield_until([](const void* b, long was) { return ((const Barrier*)b)->round != was; }, &at, round);
+}
+static void complete(Mbarrier& b) {
+  if (b.pending || b.bytes) return;
+  b.pending = b.count;
+  b.parity ^= 1;
+}
+static Mbarrier& barrier_at(unsigned bar) {
+  static Mbarrier nothing;
+  const auto found = mbarriers.find(bar);
+  if (found == mbarriers.end()) { fail("no barrier at this address"); return nothing; }
+  return found->second;
 }
 static void arrive(unsigned bar) {
-  Mbarrier& b = mbarriers.at(bar);
-  if (b.pending == 0) { fprintf(stderr, "too many arrivals\n"); abort(); }
-  if (--b.pending == 0) { b.pending = b.count; b.parity ^= 1; }
+  Mbarrier& b = barrier_at(bar);
+  if (b.pending == 0) return fail("too many arrivals");
+  --b.pending;
+  complete(b);
 }
 // Copies land when they like, only in order for each thread.
 static void land(bool all) {
@@ -67,53 +118,77 @@ static void land(bool all) {
     size_t pick = all ? 0 : random_of() % in_flight.size();
     for (size_t at = 0; at < pick; ++at)
       if (in_flight[at].thread == in_flight[pick].thread) { pick = at; break; }
-    for (const Copy& c : in_flight[pick].copies) memcpy(memory + c.to, c.bytes, 16);
+    for (const Copy& c : in_flight[pick].copies) memcpy(at(c.to, 16), c.bytes, 16);
     const unsigned bar = in_flight[pick].bar;
     in_flight.erase(in_flight.begin() + pick);
     arrive(bar);
   }
 }
-static void start() { body(); done[current] = 1; --alive; swapcontext(&fibers[current], &home); }
-static void run_block(int threads) {
+static void start() {
+  body();
+  if (at_exit_of) at_exit_of(current);
+  done[current] = 1;
+  --alive;
+  inside = false;
+  swapcontext(&fibers[current], &home);
+}
+static void run_blocks(int first, int count, int threads) {
   const size_t size = 128 << 10;
-  fibers.assign(threads, {});
-  done.assign(threads, 0);
-  stacks.resize(size * threads);
-  warps.assign(threads / 32, {});
-  slots.assign(threads, 0);
-  words.assign(threads, {});
-  started.assign(threads, {});
+  const int all = count * threads;
+  threads_each = threads;
+  blocks = count;
+  fibers.assign(all, {});
+  done.assign(all, 0);
+  stacks.assign(size * all, char(0xff));
+  memset(pool, 0xff, size_t(count) * ROOM);
+  warps.assign(all / 32, {});
+  slots.assign(all, 0);
+  words.assign(all, {});
+  started.assign(all, {});
+  until.assign(all, {});
   in_flight.clear();
   mbarriers.clear();
-  block = {};
-  for (Barrier& at : named) at = {};
-  alive = threads;
-  for (int f = 0; f < threads; ++f) {
+  block.assign(count, {});
+  named.assign(count, {});
+  alive = all;
+  for (int f = 0; f < all; ++f) {
     getcontext(&fibers[f]);
     fibers[f].uc_stack.ss_sp = stacks.data() + size * f;
     fibers[f].uc_stack.ss_size = size;
     makecontext(&fibers[f], start, 0);
   }
-  std::vector<int> order(threads);
-  for (int f = 0; f < threads; ++f) order[f] = f;
-  for (int turn = 0; alive; ++turn) {
-    if (turn > 3000000) { fprintf(stderr, "deadlock\n"); abort(); }
+  std::vector<int> order(all);
+  std::vector<char> late(all / 32);
+  for (int f = 0; f < all; ++f) order[f] = f;
+  for (int turn = 0, stuck = 0; alive && !fault; ++turn) {
     land(false);
+    if (tick) tick(false);
     if (turn % 8 == 0) std::shuffle(order.begin(), order.end(), random_of);
+    // Warps fall behind now and then.
+    if (turn % 16 == 0) for (char& one : late) one = random_of() % 4 == 0;
+    bool moved = !in_flight.empty() || (busy && busy());
     for (int f : order) {
-      if (done[f]) continue;
+      if (done[f] || late[f / 32]) continue;
+      if (until[f].ready && !until[f].ready(until[f].what, until[f].value)) continue;
+      until[f].ready = nullptr;
       current = f;
-      threadIdx.x = f;
+      threadIdx.x = f % threads;
+      blockIdx.x = first + f / threads;
+      inside = true;
       swapcontext(&home, &fibers[f]);
+      inside = false;
+      moved = true;
+      if (fault) return;
     }
+    stuck = moved ? 0 : stuck + 1;
+    if (stuck > 500) fault = "deadlock";  // no warp is late that long
   }
+  if (tick && !fault) tick(true);
 }
 }  // namespace machine
 
 static void __syncthreads() {
-  const int me = machine::current;
-  machine::wait(machine::block, blockDim.x);
-  threadIdx.x = machine::current = me;
+  machine::wait(machine::block[machine::block_of()], blockDim.x);
 }
 static void warp_wait() { machine::wait(machine::warps[machine::current / 32], 32); }
 static void __syncwarp() { warp_wait(); }
@@ -211,43 +286,55 @@ template <class T> static void add_to(T* p, float x) { set(*p, value_of(*p) + x)
 // ---- helpers of the warp-specialised kernels (codegen/prelude.py, prelude_sm80.py)
 template <class T> static T __ldg(const T* p) { return *p; }
 static size_t __cvta_generic_to_shared(const void* p) {
-  return size_t((const unsigned char*)p - machine::memory);
+  const size_t at = (const unsigned char*)p - machine::pool;
+  return at / machine::ROOM % machine::cluster * machine::WINDOW + at % machine::ROOM;
 }
 template <int kId, int kThreads> static void named_sync() {
-  machine::wait(machine::named[kId], kThreads);
+  machine::wait(machine::named[machine::block_of()][kId], kThreads);
 }
 template <int kId, int kThreads> static void named_arrive() {
-  machine::Barrier& at = machine::named[kId];
+  machine::Barrier& at = machine::named[machine::block_of()][kId];
   if (++at.arrived >= kThreads) { at.arrived = 0; ++at.round; }
 }
 static void barrier_init(unsigned bar, unsigned count) {
-  machine::mbarriers[bar] = {count, count, 0};
+  bar = machine::global_of(bar);
+  machine::at(bar, 8);
+  machine::mbarriers[bar] = {count, count, 0, 0};
 }
-static void barrier_arrive(unsigned bar) { machine::arrive(bar); }
+static void barrier_arrive(unsigned bar) { machine::arrive(machine::global_of(bar)); }
 static void barrier_wait(unsigned bar, unsigned parity) {
-  while (machine::mbarriers.at(bar).parity == (parity & 1)) machine::yield();
+  bar = machine::global_of(bar);
+  machine::yield_until(
+      [](const void* b, long p) { return ((const machine::Mbarrier*)b)->parity != unsigned(p); },
+      &machine::barrier_at(bar), parity & 1);
 }
 static void copy_async(unsigned to, const void* from, unsigned count) {
-  machine::Copy copy{to, {}};
-  if (to % 16 || (count && (uintptr_t)from % 16)) { fprintf(stderr, "misaligned\n"); abort(); }
+  machine::Copy copy{machine::global_of(to), {}};
+  if (to % 16 || (count && (uintptr_t)from % 16)) machine::fail("misaligned copy");
   memcpy(copy.bytes, from, count);
   machine::started[machine::current].push_back(copy);
 }
 static void copies_arrive(unsigned bar) {
   const int me = machine::current;
-  machine::in_flight.push_back({me, bar, machine::started[me]});
+  machine::in_flight.push_back({me, machine::global_of(bar), machine::started[me]});
   machine::started[me].clear();
 }
-static void shared_write(unsigned at, int x) { memcpy(machine::memory + at, &x, 4); }
+static void written(unsigned at, const void* from, unsigned bytes) {
+  if (at % bytes) machine::fail("misaligned write to shared memory");
+  at = machine::global_of(at);
+  memcpy(machine::at(at, bytes), from, bytes);
+  if (machine::on_write) machine::on_write(at, bytes);
+}
+static void shared_write(unsigned at, int x) { written(at, &x, 4); }
 static unsigned short half_at(unsigned at) {
   unsigned short x;
-  memcpy(&x, machine::memory + at, 2);
+  memcpy(&x, machine::at(machine::global_of(at), 2), 2);
   return x;
 }
 static void matrices(unsigned (&x)[4], unsigned at, bool transposed) {
   const int me = machine::current, first = me / 32 * 32, lane = me % 32;
   machine::slots[me] = at;
-  if (at % 16) { fprintf(stderr, "misaligned\n"); abort(); }
+  if (at % 16) machine::fail("misaligned matrix");
   warp_wait();
   for (int q = 0; q < 4; ++q) {
     unsigned short low, high;
@@ -304,18 +391,3 @@ static void write_fp16(unsigned short* p, float x) { Fp16 y; set(y, x); *p = y.b
 template <class T> static T argument(void** p, size_t i) { return *(T*)p[i]; }
 template <class... A, size_t... I>
 static void call(void (*f)(A...), void** p, std::index_sequence<I...>) { f(argument<A>(p, I)...); }
-template <class... A>
-static void launch(void (*f)(A...), void** p, int blocks, int threads, unsigned char* memory) {
-  static void (*kernel)(A...);
-  static void** arguments;
-  kernel = f;
-  arguments = p;
-  machine::body = [] { call(kernel, arguments, std::index_sequence_for<A...>{}); };
-  machine::memory = memory;
-  gridDim.x = blocks;
-  blockDim.x = threads;
-  for (int b = 0; b < blocks; ++b) {
-    blockIdx.x = b;
-    machine::run_block(threads);
-  }
-}

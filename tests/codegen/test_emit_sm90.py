@@ -1,0 +1,101 @@
+"""Kernels for Hopper, whole: the emitted text, run on a CPU with TMA, wgmma and clusters as they
+are, every copy, matmul and store at a random time of its own (hopper_on_cpu.h)."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from tests.codegen import emulate
+from tests.codegen.programs import attention_case, gemm_case
+from tests.gpu.cases import distance
+
+from warploom import tile as t
+from warploom.codegen.emit import emit
+from warploom.codegen.lower import lower
+
+
+def planned(case, **changes):
+    """The case under another launch plan."""
+    program, schedule, arrays = case
+    return program, replace(schedule, launch=schedule.launch.with_options(**changes)), arrays
+
+
+def slices(count):
+    """A product whose slices meet in a cluster."""
+    case = gemm_case(120, 70, 100, slices=count, together=True, tile=(128, 64, 16))
+    return planned(case, cluster=("slices_tile", count))
+
+
+CASES = {
+    "gemm": lambda: gemm_case(150, 72, 40),
+    "gemm-cluster": lambda: planned(gemm_case(150, 72, 100, cluster=2), walk="snake"),
+    "gemm-transposed": lambda: gemm_case(150, 72, 100, a="km", b="nk", depth=2),
+    "gemm-across": lambda: gemm_case(101, 136, 40, across=True, tile=(72, 128, 16), bias=True),
+    "gemm-fp8": lambda: gemm_case(150, 72, 100, dtype=t.E4M3, b="nk", tile=(128, 64, 64)),
+    "gemm-direct": lambda: planned(gemm_case(150, 72, 40, out=t.FP32), store="direct"),
+    "gemm-no-trips": lambda: planned(gemm_case(130, 72, 0), walk="dynamic"),
+    "gemm-slices": lambda: slices(2),
+    "attention": lambda: planned(
+        attention_case(200, 170, causal=True, lse=True), walk="dynamic", reverse=("rows_tile",)
+    ),
+    "attention-multistage": lambda: attention_case(130, 70, kind="multistage", window=40),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """Every case emitted and compiled as one library."""
+    made = {name: make() for name, make in CASES.items()}
+    sources = [emit(lower(case[0], case[1])) for case in made.values()]
+    return emulate.compile_all(sources, tmp_path_factory.mktemp("sm90")), made, sources
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
+def test_the_emitted_code_means_what_the_program_means(kernels, number, seed):
+    library, made, sources = kernels
+    program, _, arrays = list(made.values())[number]
+    got = emulate.run(library, number, sources[number], program, arrays, blocks=4, seed=seed)
+    for name, want in t.interpret(program, arrays).items():
+        assert distance(got[name], want) < 1e-4, name
+
+
+FAULTS = {
+    "no-wait-for-copies": ("gemm", r"barrier_wait\(a_b_full[^;]*;"),
+    "no-wait-for-a-slot": ("gemm-transposed", r"barrier_wait\(a_b_empty[^;]*;"),
+    "no-wait-for-matmuls": ("attention", r"wgmma_wait<\d>\(\);"),
+    "no-fence-before-stores": ("gemm", r"fence_async\(\);"),
+    "no-wait-for-stores": ("gemm", r"store_wait_read<\d>\(\);"),
+    "no-turn-of-a-cluster": ("gemm-cluster", r"cluster_sync\(\);"),
+    "no-wait-for-parts": ("gemm-slices", r"barrier_wait\(full, meet_parity\);"),
+    "no-wait-for-a-task": ("attention", r"barrier_wait\(task_full[^;]*;"),
+}
+
+
+@pytest.fixture(scope="module")
+def broken(kernels, tmp_path_factory):
+    """The sources with a fault each."""
+    _, made, sources = kernels
+    found = []
+    for case, pattern in FAULTS.values():
+        whole = sources[list(made).index(case)]
+        body = whole.text.index('extern "C"')
+        text = whole.text[:body] + re.sub(pattern, ";", whole.text[body:])
+        assert text != whole.text
+        found.append(replace(whole, text=text))
+    return emulate.compile_all(found, tmp_path_factory.mktemp("broken")), found
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)), ids=list(FAULTS))
+def test_what_is_left_out_is_noticed(kernels, broken, number):
+    library, sources = broken
+    program, _, arrays = kernels[1][list(FAULTS.values())[number][0]]
+    want = t.interpret(program, arrays)
+    for seed in range(12):
+        try:
+            got = emulate.run(library, number, sources[number], program, arrays, None, 4, seed)
+        except emulate.Fault:
+            return
+        if any(distance(got[name], want[name]) > 1e-3 for name in want):
+            return
+    raise AssertionError("12 interleavings did not notice")
