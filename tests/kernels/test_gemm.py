@@ -94,6 +94,30 @@ def test_products_started_in_pairs_have_rings_of_their_own(k):
 
 @pytest.mark.parametrize(
     "config",
+    [PAIRS, replace(PAIRS, ahead=1), replace(PAIRS, ahead=3), GemmConfig(tile=(128, 64, 16))],
+)
+def test_slots_given_back_before_the_additions_give_the_sequential_result(config):
+    """Every slot, as soon as the group waited for its product; groups that begin at other times."""
+    launch = LaunchPlan(split="m", cluster=("m_tile", 2), stagger=300, store_panels=1)
+    schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early=True)
+    block = lower(gemm(config), schedule)
+    actions = [step.action for step in block.roles[1].sections[1].steady]
+    assert actions.count("Release") == config.ahead
+    for at, action in enumerate(actions):
+        if action == "Release":
+            assert actions[at - 1] == "Join"
+            assert actions[at + 1 : at + 2] == (["Run"] if config.promote else [])
+    text = emit(block).text
+    assert "while (clock64() - begin < part * 300)" in text
+    rng = np.random.default_rng(3)
+    arrays = {"a": rng.normal(size=(264, 100)), "b": rng.normal(size=(100, 136))}
+    arrays["c"] = np.full((264, 136), np.nan)
+    got = simulate(block, arrays, seed=7)["c"]
+    assert got.tobytes() == interpret(gemm(config), arrays)["c"].tobytes()
+
+
+@pytest.mark.parametrize(
+    "config",
     [
         GemmConfig(across=True, tile=(88, 128, 16), bias=True, gate=True, activation="silu"),
         GemmConfig(across=True, tile=(72, 128, 16), a="km", b="nk", residual=True, batched=True),
@@ -190,6 +214,8 @@ def test_meetings_that_cannot_be_are_refused():
 
 
 def test_bad_configs_are_refused():
+    with pytest.raises(InputError, match="stagger=-1 cycles"):
+        LaunchPlan(stagger=-1)
     with pytest.raises(InputError, match="1 unless promoted"):
         GemmConfig(ahead=2)
     with pytest.raises(InputError, match=r"expected mk|km"):

@@ -311,6 +311,7 @@ class Emitter:
             *self._scratch(),
             "const int thread_row = threadIdx.x % 128 / 32 * 16 + lane / 4;",
             "const int thread_col = lane % 4 * 2;",
+            *self._stagger(),
         ]
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
@@ -328,6 +329,18 @@ class Emitter:
     def _scratch(self) -> list[str]:
         lines: list[str] = []
         if self.scratch:
+    def _stagger(self) -> list[str]:
+        cycles = self.plan.stagger
+        if not cycles or self.parts == 1:
+            return []
+        return [
+            "// Groups out of step: one's work between matmuls runs beside another's matmuls.",
+            "{",
+            "  const long long begin = clock64();",
+            f"  while (clock64() - begin < part * {cycles}) {{}}",
+            "}",
+        ]
+
             shift = f"(shared - smem_address(shared_raw)) + {self.offsets['scratch']}"
             lines.append(f"void* const scratch = shared_raw + {shift} + part * {self.scratch};")
         for name, inside in self.staged.items():

@@ -96,11 +96,13 @@ def multistage(
     compute: int = 2,
     in_flight: int = 1,
     registers: tuple[int, int] | None = None,
+    early: bool = False,
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
     `in_flight` matmuls of the last op stay unfinished across the back edge (0: drain every
-    iteration, as ThunderKittens' template does).
+    iteration, as ThunderKittens' template does). `early`: a slot is given back before the first op
+    that needs what was made of it, where the group waits anyway, and not at the iteration's end.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
@@ -113,10 +115,16 @@ def multistage(
         }
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
         position = 0 if in_flight == 0 else 1
+        by_label = {op.label: op for op in ops}
         for ring, op in sorted(reader.items()):
             stays = in_flight and op == last and ops[-1].id == last
             if stays:
                 order.insert(position, (f"release {ring}", 1))
+            elif early:
+                own = next(other for other in ops if other.id == op)
+                after = [label for label, _ in order].index(own.label)
+                place_ = _first_toucher(placement, order, by_label, own, after)
+                order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
         loops[loop.index] = write(program, loop, compute, depth, order, registers=registers)

@@ -50,6 +50,8 @@ class LaunchPlan:
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     block_dim_warps is derived from the groups
     """
+    stagger         cycles by which each compute group begins later than the one before, so that what
+                    one does between its matmuls runs beside the others' matmuls
 
     split: str = ""
     cluster: tuple[str, int] = ("", 1)
@@ -72,6 +74,7 @@ class LaunchPlan:
 
     def __post_init__(self) -> None:
         if self.cluster[1] not in (1, 2, 4, 8):
+    stagger: int = 0
             raise InputError(f"launch plan: cluster of {self.cluster[1]}, expected 1, 2, 4 or 8")
         if self.store not in ("tma", "direct"):
             raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
@@ -102,6 +105,8 @@ class LaunchPlan:
             )
 
     def with_options(self, **changes: Any) -> LaunchPlan:
+        if self.stagger < 0:
+            raise InputError(f"launch plan: stagger={self.stagger} cycles, expected >= 0")
         """The plan with some fields changed."""
         return replace(self, **changes)
 

@@ -133,6 +133,7 @@ class GemmChoice:
     across: bool = False
     store_rows: int = 0
     ahead: int = 1
+    stagger: int = 0
 
     @property
     def workspace(self) -> bool:
@@ -162,6 +163,7 @@ class GemmChoice:
             resident=self.resident,
             store=self.store,
             store_rows=self.store_rows,
+            stagger=self.stagger,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
         many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
@@ -169,7 +171,8 @@ class GemmChoice:
             registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
         flying = 0 if config.promote else 1
         depth = min(self.depth, self.most_slots(config))
-        return multistage(gemm(config), depth, launch, self.groups, flying, registers)
+        early = config.promote
+        return multistage(gemm(config), depth, launch, self.groups, flying, registers, early)
 
     def most_slots(self, config: GemmConfig) -> int:
         """Slots that shared memory has room for beside the panels on their way out."""
