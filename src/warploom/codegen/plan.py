@@ -50,8 +50,8 @@ class LaunchPlan:
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     block_dim_warps is derived from the groups
     """
-    stagger         cycles by which each compute group begins later than the one before, so that what
-                    one does between its matmuls runs beside the others' matmuls
+    stagger         cycles by which each compute group begins later than the one before: what one
+                    does between its matmuls then runs beside the others' matmuls
 
     split: str = ""
     cluster: tuple[str, int] = ("", 1)
