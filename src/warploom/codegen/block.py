@@ -12,6 +12,7 @@ what is checked is what is emitted.
     Join n          consumer: wait until at most n started matmuls are unfinished
     Run op          consumer: any other op
     TurnWait, TurnPass     consumer: ordered use of the tensor core
+    Ahead           consumer: take the next task and do the role's `ahead` for it (`codegen.chain`)
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class Pipeline:
 
     A loop with `until` may end earlier for this part: `skip` then runs for each iteration left
     out, and `empty` once more when all of them are.
+
+    `none` runs where there is no iteration (with one started ahead).
     """
 
     loop: Loop
@@ -115,18 +118,24 @@ class Pipeline:
     plain: tuple[Step, ...]
     skip: tuple[Step, ...] = ()
     empty: tuple[Step, ...] = ()
+    none: tuple[Step, ...] = ()
     copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)
 class Role:
-    """A warp group: its registers a thread, its warps and its sections in order."""
+    """A warp group: its registers a thread, its warps and its sections in order.
+
+    `ahead`: what is done for a task before it begins, where a section says so, and for the first
+    task at the start: waits and one matmul of its loop's first iteration (`codegen.chain`).
+    """
 
     name: str
     warps: int
     registers: int
     sections: tuple[Straight | Pipeline, ...]
     part: int = -1
+    ahead: tuple[Step, ...] = ()
 
     @property
     def loads(self) -> bool:
@@ -162,6 +171,7 @@ class BlockProgram:
             lines.append(f"  ring {ring.name} x{ring.depth}: {inner} ({ring.slot_bytes} B a slot)")
         for role in self.roles:
             lines.append(f"  {role.name}: {role.warps} warps, {role.registers} registers")
+            lines += [f"    ahead: {step}" for step in role.ahead]
             for section in role.sections:
                 lines += _section_lines(section)
         return "\n".join(lines) + "\n"
@@ -178,4 +188,5 @@ def _section_lines(section: Straight | Pipeline) -> list[str]:
     for number, steps in enumerate(section.epilogue):
         lines += [f"      epilogue {number}: {step}" for step in steps]
     lines += [f"      left out: {step}" for step in section.skip]
+    lines += [f"      no iteration: {step}" for step in section.none]
     return lines

@@ -11,6 +11,7 @@ from typing import Any
 
 from warploom.codegen.block import BlockProgram, Pipeline, Role
 from warploom.codegen.copies import extra_tiles
+from warploom.codegen.emit_chain import ChainCode
 from warploom.codegen.emit_meet import BARRIERS, check_meetings, exchange_bytes, meeting_barriers
 from warploom.codegen.emit_staged import staged_offsets
 from warploom.codegen.emit_steps import StepCode, indent
@@ -79,6 +80,8 @@ class Emitter:
         self.plan = block.schedule.launch
         self.placement = block.placement
         self.program = block.placement.program
+        if self.plan.chain and self.arch != "sm_90a":
+            raise InputError(f"launch plan: chain has code for sm_90a, not for {self.arch}")
         for op in self.program.ops():
             check_types(op, self.arch)
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
@@ -308,10 +311,10 @@ class Emitter:
             f"// {role.name}: matmuls and everything in registers",
             f"registers_up<{role.registers}>();",
             "const int part = warp_group - 1;",
+            *self._stagger(),
             *self._scratch(),
             "const int thread_row = threadIdx.x % 128 / 32 * 16 + lane / 4;",
             "const int thread_col = lane % 4 * 2;",
-            *self._stagger(),
         ]
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
@@ -326,9 +329,6 @@ class Emitter:
             lines.append("store_wait_read<0>();")
         return lines
 
-    def _scratch(self) -> list[str]:
-        lines: list[str] = []
-        if self.scratch:
     def _stagger(self) -> list[str]:
         cycles = self.plan.stagger
         if not cycles or self.parts == 1:
@@ -341,6 +341,9 @@ class Emitter:
             "}",
         ]
 
+    def _scratch(self) -> list[str]:
+        lines: list[str] = []
+        if self.scratch:
             shift = f"(shared - smem_address(shared_raw)) + {self.offsets['scratch']}"
             lines.append(f"void* const scratch = shared_raw + {shift} + part * {self.scratch};")
         for name, inside in self.staged.items():
@@ -349,7 +352,6 @@ class Emitter:
         return lines
 
     def _tasks(self, role: Role) -> list[str]:
-        head, tail = task_lines(self.program, self.plan, role.loads)
         values = Values(
             self.placement,
             role.part,
@@ -359,10 +361,17 @@ class Emitter:
         )
         body: list[str] = []
         if not role.loads:
-            body += [self._declare(values, var) for var in self._registers()]
+            carried = {step.op.dst for step in role.ahead if step.op is not None}
+            body += [self._declare(values, v) for v in self._registers() if v not in carried]
             body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
+        chain = ChainCode(self.block, role, values, self.steps) if role.ahead else None
+        if chain is not None:
+            self.steps.ahead = chain.ahead
         for section in role.sections:
             body += self.steps.section(role, values, section)
+        if chain is not None:
+            return chain.lines(body)
+        head, tail = task_lines(self.program, self.plan, role.loads)
         return [*head, *indent(body), *tail.split("\n")]
 
     def _declare(self, values: Values, var: Var) -> str:

@@ -47,7 +47,9 @@ class StepCode:
             "Run": self._run,
             "TurnWait": self._turn_wait,
             "TurnPass": self._turn_pass,
+            "Ahead": self._ahead,
         }
+        self.ahead: Callable[[], list[str]] = list[str]  # of chained tasks (`emit_chain`)
 
     def shared_across(self, ring: Ring) -> bool:
         """Whether some tile of a ring is multicast over the cluster."""
@@ -92,10 +94,10 @@ class StepCode:
         self.holds.forget()
         if isinstance(section, Straight):
             self.spread = {}
-            return [line for step in section.steps for line in self._step(values, step, {})]
+            return [line for step in section.steps for line in self.lines_of(values, step, {})]
         loop = section.loop
         index, counter = loop.index, c_name(loop.index)
-        lines = self._range(role, loop)
+        lines = self.range_lines(role, loop)
         self.spread = {} if role.loads else self._spread(section)
         lines += [
             f"const unsigned {name}_first = {name}_cursor.slot;" for name in sorted(self.spread)
@@ -129,6 +131,9 @@ class StepCode:
                         "}",
                     ]
                 )
+            elif section.none:
+                inner.append("} else {")
+                inner += indent(self._steps(values, section.none, loop, f"{index}_start", 0))
             inner.append("}")
         block += indent(inner)
         block += indent(self._left_out(role, values, section))
@@ -170,7 +175,8 @@ class StepCode:
                 )
         return ["{", *indent([*found, *lines]), "}"] if found else lines
 
-    def _range(self, role: Role, loop: Loop) -> list[str]:
+    def range_lines(self, role: Role, loop: Loop) -> list[str]:
+        """The bounds of a loop as this role sees them."""
         index, placement = loop.index, self.block.placement
         until = None if role.loads else placement.until(loop)
         start, stop = c_index(loop.start), c_index(loop.stop)
@@ -231,7 +237,7 @@ class StepCode:
         for step in steps:
             shift = plus - step.stage
             value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
-            new = self._step(values, step, {loop.index: value})
+            new = self.lines_of(values, step, {loop.index: value})
             opening = next((n for n, text in enumerate(new) if text == self._guard), -1)
             if lines and self._guard and lines[-1] == "}" and 0 <= opening <= 1:
                 # One test for neighbours under the same condition.
@@ -241,7 +247,8 @@ class StepCode:
             self._guard = next((text for text in new[:2] if text.startswith(VOTE)), "")
         return lines
 
-    def _step(self, values: Values, step: Step, names: Names) -> list[str]:
+    def lines_of(self, values: Values, step: Step, names: Names) -> list[str]:
+        """The lines of one step."""
         note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
         held = self.holds.before(values, step) if self.holding else []
         return [*held, note, *self._actions[step.action](values, step, names)]
@@ -307,6 +314,9 @@ class StepCode:
         if op.dst is not None and op.dst.name in self.block.placement.staged:
             lines += stage_lines(values, op, names, self.fences)
         return lines
+
+    def _ahead(self, values: Values, step: Step, names: Names) -> list[str]:
+        return self.ahead()
 
     def _turn_wait(self, values: Values, step: Step, names: Names) -> list[str]:
         return [

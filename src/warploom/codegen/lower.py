@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.chain import chained
 from warploom.codegen.copies import expandable
 from warploom.codegen.hazards import (
     Effects,
@@ -39,7 +40,8 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
     parts = len(schedule.compute)
     if parts == 0:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
-    placement = place(program, schedule.launch.split, parts)
+    chain = schedule.launch.chain
+    placement = replace(place(program, schedule.launch.split, parts), whole=chain)
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
         raise InputError(
@@ -50,8 +52,11 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
     groups = schedule.any_loop.groups
     roles = [loader_role(placement, schedule, rings, groups[0].warps, groups[0].registers)]
     for part, group in enumerate(groups[1:]):
-        body = _Compute(placement, schedule, rings, part).sections()
-        roles.append(Role(group.name, group.warps, group.registers, body, part))
+        lowered = _Compute(placement, schedule, rings, part)
+        ahead, body = (), lowered.sections()
+        if chain:
+            ahead, body = chained(placement, body, rings, lowered.effects.readers)
+        roles.append(Role(group.name, group.warps, group.registers, body, part, ahead))
     return BlockProgram(placement, schedule, rings, tuple(roles))
 
 

@@ -28,6 +28,7 @@ class Placement:
     shared      loads that land in shared memory, by variable: (load, layout)
     staged      register tiles that a matmul wants in shared memory, with their layout there: every
                 op that writes one leaves a copy in the group's own region
+    whole       parts do not leave loops early
     rows, cols  the row axes and column axes of register tiles
     parts       compute groups the split axis is cut into
     """
@@ -40,6 +41,7 @@ class Placement:
     split: str
     parts: int
     staged: dict[str, SharedTile] = field(default_factory=dict[str, SharedTile])
+    whole: bool = False
 
     def local(self, kind: TileType) -> TileType:
         """The part of a tile that one compute group holds."""
@@ -50,7 +52,7 @@ class Placement:
     def until(self, loop: Loop) -> Index | None:
         """Where a part may leave a loop early, if the loop says so for the split axis."""
         ours = {f"{self.split}.begin", f"{self.split}.end"}
-        if loop.until is None or self.parts == 1:
+        if loop.until is None or self.parts == 1 or self.whole:
             return None
         parts = {name for name in loop.until.symbols() if "." in name}
         return loop.until if parts <= ours else None

@@ -47,11 +47,13 @@ class LaunchPlan:
                     which relieves the special-function unit (FlashAttention-4's share)
     hold_waits      keep waits for matmuls below the arithmetic that stands before them; ptxas moves
                     them up otherwise, which measured faster in attention (docs/codegen.md)
+    chain           the first matmul of the next task is started before the stores of the present
+                    one (`codegen.chain`)
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
-    block_dim_warps is derived from the groups
-    """
     stagger         cycles by which each compute group begins later than the one before: what one
                     does between its matmuls then runs beside the others' matmuls
+    block_dim_warps is derived from the groups
+    """
 
     split: str = ""
     cluster: tuple[str, int] = ("", 1)
@@ -70,11 +72,12 @@ class LaunchPlan:
     skip_settled: bool = False
     fma_exp2: int = 0
     hold_waits: bool = False
+    chain: bool = False
     resident: int = 1
+    stagger: int = 0
 
     def __post_init__(self) -> None:
         if self.cluster[1] not in (1, 2, 4, 8):
-    stagger: int = 0
             raise InputError(f"launch plan: cluster of {self.cluster[1]}, expected 1, 2, 4 or 8")
         if self.store not in ("tma", "direct"):
             raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
@@ -93,10 +96,17 @@ class LaunchPlan:
             )
         if not 0 <= self.fma_exp2 <= 8:
             raise InputError(f"launch plan: fma_exp2={self.fma_exp2}, expected 0 to 8 of every 8")
+        if self.chain and (self.cluster[1] > 1 or not self.persistent):
+            raise InputError(
+                f"launch plan: chain with a cluster of {self.cluster[1]} and persistent="
+                f"{self.persistent}, expected blocks that do several tasks, each by itself"
+            )
         if self.store_rows < 0 or self.store_rows % 8:
             raise InputError(
                 f"launch plan: store_rows={self.store_rows}, expected a multiple of 8 or 0 for all"
             )
+        if self.stagger < 0:
+            raise InputError(f"launch plan: stagger={self.stagger} cycles, expected >= 0")
         if self.store_over and self.store != "tma":
             raise InputError(f"launch plan: store_over={self.store_over!r} needs store='tma'")
         if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
@@ -105,8 +115,6 @@ class LaunchPlan:
             )
 
     def with_options(self, **changes: Any) -> LaunchPlan:
-        if self.stagger < 0:
-            raise InputError(f"launch plan: stagger={self.stagger} cycles, expected >= 0")
         """The plan with some fields changed."""
         return replace(self, **changes)
 

@@ -8,7 +8,6 @@ barrier that counts wrongly. The result must equal the sequential interpreter's 
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from warploom.codegen.barriers import WARPS, Company, NamedBarrier, PhaseBarrier
 from warploom.codegen.block import BlockProgram, Pipeline, Step, Straight
 from warploom.codegen.copies import names_at, rename, renamed
 from warploom.codegen.emit_tma import is_multicast
-from warploom.codegen.simulate_steps import Agent, SharedRing, Slot, Steps
+from warploom.codegen.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
 from warploom.codegen.tasks import TASK_SLOTS
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
@@ -126,21 +125,59 @@ class Simulator(Steps):
         """Steps of a role over all tasks; yields True after progress, False while it waits."""
         if self.block.schedule.turns and agent.role.part == self.placement.parts - 1:
             self.turns[agent.block][0].arrive()
-        points_of_block = list(self._tasks(agent.block))
-        for count in itertools.count():
-            task = count
-            if self.block.schedule.launch.walk == "dynamic":
-                while (found := self._hand_over(agent, count, len(points_of_block))) is None:
-                    agent.waits_for = "the next task"
-                    yield False
-                task = found
-            if task >= len(points_of_block):
-                return
-            symbols = {**self.symbols, **points_of_block[task]}
-            symbols = task_symbols(self.program, self.source, symbols)
-            agent.state = dict(scalar_state(self.program, self.scalars))
+        agent.tasks = list(self._tasks(agent.block))
+        yield from self._next(agent)
+        self._do_join(agent, Step("Join"), {})
+        while agent.next is not None:
+            symbols = agent.next
+            kept = {name: agent.state[name] for name in self._carried(agent)}
+            agent.state = {**scalar_state(self.program, self.scalars), **kept}
             for section in agent.role.sections:
                 yield from self._section(agent, section, symbols)
+            if not agent.role.ahead:
+                yield from self._next(agent)
+
+    def _next(self, agent: Agent) -> Iterator[bool]:
+        """Take the next task, if there is one, and do what the role does ahead of it."""
+        task = agent.count
+        if self.block.schedule.launch.walk == "dynamic":
+            while (found := self._hand_over(agent, agent.count, len(agent.tasks))) is None:
+                agent.waits_for = "the next task"
+                yield False
+            task = found
+        agent.count += 1
+        agent.next, agent.begun = None, set()
+        if task < len(agent.tasks):
+            symbols = {**self.symbols, **agent.tasks[task]}
+            agent.next = task_symbols(self.program, self.source, symbols)
+        if agent.role.ahead:
+            yield from self._ahead(agent)
+
+    def _ahead(self, agent: Agent) -> Iterator[bool]:
+        """The steps ahead of the next task; those of its loop where that has an iteration. The
+        matmul is started in any case: joins count it."""
+        loop = next(s.loop for s in agent.role.sections if isinstance(s, Pipeline))
+        inside = _rings_of(agent.role.sections)
+        symbols, start, some = agent.next, 0, False
+        if symbols is not None:
+            start = loop.start.evaluate(symbols)
+            some = loop.stop.evaluate(symbols) > start
+        entered, agent.entered = agent.entered, {}  # slots are those waited for here
+        for step in agent.role.ahead:
+            if step.action == "Issue" and not some:
+                assert step.op is not None and step.op.dst is not None
+                agent.flying.append(Matmul(step.op, [], {step.op.dst.name}, {}, void=True))
+            elif symbols is not None and (some or step.ring not in inside):
+                yield from self._step(agent, step, {**symbols, loop.index: start})
+                agent.begun |= {step.ring} & inside
+        agent.entered = entered
+
+    def _carried(self, agent: Agent) -> set[str]:
+        """The tiles that a task finds as they were left for it."""
+        if agent.flying:
+            raise CheckFailed(f"{agent.name} goes on with {agent.flying[0].op.label} unfinished")
+        made = {step.op.dst.name for step in agent.role.ahead if step.op and step.op.dst}
+        return made & set(agent.state)
 
     def _hand_over(self, agent: Agent, count: int, last: int) -> int | None:
         # One block draws every task in order, and then once in vain.
@@ -178,11 +215,15 @@ class Simulator(Steps):
             rounds += [(steps, max(start, stop) + i) for i, steps in enumerate(section.epilogue)]
         else:
             rounds += [(section.plain, i) for i in range(start, stop)]
+        if stop <= start:
+            rounds.append((section.none, start))
         rounds += [(section.skip, i) for i in range(max(start, stop), end)]
         if stop <= start < end:
             rounds.append((section.empty, start))
         local = {step.ring for step in section.steady if step.action == "Wait"}
-        agent.entered = {n: (loop.index, start, agent.taken.get(n, 0)) for n in local}
+        agent.entered = {
+            n: (loop.index, start, agent.taken.get(n, 0) - (n in agent.begun)) for n in local
+        }
         spread: Mapping[str, int] = section.copies if stop - start >= depth else dict[str, int]()
         for steps, newest in rounds:
             for step in steps:
@@ -205,6 +246,12 @@ class Simulator(Steps):
         first = agent.role.part * size
         own = until.evaluate({**symbols, f"{split}.begin": first, f"{split}.end": first + size})
         return max(start, min(end, own))
+
+
+def _rings_of(sections: tuple[Straight | Pipeline, ...]) -> set[str]:
+    """The rings that loops take slots of."""
+    steady = [step for s in sections if isinstance(s, Pipeline) for step in s.steady]
+    return {step.ring for step in steady if step.action == "Wait"}
 
 
 def simulate(

@@ -50,6 +50,7 @@ class Matmul:
     slots: list[tuple[Slot, int, int]]  # slot, buffer, version when started
     registers: set[str]
     symbols: dict[str, int]
+    void: bool = False  # reads no matter what, and nobody reads its result
 
 
 @dataclass
@@ -67,6 +68,10 @@ class Agent:
     entered: dict[str, tuple[str, int, int]] = field(
         default_factory=dict[str, tuple[str, int, int]]
     )
+    tasks: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
+    count: int = 0  # tasks taken, or asked for in vain
+    next: dict[str, int] | None = None  # the symbols of the task to do next
+    begun: set[str] = field(default_factory=set[str])  # rings whose first slot was taken ahead
     flying: deque[Matmul] = field(default_factory=deque[Matmul])
     waits_for: str = ""
     view: Placement | None = None  # with the copies of the iteration at hand
@@ -89,11 +94,17 @@ class Steps:
     company: list[list[Company]]
 
     def _step(self, agent: Agent, step: Step, symbols: dict[str, int]) -> Iterator[bool]:
+        if step.action == "Ahead":
+            yield from self._next(agent)
+            return
         action = getattr(self, f"_do_{step.action.lower()}")
         while not action(agent, step, symbols):
             yield False
         agent.waits_for = ""
         yield True
+
+    def _next(self, agent: Agent) -> Iterator[bool]:
+        raise NotImplementedError  # `codegen.simulate` knows the tasks
 
     def _position(self, table: dict[str, int], ring: Ring) -> tuple[int, int]:
         count = table.get(ring.name, 0)
@@ -208,6 +219,8 @@ class Steps:
     def _slot_of(self, agent: Agent, ring: Ring, symbols: dict[str, int]) -> Slot:
         """The slot an iteration reads: the latest waited for, or in a loop that takes a slot each
         iteration the one with that number."""
+        if ring.name not in agent.at:
+            raise CheckFailed(f"race: {agent.name} reads {ring.name} before it waits for it")
         if ring.name not in agent.entered:
             return agent.at[ring.name]
         index, start, before = agent.entered[ring.name]
@@ -220,6 +233,9 @@ class Steps:
         matmul = agent.flying.popleft()
         op = matmul.op
         assert op.dst is not None
+        if matmul.void:
+            agent.state.pop(op.dst.name, None)
+            return True
         shared = iter(matmul.slots)
         sources: list[Value] = []
         for src in op.srcs:

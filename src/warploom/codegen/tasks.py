@@ -33,6 +33,13 @@ def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[
 
     With clusters a task is a cluster's: its blocks take neighbouring positions of the axis.
     """
+    opening, closing = _walk(plan, plan.cluster[1], loads)
+    body = [f"  {line}" for line in position_lines(program, plan, loads)]
+    return [*count_lines(program, plan), *opening, *body], closing
+
+
+def count_lines(program: Program, plan: LaunchPlan) -> list[str]:
+    """The extents of the grid and the number of tasks."""
     clustered = cluster_axis(program, plan)
     blocks = plan.cluster[1]
     names = [name for name, _ in program.grid]
@@ -46,8 +53,14 @@ def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[
             text = f"({text} + {blocks - 1}) / {blocks}"
         head.append(f"const int {name}_count = {text};")
     product = " * ".join(f"{name}_count" for name in names) or "1"
-    head.append(f"const int tasks = {product};")
-    opening, closing = _walk(plan, blocks, loads)
+    return [*head, f"const int tasks = {product};"]
+
+
+def position_lines(program: Program, plan: LaunchPlan, loads: bool) -> list[str]:
+    """From `task` to every grid index, and what the program reads to know its task."""
+    clustered = cluster_axis(program, plan)
+    blocks = plan.cluster[1]
+    names = [name for name, _ in program.grid]
     body = _position(names, plan)
     for number, name in enumerate(names):
         value = f"{name}_place"
@@ -56,8 +69,37 @@ def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[
         if number == clustered:
             value = f"{value} * {blocks} + static_cast<int>(rank)"
         body.append(f"const int {c_name(name)} = {value};")
-    body += [_read(read, loads) for read in program.reads]
-    return [*head, *opening, *[f"  {line}" for line in body]], closing
+    return [*body, *[_read(read, loads) for read in program.reads]]
+
+
+def next_lines(plan: LaunchPlan) -> tuple[list[str], list[str]]:
+    """For a compute group that takes the next task when it wants to: declarations, and the lines
+    that put its number into `next_task`, at least `tasks` when there is none."""
+    if plan.walk == "static":
+        return (
+            ["int next_task = int(blockIdx.x) - int(gridDim.x);"],
+            ["next_task += gridDim.x;"],
+        )
+    if plan.walk == "snake":
+        return [
+            "const int first = blockIdx.x, stride = gridDim.x;",
+            "int next_task = 0, round = -1;",
+        ], [
+            "++round;",
+            "next_task = round * stride + (round % 2 ? stride - 1 - first : first);",
+        ]
+    return ["Cursor task_cursor;", "int next_task = 0;"], _taken("next_task = ")
+
+
+def _taken(into: str) -> list[str]:
+    """A compute group takes the number that the producer hands over."""
+    return [
+        "barrier_wait(task_full + task_cursor.slot * 8, task_cursor.parity);",
+        # The shuffle tells the compiler that all lanes have one value: rings stay uniform.
+        f"{into}__shfl_sync(0xffffffffu, shared_read(task_ring + task_cursor.slot * 4), 0);",
+        "if (lane == 0) barrier_arrive(task_empty + task_cursor.slot * 8);",
+        f"advance<{TASK_SLOTS}>(task_cursor);",
+    ]
 
 
 def _read(read: Read, loads: bool) -> str:
@@ -96,11 +138,7 @@ def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
             "Cursor task_cursor;",
             "#pragma unroll 1",
             "for (;;) {",
-            f"  barrier_wait({full}, task_cursor.parity);",
-            # The shuffle tells the compiler that all lanes have one value: rings stay uniform.
-            f"  const int task = __shfl_sync(0xffffffffu, shared_read({slot}), 0);",
-            f"  if (lane == 0) barrier_arrive({empty});",
-            f"  {advance}",
+            *[f"  {line}" for line in _taken("const int task = ")],
             "  if (task >= tasks) break;",
         ], "}"
     return [
