@@ -38,7 +38,8 @@ def agree(case, seed):
 @given(
     rows=st.integers(1, 300), keys=st.integers(0, 140), turns=st.booleans(),
     groups=st.sampled_from([1, 2, 3]), depth=st.integers(2, 3), causal=st.booleans(),
-    window=st.sampled_from([None, 1, 33]), walk=st.sampled_from(["static", "snake", "dynamic"]), seed=st.integers(0, 10**6),
+    window=st.sampled_from([None, 1, 33]), walk=st.sampled_from(["static", "snake", "dynamic"]),
+    seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_chained_attention_agrees_at_any_size_mask_walk_and_interleaving(
     rows, keys, turns, groups, depth, causal, window, walk, seed
