@@ -57,9 +57,9 @@ def compile_all(sources, folder):
         )
         parts.append(f"namespace k{number} {{\n{_with_matmuls(text)}}}")
         parts.append(
-            f'extern "C" const char* run_{number}(void** p, int blocks, int together, unsigned seed)'
-            f" {{ return launch(k{number}::{source.name}, p, blocks, {source.threads}, together, "
-            f"{source.shared_bytes}, {source.cluster}, seed); }}"
+            f'extern "C" const char* run_{number}(void** p, int blocks, int together, '
+            f"unsigned seed) {{ return launch(k{number}::{source.name}, p, blocks, "
+            f"{source.threads}, together, {source.shared_bytes}, {source.cluster}, seed); }}"
         )
     whole = "\n".join(parts).replace("#define DEVICE __device__ __forceinline__\n", "")
     whole = "#define DEVICE __device__ __forceinline__\n" + whole
@@ -145,7 +145,7 @@ class _Guarded:
         )
         self.array[...] = codes
         inside = np.ndarray(
-            codes.shape + (self.element,), bool, bytearray(self.raw.size), self.start,
+            (*codes.shape, self.element), bool, bytearray(self.raw.size), self.start,
             (*self.strides, 1),
         )  # fmt: skip
         inside[...] = True
