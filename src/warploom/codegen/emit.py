@@ -347,8 +347,12 @@ class Emitter:
             shift = f"(shared - smem_address(shared_raw)) + {self.offsets['scratch']}"
             lines.append(f"void* const scratch = shared_raw + {shift} + part * {self.scratch};")
         for name, inside in self.staged.items():
-            base = f"in_block(shared) + {self.offsets['staged'] + inside}"
-            lines.append(f"const unsigned {name}_staged = {base} + part * {self.staged_bytes};")
+            base = f"shared + {self.offsets['staged'] + inside}"
+            lines += [
+                # Writes need the block's number in a cluster, descriptors must not have it.
+                f"const unsigned {name}_room = {base} + part * {self.staged_bytes};",
+                f"const unsigned {name}_staged = in_block({name}_room);",
+            ]
         return lines
 
     def _tasks(self, role: Role) -> list[str]:

@@ -45,7 +45,7 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
         f"for (int t = 0; t < {values.blocks(op.dst.type)}; ++t)",
         "#pragma unroll",
         f"  for (int i = 0; i < {tile.cols // 4}; ++i)",
-        f"    shared_write({op.dst.name}_staged + {offset}, "
+        f"    shared_write({op.dst.name}_room + {offset}, "
         f"int({values.word(op.dst, 't', 'i', names)}));",
         *(["fence_async();"] if fence else []),
         sync,

@@ -19,7 +19,7 @@ LOCALS = frozenset(
     "task_ring task_full task_empty task_cursor task_counter".split()
 )
 SUFFIXES = (
-    "_base _end _full _empty _cursor _oldest _first _staged _at _live _start _stop _count _place "
+    "_base _end _full _empty _cursor _oldest _first _staged _room _at _live _start _stop _count _place "
     "_data"
 ).split()
 KEYWORDS = frozenset(
