@@ -80,3 +80,29 @@ def test_the_cuda_array_interface():
 def test_contiguous_strides():
     assert contiguous((2, 3, 4)) == (12, 4, 1)
     assert contiguous(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("bfloat16", "bf16"),
+        ("float16", "fp16"),
+        ("float32", "fp32"),
+        ("int32", "int32"),
+        ("bool_", "bool"),
+        ("float8_e4m3fn", "e4m3"),
+        ("float8_e5m2", "e5m2"),
+    ],
+)
+def test_capsules_of_jax_have_address_shape_strides_and_type(theirs, ours):
+    jax = pytest.importorskip("jax")
+    array = jax.numpy.ones((4, 6), getattr(jax.numpy, theirs))
+    found = view(OnGpu(array), "x")
+    assert (found.shape, found.strides, found.dtype) == ((4, 6), (6, 1), ours)
+    assert found.address == array.unsafe_buffer_pointer()
+
+
+def test_an_array_of_jax_on_the_cpu_is_refused():
+    jax = pytest.importorskip("jax")
+    with pytest.raises(InputError, match="x is not on a GPU"):
+        view(jax.numpy.ones(3), "x")
