@@ -220,7 +220,7 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
             "}",
         ]
     if form == "col":
-        only = "threadIdx.x % 128 < 4" + (" && part == 0" if values.placement.parts > 1 else "")
+        only = "threadIdx.x % 128 < 4"
         return [
             f"if ({only}) {{",
             *[f"  {line}" for line in _for("i", values.extents(source.type)[0])],

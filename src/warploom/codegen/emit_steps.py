@@ -15,6 +15,7 @@ from warploom.codegen.emit_store import LEADER, store_lines
 from warploom.codegen.emit_tma import Maps, fill_lines, is_multicast
 from warploom.codegen.holds import Holds
 from warploom.codegen.names import c_name
+from warploom.codegen.tasks import store_condition
 from warploom.codegen.values import Values, c_index
 from warploom.tile import Loop, Op
 
@@ -306,8 +307,11 @@ class StepCode:
             return [f"{op.dst.name}_live = 0;"]
         if op.kind in ("store", "store_add"):
             if self.maps.through_shared(op):
-                return store_lines(self.maps, values, op, names)
-            return wide_store_lines(values, op, names)
+                lines = store_lines(self.maps, values, op, names)
+            else:
+                lines = wide_store_lines(values, op, names)
+            condition = self._storing(values, op)
+            return [f"if ({condition}) {{", *indent(lines), "}"] if condition else lines
         if op.kind == "reduce_scatter":
             return meet_lines(values, op, exchange_bytes(self.block.placement, self.program))
         lines = compute_lines(values, op, names)
@@ -317,6 +321,14 @@ class StepCode:
 
     def _ahead(self, values: Values, step: Step, names: Names) -> list[str]:
         return self.ahead()
+
+    def _storing(self, values: Values, op: Op) -> str:
+        """What must hold where a group stores: each element once, by a task of the grid."""
+        checks = [store_condition(self.program, self.plan, op)]
+        kind = op.srcs[0].type
+        if self.parts > 1 and self.block.placement.split not in kind.names:
+            checks.append("part == 0")  # all groups hold the same
+        return " && ".join(check for check in checks if check)
 
     def _turn_wait(self, values: Values, step: Step, names: Names) -> list[str]:
         return [

@@ -19,8 +19,8 @@ LOCALS = frozenset(
     "task_ring task_full task_empty task_cursor task_counter".split()
 )
 SUFFIXES = (
-    "_base _end _full _empty _cursor _oldest _first _staged _room _at _live _start _stop _count _place "
-    "_data"
+    "_base _end _full _empty _cursor _oldest _first _staged _room _at _live _start _stop _count "
+    "_place _data"
 ).split()
 KEYWORDS = frozenset(
     "alignas alignof and asm auto bool break case catch char class const constexpr continue "

@@ -18,7 +18,7 @@ from warploom.codegen.block import BlockProgram, Pipeline, Step, Straight
 from warploom.codegen.copies import names_at, rename, renamed
 from warploom.codegen.emit_tma import is_multicast
 from warploom.codegen.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
-from warploom.codegen.tasks import TASK_SLOTS
+from warploom.codegen.tasks import TASK_SLOTS, inside
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
 from warploom.tile.interpret import bind, points, scalar_state, sizes, task_symbols
@@ -149,7 +149,8 @@ class Simulator(Steps):
         agent.next, agent.begun = None, set()
         if task < len(agent.tasks):
             symbols = {**self.symbols, **agent.tasks[task]}
-            agent.next = task_symbols(self.program, self.source, symbols)
+            real = inside(self.program, self.block.schedule.launch, symbols)
+            agent.next = task_symbols(self.program, self.source, symbols, real)
         if agent.role.ahead:
             yield from self._ahead(agent)
 

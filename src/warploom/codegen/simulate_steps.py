@@ -17,6 +17,7 @@ from warploom.codegen.block import BlockProgram, Ring, Role, Step
 from warploom.codegen.emit_tma import is_multicast
 from warploom.codegen.localise import localise
 from warploom.codegen.place import Placement, contracted
+from warploom.codegen.tasks import inside
 from warploom.errors import CheckFailed
 from warploom.tile import Op, Program
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
@@ -284,7 +285,8 @@ class Steps:
             return self._meet(agent, op)
         if op.kind in ("store", "store_add"):
             assert op.array is not None
-            if part == 0 or self.placement.split in op.srcs[0].type.names:
+            ours = part == 0 or self.placement.split in op.srcs[0].type.names
+            if ours and inside(self.program, self.block.schedule.launch, symbols):
                 write_tile(
                     local,
                     self._value(agent, op.srcs[0].name, symbols),

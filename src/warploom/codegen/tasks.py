@@ -8,11 +8,14 @@ small ring.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from warploom.codegen.names import c_name
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.values import c_index
 from warploom.errors import InputError
-from warploom.tile import Program, Read
+from warploom.tile import Op, Program, Read, cdiv
+from warploom.tile.index import symbol
 
 TASK_SLOTS = 2  # tasks handed over ahead of the compute groups
 
@@ -26,6 +29,30 @@ def cluster_axis(program: Program, plan: LaunchPlan) -> int:
     if axis not in names:
         raise InputError(f"launch plan: cluster along {axis!r}, the grid has {names}")
     return names.index(axis)
+
+
+def inside(program: Program, plan: LaunchPlan, symbols: Mapping[str, int]) -> bool:
+    """Whether a position is one of the grid: where a cluster does not divide its axis, the last
+    cluster has blocks beyond it, which copy for the others and store nothing."""
+    clustered = cluster_axis(program, plan)
+    if clustered < 0:
+        return True
+    name, extent = program.grid[clustered]
+    return symbols[name] < extent.evaluate(symbols)
+
+
+def store_condition(program: Program, plan: LaunchPlan, op: Op) -> str:
+    """The C++ condition under which a block's position is one of the grid; "" where the store's
+    ranges say so themselves, as they lie outside of the array for all others."""
+    clustered = cluster_axis(program, plan)
+    if clustered < 0 or op.array is None:
+        return ""
+    name, extent = program.grid[clustered]
+    for span, dim in zip(op.spans, op.array.dims, strict=True):
+        for step in {span.size or 1, 1}:
+            if span.start == symbol(name) * step and extent == cdiv(symbol(dim), step):
+                return ""
+    return f"{c_name(name)} < {c_index(extent)}"
 
 
 def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[list[str], str]:
@@ -69,7 +96,7 @@ def position_lines(program: Program, plan: LaunchPlan, loads: bool) -> list[str]
         if number == clustered:
             value = f"{value} * {blocks} + static_cast<int>(rank)"
         body.append(f"const int {c_name(name)} = {value};")
-    return [*body, *[_read(read, loads) for read in program.reads]]
+    return [*body, *[_read(read, loads, blocks > 1) for read in program.reads]]
 
 
 def next_lines(plan: LaunchPlan) -> tuple[list[str], list[str]]:
@@ -102,13 +129,20 @@ def _taken(into: str) -> list[str]:
     ]
 
 
-def _read(read: Read, loads: bool) -> str:
+def _read(read: Read, loads: bool, guarded: bool) -> str:
     last = len(read.at) - 1
     terms = [
         c_index(place) + ("" if number == last else f" * {read.array.name}_stride{number}")
         for number, place in enumerate(read.at)
     ]
     value = f"__ldg({read.array.name}_data + {' + '.join(terms)})"
+    if guarded:
+        # A block of the last cluster may lie beyond the grid.
+        checks = [
+            f"static_cast<unsigned>({c_index(place)}) < static_cast<unsigned>({c_name(dim)})"
+            for place, dim in zip(read.at, read.array.dims, strict=True)
+        ]
+        value = f"({' && '.join(checks)} ? {value} : 0)"
     # As with tasks: the shuffle keeps what depends on it uniform. The producer is one thread.
     return f"const int {c_name(read.name)} = " + (
         f"{value};" if loads else f"__shfl_sync(0xffffffffu, {value}, 0);"

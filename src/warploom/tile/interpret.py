@@ -83,15 +83,21 @@ def _until_meetings(program: Program) -> Iterator[tuple[Sequence[Op | Loop], Op 
 
 
 def task_symbols(
-    program: Program, memory: Mapping[str, Value], symbols: Mapping[str, int]
+    program: Program, memory: Mapping[str, Value], symbols: Mapping[str, int], real: bool = True
 ) -> dict[str, int]:
-    """`symbols` and the numbers a task reads; raises when a place lies outside of its array."""
+    """`symbols` and the numbers a task reads; raises when a place lies outside of its array.
+
+    What is no `real` task (a block beyond the grid, beside those of its cluster) reads 0 there.
+    """
     known = dict(symbols)
     for read in program.reads:
         place = tuple(index.evaluate(known) for index in read.at)
         shape = memory[read.array.name].shape
         if any(not 0 <= at < extent for at, extent in zip(place, shape, strict=True)):
-            raise InputError(f"{read} reads element {list(place)} of shape {list(shape)}")
+            if real:
+                raise InputError(f"{read} reads element {list(place)} of shape {list(shape)}")
+            known[read.name] = 0
+            continue
         known[read.name] = int(memory[read.array.name][place])
     return known
 
