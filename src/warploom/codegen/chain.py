@@ -71,7 +71,7 @@ def chained(
         loop,
         prologue=(rest,),
         epilogue=((*tail[: last + 1], Step("Ahead"), *joined),),
-        none=(Step("Ahead"),),
+        none=(*loop.none, Step("Ahead")),
     )
     early = tuple(Straight(tuple(s for s in part.steps if s.action != "Wait")) for part in before)
     return ahead, (*(p for p in early if p.steps), one, *after, Straight((done,)))

@@ -91,14 +91,13 @@ class _Compute:
             outer = self._outer_waits(section, ops, waited)
             if outer:
                 result.append(Straight(tuple(outer)))
+            released = self._outer_releases(parts, number, waited)
             if isinstance(section, Loop):
-                result += self._loop(section, ops)
+                result += self._loop(section, ops, released)
             else:
                 steps, queues = insert_joins(self.effects, self._straight(ops), EMPTY)
                 result.append(Straight((*steps, *join_all(self.effects, queues)[0])))
-            released = self._outer_releases(parts, number, waited)
-            if released:
-                result.append(Straight(tuple(released)))
+                result += [Straight(tuple(released))] if released else []
         return tuple(result)
 
     def _own(self, items: Sequence[Op | Loop]) -> list[Op]:
@@ -150,7 +149,9 @@ class _Compute:
     def _straight(self, ops: Sequence[Op]) -> list[Step]:
         return [Step("Issue" if op.kind == "mma" else "Run", op=op) for op in ops]
 
-    def _loop(self, loop: Loop, ops: Sequence[Op]) -> list[Straight | Pipeline]:
+    def _loop(
+        self, loop: Loop, ops: Sequence[Op], released: Sequence[Step]
+    ) -> list[Straight | Pipeline]:
         schedule = self.schedule.loops[loop.index]
         group = self.schedule.compute[self.part]
         times: dict[int, int] = {}
@@ -168,8 +169,20 @@ class _Compute:
         steady = self._waits(self._local_rings(loop), steps)
         self._check_depths(loop, steady)
         plain = self._waits(self._local_rings(loop), self._plain(loop, ops))
-        pipeline = self._early_end(loop, self._pipeline(loop, steady, plain))
-        return [replace(pipeline, copies=copies_of(self.placement, self.schedule, loop))]
+        early = [step for step in released if self._goes_early(steady, step.ring)]
+        pipeline = self._early_end(loop, self._pipeline(loop, steady, plain, early))
+        copies = copies_of(self.placement, self.schedule, loop)
+        rest = tuple(step for step in released if step not in early)
+        return [replace(pipeline, copies=copies), *([Straight(rest)] if rest else [])]
+
+    def _goes_early(self, steady: Sequence[Step], ring: str) -> bool:
+        """Whether a task's slot goes before the matmuls that end its last loop: none reads it."""
+        behind = {step.op.id for step in steady if step.op is not None and step.stage > 0}
+        return (
+            self.schedule.launch.give_back
+            and max(step.stage for step in steady) == 1
+            and not behind & self.effects.readers[ring]
+        )
 
     def _rotated(
         self,
@@ -311,7 +324,13 @@ class _Compute:
             result.append(step)
         return result
 
-    def _pipeline(self, loop: Loop, steady: Sequence[Step], plain: Sequence[Step]) -> Pipeline:
+    def _pipeline(
+        self,
+        loop: Loop,
+        steady: Sequence[Step],
+        plain: Sequence[Step],
+        early: Sequence[Step] = (),
+    ) -> Pipeline:
         depth = max(step.stage for step in steady)
         queues, prologue = EMPTY, list[tuple[Step, ...]]()
         for number in range(depth):
@@ -328,7 +347,8 @@ class _Compute:
         block, entries, exits = self._steady(loop, steady, queues)
         queues, epilogue = entries, list[tuple[Step, ...]]()
         for number in range(depth):
-            some = [step for step in steady if step.stage > number]
+            some = [*early] if number == 0 else list[Step]()
+            some += [step for step in steady if step.stage > number]
             tail, queues = insert_joins(self.effects, self._turns(loop, some), queues)
             queues = next_iteration(queues)
             epilogue.append(tail)
@@ -343,6 +363,7 @@ class _Compute:
                 block,
                 tuple(epilogue),
                 (*straight, *join_all(self.effects, left)[0]),
+                none=tuple(early),
             )
         return Pipeline(loop, 0, (), block, (last,) if last else (), ())
 

@@ -49,9 +49,12 @@ class LaunchPlan:
                     them up otherwise, which measured faster in attention (docs/codegen.md)
     chain           the first matmul of the next task is started before the stores of the present
                     one (`codegen.chain`)
+    give_back       a slot filled once a task goes before the matmuls that end the task's last loop,
+                    where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     stagger         cycles by which each compute group begins later than the one before: what one
                     does between its matmuls then runs beside the others' matmuls
+    passing         arrays that stream through L2: it gives up what TMA loads of them first
     block_dim_warps is derived from the groups
     """
 
@@ -73,8 +76,10 @@ class LaunchPlan:
     fma_exp2: int = 0
     hold_waits: bool = False
     chain: bool = False
+    give_back: bool = False
     resident: int = 1
     stagger: int = 0
+    passing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.cluster[1] not in (1, 2, 4, 8):
@@ -181,6 +186,7 @@ class KernelSchedule:
             axis, blocks = launch["cluster"]
             launch["cluster"] = (str(axis), int(blocks))
             launch["reverse"] = tuple(launch["reverse"])
+            launch["passing"] = tuple(launch.get("passing", ()))
             loops = {i: Schedule.from_json(s, f"{origin}: {i}") for i, s in data["loops"].items()}
             return cls(data["name"], loops, LaunchPlan(**launch), bool(data["turns"]))
         except (KeyError, TypeError, ValueError) as error:
