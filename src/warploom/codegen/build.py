@@ -20,6 +20,7 @@ from typing import Any
 from warploom import toolchain
 from warploom.codegen.emit import CudaSource, emit
 from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
+from warploom.codegen.entry_image import with_entry
 from warploom.codegen.lower import lower
 from warploom.codegen.nvrtc import compile_here
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
@@ -194,6 +195,8 @@ def compile_source(
         return image.read_bytes(), resources
     cubin, resources = _run(tool, source, arch)
     _judge(source.name, resources, allow)
+    if source.told:
+        cubin = with_entry(cubin, source.threads)
     write_bytes_atomically(image, cubin)
     write_text_atomically(report, json.dumps(asdict(resources)))
     return cubin, resources

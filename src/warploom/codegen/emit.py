@@ -16,6 +16,7 @@ from warploom.codegen.emit_meet import BARRIERS, check_meetings, exchange_bytes,
 from warploom.codegen.emit_staged import staged_offsets
 from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
+from warploom.codegen.entry import entry_registers, threads_told
 from warploom.codegen.layout import ALIGNMENT
 from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
@@ -44,6 +45,7 @@ class CudaSource:
     parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
     dependent       may start before the previous grid of its stream has ended
     shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
+    told            threads that the compiler is told of, where they are fewer (`codegen.entry`)
     """
 
     name: str
@@ -57,6 +59,7 @@ class CudaSource:
     persistent: bool
     arrays: tuple[Array, ...]
     dependent: bool = False
+    told: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -101,6 +104,7 @@ class Emitter:
         signature = ",\n    ".join(_declaration(p) for p in parameters)
         threads = 32 * sum(role.warps for role in self.block.roles)
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
+        told = threads_told(threads, self.helpers)
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
             f'"{self.block.schedule.name}".',
@@ -120,7 +124,8 @@ class Emitter:
         lines = [
             *head,
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
-            f'extern "C" __global__ void __launch_bounds__({threads}, {self.plan.resident})'
+            *_told_lines(threads, told),
+            f'extern "C" __global__ void __launch_bounds__({told}, {self.plan.resident})'
             f"{cluster} "
             f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
@@ -140,6 +145,7 @@ class Emitter:
             self.plan.persistent,
             self.program.arrays,
             self.plan.dependent,
+            told if told < threads else 0,
         )
 
     # ---- shared memory
@@ -400,6 +406,17 @@ class Emitter:
         ]
         found.update({var.name: var for one in copies for var in one})
         return list(found.values())
+
+
+def _told_lines(threads: int, told: int) -> list[str]:
+    if told == threads:
+        return []
+    granted = entry_registers(threads)
+    return [
+        f"// Blocks have {threads} threads. ptxas is told of {told}: it refuses a wgmma whose sums",
+        f"// leave too few of the {granted} registers that a thread begins with. The image is then",
+        f"// set to {threads} threads (warploom.codegen.entry_image).",
+    ]
 
 
 _POINTEE = {

@@ -249,16 +249,26 @@ DEVICE void barrier_wait(unsigned bar, unsigned parity) {
 }"""
 
 
-def tma_load(rank: int, multicast: bool) -> tuple[str, str]:
-    """Name and text of the bulk tensor load of that rank."""
+# L2 gives up lines brought under it before others (CUTLASS, cute/arch/copy_sm90_desc.hpp:
+# TMA::CacheHintSm90::EVICT_FIRST; PTX ISA, createpolicy).
+EVICT_FIRST = "0x12F0000000000000ull"
+
+
+def tma_load(rank: int, multicast: bool, passing: bool = False) -> tuple[str, str]:
+    """Name and text of the bulk tensor load of that rank; `passing`: L2 need not keep it."""
     coords = ", ".join(f"int c{i}" for i in range(rank))
     holes = ", ".join(f"%{i + 3}" for i in range(rank))
     uses = ", ".join(f'"r"(c{i})' for i in range(rank))
     name = f"tma_load_{rank}d" + ("_multicast" if multicast else "")
+    name += "_passing" if passing else ""
     extra = ", unsigned short mask" if multicast else ""
     cast = ".multicast::cluster" if multicast else ""
     hole = f", %{rank + 3}" if multicast else ""
     use = ', "h"(mask)' if multicast else ""
+    if passing:
+        cast += ".L2::cache_hint"
+        hole += f", %{rank + 3 + multicast}"
+        use += f', "l"({EVICT_FIRST})'
     text = f"""\
 DEVICE void {name}(unsigned to, const TensorMap* map, unsigned bar, {coords}{extra}) {{
   asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global"

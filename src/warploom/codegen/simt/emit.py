@@ -34,6 +34,7 @@ from warploom.tile import BOOL, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
 EXCHANGES = ("transpose", "slice", "gather")
+BETWEEN_GRIDS = ("start_next_grid();", "wait_previous_grid();")
 
 
 def emit_simt(program: Program, schedule: SimtSchedule, arch: str) -> CudaSource:
@@ -55,6 +56,10 @@ class _Emitter:
         self._check(arch)
 
     def _check(self, arch: str) -> None:
+        if self.schedule.launch.dependent and not arch.startswith("sm_9"):
+            raise InputError(
+                f"schedule {self.schedule.name}: dependent launch has code for sm_90, not {arch}"
+            )
         for op in self.program.ops():
             if op.kind == "mma":
                 raise InputError(
@@ -72,6 +77,7 @@ class _Emitter:
         body = self._body(self.program.body)
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
+            *(BETWEEN_GRIDS if self.schedule.launch.dependent else ()),
             *self._positions(),
             *head,
             *[f"  {line}" for line in (*declared, *body)],
@@ -126,6 +132,7 @@ class _Emitter:
             "",
             self.schedule.launch.persistent,
             self.program.arrays,
+            self.schedule.launch.dependent,
         )
 
     def _positions(self) -> list[str]:

@@ -28,7 +28,8 @@ GRID = LaunchPlan(persistent=False)  # one block a task
 class SimtSchedule:
     """`threads` a block, `lanes` of them along the columns, `vector` columns each; all powers of 2.
 
-    Of the launch plan only the walk over the tasks counts (persistent, super-group, reverse).
+    Of the launch plan only the walk over the tasks counts (persistent, super-group, reverse), and
+    whether the kernel begins before the previous one has ended (dependent).
     """
 
     name: str
@@ -71,6 +72,7 @@ class SimtSchedule:
             launch = dict(data["launch"])
             launch["cluster"] = tuple(launch["cluster"])
             launch["reverse"] = tuple(launch["reverse"])
+            launch["passing"] = tuple(launch.get("passing", ()))
             threads, lanes, vector = (int(data[key]) for key in ("threads", "lanes", "vector"))
             return cls(str(data["name"]), threads, lanes, vector, LaunchPlan(**launch))
         except (KeyError, TypeError, ValueError) as error:

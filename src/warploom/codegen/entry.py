@@ -1,0 +1,33 @@
+"""How many threads ptxas is told of, where a block has too few registers when it begins.
+
+A block of 512 threads has 128 registers a thread at entry; setmaxnreg then takes some from the
+producers for the groups that compute. ptxas knows that, but refuses any single instruction that
+needs more than a thread has at entry (C7602): a wgmma of 256 columns has 128 sums, and 26 registers
+must be left beside them. So it is told of a block of fewer threads, and the finished image is told
+of all of them (`entry_image`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+REGISTER_FILE = 65536  # 32-bit registers of an SM (CUDA programming guide, compute capability 9.0)
+GRAIN = 8  # registers a thread are granted in multiples of it
+WARP_GROUP = 128
+NAMED_BESIDE = 26  # registers that ptxas wants beside an instruction's sums: 154 for 128
+_WGMMA = re.compile(r"wgmma_m64n(\d+)_")
+
+
+def entry_registers(threads: int) -> int:
+    """Registers of a thread when a block of so many threads begins."""
+    return REGISTER_FILE // threads // GRAIN * GRAIN
+
+
+def threads_told(threads: int, helpers: Iterable[str]) -> int:
+    """Threads ptxas is told of so that it takes every wgmma among the names of device functions."""
+    sums = [int(found[1]) // 2 for name in helpers if (found := _WGMMA.match(name))]
+    needed = max(sums, default=0) + NAMED_BESIDE
+    while entry_registers(threads) < needed and threads > WARP_GROUP:
+        threads -= WARP_GROUP
+    return threads

@@ -1,0 +1,59 @@
+"""Kernels that ptxas is told fewer threads of: their images, and code that must not be one."""
+
+from dataclasses import replace
+
+import pytest
+
+from warploom.codegen.build import compile_source
+from warploom.codegen.emit import emit
+from warploom.codegen.entry import entry_registers, threads_told
+from warploom.codegen.entry_image import check_entry, with_entry
+from warploom.codegen.lower import lower
+from warploom.codegen.named import multistage
+from warploom.codegen.plan import LaunchPlan
+from warploom.errors import CheckFailed
+from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.sass import nvinfo
+from warploom.sass.cubin import parse
+from warploom.sass.kernel import decode
+
+
+@pytest.fixture(scope="module")
+def source():
+    config = GemmConfig(tile=(192, 256, 64))
+    launch = LaunchPlan(split="m", cluster=("m_tile", 2))
+    return emit(lower(gemm(config), multistage(gemm(config), 3, launch, 3)))
+
+
+@pytest.mark.parametrize(
+    ("threads", "columns", "told"),
+    [(384, 256, 384), (512, 200, 512), (512, 208, 384), (512, 256, 384), (256, 256, 256)],
+)
+def test_ptxas_is_told_of_as_many_threads_as_it_takes(threads, columns, told):
+    names = [f"wgmma_m64n{columns}_bf16_ss_nt", "wgmma_m64n64_bf16_ss", "tma_load_2d"]
+    assert threads_told(threads, names) == told
+    assert threads_told(threads, ["barrier_wait"]) == threads
+
+
+def test_the_image_begins_with_what_its_blocks_have(source):
+    assert (source.threads, source.told) == (512, 384)
+    assert "__launch_bounds__(384, 1)" in source.text
+    cubin = parse(compile_source(source, "sm_90a")[0])
+    kernel = decode(cubin)
+    assert kernel.code.registers == entry_registers(512) == 128
+    found = {r.attribute: r.payload for r in nvinfo.records(kernel.info)}
+    assert int.from_bytes(found[0x05][:4], "little") == 512
+    # The groups that compute name more registers than a block of 512 threads begins with.
+    named = [a.resource for i in kernel.instructions for a in i.effects.writes if a.resource < 255]
+    assert max(named) >= 128
+    check_entry(kernel, 128)
+    assert with_entry(cubin.data, 512) == cubin.data
+
+
+def test_a_role_that_keeps_its_registers_is_found(source):
+    """Planted fault: the compute groups never ask for more registers than the entry gives."""
+    lines = source.text.splitlines()
+    kept = [line for line in lines if not line.strip().startswith("registers_up<")]
+    broken = replace(source, text="\n".join(kept))
+    with pytest.raises(CheckFailed, match="before its role changes its registers; a thread begins"):
+        compile_source(broken, "sm_90a", ("setmaxnreg", "spills", "stack", "serialized"))
