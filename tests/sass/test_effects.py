@@ -95,6 +95,8 @@ def effect(opcode: str, operands: str, guard: str = "", sm: int = 90) -> tuple[s
         ("DFMA", "R2, R4, R6, R8", "R4 R5 R6 R7 R8 R9", "R2 R3"),
         ("IADD3", "R0, P1, R2, R3, RZ", "R2 R3", "R0 P1"),
         ("FADD", "RZ, R1, RZ", "R1", ""),
+        ("UTMALDG.2D", "[UR8], [UR14]", "UR8 UR9 UR10 UR11 UR14 UR15", ""),
+        ("UTMALDG.2D.MULTICAST", "[UR8], [UR14], UR4", "UR4 UR8 UR9 UR10 UR11 UR14 UR15", ""),
     ],
 )
 def test_forms(opcode: str, operands: str, reads: str, writes: str) -> None:

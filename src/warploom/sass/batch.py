@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.sass.aliasing import is_sync
-from warploom.sass.constraints import ARITHMETIC
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD, SCOREBOARDS
 from warploom.sass.kernel import Kernel
 from warploom.sass.latency import SPACED, LatencyTable, spacing_key
 from warploom.sass.mining import pipe_neighbours
-from warploom.sass.operand_slots import slot_registers
+from warploom.sass.operand_slots import keeps_operands, slot_registers
 from warploom.sass.rules import BLOCK_EDGE, Constraints
 from warploom.sass.scoreboard import takes_no_wait, waited_scoreboards
 from warploom.sass.verify import Verifier
@@ -107,7 +106,7 @@ class KernelTables:
             [[slot_registers(item).get(s, _NO_REGISTER) for s in range(SLOTS)] for item in items],
             np.int64,
         ).reshape(len(items), SLOTS)
-        self.arithmetic = np.array([item.effects.info.pipe in ARITHMETIC for item in items], bool)
+        self.keeps = np.array([keeps_operands(item) for item in items], bool)
         self.pinned = np.array([bool(item.pinned) for item in items], bool)
         pipes = {pipe: number for number, pipe in enumerate(sorted(SPACED, key=lambda p: p.value))}
         self.pipes = len(pipes)
@@ -163,7 +162,7 @@ class BlockBatch:
         self.write_sb, self.read_sb = tables.write_sb[here], tables.read_sb[here]
         self.sets, self.own, self.depbar = tables.sets[here], tables.own[here], tables.depbar[here]
         self.sync_wait, self.no_wait = tables.sync_wait[here], tables.no_wait[here]
-        self.sources, self.arithmetic = tables.sources[here], tables.arithmetic[here]
+        self.sources, self.keeps = tables.sources[here], tables.keeps[here]
         self.pinned = np.flatnonzero(tables.pinned[here])
         self.pipe, self.family = tables.pipe[here], tables.family[here]
         self.close = np.full((self.size, self.size), _FAR, np.int64)
@@ -267,7 +266,7 @@ class BlockBatch:
         registers = self.sources[order]
         for slot in range(SLOTS):
             bad |= (added >> slot & 1 == 1) & (registers[:, :, slot] == _NO_REGISTER)
-        bad |= (reuse != 0) & (self.reuse[order] == 0) & ~self.arithmetic[order]
+        bad |= (reuse != 0) & (self.reuse[order] == 0) & ~self.keeps[order]
         # Identical words may set different scoreboards: a name given to a twin must fit.
         bad |= self.write_sb[versions.order] != self.write_sb[order]
         bad |= self.read_sb[versions.order] != self.read_sb[order]

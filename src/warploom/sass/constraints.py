@@ -6,8 +6,6 @@ over its positions, issue times and control fields. Each row remembers the rule 
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from warploom.sass.aliasing import AliasMode, memory_accesses, must_keep_order
@@ -17,8 +15,7 @@ from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LatencyTable, sync_key, table_for
 from warploom.sass.liveness import Later, touched_later
 from warploom.sass.mining import exclusive, issue_times, key_of, sync_pairs
-from warploom.sass.opcodes import Pipe
-from warploom.sass.operand_slots import slot_registers
+from warploom.sass.operand_slots import slot_words
 from warploom.sass.provenance import address_pointers
 from warploom.sass.rules import BLOCK_EDGE, Builder, Constraints, Ints, Rule
 from warploom.sass.scoreboard import Pending, counting_waits, outstanding_at_entry
@@ -137,11 +134,8 @@ def _scoreboards(
     tracker.finish()
 
 
-ARITHMETIC: Final = frozenset((Pipe.FMA, Pipe.IMAD, Pipe.ALU, Pipe.HALF, Pipe.FP64, Pipe.MMA))
-
-
 def _reuse(builder: Builder, items: tuple[Instruction, ...]) -> None:
-    """An operand kept for reuse must be read again or displaced before its register changes.
+    """An operand kept for reuse must be read again or displaced before a word of it changes.
 
     An instruction that overwrites its own source changes it at once: the row can never be kept.
     Where no later instruction of the block writes the register, the block's end is what it must
@@ -150,10 +144,8 @@ def _reuse(builder: Builder, items: tuple[Instruction, ...]) -> None:
     next_writer: dict[int, int] = {}
     for item in reversed(items):
         written = {access.resource for access in item.effects.writes}
-        if item.effects.info.pipe in ARITHMETIC:
-            for slot, register in sorted(slot_registers(item).items()):
-                writer = next_writer.get(register, BLOCK_EDGE)
-                if register in written:
-                    writer = item.index
-                builder.reuse.append((item.index, slot, register, writer))
+        for slot, words in sorted(slot_words(item).items()):
+            for word in words:
+                writer = item.index if word in written else next_writer.get(word, BLOCK_EDGE)
+                builder.reuse.append((item.index, slot, words[0], writer))
         next_writer.update(dict.fromkeys(written, item.index))

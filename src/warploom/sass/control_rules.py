@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from warploom.sass.constraints import ARITHMETIC
 from warploom.sass.control import MAX_STALL_STAYING, NO_SCOREBOARD
+from warploom.sass.operand_slots import keeps_operands
 from warploom.sass.original import NO_REGISTER, SLOTS, Bools, Original, State
 from warploom.sass.rules import BLOCK_EDGE, Ints
 from warploom.sass.verdict import Finding
@@ -77,7 +77,7 @@ class ControlRules:
                 "REUSE", added & (registers[:, slot] == NO_REGISTER), "reuse of no register source"
             )
         added = (fields.reuse != 0) & (self.original.before.reuse[order] == 0)
-        report("REUSE", added & ~self._arithmetic[order], "reuse on an opcode that takes none")
+        report("REUSE", added & ~self._keeps[order], "reuse on an opcode that takes none")
         bad_pins = self.original.pinned[position[self.original.pinned] != self.original.pinned]
         found.extend(
             self.original.finding(
@@ -106,9 +106,9 @@ class ControlRules:
         return found
 
     @cached_property
-    def _arithmetic(self) -> Bools:
+    def _keeps(self) -> Bools:
         return np.array(
-            [item.effects.info.pipe in ARITHMETIC for item in self.original.kernel.instructions],
+            [keeps_operands(item) for item in self.original.kernel.instructions],
             bool,
         )
 

@@ -353,12 +353,12 @@ def _warp_group_matrix(out: _Collector, opcode: str, operands: tuple[Operand, ..
 
 
 def _bulk_copy(out: _Collector, opcode: str, operands: tuple[Operand, ...]) -> None:
-    """TMA and bulk copies: uniform register groups whose size follows the tensor's rank."""
+    """TMA and bulk copies: uniform register groups whose size follows the tensor's rank. The mask
+    of a multicast is an operand of its own."""
     match = re.search(r"\.(\d)D", opcode)
     rank = int(match.group(1)) if match else 5
-    multicast = int("MULTICAST" in opcode)
     groups = {
-        "UTMALDG": 2 + rank + multicast,
+        "UTMALDG": 2 + rank,
         "UTMASTG": 1 + rank,
         "UTMAREDG": 1 + rank,
         "UTMAPF": rank,

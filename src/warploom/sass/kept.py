@@ -14,7 +14,7 @@ from typing import Final
 
 from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.opcodes import UNKNOWN
-from warploom.sass.operand_slots import SLOTS, slot_registers
+from warploom.sass.operand_slots import slot_words
 from warploom.sass.paths import Place, fixed_point
 
 BANKS: Final = 2
@@ -39,12 +39,9 @@ State = frozenset[Kept]
 
 
 def slot_reads(item: Instruction) -> Iterator[tuple[int, int]]:
-    """(slot, register) of every register read through a slot, both words of a pair."""
-    words = {(access.resource, access.slot) for access in item.effects.reads}
-    for slot, register in slot_registers(item).items():
-        yield slot, register
-        if any((register, f"{x}0") in words and (register + 1, f"{x}1") in words for x in "abc"):
-            yield slot, register + 1
+    """(slot, register) of every register read through a slot, all words of a wide operand."""
+    for slot, words in slot_words(item).items():
+        yield from ((slot, register) for register in words)
 
 
 def step(state: State, item: Instruction) -> State:
@@ -52,12 +49,9 @@ def step(state: State, item: Instruction) -> State:
     read = {(slot, register % BANKS) for slot, register in slot_reads(item)}
     known = item.effects.info.name != UNKNOWN.name
     asked = item.control.reuse if item.control.stay and known else 0
-    sources = slot_registers(item)
     after = {entry for entry in state if entry.place not in read}
     after |= {
-        Kept(slot, sources[slot], item.index)
-        for slot in range(SLOTS)
-        if asked >> slot & 1 and slot in sources
+        Kept(slot, register, item.index) for slot, register in slot_reads(item) if asked >> slot & 1
     }
     # A WARPGROUP instruction changes no register itself.
     written = {a.resource for a in item.effects.writes if a.slot != GROUP_SLOT}

@@ -20,7 +20,7 @@ from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LONGEST, SPACED, LatencyTable, family, sync_key
 from warploom.sass.mining import BETWEEN_SYNCS, fixed_latency, key_of, pipe_neighbours
 from warploom.sass.opcodes import Pipe
-from warploom.sass.operand_slots import slot_registers
+from warploom.sass.operand_slots import slot_registers, slot_words
 from warploom.sass.scoreboard import (
     UNATTACHED,
     Pending,
@@ -278,21 +278,17 @@ class BlockDeriver:
     def _reuse(self, order: tuple[int, ...], place: int, wanted: int) -> int:
         """The reuse bits whose register is read again in the same slot before it changes."""
         kept = 0
-        mine = slot_registers(self.items[order[place]])
-        for slot, register in mine.items():
-            if not wanted >> slot & 1:
+        own = {access.resource for access in self.items[order[place]].effects.writes}
+        for slot, words in slot_words(self.items[order[place]]).items():
+            if not wanted >> slot & 1 or own.intersection(words):
                 continue
             for later in order[place + 1 : place + 1 + REUSE_WINDOW]:
                 item = self.items[later]
-                if slot_registers(item).get(slot) == register:
+                if slot_registers(item).get(slot) == words[0]:
                     kept |= 1 << slot
                     break
-                if any(access.resource == register for access in item.effects.writes):
+                if any(access.resource in words for access in item.effects.writes):
                     break
-        own_writes = {access.resource for access in self.items[order[place]].effects.writes}
-        for slot, register in mine.items():
-            if register in own_writes:
-                kept &= ~(1 << slot)
         return kept
 
 

@@ -59,8 +59,9 @@ class Constraints:
     cross      [n, 3]  producer, consumer in a later block, cycles: from the producer to its
                        block's end plus from the consumer's block's start to the consumer
     durations  [n, 2]  block, cycles it must last, because a pair of `cross` relies on it
-    reuse      [n, 4]  instruction, source slot, register, next writer of that register (-1: none
-                       before the block's end; the instruction itself when it overwrites its source)
+    reuse      [n, 4]  instruction, source slot, first register, next writer of one of the words
+                       read through the slot (-1: none before the block's end; the instruction
+                       itself when it overwrites its source)
     """
 
     order: Ints

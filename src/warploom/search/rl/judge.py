@@ -85,7 +85,7 @@ class Judge:
             return True
         added = reuse & ~compiled[2]
         named = all(rules.bank[name][slot] >= 0 for slot in range(SLOTS) if added >> slot & 1)
-        return bool(stay) and named and (bool(compiled[2]) or rules.arithmetic[name])
+        return bool(stay) and named and (bool(compiled[2]) or rules.keeps[name])
 
     def _visible(self, patch: Patch) -> bool:
         """No scoreboard awaited by the instruction after the one that sets it, too early."""

@@ -123,9 +123,11 @@ def player_for(
     """The learned player of a profile, for the search driver (one chain: PPO is sequential).
 
     It ends after `steps` training steps (the profile's total when not given), counted over all
-    runs in a folder.
+    runs in a folder. Raises `InputError` for a policy that is none of the profile's.
     """
     chosen = profile_named(profile)
+    if policy is not None:
+        read_policy(policy, chosen)
 
     def play(game: Game, rng: random.Random) -> Play:
         return learned(chosen, seed, game, rng, folder, resume, policy, steps)

@@ -45,7 +45,7 @@ class BlockRules:
         self.wait: list[int] = batch.wait.tolist()
         self.sync_wait: list[int] = batch.sync_wait.tolist()
         self.no_wait: list[bool] = batch.no_wait.tolist()
-        self.arithmetic: list[bool] = batch.arithmetic.tolist()
+        self.keeps: list[bool] = batch.keeps.tolist()
         self.pinned: frozenset[int] = frozenset(batch.pinned.tolist())
         self.early = {(int(one), int(other)) for one, other in np.argwhere(batch.early)}
         self.pipe: list[int] = batch.pipe.tolist()

@@ -169,14 +169,20 @@ class Trainer:
 
     def start_from(self, path: Path) -> None:
         """Take over the weights of a trained policy (pre-training): nothing else of it."""
-        saved = _read(path)
+        self.model.policy.load_state_dict(read_policy(path, self.profile)["policy"])
+
+
+def read_policy(path: Path, profile: Profile) -> dict[str, Any]:
+    """A checkpoint whose weights fit a profile; raises `InputError` for any other file."""
+    saved = _read(path)
+    try:
         facts: dict[str, Any] = json.loads(saved["facts"])
         trained = profile_named(facts["profile"])
-        if trained.weights != self.profile.weights:
-            raise InputError(
-                f"{path}: a policy of profile {facts['profile']!r}, not {self.profile.name!r}"
-            )
-        self.model.policy.load_state_dict(saved["policy"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a checkpoint ({type(error).__name__})") from None
+    if trained.weights != profile.weights:
+        raise InputError(f"{path}: a policy of profile {trained.name!r}, not {profile.name!r}")
+    return saved
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class WideActions:
                     action = Wish("stall", number, own) if stall[number] > own else None
                 elif kind is Kind.YIELD:
                     action = Wish("stay", number, 1 - stay[number])
-                elif rules.bank[number][spec.slot] < 0 or not rules.arithmetic[number]:
+                elif rules.bank[number][spec.slot] < 0 or not rules.keeps[number]:
                     action = None
                 else:
                     action = Wish("reuse", number, reuse[number] ^ 1 << spec.slot)
