@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import signal
 import subprocess
@@ -95,6 +96,34 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(
     assert WRONG[command] in err
     assert err.startswith("warploom: ") and err.count("\n") == 1 and not out
     assert {path for path in here.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+CORPUS = Path(__file__).parents[1] / "corpus" / "prebuilt"
+NO_TUNES = {
+    "--resume": "out holds no earlier search",
+    "--search ppo --resume": "out holds no earlier search",
+    "--search ppo --policy none.pt": "none.pt: there is no checkpoint",
+    "--search ppo --policy bad.json": "bad.json: not a checkpoint",
+    "--search ppo --policy .": ".: not a checkpoint",
+}
+
+
+@pytest.mark.parametrize("options", NO_TUNES)
+def test_a_search_that_cannot_begin_writes_and_takes_away_nothing(
+    options: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "ppo" in options:
+        pytest.importorskip("sb3_contrib")
+    packed = next(CORPUS.glob("skinny_gemm*.xz")).read_bytes()
+    (here / "some.cubin").write_bytes(lzma.decompress(packed))
+    kept = here / "other" / "ppo" / "checkpoint.pt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of an earlier search")
+    for out in ("out", "other") if "resume" not in options else ("out",):
+        assert called(f"tune some.cubin -o {out} --measure model {options}", monkeypatch) == 2
+        assert NO_TUNES[options] in capsys.readouterr().err
+    assert not (here / "out").exists()
+    assert [path for path in (here / "other").rglob("*") if path.is_file()] == [kept]
 
 
 @pytest.mark.parametrize("command", ["", "sass"])

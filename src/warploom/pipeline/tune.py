@@ -147,32 +147,35 @@ def tune(
             f"{target.source}: measuring on a GPU needs the launch; give --launch FILE.json or a "
             "file.py:object, or use --measure model"
         )
+    # What is refused is refused before anything is written or taken away.
+    _Keeper(target, settings, folder).resumed()
+    player = _player(settings, folder)
     write_bytes_atomically(folder / "original.cubin", target.cubin.data)
     if settings.measure == "model":
         evaluator = ModelEvaluator(target.cubin, target.kernel)
-        return _tune(target, settings, folder, evaluator, None, on_progress)
+        return _tune(target, settings, player, folder, evaluator, None, on_progress)
     assert target.launch is not None
     with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:
         measurer.prepare(Workload(target.cubin.data, target.launch))
         evaluator = DeviceEvaluator(measurer)
-        return _tune(target, settings, folder, evaluator, measurer, on_progress)
+        return _tune(target, settings, player, folder, evaluator, measurer, on_progress)
 
 
 def _tune(
     target: Target,
     settings: TuneSettings,
+    player: Player,
     folder: Path,
     evaluator: ModelEvaluator | DeviceEvaluator,
     measurer: Measurer | None,
     on_progress: Callable[[Progress], None] | None,
 ) -> TuneReport:
-    player = _player(settings, folder)
     if settings.programs:
         report = _play_programs(target, settings, player, evaluator, measurer, folder, on_progress)
         return _checked(report, measurer, folder)
     verifier = Verifier(target.cubin, target.kernel, settings.mode)
     keeper = _Keeper(target, settings, folder)
-    resumed = keeper.resumed()  # what is no search of this kernel is refused before any work
+    resumed = keeper.resumed()
     search = run_search(
         target.cubin,
         player,
@@ -311,11 +314,12 @@ def _player(settings: TuneSettings, folder: Path) -> Player:
             "pip install 'warploom[rl]'"
         ) from None
     state = folder / LEARNER
-    if not settings.resume:
-        (state / learned.CHECKPOINT).unlink(missing_ok=True)
-    return learned.player_for(
+    player = learned.player_for(
         profile, settings.seed, state, settings.resume, settings.policy, settings.steps
     )
+    if not settings.resume:
+        (state / learned.CHECKPOINT).unlink(missing_ok=True)
+    return player
 
 
 def _choose(

@@ -23,7 +23,7 @@ from warploom.search.rl.env import AssemblyGame
 from warploom.search.rl.profile import Profile, profile_named
 from warploom.search.rl.programs import write_programs
 from warploom.search.rl.replay import Replay
-from warploom.search.rl.train import CHECKPOINT, Trainer
+from warploom.search.rl.train import CHECKPOINT, Trainer, read_policy
 
 REPLAY: Final = "replay.json"
 PROGRAMS: Final = "programs"  # the folder of the lineages of programs other than the original
