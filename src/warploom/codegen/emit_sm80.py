@@ -99,6 +99,11 @@ class _Sm80Emitter(Emitter):
                 f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
                 "or snake walk and store='direct'"
             )
+        if plan.alternate or plan.passing:
+            raise InputError(
+                f"schedule {block.schedule.name}: alternate={plan.alternate} and passing="
+                f"{plan.passing}: {arch} has no producer whose copies these say the order of"
+            )
         self.arch = arch
         super().__init__(block, False)
         self.helpers.update(SM80_PRELUDE)

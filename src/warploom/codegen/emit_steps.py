@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.alternate import mapped
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.emit_expand import Expanded
 from warploom.codegen.emit_meet import exchange_bytes, meet_lines
@@ -92,6 +93,12 @@ class StepCode:
 
     def section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
         """The code of one section of a role."""
+        lines = self._section(role, values, section)
+        if isinstance(section, Pipeline):
+            values.known.clear()  # what comes after a loop was changed by it, or not
+        return lines
+
+    def _section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
         self.holds.forget()
         if isinstance(section, Straight):
             self.spread = {}
@@ -224,6 +231,7 @@ class StepCode:
     def _steady(self, values: Values, section: Pipeline, start: str) -> list[str]:
         index, counter = section.loop.index, c_name(section.loop.index)
         self.holds.forget()
+        values.known.clear()
         return [
             "#pragma unroll 1",
             f"for (int {counter} = {start}; {counter} < {index}_stop; ++{counter}) {{",
@@ -238,6 +246,8 @@ class StepCode:
         for step in steps:
             shift = plus - step.stage
             value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
+            if self.plan.alternate and step.action == "Fill":
+                value = mapped(loop.index, value)
             new = self.lines_of(values, step, {loop.index: value})
             opening = next((n for n, text in enumerate(new) if text == self._guard), -1)
             if lines and self._guard and lines[-1] == "}" and 0 <= opening <= 1:
@@ -252,7 +262,10 @@ class StepCode:
         """The lines of one step."""
         note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
         held = self.holds.before(values, step) if self.holding else []
-        return [*held, note, *self._actions[step.action](values, step, names)]
+        lines = self._actions[step.action](values, step, names)
+        if step.op is not None:
+            self._learn(values, step.op)
+        return [*held, note, *lines]
 
     def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
         ring = self.block.ring(step.ring)
@@ -290,6 +303,13 @@ class StepCode:
             # The group's rows of the slot are free when its stores have read them.
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
+
+    def _learn(self, values: Values, op: Op) -> None:
+        """What is known of tiles after an op."""
+        if op.dst is not None:
+            values.known.pop(op.dst.name, None)
+            if op.kind == "fill":
+                values.known[op.dst.name] = float(op.value or 0)
 
     def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None and step.op.dst is not None

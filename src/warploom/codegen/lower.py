@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from warploom.codegen.alternate import check_alternate
 from warploom.codegen.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.chain import chained
 from warploom.codegen.copies import expandable
@@ -42,6 +43,7 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
     chain = schedule.launch.chain
     placement = replace(place(program, schedule.launch.split, parts), whole=chain)
+    check_alternate(placement, schedule.launch)
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
         raise InputError(

@@ -54,6 +54,7 @@ class LaunchPlan:
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     stagger         cycles by which each compute group begins later than the one before: what one
                     does between its matmuls then runs beside the others' matmuls
+    alternate       every second task of a block walks its loops backwards (`codegen.alternate`)
     passing         arrays that stream through L2: it gives up what TMA loads of them first
     block_dim_warps is derived from the groups
     """
@@ -80,6 +81,7 @@ class LaunchPlan:
     resident: int = 1
     stagger: int = 0
     passing: tuple[str, ...] = ()
+    alternate: bool = False
 
     def __post_init__(self) -> None:
         if self.cluster[1] not in (1, 2, 4, 8):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from warploom.codegen.alternate import BACKWARDS
 from warploom.codegen.names import c_name
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.values import c_index
@@ -62,6 +63,10 @@ def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[
     """
     opening, closing = _walk(plan, plan.cluster[1], loads)
     body = [f"  {line}" for line in position_lines(program, plan, loads)]
+    if plan.alternate and loads:
+        first, stride = _first_and_stride(plan.cluster[1])
+        turn = f"(task - int({first})) / int({stride}) % 2"
+        body.append(f"  const bool {BACKWARDS} = {turn};")
     return [*count_lines(program, plan), *opening, *body], closing
 
 
@@ -149,10 +154,15 @@ def _read(read: Read, loads: bool, guarded: bool) -> str:
     )
 
 
-def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
-    first, stride = "blockIdx.x", "gridDim.x"
+def _first_and_stride(blocks: int) -> tuple[str, str]:
+    """The first task of a block in clusters of so many, and from one to the next."""
     if blocks > 1:
-        first, stride = f"blockIdx.x / {blocks}", f"gridDim.x / {blocks}"
+        return f"blockIdx.x / {blocks}", f"gridDim.x / {blocks}"
+    return "blockIdx.x", "gridDim.x"
+
+
+def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
+    first, stride = _first_and_stride(blocks)
     if plan.walk == "static":
         loop = f"for (int task = {first}; task < tasks; task += {stride}) {{"
         return ["#pragma unroll 1", loop], "}"
