@@ -93,12 +93,6 @@ class StepCode:
 
     def section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
         """The code of one section of a role."""
-        lines = self._section(role, values, section)
-        if isinstance(section, Pipeline):
-            values.known.clear()  # what comes after a loop was changed by it, or not
-        return lines
-
-    def _section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
         self.holds.forget()
         if isinstance(section, Straight):
             self.spread = {}
@@ -231,7 +225,6 @@ class StepCode:
     def _steady(self, values: Values, section: Pipeline, start: str) -> list[str]:
         index, counter = section.loop.index, c_name(section.loop.index)
         self.holds.forget()
-        values.known.clear()
         return [
             "#pragma unroll 1",
             f"for (int {counter} = {start}; {counter} < {index}_stop; ++{counter}) {{",
@@ -262,10 +255,7 @@ class StepCode:
         """The lines of one step."""
         note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
         held = self.holds.before(values, step) if self.holding else []
-        lines = self._actions[step.action](values, step, names)
-        if step.op is not None:
-            self._learn(values, step.op)
-        return [*held, note, *lines]
+        return [*held, note, *self._actions[step.action](values, step, names)]
 
     def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
         ring = self.block.ring(step.ring)
@@ -303,13 +293,6 @@ class StepCode:
             # The group's rows of the slot are free when its stores have read them.
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
-
-    def _learn(self, values: Values, op: Op) -> None:
-        """What is known of tiles after an op."""
-        if op.dst is not None:
-            values.known.pop(op.dst.name, None)
-            if op.kind == "fill":
-                values.known[op.dst.name] = float(op.value or 0)
 
     def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None and step.op.dst is not None
