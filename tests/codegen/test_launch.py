@@ -8,11 +8,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from warploom import tile as t
 from warploom.codegen import launch
 from warploom.codegen.build import Built, build
 from warploom.codegen.launch import Kernel
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.simt.schedule import simt
 from warploom.errors import DeviceError, InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 
@@ -80,6 +82,10 @@ class Tensor:
         return tuple(self.steps)
 
 
+def fp32(*shape, **rest):
+    return Tensor(*shape, dtype="torch.float32", **rest)
+
+
 class Strange:
     """Says it speaks DLPack, and does not."""
 
@@ -88,6 +94,23 @@ class Strange:
 
     def __dlpack__(self, stream):
         return "no capsule"
+
+
+def changed(**attributes):
+    """The first operand with something else about it."""
+    made = Tensor(300, 72)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+class Described:
+    """The first operand by the CUDA array interface."""
+
+    def __init__(self, **changes):
+        face = {"shape": (300, 72), "typestr": "<f2", "data": (1 << 20, False), "version": 3}
+        self.dtype = "bfloat16"
+        self.__cuda_array_interface__ = {**face, **changes}
 
 
 @pytest.fixture
@@ -165,6 +188,12 @@ REFUSED = {
     "is on device 3": {"b": Tensor(72, 520, device=3)},
     "__dlpack__ gave": {"b": Strange()},
     "is not on a GPU": {"b": np.zeros((72, 520), np.float32)},
+    "c is written to, but strides .* overlap": {"c": Tensor(300, 520, pitch=512)},
+    "at most 2,147,418,112": {"a": Tensor(2**31 - 1, 72), "c": Tensor(2**31 - 1, 520)},
+    "has layout torch.sparse_coo": {"a": changed(layout="torch.sparse_coo")},
+    "call resolve_neg": {"a": changed(is_neg=lambda: True)},
+    "no multiples of its 2 B": {"a": Described(strides=(145, 2))},
+    "has no array '3'": {3: Tensor(300, 72)},
 }
 
 
@@ -174,6 +203,65 @@ def test_what_tma_or_the_kernel_cannot_take_is_refused_before_the_launch(driver,
     with pytest.raises(InputError, match=message):
         made({**arrays(), **REFUSED[message]})
     assert not [name for name, _ in driver.calls if name == "cuLaunchKernel"]
+
+
+def scaled():
+    """A kernel on threads with a scalar of each kind, and a bias of any alignment."""
+
+    def body(x, y):
+        (i,) = t.grid(m=t.size("m"))
+        rows, cols = t.span(i, 1), t.span(0, 8)
+        shifted = t.load(x, rows, cols) * t.scalar("scale") + t.scalar("shift", t.INT32).cast(
+            t.FP32
+        )
+        t.store(y, rows, cols, tile=shifted)
+
+    program = t.trace(body, {"x": t.array(t.FP32, "m n"), "y": t.array(t.FP32, "m n")})
+    return Kernel(build(program, simt(program)))
+
+
+GIVEN = {"scale": 0.5, "shift": 3}
+ODD_CALLS = {
+    "is no multiple of its 4 B elements": {"x": fp32(4, 8, address=(1 << 20) + 2)},
+    "y is written to": {"y": fp32(4, 8, pitch=0)},
+    "scalar scale='a half': expected a number that fp32 holds": {"scale": "a half"},
+    "scalar scale=1e\\+300": {"scale": 1e300},
+    "scalar shift=nan: expected a 32-bit integer": {"shift": float("nan")},
+    "scalar shift=2147483648": {"shift": 2**31},
+    "scalar shift=None": {"shift": None},
+    "needs scalar scale": {"scale": ...},
+    "has no scalar 'skale'": {"skale": 1.0},
+    "stream is a SimpleNamespace": {"stream": SimpleNamespace(cuda_stream=7)},
+}
+
+
+@pytest.mark.parametrize("message", ODD_CALLS)
+def test_odd_scalars_streams_and_addresses_are_refused(driver, message):
+    made = scaled()
+    change = dict(ODD_CALLS[message])
+    given = {name: change.pop(name, fp32(4, 8)) for name in "xy"}
+    stream = change.pop("stream", 0)
+    scalars = {name: one for name, one in {**GIVEN, **change}.items() if one is not ...}
+    with pytest.raises(InputError, match=message):
+        made(given, scalars, stream)
+    with pytest.raises(InputError, match="takes a table of arrays by name, not list"):
+        made([fp32(4, 8)], GIVEN)
+    assert not [name for name, _ in driver.calls if name == "cuLaunchKernel"]
+
+
+def test_scalars_that_compare_equal_and_are_not_the_same_are_told_apart(driver):
+    made = scaled()
+    given = {"x": fp32(4, 8), "y": fp32(4, 8)}
+    made(given, {"scale": 0.0, "shift": 1})
+    first = driver.last("cuLaunchKernel")[9]
+    made(given, {"scale": -0.0, "shift": 1})
+    assert driver.last("cuLaunchKernel")[9] != first
+    number = np.array(2.0)
+    made(given, {"scale": number, "shift": 1})
+    second = driver.last("cuLaunchKernel")[9]
+    number[...] = 3.0
+    made(given, {"scale": number, "shift": 1})
+    assert driver.last("cuLaunchKernel")[9] != second
 
 
 def test_a_repeated_call_hands_over_the_same_parameters_and_encodes_nothing(driver):

@@ -24,7 +24,9 @@ from warploom.tile import Array
 
 COUNTERS = 1024  # launches of one kernel with a dynamic walk that may be in flight at a time
 KEPT = 1024  # calls whose parameters are kept
-LONGEST = 2**31 - 1  # kernels count in 32-bit integers
+# Kernels count in 32-bit integers, and round up to tiles and grids.
+LONGEST = 2**31 - 2**16
+ELEMENT = {**{name: size for name, (_, size) in tensor_maps.MAP_TYPES.items()}, "bool": 1}  # bytes
 
 
 @dataclass
@@ -73,10 +75,22 @@ class Kernel:
     ) -> None:
         """Queue the kernel on `stream` (a CUstream as an integer; 0: the default stream)."""
         specs = self.built.source.arrays
+        given: Any = arrays
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"kernel {self.built.source.name} takes a table of arrays by name, not "
+                f"{type(given).__name__}"
+            )
+        queue: Any = stream
+        if not isinstance(queue, int):
+            raise InputError(
+                f"stream is a {type(queue).__name__}, expected its handle, an integer: "
+                "stream.cuda_stream of torch's, stream.ptr of CuPy's"
+            )
         if unknown := set(arrays) - {spec.name for spec in specs}:
             raise InputError(
-                f"kernel {self.built.source.name} has no array {sorted(unknown)[0]!r}; it takes "
-                f"{', '.join(spec.name for spec in specs)}"
+                f"kernel {self.built.source.name} has no array {min(map(str, unknown))!r}; "
+                f"it takes {', '.join(spec.name for spec in specs)}"
             )
         views = {spec.name: self._view(spec, arrays, stream) for spec in specs}
         # A thread that has not used the GPU yet has no context, and tensor maps need one too.
@@ -90,13 +104,14 @@ class Kernel:
             self._call("cuCtxPopCurrent")
 
     def _queue(self, views: Mapping[str, View], scalars: Mapping[str, float], stream: int) -> None:
-        key = (*views.values(), *sorted(scalars.items()))
+        packed = self._scalars(scalars)
+        key = (*views.values(), *packed.values())
         call = self._calls.get(key)
         if call is None:
             if len(self._calls) >= KEPT:
                 self._calls.clear()
                 self._maps.clear()
-            call = self._calls[key] = self._prepare(views, scalars)
+            call = self._calls[key] = self._prepare(views, packed)
         if call.blocks == 0:
             return
         for one in {v.stream for v in views.values()} - {None, stream}:
@@ -121,19 +136,21 @@ class Kernel:
             total *= -(-count // src.cluster) if name == src.cluster_axis else count
         return total
 
-    def _prepare(self, views: Mapping[str, View], scalars: Mapping[str, float]) -> _Call:
+    def _prepare(self, views: Mapping[str, View], scalars: Mapping[str, bytes]) -> _Call:
         src = self.built.source
         sizes = self._sizes(views)
-        known = {p["name"] for p in self._parameters if p["kind"] == "scalar"}
-        if unknown := set(scalars) - known:
-            raise InputError(
-                f"kernel {src.name} has no scalar {sorted(unknown)[0]!r}; it has {sorted(known)}"
-            )
-        blocks = self.tasks(sizes) * src.cluster
+        for name, of in views.items():
+            self._check_memory(name, of)
+        tasks = self.tasks(sizes)
+        if tasks > LONGEST:
+            raise InputError(f"kernel {src.name}: {tasks:,} tasks, at most {LONGEST:,}")
+        blocks = tasks * src.cluster
         if src.persistent:
             blocks = min(blocks, self._blocks)
         if blocks > LONGEST:
-            raise InputError(f"kernel {src.name}: {blocks} blocks, a grid has at most {LONGEST}")
+            raise InputError(
+                f"kernel {src.name}: {blocks:,} blocks, a grid has at most {LONGEST:,}"
+            )
         if blocks == 0:
             return _Call(0, [], None, -1)
         packed = [self._parameter(p, views, sizes, scalars) for p in self._parameters]
@@ -197,7 +214,7 @@ class Kernel:
                     )
                 if extent > LONGEST:
                     raise InputError(
-                        f"dimension {dim!r} of {spec.name} is {extent} long, at most {LONGEST}"
+                        f"dimension {dim!r} of {spec.name} is {extent:,} long, at most {LONGEST:,}"
                     )
         return sizes
 
@@ -206,7 +223,7 @@ class Kernel:
         parameter: Mapping[str, Any],
         views: Mapping[str, View],
         sizes: Mapping[str, int],
-        scalars: Mapping[str, float],
+        scalars: Mapping[str, bytes],
     ) -> bytes:
         kind = parameter["kind"]
         if kind == "counter":
@@ -214,7 +231,7 @@ class Kernel:
         if kind == "dim":
             return bytes(ctypes.c_int(sizes[parameter["name"]]))
         if kind == "scalar":
-            return self._scalar(parameter, scalars)
+            return scalars[parameter["name"]]
         of, name = views[parameter["array"]], parameter["array"]
         if parameter.get("written") and not of.writable:
             raise InputError(f"array {name} is read-only, the kernel writes to it")
@@ -226,16 +243,37 @@ class Kernel:
             return struct.pack("<q", of.strides[int(parameter["dim"])])
         return bytes(ctypes.c_void_p(of.address))
 
-    def _scalar(self, parameter: Mapping[str, Any], scalars: Mapping[str, float]) -> bytes:
-        name = parameter["name"]
-        if name not in scalars:
-            raise InputError(f"kernel {self.built.source.name} needs scalar {name}")
-        value = scalars[name]
-        if parameter["dtype"] != "int32":
-            return struct.pack("<f", float(value))
-        if int(value) != value or not -LONGEST - 1 <= value <= LONGEST:
-            raise InputError(f"scalar {name}={value}: expected a 32-bit integer")
-        return struct.pack("<i", int(value))
+    def _check_memory(self, name: str, of: View) -> None:
+        """Raise for elements across their own size, and for outputs that overlap themselves."""
+        element = ELEMENT[of.dtype]
+        if of.address % element:
+            raise InputError(
+                f"array {name}: address {of.address:#x} is no multiple of its {element} B elements"
+            )
+        if not any(p.get("written") and p["array"] == name for p in self._parameters):
+            return
+        reach = 0
+        for step, extent in sorted(
+            (abs(s), n) for s, n in zip(of.strides, of.shape, strict=True) if n > 1
+        ):
+            if step <= reach:
+                raise InputError(
+                    f"array {name} is written to, but strides {list(of.strides)} of shape "
+                    f"{list(of.shape)} let its elements overlap; give it memory of its own"
+                )
+            reach += step * (extent - 1)
+
+    def _scalars(self, scalars: Mapping[str, float]) -> dict[str, bytes]:
+        """Every scalar of the kernel as its parameter."""
+        wanted = {p["name"]: p["dtype"] for p in self._parameters if p["kind"] == "scalar"}
+        if unknown := set(scalars) - set(wanted):
+            raise InputError(
+                f"kernel {self.built.source.name} has no scalar {min(map(str, unknown))!r}; it has "
+                f"{sorted(wanted)}"
+            )
+        if missing := [name for name in wanted if name not in scalars]:
+            raise InputError(f"kernel {self.built.source.name} needs scalar {missing[0]}")
+        return {name: _scalar(name, kind, scalars[name]) for name, kind in wanted.items()}
 
     def _map(self, parameter: Mapping[str, Any], of: View) -> bytes:
         key = (parameter["name"], of)
@@ -327,3 +365,15 @@ class Kernel:
         if status != self._driver.CUresult.CUDA_SUCCESS:
             raise DeviceError(f"{name}: {status.name}, kernel {self.built.source.name}")
         return result[1] if len(result) == 2 else result[1:] or None
+
+
+def _scalar(name: str, kind: str, given: Any) -> bytes:
+    what = "a 32-bit integer" if kind == "int32" else "a number that fp32 holds"
+    try:
+        if kind != "int32":
+            return struct.pack("<f", float(given))
+        if int(given) != given:
+            raise ValueError
+        return struct.pack("<i", int(given))
+    except (TypeError, ValueError, OverflowError, struct.error):
+        raise InputError(f"scalar {name}={given!r}: expected {what}") from None

@@ -7,8 +7,9 @@ DLPack (CuPy, JAX, anything with `__dlpack__`; the producer orders its work befo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from warploom.errors import InputError
 from warploom.runtime import dlpack
@@ -23,6 +24,8 @@ ALIASES = {
     "float8_e5m2": "e5m2",
     "bool": "bool",
 }
+# numpy's codes of them, for arrays that only describe themselves
+TYPESTRS = {"<f2": "float16", "<f4": "float32", "<i4": "int32", "|b1": "bool"}
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,12 @@ def view(tensor: Any, name: str, stream: int = 0) -> View:
     if hasattr(tensor, "__dlpack__"):
         return _dlpack(tensor, name, stream)
     face: Any = getattr(tensor, "__cuda_array_interface__", None)
-    if face is None:
+    if not isinstance(face, Mapping):
         raise InputError(
             f"array {name} is a {type(tensor).__name__}, expected a GPU tensor with __dlpack__ or "
             "__cuda_array_interface__"
         )
-    return _interface(tensor, face)
+    return _interface(tensor, name, cast("Mapping[str, Any]", face))
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -70,6 +73,14 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _torch(tensor: Any, name: str) -> View:
     if not bool(getattr(tensor, "is_cuda", False)):
         raise InputError(f"array {name} is not on a GPU; move it there first")
+    layout = str(getattr(tensor, "layout", "torch.strided"))
+    if layout != "torch.strided":
+        raise InputError(f"array {name} has layout {layout}, expected a dense tensor")
+    negated: Any = getattr(tensor, "is_neg", None)
+    if negated is not None and negated():
+        raise InputError(
+            f"array {name} is a view that negates its memory (of a conjugate): call resolve_neg()"
+        )
     kind = str(tensor.dtype).removeprefix("torch.")
     return View(
         int(tensor.data_ptr()),
@@ -94,11 +105,17 @@ def _dlpack(tensor: Any, name: str, stream: int) -> View:
     )
 
 
-def _interface(tensor: Any, face: Any) -> View:
+def _interface(tensor: Any, name: str, face: Mapping[str, Any]) -> View:
     shape = tuple(int(extent) for extent in face["shape"])
-    kind = str(getattr(tensor, "dtype", face["typestr"]))
-    size = int(face["typestr"][2:])
+    text = str(face["typestr"])
+    kind = str(getattr(tensor, "dtype", TYPESTRS.get(text, text)))
+    size = int(text[2:])
     strides = face.get("strides")
+    if strides is not None and any(int(s) % size for s in strides):
+        raise InputError(
+            f"array {name}: strides of {[int(s) for s in strides]} B are no multiples of its "
+            f"{size} B elements"
+        )
     return View(
         int(face["data"][0]),
         shape,
