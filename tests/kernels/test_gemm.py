@@ -6,17 +6,44 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codegen import emulate
+from tests.gpu.cases import distance
 
 from warploom.codegen.barriers import PhaseBarrier
 from warploom.codegen.emit import emit
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simulate import simulate
 from warploom.errors import CheckFailed, InputError
-from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, default_schedule, gemm
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.gemm import (
+    ACTIVATIONS,
+    GemmConfig,
+    combine,
+    combine_schedule,
+    default_schedule,
+    gemm,
+)
 from warploom.kernels.gemm_reference import reference
-from warploom.tile import BF16, E4M3, FP16, FP32, interpret
+from warploom.tile import (
+    BF16,
+    E4M3,
+    FP16,
+    FP32,
+    cdiv,
+    grid,
+    interpret,
+    load,
+    loop,
+    maximum,
+    size,
+    span,
+    store,
+    trace,
+    zeros,
+)
 from warploom.tile.interpret import bind
 
 
@@ -146,6 +173,92 @@ def test_a_transposed_product_gives_the_sequential_result(config, axis):
     assert got.tobytes() == interpret(program, arrays)[into].tobytes()
     plain = interpret(gemm(replace(config, across=False)), arrays)[into]
     assert np.array_equal(got, plain)
+
+
+ALTERNATE = LaunchPlan(split="m", cluster=("m_tile", 2), alternate=True, passing=("b",))
+
+
+@pytest.mark.parametrize("k", [0, 16, 40, 72])
+def test_tasks_that_walk_backwards_sum_the_same_products(k):
+    """Whole numbers, so that the order of a sum does not count; and the copies are the others."""
+    config = GemmConfig(tile=(128, 64, 16), out=FP32)
+    schedule = multistage(gemm(config), 2, ALTERNATE, 2)
+    block = lower(gemm(config), schedule)
+    text = emit(block).text
+    assert "(backwards ? i_start + i_stop - 1 - i_ : i_) * 16" in text
+    assert "% 2;" in text and "tma_load_2d_multicast_passing(" in text
+    assert text.count("const bool backwards") == 1  # only the producer's
+    rng = np.random.default_rng(k)
+    whole = rng.integers(-4, 5, size=(300, k)), rng.integers(-4, 5, size=(k, 136))
+    arrays = {"a": whole[0], "b": whole[1], "c": np.full((300, 136), np.nan)}
+    arrays = {name: value.astype(np.float32) for name, value in arrays.items()}
+    got = simulate(block, arrays, seed=k)["c"]
+    assert np.array_equal(got, whole[0] @ whole[1])
+    rough = {**arrays, "a": rng.normal(size=(300, k)), "b": rng.normal(size=(k, 136))}
+    got, forward = simulate(block, rough, seed=1)["c"], interpret(gemm(config), rough)["c"]
+    assert np.allclose(got, forward, rtol=1e-4, atol=1e-4)
+    assert np.array_equal(got, forward) == (k <= 16)  # sums of one tile have one order
+
+
+def _folded(fold):
+    def program(a, b, c):
+        m, n = grid(m=cdiv(size("m"), 128), n=cdiv(size("n"), 64))
+        rows, cols = span(m * 128, 128), span(n * 64, 64)
+        acc = zeros(m=128, n=64)
+        for i in loop(cdiv(size("k"), 16)):
+            depth = span(i * 16, 16)
+            product = load(a, rows, depth) @ load(b, depth, cols)
+            acc[:] = fold(acc, product, load(b, i * 16, cols).cast(FP32))
+        store(c, rows, cols, tile=acc.cast(BF16))
+
+    return program
+
+
+def _largest(acc, product, row):
+    return maximum(acc, product)
+
+
+def _weighed(acc, product, row):
+    return acc + product * row
+
+
+def test_loops_whose_order_counts_are_not_walked_backwards():
+    """Planted faults: iterations that are no terms of a sum, or that others may leave early."""
+    specs = GemmConfig().arrays
+    for program, split, why in (
+        (trace(_folded(_largest), specs, name="largest"), "m", "carries on, and is no sum"),
+        (attention(AttentionConfig(head_dim=64)), "rows", "parts may leave loop i early"),
+        (trace(_folded(_weighed), specs, name="weighed"), "m", "uses the index of loop i"),
+    ):
+        launch = LaunchPlan(split=split, alternate=True)
+        with pytest.raises(InputError, match=why):
+            lower(program, multistage(program, 2, launch, in_flight=0))
+    with pytest.raises(InputError, match="expected a persistent static walk"):
+        plan = ALTERNATE.with_options(walk="snake")
+        lower(gemm(PAIRS), multistage(gemm(PAIRS), 2, plan, in_flight=0))
+    with pytest.raises(InputError, match=r"passing 'd', gemm has the arrays a, b, c"):
+        emit(lower(gemm(PAIRS), multistage(gemm(PAIRS), 2, LaunchPlan(split="m", passing=("d",)))))
+
+
+def test_the_second_kernel_of_slices_means_what_its_program_means(tmp_path):
+    """Its text, run on a CPU; it begins before the sums are there, and waits for them."""
+    config = GemmConfig(slices=3, bias=True, activation="gelu", residual=True)
+    program, schedule = combine(config), combine_schedule(config)
+    text = emit_simt(program, schedule, "sm_90a").text
+    assert text.index("wait_previous_grid();", text.index("{\n  extern")) < text.index("blockIdx")
+    with pytest.raises(InputError, match="dependent launch has code for sm_90, not sm_80"):
+        emit_simt(program, schedule, "sm_80")
+    launch = schedule.launch.with_options(dependent=False)
+    source = emit_simt(program, replace(schedule, launch=launch), "sm_90a")
+    library = emulate.compile_all([source], tmp_path)
+    rng = np.random.default_rng(4)
+    m, n = 6, 137
+    arrays = {
+        "parts": rng.normal(size=(3, m, n)), "bias": rng.normal(size=n),
+        "residual": rng.normal(size=(m, n)), "c": np.full((m, n), np.nan),
+    }  # fmt: skip
+    got = emulate.run(library, 0, source, program, arrays, {})["c"]
+    assert distance(got, interpret(program, arrays)["c"]) <= 1e-2
 
 
 TOGETHER = [

@@ -12,6 +12,7 @@ from typing import Any
 
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -239,18 +240,19 @@ def _combine(parts: Array, config: GemmConfig, **rest: Array) -> None:
     acc = zeros(m=COMBINED[0], n=COMBINED[1])
     # One iteration: the number of slices is static, so that all their loads are under way at once.
     for i in loop(cdiv(size("slices"), config.slices)):
-        for part in range(config.slices):
-            acc[:] = acc + load(parts, i * config.slices + part, rows, cols)
+        each = [load(parts, i * config.slices + j, rows, cols) for j in range(config.slices)]
+        for part in each:
+            acc[:] = acc + part
     _finish(config, acc, (rows, cols), rest)
 
 
-COMBINED = (64, 16)  # the tile of `combine`: small, so that many blocks read at a time
+COMBINED = (4, 128)  # the tile of `combine`: small, so that many blocks read at a time
 
 
-def combine_schedule(config: GemmConfig) -> KernelSchedule:
-    """One group a block, several blocks an SM, begun while the sums are still being made."""
-    launch = LaunchPlan(persistent=False, dependent=True, resident=2, store="direct")
-    return multistage(combine(config), 1, launch, 1, registers=(40, 216))
+def combine_schedule(config: GemmConfig) -> SimtSchedule:
+    """A warp for a row, 16 B of every part a thread; begun while the sums are still being made."""
+    launch = LaunchPlan(persistent=False, dependent=True)
+    return SimtSchedule("rows of parts", 128, 32, 4, launch)
 
 
 def default_schedule(config: GemmConfig) -> KernelSchedule:
