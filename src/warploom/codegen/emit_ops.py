@@ -67,7 +67,7 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     packed = values.form(op.dst.type) == "tile" and op.dst.type.dtype.name in PACKED
 
     def value(at: At) -> str:
-        text = values.expression(op, at, names)
+        text = values.expression(op, at, names, rounds=not packed)
         return text if packed else rounded(op, text)
 
     lines = _assign(values, op.dst, value)
@@ -76,8 +76,10 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
 
 def guarded(lines: list[str], needless: str | None) -> list[str]:
     """The lines under the opposite of a condition, if there is one."""
-    if needless is None:
+    if needless in (None, "false"):
         return lines
+    if needless == "true":
+        return ["// not needed here"]
     return [f"if (!({needless})) {{", *[f"  {line}" for line in lines], "}"]
 
 

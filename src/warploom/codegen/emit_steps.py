@@ -37,6 +37,7 @@ class StepCode:
         self._guard = ""  # under which the last step was written, if under one
         self.holds, self.holding = Holds(), self.plan.hold_waits
         self.spread: dict[str, str] = {}
+        self._learns = True
         self.fences = True  # wgmma reads shared memory through a proxy of its own
         self._actions: dict[str, Callable[[Values, Step, Names], list[str]]] = {
             "Acquire": self._acquire,
@@ -107,7 +108,9 @@ class StepCode:
         block = ["{", *indent(lines)]
         inner: list[str] = []
         if section.copies:
+            self._learns = False  # an unrolled loop's code is straight only in part
             inner = Expanded(values, section, self._steps).lines()
+            self._learns = True
         elif section.depth == 0:
             inner = self._steady(values, section, f"{index}_start")
             for tail in section.epilogue:
@@ -123,6 +126,7 @@ class StepCode:
                 lines = self._steps(values, steps, loop, f"{index}_stop", number)
                 body += ["{  // finish what is in flight", *indent(lines), "}"]
             inner += indent(body)
+            values.known.clear()
             if section.depth > 1:
                 inner.append("} else {")
                 inner += indent(
@@ -138,10 +142,12 @@ class StepCode:
                 inner += indent(self._steps(values, section.none, loop, f"{index}_start", 0))
             inner.append("}")
         block += indent(inner)
+        values.known.clear()
         block += indent(self._left_out(role, values, section))
         for name in sorted(self.lazy):
             if not role.loads and self._accumulates(loop, name):
                 block += indent(self._zero_when_empty(values, name))
+        values.known.clear()
         return [*block, "}"]
 
     def _spread(self, section: Pipeline) -> dict[str, str]:
@@ -225,12 +231,15 @@ class StepCode:
     def _steady(self, values: Values, section: Pipeline, start: str) -> list[str]:
         index, counter = section.loop.index, c_name(section.loop.index)
         self.holds.forget()
-        return [
+        values.known.clear()
+        lines = [
             "#pragma unroll 1",
             f"for (int {counter} = {start}; {counter} < {index}_stop; ++{counter}) {{",
             *indent(self._steps(values, section.steady, section.loop, counter, 0)),
             "}",
         ]
+        values.known.clear()  # the loop may have run or not
+        return lines
 
     def _steps(
         self, values: Values, steps: tuple[Step, ...], loop: Loop, base: str, plus: int
@@ -255,7 +264,10 @@ class StepCode:
         """The lines of one step."""
         note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
         held = self.holds.before(values, step) if self.holding else []
-        return [*held, note, *self._actions[step.action](values, step, names)]
+        lines = self._actions[step.action](values, step, names)
+        if step.op is not None:
+            self._learn(values, step.op)
+        return [*held, note, *lines]
 
     def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
         ring = self.block.ring(step.ring)
@@ -293,6 +305,13 @@ class StepCode:
             # The group's rows of the slot are free when its stores have read them.
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
+
+    def _learn(self, values: Values, op: Op) -> None:
+        """What is known of tiles after an op."""
+        if op.dst is not None and self._learns:
+            values.known.pop(op.dst.name, None)
+            if op.kind == "fill":
+                values.known[op.dst.name] = float(op.value or 0)
 
     def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
         assert step.op is not None and step.op.dst is not None

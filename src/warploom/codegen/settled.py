@@ -11,6 +11,7 @@ result is only read by the other side of such a `where` computes nothing that is
 
 from __future__ import annotations
 
+from warploom.codegen.known import needed, truth
 from warploom.codegen.values import At, Values
 from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
@@ -21,6 +22,10 @@ CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
 
 def settled(values: Values, op: Op) -> str | None:
     """The C++ condition, equal in all threads of a warp, under which `op` can be left out."""
+    program, fusion = values.placement.program, values.placement.fusion
+    known = values.known if op.dst is not None and OPS[op.kind].group in LEFT_OUT else None
+    if known and not needed(program, fusion, known, op):
+        return "true"
     if op.kind == "where" and op.srcs[1] == op.dst:
         return _all_rows(values, op.srcs[0].name)
     if op.dst is None or OPS[op.kind].group not in LEFT_OUT or not _once(values, op.dst):
@@ -54,6 +59,8 @@ def _all_rows(values: Values, condition: str) -> str | None:
     op = values.placement.fusion.inlined.get(condition)
     if op is None or op.dst is None or not _of_rows(values, op):
         return None
+    if (always := truth(values.placement.fusion, values.known, op.dst)) is not None:
+        return str(always).lower()
     blocks = values.extents(op.dst.type)[0]
     each = [
         values.expression(op, At("row", str(t), str(h)), {}) for t in range(blocks) for h in (0, 1)

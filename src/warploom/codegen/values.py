@@ -31,6 +31,7 @@ PACKED = ("bf16", "fp16")
 FP8 = ("e4m3", "e5m2")
 # Ops whose result is a value of the type when the operands are: nothing to round.
 EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
+PASSED_ON = ("where", "copy", "transpose")
 
 # Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
 FLOAT_OPS = {
@@ -165,6 +166,7 @@ class Values:
         self.placement, self.part = placement, part
         self.skip_unit, self.fma_exp2 = skip_unit, fma_exp2
         self.skip_settled = skip_settled
+        self.known: dict[str, float] = {}  # tiles that are constant at this place (`codegen.known`)
 
     def form(self, kind: TileType) -> str:
         """tile, row, col or scalar."""
@@ -231,7 +233,7 @@ class Values:
         """
         inner = self.placement.fusion.inlined.get(var.name)
         if inner is not None:
-            text = self.expression(inner, at, names)
+            text = self.expression(inner, at, names, rounds)
             return rounded(inner, text) if rounds else text
         form, name = self.form(var.type), c_name(var.name)
         if form == "scalar":
@@ -249,8 +251,12 @@ class Values:
             )
         return f"{name}[{at.t}][{at.i}]"
 
-    def expression(self, op: Op, at: At, names: dict[str, str]) -> str:
-        """The expression of one element of an elementwise op's result."""
+    def expression(self, op: Op, at: At, names: dict[str, str], rounds: bool = True) -> str:
+        """The expression of one element of an elementwise op's result.
+
+        Without `rounds`, for a reader that rounds it, what is only chosen or passed on is not
+        rounded before either.
+        """
         assert op.dst is not None
         kind = op.dst.type
         if op.kind == "fill":
@@ -259,7 +265,11 @@ class Values:
             return self.coordinate(op, at, names)
         if op.kind == "load":
             return self.load(op, at, names)
-        parts = [self.element(src, at, names) for src in op.srcs]
+        loose = not rounds and op.kind in PASSED_ON
+        parts = [
+            self.element(src, at, names, rounds=not (loose and src.type.dtype is kind.dtype))
+            for src in op.srcs
+        ]
         if op.kind == "cast":
             return self._cast(op, parts[0])
         table = INT_OPS if op.srcs[-1].type.dtype.name == "int32" else FLOAT_OPS

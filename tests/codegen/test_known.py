@@ -1,0 +1,123 @@
+"""What is known before a loop's first iteration, and what is left out there."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.codegen import emulate
+from tests.codegen.programs import attention_case
+from tests.gpu.cases import distance
+
+from warploom.codegen.emit import emit
+from warploom.codegen.known import needed, truth
+from warploom.codegen.lower import lower
+from warploom.codegen.place import place
+from warploom.codegen.values import Values
+from warploom.kernels.attention import AttentionConfig, attention
+from warploom.tile import interpret
+
+PROGRAM = attention(AttentionConfig(head_dim=32, tile=(64, 32), guess=12.0))
+FUSION = place(PROGRAM, "rows", 1).fusion
+OPS = {op.id: op for op in PROGRAM.ops()}
+
+
+def named(kind, nth=0):
+    return [op for op in PROGRAM.ops() if op.kind == kind][nth]
+
+
+# The sums of rows: what the second reduction of weights is added to.
+TOTAL = next(
+    op.dst.name
+    for op in PROGRAM.ops()
+    if op.kind == "fill" and op.value == 0 and len(op.dst.type.axes) == 1
+)
+CALM, RIGHT = named("le").dst, named("and").dst
+
+
+@pytest.mark.parametrize(
+    ("total", "calm", "right"), [(0.0, True, False), (2.0**20, False, None), (None, None, None)]
+)
+def test_conditions_follow_from_what_is_known(total, calm, right):
+    known = {} if total is None else {TOTAL: total}
+    assert truth(FUSION, known, CALM) is calm
+    assert truth(FUSION, known, RIGHT) is right
+
+
+def test_nobody_needs_a_guess_when_nothing_was_seen():
+    guessed, part = named("exp2"), named("reduce_sum")
+    for op in (guessed, part):
+        assert needed(PROGRAM, FUSION, {}, op)
+    assert not needed(PROGRAM, FUSION, {TOTAL: 0.0}, part)
+    again = named("reduce_sum", 1)
+    assert needed(PROGRAM, FUSION, {TOTAL: 0.0}, again)
+    assert needed(PROGRAM, FUSION, {TOTAL: 0.0}, named("reduce_max"))
+
+
+def guessing(rows, keys, **config):
+    """Small attention by guess with scores that rise, so that guesses are wrong now and then."""
+    program, schedule, arrays = attention_case(rows, keys, 2, False, guess=12.0, lse=True, **config)
+    launch = schedule.launch.with_options(skip_unit=True, skip_settled=True)
+    arrays["q"][..., 0] = 32**0.5
+    arrays["k"][..., 0] = np.linspace(0, 90, keys)
+    return program, replace(schedule, launch=launch), arrays
+
+
+CASES = {
+    "full": lambda: guessing(130, 170),
+    "causal": lambda: guessing(200, 200, causal=True),
+    "apart": lambda: guessing(150, 200, causal=True, apart=True),
+    "one-block": lambda: guessing(70, 20),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """Every case, emitted and compiled as one library."""
+    made = {name: make() for name, make in CASES.items()}
+    sources = {name: emit(lower(*case[:2])) for name, case in made.items()}
+    library = emulate.compile_all(list(sources.values()), tmp_path_factory.mktemp("known"))
+    return library, made, sources
+
+
+def run(kernels, name, seed):
+    library, made, sources = kernels
+    program, _, arrays = made[name]
+    number = list(sources).index(name)
+    got = emulate.run(library, number, sources[name], program, arrays, blocks=2, seed=seed)
+    return max(distance(got[x], want) for x, want in interpret(program, arrays).items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_emitted_code_means_what_the_program_means(kernels, name):
+    assert run(kernels, name, 1) < 1e-3
+
+
+class Stubborn(dict):
+    """Facts that are never forgotten."""
+
+    def clear(self):
+        """What a loop does to them."""
+
+    def pop(self, *_):
+        """What a write does to one."""
+
+
+LEFT_OUT = "// not needed here"
+
+
+@pytest.mark.parametrize("forgetful", [True, False])
+def test_only_the_first_iteration_leaves_the_guess_out(monkeypatch, forgetful):
+    if not forgetful:
+        init = Values.__init__
+
+        def stubborn(self, *args, **settings):
+            init(self, *args, **settings)
+            self.known = Stubborn()
+
+        monkeypatch.setattr(Values, "__init__", stubborn)
+    text = emit(lower(*guessing(130, 170)[:2])).text
+    first, loop = (
+        text.index(mark) for mark in ("start iteration 0 ahead", "for (int i_ = i_start + 1")
+    )
+    assert text[first:loop].count(LEFT_OUT) >= 3
+    assert (LEFT_OUT in text[loop:]) is not forgetful
