@@ -65,6 +65,8 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     assert op.dst is not None
     # A packed tile rounds when a pair is put together.
     packed = values.form(op.dst.type) == "tile" and op.dst.type.dtype.name in PACKED
+    if packed and op.kind == "where" and values.form(op.srcs[0].type) in ("row", "scalar"):
+        return guarded(_chosen_words(values, op, names), needless(values, op, names))
 
     def value(at: At) -> str:
         text = values.expression(op, at, names, rounds=not packed)
@@ -72,6 +74,16 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
 
     lines = _assign(values, op.dst, value)
     return guarded(lines, needless(values, op, names))
+
+
+def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
+    """A `where` of packed tiles by a condition on rows: the two columns of a word go together."""
+    assert op.dst is not None
+    blocks, count = values.extents(op.dst.type)
+    condition = values.element(op.srcs[0], At("tile", i="2 * i"), names)
+    left, right = (values.word(src, "t", "i", names) for src in op.srcs[1:])
+    line = f"    {c_name(op.dst.name)}[t][i] = {condition} ? {left} : {right};"
+    return [*_for("t", blocks), *_for("i", count), line]
 
 
 def guarded(lines: list[str], needless: str | None) -> list[str]:
