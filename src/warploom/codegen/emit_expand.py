@@ -38,6 +38,8 @@ class Expanded:
             )
             for number in range(self.unroll)
         ]
+        for view in self.views:
+            view.order = values.order
 
     def lines(self) -> list[str]:
         """The loop, without its range and its surroundings."""

@@ -95,10 +95,16 @@ class StepCode:
     def section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
         """The code of one section of a role."""
         self.holds.forget()
+        values.order = {}
         if isinstance(section, Straight):
             self.spread = {}
             return [line for step in section.steps for line in self.lines_of(values, step, {})]
         loop = section.loop
+        values.order = {
+            step.op.id: (step.stage, place)
+            for place, step in enumerate(section.steady)
+            if step.op is not None
+        }
         index, counter = loop.index, c_name(loop.index)
         lines = self.range_lines(role, loop)
         self.spread = {} if role.loads else self._spread(section)
@@ -119,8 +125,11 @@ class StepCode:
             inner.append(f"if ({index}_stop - {index}_start >= {section.depth}) {{")
             body: list[str] = []
             for number, steps in enumerate(section.prologue):
+                ops = tuple(step.op.id for step in steps if step.op is not None)
+                values.straight = ops if section.depth == 1 else ()
                 lines = self._steps(values, steps, loop, f"{index}_start", number)
                 body += [f"{{  // start iteration {number} ahead", *indent(lines), "}"]
+            values.straight = ()
             body += self._steady(values, section, f"{index}_start + {section.depth}")
             for number, steps in enumerate(section.epilogue):
                 lines = self._steps(values, steps, loop, f"{index}_stop", number)

@@ -14,6 +14,7 @@ warp w holds rows 16 w + l / 4 (h = 0) and + 8 (h = 1) and, of every 8 columns j
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,6 +168,9 @@ class Values:
         self.skip_unit, self.fma_exp2 = skip_unit, fma_exp2
         self.skip_settled = skip_settled
         self.known: dict[str, float] = {}  # tiles that are constant at this place (`codegen.known`)
+        self.straight: tuple[int, ...] = ()  # ops of the straight code at hand, in order
+        # (stage, place) of ops in the loop at hand, by id; elsewhere ops are in program order
+        self.order: Mapping[int, tuple[int, int]] = {}
 
     def form(self, kind: TileType) -> str:
         """tile, row, col or scalar."""
