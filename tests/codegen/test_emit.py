@@ -15,6 +15,7 @@ from warploom.codegen.names import c_name
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention_choices import ATTENTION_CHOICES
 from warploom.kernels.gemm import GemmConfig, gemm
 from warploom.tile import (
     BF16,
@@ -209,7 +210,14 @@ def test_identifiers_stay_distinct():
     assert c_name("acc") == "acc" and c_name("m_tile") == "m_tile" and c_name("i") == "i_"
 
 
-@pytest.mark.parametrize("case", [gemm_schedule, lambda: attention_schedule(lse=True)])
+def chained_schedule():
+    config = AttentionConfig(causal=True)
+    return attention(config), ATTENTION_CHOICES["128x128-draw16-chain"].schedule(config)
+
+
+@pytest.mark.parametrize(
+    "case", [gemm_schedule, lambda: attention_schedule(lse=True), chained_schedule]
+)
 def test_every_name_that_an_emitted_body_declares_is_the_programs_or_reserved(case):
     program, schedule = case()
     text = emit(lower(program, schedule)).text

@@ -9,7 +9,7 @@ from tests.codegen.programs import attention_case
 from tests.gpu.cases import distance
 
 from warploom.codegen.emit import emit
-from warploom.codegen.known import needed, truth
+from warploom.codegen.known import lasting, needed, truth
 from warploom.codegen.lower import lower
 from warploom.codegen.place import place
 from warploom.codegen.values import Values
@@ -51,6 +51,19 @@ def test_nobody_needs_a_guess_when_nothing_was_seen():
     again = named("reduce_sum", 1)
     assert needed(PROGRAM, FUSION, {TOTAL: 0.0}, again)
     assert needed(PROGRAM, FUSION, {TOTAL: 0.0}, named("reduce_max"))
+
+
+def test_a_fact_lasts_while_no_where_on_it_comes_after_its_change():
+    body = next(iter(PROGRAM.loops())).body
+    change = max(op.id for op in body if op.dst is not None and op.dst.name == TOTAL)
+    order, guess = tuple(op.id for op in body if op.id in FUSION.kept), named("exp2")
+    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, order, guess) == {TOTAL: 0.0}
+    at = order.index(guess.id) + 1
+    sooner = (*order[:at], change, *(n for n in order[at:] if n != change))
+    without = tuple(n for n in order if n != change)
+    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, sooner, guess) == {}
+    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, without, guess) == {}
+    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, (), guess) == {}
 
 
 def guessing(rows, keys, **config):

@@ -237,6 +237,9 @@ CASES: dict[str, Callable[[], Case]] = {
                                         head_dim="256"),
     "attention-clusters": lambda: attention("128x80-apart-clusters", rows="300", keys="300",
                                             head_dim="256", causal="true"),
+    # More tasks than SMs: a block starts the next one's first matmul before its stores.
+    "attention-chain": lambda: attention("128x128-draw16-chain", rows="300", keys="300",
+                                         head_dim="64", causal="true", batch="8", heads="8"),
     "axes-wgmma": lambda: axes("sm_90a"),
     "axes-mma": lambda: axes("sm_90"),
     "narrow-wgmma": lambda: narrow("sm_90a"),

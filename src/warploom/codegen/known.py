@@ -4,7 +4,8 @@ Sums begin at zero, so in the iteration that is started ahead of a loop conditio
 known: `total > 0` is false, and what stands on the true side of a `where` is not needed. The
 compiler cannot find out: the vote that leaves out seldom corrections hides it.
 
-*requires*  straight code after constant fills; the emitter forgets all at a loop or a branch
+*requires*  straight code after constant fills, in which every `where` on a fact comes before the
+            fact changes; the emitter forgets all at a loop or a branch
 *before -> after*  `x = f(..); y = where(false, x, z)` -> `y = where(false, x, z)`
 *keeps*  every value that is read
 """
@@ -12,7 +13,7 @@ compiler cannot find out: the vote that leaves out seldom corrections hides it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from warploom.codegen.fuse import Fusion
 from warploom.tile import Loop, Op, Program, Var
@@ -54,6 +55,47 @@ def _number(fusion: Fusion, known: Known, var: Var) -> float | None:
     if op is None:
         return known.get(var.name)
     return float(op.value or 0) if op.kind == "fill" else None
+
+
+def lasting(
+    program: Program, fusion: Fusion, known: Known, straight: Sequence[int], op: Op
+) -> Known:
+    """The facts that hold where `op` runs and at every `where` on them from there on; `straight`
+    are the ids of the ops of the code at hand, in order."""
+    place = {number: at for at, number in enumerate(straight)}
+    body = _body(program, op)
+    if op.id not in place or body is None:
+        return {}
+    found: dict[str, float] = {}
+    for name, value in known.items():
+        changed = [
+            place[other.id]
+            for other in program.ops()
+            if other.dst is not None and other.dst.name == name and other.id in place
+        ]
+        first = min((at for at in changed if at > place[op.id]), default=len(straight))
+        users = [
+            root
+            for other in body
+            if other.kind == "where" and _rests_on(fusion, other.srcs[0], name)
+            for root in _roots(program, fusion, other)
+        ]
+        if all(place.get(root, len(straight) + 1) <= first for root in users):
+            found[name] = value
+    return found
+
+
+def _rests_on(fusion: Fusion, condition: Var, name: str) -> bool:
+    op = fusion.inlined.get(condition.name)
+    return op is not None and name in {var.name for var in fusion.sources(op)}
+
+
+def _roots(program: Program, fusion: Fusion, op: Op) -> list[int]:
+    """The ops with a place of their own that an op's value is computed in."""
+    if op.dst is None or op.dst.name not in fusion.inlined:
+        return [op.id]
+    readers = [other for other in program.ops() if op.dst in other.srcs]
+    return [root for reader in readers for root in _roots(program, fusion, reader)]
 
 
 def needed(program: Program, fusion: Fusion, known: Known, op: Op) -> bool:

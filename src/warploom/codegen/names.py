@@ -45,7 +45,7 @@ LIBRARY = frozenset(
     "memset printf".split()
 )
 _DERIVED = re.compile(rf"({'|'.join(SUFFIXES)}|_map\d*|_stride\d+|_|^__.*)$")
-_MADE = re.compile(r"^(wgmma|tma|pack|half|read|write|registers|barrier)_")
+_MADE = re.compile(r"^(wgmma|tma|pack|half|read|write|registers|barrier|next)_")
 
 
 def c_name(name: str) -> str:

@@ -114,11 +114,19 @@ AHEAD: dict[str, Any] = {
     "store_panels": 1,
 }  # the next task's queries come early
 ONE_Q: dict[str, Any] = {"task_rings": dict[str, int](), "store_panels": 1}
+BAND: dict[str, Any] = {"supergroup": 16}  # heads, whose keys stay in the L2 cache
 SNAKE: dict[str, Any] = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all", **AHEAD}
 TWO: dict[str, Any] = {"resident": 2, "task_rings": dict[str, int]()}  # blocks on an SM
 GUESS = 12.0  # powers of 2 that weights may add up to before a block gets a maximum of its own
 OVER: dict[str, Any] = {**ONE_Q, "store_over": "q_t"}  # no panels: every byte is for rings
+BACK: dict[str, Any] = {
+    **ONE_Q,
+    "give_back": True,
+}  # the next task's queries beside the last matmul
+DIRECT: dict[str, Any] = {**BACK, "store": "direct"}  # no panels either
+CHAIN: dict[str, Any] = {**AHEAD, "chain": True}
 PAIR = (32, 104)  # a thread, with six warp groups on an SM
+THREE = (32, 160)  # so does that of three groups
 WIDE = (40, 232)  # the producer of a dynamic walk needs more than 24 registers
 _A = AttentionChoice
 ATTENTION_CHOICES: dict[str, AttentionChoice] = {
@@ -128,6 +136,133 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
         _A("128x128-ahead", launch=AHEAD),
         _A("128x128-ahead-together-apart", turns=False, launch=AHEAD, apart=True),
         _A("128x176-together-apart", (128, 176), 2, False, launch=ONE_Q, apart=True),
+        _A("128x128-chain", turns=False, launch=CHAIN),
+        _A("128x128-chain-early-guess", turns=False, launch=CHAIN, early=True, guess=GUESS),
+        _A("128x224-chain", (128, 224), turns=False, launch=CHAIN),
+        _A("128x128-draw16-chain", turns=False, registers=WIDE, launch=_draw(16, CHAIN)),
+        _A(
+            "128x128-draw16-chain-early-slack",
+            turns=False,
+            registers=WIDE,
+            launch=_draw(16, CHAIN),
+            early=True,
+            slack=8.0,
+        ),
+        _A(
+            "128x128-draw16-chain-early-guess",
+            turns=False,
+            registers=WIDE,
+            launch=_draw(16, CHAIN),
+            early=True,
+            guess=GUESS,
+        ),
+        _A("192x128-chain-early-guess", (192, 128), 3, launch=CHAIN, early=True, guess=GUESS),
+        _A("192x128-chain-guess", (192, 128), 3, launch=CHAIN, guess=GUESS),
+        _A(
+            "192x128-snake-chain-early-guess",
+            (192, 128),
+            3,
+            launch=SNAKE | CHAIN,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "192x128-band16-early-guess",
+            (192, 128),
+            3,
+            launch=SNAKE | BAND,
+            early=True,
+            guess=GUESS,
+        ),
+        _A("192x112-chain-early-guess", (192, 112), launch=CHAIN, early=True, guess=GUESS),
+        _A(
+            "192x112-band16-chain-early-guess",
+            (192, 112),
+            launch=SNAKE | BAND | CHAIN,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "192x112-band16-early-guess",
+            (192, 112),
+            launch=SNAKE | BAND | ONE_Q,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "192x80-draw16-chain-early-guess",
+            (192, 80),
+            2,
+            True,
+            THREE,
+            _draw(16, CHAIN),
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "192x80-band16-chain-early-guess",
+            (192, 80),
+            launch=SNAKE | BAND | CHAIN,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "192x80-band16-early-guess-apart",
+            (192, 80),
+            launch=SNAKE | BAND | ONE_Q,
+            allow=("spills", "stack"),
+            apart=True,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "192x80-ahead-early-guess-apart",
+            (192, 80),
+            launch=AHEAD,
+            apart=True,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "192x80-back-early-guess-apart",
+            (192, 80),
+            launch=BACK,
+            apart=True,
+            early=True,
+            guess=GUESS,
+        ),
+        _A(
+            "128x80-direct-early-apart-slack",
+            (128, 80),
+            2,
+            False,
+            launch=DIRECT,
+            apart=True,
+            early=True,
+            slack=8.0,
+        ),
+        *(
+            _A(
+                f"128x80-band{band}-direct-early-apart-slack",
+                (128, 80),
+                2,
+                False,
+                launch=SNAKE | DIRECT | {"supergroup": band},
+                apart=True,
+                early=True,
+                slack=8.0,
+            )
+            for band in (4, 16)
+        ),
+        _A(
+            "128x80-band16-early-guess",
+            (128, 80),
+            2,
+            False,
+            launch=SNAKE | BAND | OVER,
+            early=True,
+            guess=GUESS,
+        ),
         _A("128x128-draw16", registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together-apart", (128, 128), 2, False, WIDE, _draw(16), apart=True),
