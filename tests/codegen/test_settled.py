@@ -34,8 +34,8 @@ def body_of(form):
             if form == "late":
                 half = o * 0.5 + t.sum_along(o, "n") * 0.125
             if form == "crossing":  # of all rows, for rows of any warp
-                part_of_all = t.maximum(o, 0.5)
-                half = o * 0.5 + t.sum_along(part_of_all, "m") * 0.125
+                of_row = t.min_along(o, "n")
+                half = o * 0.5 + t.sum_along(o + of_row, "m") * 0.125
             o[:] = t.where(right, o, half)
             best[:] = new
             o += s
@@ -86,7 +86,7 @@ def left_out(form, order=None):
 
 def test_votes_come_after_what_they_read():
     assert "reduce_sum" in left_out("late") and "reduce_sum" not in left_out("early")
-    assert "max" not in left_out("crossing") and "where" in left_out("crossing")
+    assert "reduce_min" not in left_out("crossing") and "where" in left_out("crossing")
 
 
 def test_a_schedule_that_runs_a_correction_first_has_no_vote_for_it():
