@@ -36,6 +36,8 @@ RESULTS = ROOT / "bench" / "results" / "gemm.json"
 # Where the search begins: microseconds, rows of 128 B a microsecond, bytes a microsecond.
 FIRST = Constants(
     step=0.8,
+    operands=0.2,
+    requested=0.1,
     relief=0.4,
     aligned=1000.0,
     ragged=400.0,

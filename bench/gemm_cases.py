@@ -13,7 +13,6 @@ from warploom.codegen.named import multistage
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.choices import (
     GEMM_CHOICES,
-    SHARED_REGISTERS,
     GemmChoice,
     choose_gemm,
     gemm_choice,
@@ -44,7 +43,7 @@ def choice_variant(choice: GemmChoice, base: GemmConfig | None = None) -> Varian
 
 
 FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128))
-WIDE_TILES = ("128x256-at-once", "128x192-at-once", "200x128-across", "144x128-across")
+WIDE_TILES = ("128x256-at-once", "128x192-at-once", "200x128-across")
 # Of the family of transposed products: those timed at shapes whose waves they fill, and others.
 ACROSS = (
     "152x256-across",
@@ -58,17 +57,9 @@ ACROSS = (
 )
 
 
-def _promoted(tile: tuple[int, int, int], depth: int, groups: int = 2) -> Variant:
-    def make(c: GemmConfig) -> KernelSchedule:
-        return multistage(gemm(c), depth, _plan(store_panels=1), groups, 0)
-
-    return replace(FP8, promote=True, tile=tile), make, gemm
-
-
 PROMOTED = replace(FP8, promote=True)
 LEAKY = GemmConfig(dtype=FP16, out=FP16, activation="leaky_relu")
 NARROW = (128, 128, 64)
-PAIR = LaunchPlan(resident=2, store_panels=1)
 SLICES = sorted({choice.slices for choice in GEMM_CHOICES if choice.workspace})
 VARIANTS: dict[str, Variant] = {
     **{c.name: choice_variant(c) for c in GEMM_CHOICES if c.fits(GemmConfig())},
@@ -97,47 +88,34 @@ VARIANTS: dict[str, Variant] = {
     **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in SLICES},
     **{
         f"leaky {name}": choice_variant(gemm_choice(name), LEAKY)
-        for name in ("128x256", "256x128", "128x192", "128x128-alone", *WIDE_TILES)
+        for name in ("128x256", "192x256", "192x256-along-n", "128x128-alone", *WIDE_TILES)
     },
     **{
         f"fp8 {name}": choice_variant(gemm_choice(name), FP8)
-        for name in ("128x256", "128x192", "256x128-along-n", "128x128-pair", *WIDE_TILES)
+        for name in ("128x256", "192x256", "192x256-along-n", "128x128-pair", *WIDE_TILES)
     },
-    "fp8 promoted": _hand(replace(FP8, promote=True, tile=(128, 128, 128)), _plan(), 0),
     **{
         f"fp8 promoted {name}": choice_variant(gemm_choice(name), PROMOTED)
-        for name in ("128x128", "128x128-ahead", "128x192", "128x192-at-once", "192x128-across")
+        for name in (
+            "128x128-ahead",
+            "128x128-ahead-stagger",
+            "128x192",
+            "128x192-stagger",
+            "192x128-along-n",
+            "192x128-along-n-stagger",
+        )
     },
-    "fp8 promoted-rarely": _promoted((128, 128, 256), 3),
-    "fp8 promoted-three": _promoted((192, 128, 128), 4, 3),
-    "fp8 promoted-pair": (
-        replace(FP8, promote=True, tile=(128, 64, 128)),
-        lambda c: multistage(gemm(c), 4, PAIR, 1, in_flight=0, registers=SHARED_REGISTERS),
-        gemm,
-    ),
 }
 LARGE = (
     "128x256",
     "128x256-at-once",
-    "256x128-along-n",
-    "128x192",
-    "128x192-at-once",
-    "128x128",
-    "256x192-along-n",
-    "128x256-at-once-by-4",
-    "192x176",
-    "192x200",
-    "200x128-across",
-    "168x128-across",
-    "144x128-across",
-)
-RAGGED = (
-    *LARGE,
-    *(name for name in ACROSS if name not in LARGE),
-    "128x320-direct",
+    "192x256",
+    "192x256-along-n",
     "128x384",
-    "192x176-along-n",
-    "192x200-along-n",
+    "256x192-along-n",
+    "256x128-along-n",
+    "128x192-at-once",
+    "200x128-across",
 )
 FEW = (
     "128x256-dependent",
@@ -150,23 +128,42 @@ FEW = (
     "128x128-alone",
     "64x256-alone",
 )
-SLICED = tuple(c.name for c in GEMM_CHOICES if c.slices > 1)
+SLICED = tuple(c.name for c in GEMM_CHOICES if c.workspace and c.slices < 16)
+MEETING = tuple(c.name for c in GEMM_CHOICES if c.together)
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
-    (4096, 4096, 4096): LARGE,
+    (4096, 4096, 4096): ("128x256", "128x256-at-once", "256x128-along-n", "128x128", "192x176"),
     (8192, 8192, 8192): LARGE,
-    (16384, 16384, 16384): LARGE,
-    (4000, 6008, 3000): RAGGED,
-    (8200, 1032, 8192): RAGGED,
-    (5000, 5000, 5000): RAGGED,
-    (1000, 20000, 2000): RAGGED,
-    (12345, 1544, 3080): RAGGED,
-    (2048, 2048, 16384): LARGE,
-    (16384, 1024, 4096): LARGE,
+    (16384, 16384, 16384): ("single", "128x128", *LARGE),
+    (4000, 6008, 3000): (
+        "184x256-across-by-m",
+        "192x248",
+        "128x256",
+        "128x192-at-once",
+        "152x256-across",
+        "192x256",
+    ),
+    (8200, 1032, 8192): ("192x176", "192x176-along-n", "128x192"),
+    (5000, 5000, 5000): (
+        "152x256-across",
+        "264x128-across",
+        "200x128-across",
+        "160x256-across-by-m",
+    ),
+    (1000, 20000, 2000): ("200x128-across", "128x256", "128x256-at-once", "192x256-along-n"),
+    (12345, 1544, 3080): (
+        "192x200",
+        "192x200-along-n",
+        "128x192",
+        "128x320-direct",
+        "264x128-across",
+    ),
+    (2048, 2048, 16384): ("128x256", "128x256-at-once", "256x128-along-n", "128x128-pair"),
+    (16384, 1024, 4096): ("128x256", "128x128", "200x128-across", "192x256", "256x128-along-n"),
     (2048, 2048, 2048): FEW,
     (1024, 1024, 1024): FEW,
-    (512, 512, 16384): ("128x64-alone", *SLICED),
-    (256, 256, 8192): ("64x64-pair", *SLICED),
+    (512, 512, 16384): SLICED,
+    (256, 256, 8192): MEETING,
 }
 # kind of case -> element types and epilogue, shapes; each also runs with the variant it gets
 OTHERS: dict[str, tuple[GemmConfig, tuple[tuple[int, int, int], ...]]] = {

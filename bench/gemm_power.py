@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "time 16384x16384x16384": ROWS,
     "time 8192x8192x8192": ("128x256", "128x192-at-once", "200x128-across", "256x128-along-n"),
     "leaky 16384x16384x16384": ("leaky 128x256", "leaky 200x128-across"),
-    "promoted 8192x8192x8192": ("fp8 promoted 128x128-ahead", "fp8 promoted-three"),
+    "promoted 8192x8192x8192": ("fp8 promoted 128x128-ahead", "fp8 promoted 192x128-along-n"),
 }
 SM_CLOCK, POWER_INSTANT = 1, 186  # NVML_CLOCK_SM, NVML_FI_DEV_POWER_INSTANT
 

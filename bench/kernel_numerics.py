@@ -39,7 +39,7 @@ GEMMS = {
     "bf16 meeting": ("meet8-64x128", "time"),
     "fp16": ("fp16", "time"),
     "e4m3 fast": ("fp8 128x256", "fp8"),
-    "e4m3 promoted": ("fp8 promoted", "promoted"),
+    "e4m3 promoted": ("fp8 promoted 128x128-ahead", "promoted"),
 }
 GEMM_SHAPE = (520, 1040, 4112)
 # The variants that short and long rows get.

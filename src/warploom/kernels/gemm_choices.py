@@ -58,6 +58,13 @@ def _meet(name: str, tile: tuple[int, int], slices: int, depth: int, groups: int
     )
 
 
+def _sliced(
+    name: str, tile: tuple[int, int], along: tuple[str, int], depth: int, panels: int, slices: int
+) -> GemmChoice:
+    # Sums of slices go to memory; enough panels let a group write them without waiting between.
+    return GemmChoice(name, tile, along, depth, 2, panels, dependent=True, slices=slices)
+
+
 # In the order of preference where predictions tie: multiplies for a byte copied.
 GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x256", (128, 256)),
@@ -76,11 +83,18 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x192-at-once-by-4", (128, 192), ("m_tile", 4), panels=3),
     GemmChoice("256x192-along-n", (256, 192), ("n_tile", 2), depth=3, panels=1),
     GemmChoice("128x128", (128, 128), depth=6),
+    GemmChoice("192x256", (192, 256), depth=3, groups=3, supergroup=6),
+    GemmChoice("192x256-along-n", (192, 256), ("n_tile", 2), 3, 3, supergroup=12),
+    GemmChoice("192x248", (192, 248), depth=3, groups=3, supergroup=6),
     GemmChoice("192x176", (192, 176), groups=3, panels=1),
     GemmChoice("192x176-along-n", (192, 176), ("n_tile", 2), groups=3, panels=1),
     GemmChoice("192x200", (192, 200), depth=3, groups=3),
     GemmChoice("192x200-along-n", (192, 200), ("n_tile", 2), 3, 3),
     GemmChoice("128x128-ahead", (128, 128), depth=3, panels=1, ahead=2),
+    GemmChoice("128x128-ahead-stagger", (128, 128), depth=3, panels=1, ahead=2, stagger=500),
+    GemmChoice("128x192-stagger", (128, 192), stagger=300),
+    GemmChoice("192x128-along-n", (192, 128), ("n_tile", 2), 5, 3, 1),
+    GemmChoice("192x128-along-n-stagger", (192, 128), ("n_tile", 2), 5, 3, 1, stagger=250),
     GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4)),
     GemmChoice("128x64-by-4", (128, 64), ("n_tile", 4), depth=8, panels=1, dependent=True),
@@ -98,6 +112,10 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("slices7-by-4", (128, 128), ("m_tile", 4), 6, 2, 1, dependent=True, slices=7),
     GemmChoice("slices8-by-4", (128, 128), ("m_tile", 4), 6, 2, 1, dependent=True, slices=8),
     GemmChoice("slices8-by-2", (128, 128), depth=6, panels=1, dependent=True, slices=8),
+    _sliced("slices8-by-2-at-once", (128, 128), ("m_tile", 2), 5, 4, 8),
+    _sliced("slices8-by-2-two-panels", (128, 128), ("m_tile", 2), 6, 2, 8),
+    _sliced("slices7-by-4-at-once", (128, 128), ("m_tile", 4), 5, 4, 7),
+    _sliced("slices4-at-once", (128, 64), ("n_tile", 2), 7, 2, 4),
     GemmChoice("slices8", (128, 128), ALONE, 6, panels=1, dependent=True, slices=8),
     GemmChoice("slices4", (128, 64), ("n_tile", 2), 8, panels=1, dependent=True, slices=4),
     GemmChoice("slices16-by-4", (128, 256), ("m_tile", 4), dependent=True, slices=16),

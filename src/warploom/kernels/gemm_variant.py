@@ -35,6 +35,8 @@ PACKED_BYTES = 2  # of an element of a result that goes through panels across
 SUM_BYTES = 4  # of an element of the result before it is rounded
 SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
 UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues are counted in
+READS = 2 * (64 + 256) / UNIT  # of its operands' rows that wgmmas read for one of these elements
+REQUESTS = (128 + 256 / 2) / UNIT  # of them that a block of its pairs asks L2 for
 # Clusters of so many blocks that run at a time, where a block fills an SM, as the H200's driver
 # counts them (cuOccupancyMaxActiveClusters): its processing clusters are no whole fours and eights.
 CLUSTERS = {1: SMS, 2: SMS // 2, 4: 30, 8: 15}
@@ -42,7 +44,8 @@ SHARPNESS = 6.0  # exponent of the mean that stands for the longer of two times
 WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
 THREE_REGISTERS = (40, 152)  # the same beside three compute groups
 MOST_SUMS = 192  # registers of a thread for sums; the epilogue needs the others
-SUMS_OF_THREE = 100  # the same of a thread of three compute groups: ptxas keeps 128 registers
+SUMS_OF_THREE = 128  # the same of a thread of three compute groups, which has 160 registers
+SUMS_BESIDE = 100  # the same where the producer's 40 registers leave 152
 MOST_SHARED_SUMS = 128  # the same of a thread of a block that shares its SM
 READ_BACK = 32  # registers for a gate or residual that the epilogue reads
 SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
@@ -60,6 +63,8 @@ class Constants:
 
     step        matmuls of a step of 128 bytes for a tile of 128 x 256, at the power limit of a GPU
                 all of whose SMs are busy
+    operands    share of that power which reading operands from shared memory takes
+    requested   share which bringing them through L2 takes; both grow with bytes a multiply
     relief      share of the idle SMs' power that the busy ones get as clock
     aligned     copied rows of 128 bytes a microsecond and SM, from pitches of whole sectors
     ragged      the same from other pitches
@@ -80,6 +85,8 @@ class Constants:
     """
 
     step: float
+    operands: float
+    requested: float
     relief: float
     aligned: float
     ragged: float
@@ -166,13 +173,32 @@ class GemmChoice:
             stagger=self.stagger,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
-        many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
-        if many or config.dual or config.batched or self.slices > 1:
+        if self._wide(config):
             registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
         flying = 0 if config.promote else 1
         depth = min(self.depth, self.most_slots(config))
         early = config.promote
         return multistage(gemm(config), depth, launch, self.groups, flying, registers, early)
+
+    def _wide(self, config: GemmConfig) -> bool:
+        """Whether the producer needs more registers: many panels, or coordinates."""
+        many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
+        return many or config.dual or config.batched or self.slices > 1
+
+    def power(self, config: GemmConfig, of: Constants) -> float:
+        """Power of a multiply relative to that of the tile of 128 x 256, pairs sharing b."""
+        (bm, bn), (a_rows, b_rows) = self.tile, self.copied(config)
+        high, wide = (bn, bm) if self.across else (bm, bn)
+        pieces = cdiv(wide, MOST_COLUMNS)
+        reads = cdiv(high, ROWS_PER_GROUP) * (pieces * ROWS_PER_GROUP + wide)
+        along, blocks = self.cluster
+        rows = a_rows / (blocks if along == "n_tile" else 1)
+        rows += b_rows / (blocks if along == "m_tile" else 1)
+        return (
+            1.0
+            + of.operands * (reads / (bm * bn) / READS - 1.0)
+            + of.requested * (rows / (bm * bn) / REQUESTS - 1.0)
+        )
 
     def most_slots(self, config: GemmConfig) -> int:
         """Slots that shared memory has room for beside the panels on their way out."""
@@ -224,7 +250,8 @@ class GemmChoice:
         tiles = 1 + config.dual + (self.ahead if config.promote else 0)
         sums = tiles * bm * bn // (self.groups * 128)
         most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
-        most = min(most, SUMS_OF_THREE) if self.groups > 2 else most
+        if self.groups > 2:
+            most = min(most, SUMS_BESIDE if self._wide(config) else SUMS_OF_THREE)
         most -= READ_BACK if config.gate or config.residual else 0
         if self.across and (config.gate or config.residual or config.out.bytes != PACKED_BYTES):
             return False  # a thread would read or write one element at a time
@@ -258,7 +285,8 @@ class GemmChoice:
             waves = cdiv(tasks, SMS)
             together = min(self.resident, waves)
         busy = tasks * blocks / (waves * SMS)
-        matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
+        step = c.step * self.power(config, c) * (1.0 - c.relief * (1.0 - busy))
+        matmul = max(FASTEST, step) * bm * bn / UNIT
         matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
         # One slot is being read, the others are on the way.
         slots = min(self.depth, self.most_slots(config)) * self.ahead * together
