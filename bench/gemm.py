@@ -41,7 +41,7 @@ FOLDER = kb.ROOT / "out" / "bench" / "gemm"
 RESULTS = kb.ROOT / "bench" / "results" / "gemm.json"
 # The suite's configurations that were fastest at some size.
 TRITON = ("128x256x64x8_w8_s3", "128x256x64x8_w8_s4")
-SAMPLE, SETTLE = 0.04, 0.12  # seconds of a sample, and of running before it
+SAMPLE = 0.006  # seconds of calls in a sample
 Values = dict[str, Any]
 Call = Callable[[Values], None]
 
@@ -236,7 +236,7 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
         calls[name] = call
     checks = verify(torch, config, data[0], calls)
     todo = {name: bound(call) for name, call in calls.items()}
-    samples = kb.interleave(todo, rounds, SAMPLE, SETTLE)
+    samples = kb.interleave(todo, rounds, SAMPLE)
     kind = config.dtype.name if what not in ("fp8", "promoted") else f"{config.dtype.name} {what}"
     label = which if what in ("time", "fp8", "promoted") else f"{which} {what}"
     return {

@@ -1,4 +1,4 @@
-"""Claim `gemm-power`: what a multiply costs in energy, measured on kernels that run for a while.
+"""Claim `gemm-power`: GEMM variants that run alone for a while, at the power limit.
 
     python bench/gemm_power.py run --out DIR     on the GPU machine, after `bench/gemm.py build`
     python bench/gemm_power.py merge FILE...     evidence of runs into bench/results/gemm_power.json
@@ -6,20 +6,21 @@
 `bench/gemm.py` takes short samples of many candidates in turn, under one clock: it compares
 cycles. A GPU at its power limit gives a kernel that runs alone the clock which its energy for a
 multiply allows, and takes tens of milliseconds to settle. Here a candidate runs alone for `SETTLE`
-seconds, then is measured over `MEASURED` seconds: the driver's energy counter, power and SM clock
-(NVML), and the clock again with a kernel that counts cycles. Rounds are shuffled.
+seconds, then is measured over `MEASURED` seconds: its rate, power and SM clock (NVML), and the
+clock again with a kernel that counts cycles. Rounds are shuffled.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +34,22 @@ from warploom.codegen.build import Built  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "gemm_power.json"
-SETTLE, MEASURED = 0.25, 0.6  # seconds of each candidate, not counted and counted
+SETTLE, MEASURED = 0.2, 0.35  # seconds of each candidate, not counted and counted
 GRAPH = 0.04  # seconds of calls between two looks at the clock
 SPIN = 100_000  # cycles of the kernel that measures the clock
 SMS = 132
 CYCLE_FLOPS = {"bf16": 4096, "fp16": 4096, "e4m3": 8192}  # dense, of an SM (machine data)
-ROWS = (
-    "128x256",
-    "single",
-    "128x256-by-4",
-    "128x384",
-    "256x192-along-n",
-    "128x192-at-once",
-    "128x128",
-    "200x128-across",
-)
 # case -> the variants beside the default one, by bench/gemm.py's names
 CASES: dict[str, tuple[str, ...]] = {
-    "time 16384x16384x16384": ROWS,
-    "time 8192x8192x8192": ("128x256", "128x192-at-once", "200x128-across", "256x128-along-n"),
-    "leaky 16384x16384x16384": ("leaky 128x256", "leaky 200x128-across"),
-    "promoted 8192x8192x8192": ("fp8 promoted 128x128-ahead", "fp8 promoted 192x128-along-n"),
+    "time 16384x16384x16384": ("128x256", "192x256", "192x256-along-n", "128x384", "128x128"),
+    "time 8192x8192x8192": ("128x256", "192x256", "192x256-along-n", "128x192-at-once"),
+    "time 4096x4096x4096": ("128x256",),
+    "time 5000x5000x5000": ("152x256-across",),
+    "leaky 16384x16384x16384": ("leaky 128x256", "leaky 192x256"),
+    "leaky 8192x8192x8192": ("leaky 128x256", "leaky 192x256"),
 }
 SM_CLOCK, POWER_INSTANT = 1, 186  # NVML_CLOCK_SM, NVML_FI_DEV_POWER_INSTANT
+POWER_CAP = 4  # nvmlClocksEventReasonSwPowerCap
 
 
 class _Field(ctypes.Structure):
@@ -73,7 +67,7 @@ class _Field(ctypes.Structure):
 
 
 class Meter:
-    """Reads the energy counter of the present GPU, and samples its power and clock in a thread."""
+    """Samples power and clock of the present GPU in a thread."""
 
     def __init__(self, torch: Any, period: float = 0.01) -> None:
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -89,12 +83,6 @@ class Meter:
         status = getattr(self._nvml, name)(*args)
         if status:
             raise RuntimeError(f"{name}: NVML status {status}")
-
-    def joules(self) -> float:
-        """The driver's energy counter."""
-        value = ctypes.c_ulonglong()
-        self._ask("nvmlDeviceGetTotalEnergyConsumption", self._device, ctypes.byref(value))
-        return value.value * 1e-3
 
     def limit(self) -> float:
         """The enforced power limit in watts."""
@@ -125,13 +113,11 @@ class Reading:
 
     calls: int = 0
     seconds: float = 0.0  # of calls, without what measured the clock
-    joules: float = 0.0
     watts: float = 0.0  # median of the samples
     sampled_mhz: float = 0.0
     mhz: float = 0.0  # counted cycles over time, between calls
     reasons: int = 0
     elapsed: float = 0.0
-    power: list[float] = field(default_factory=list[float])
 
 
 class Loop:
@@ -173,12 +159,10 @@ class Loop:
 def read(meter: Meter, loop: Loop) -> Reading:
     """Let a candidate settle, then measure it."""
     loop.run(SETTLE)
-    before, first = meter.joules(), time.perf_counter()
+    first = time.perf_counter()
     found = loop.run(MEASURED)
     found.reasons = meter.reasons()
-    found.joules = meter.joules() - before
     inside = [(w, mhz) for t, w, mhz in list(meter.samples) if t > first]
-    found.power = [w for w, _ in inside]
     found.watts = statistics.median(w for w, _ in inside)
     found.sampled_mhz = statistics.median(mhz for _, mhz in inside)
     return found
@@ -232,7 +216,6 @@ def summary(result: Mapping[str, Any], name: str) -> dict[str, float]:
 
     return {
         "rate": median(lambda r: r["calls"] * work / r["seconds"] * 1e-12),
-        "picojoules": median(lambda r: r["joules"] / (r["calls"] * work) * 1e12),
         "watts": median(lambda r: r["watts"]),
         "mhz": median(lambda r: r["mhz"]),
         "busy": median(lambda r: r["calls"] * work / r["seconds"] / (top * r["mhz"])),
@@ -243,16 +226,19 @@ def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
     """Evidence rows and a table of a run."""
     env = kb.environment()
     rows: list[list[object]] = [
-        ["shape", "type", "kernel", "TFLOP/s", "pJ/FLOP", "W", "MHz", "busy", "ratio", "check"]
+        ["shape", "type", "kernel", "TFLOP/s", "W", "MHz", "busy", "pJ/FLOP", "ratio", "check"]
     ]
     evidence: list[Evidence] = []
     for result in (r for r in results if "readings" in r):
         found = {name: summary(result, name) for name in result["readings"]}
-        bases = {name: found[name]["picojoules"] for name in result["baselines"]}
-        best = min(bases, key=lambda name: bases[name])
+        bases = {name: found[name]["rate"] for name in result["baselines"]}
+        best = max(bases, key=lambda name: bases[name])
         for name, values in found.items():
-            ratio = values["rate"] / found[best]["rate"]
+            ratio = values["rate"] / bases[best]
             check = result["checks"].get(name, "")
+            capped = all(r["reasons"] & POWER_CAP for r in result["readings"][name])
+            # At its limit the GPU takes that power; NVML's own readings lag behind.
+            values["pJ/FLOP"] = result["limit"] / values["rate"] if capped else math.nan
             rows.append([result["shape"], result["dtype"], name, *values.values(), ratio, check])
             if name in bases:
                 continue
@@ -268,16 +254,16 @@ def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
                     built.resources.compiler,
                     env["date"],
                     "python bench/gemm_power.py run",
-                    "pJ/FLOP",
-                    "lower",
-                    values["picojoules"],
+                    "TFLOP/s",
+                    "higher",
+                    values["rate"],
                     bases,
-                    bases[best] / values["picojoules"],
+                    ratio,
                     samples=len(result["readings"][name]),
                     checks={
                         "numerics": check,
-                        **{key: round(values[key], 4) for key in ("rate", "watts", "mhz", "busy")},
-                        "rate ratio": round(ratio, 4),
+                        **{key: round(x, 4) for key, x in values.items() if key != "rate"},
+                        **{f"{best} {key}": round(x, 4) for key, x in found[best].items()},
                     },
                     notes=f"torch {env['torch']}; {result['limit']:.0f} W limit; alone for "
                     f"{MEASURED} s after {SETTLE} s",

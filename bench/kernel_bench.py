@@ -126,16 +126,13 @@ def work(case: Callable[[str, int], dict[str, Any]], args: argparse.Namespace) -
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], None]],
-    rounds: int,
-    seconds: float = 0.02,
-    settle: float = 0.0,
+    candidates: Mapping[str, Callable[[], None]], rounds: int, seconds: float = 0.02
 ) -> dict[str, list[float]]:
     """Milliseconds a call of each candidate, one sample a round, order shuffled in every round.
 
     Calls are captured into CUDA graphs of about `seconds`, so that what the host does is not timed.
-    `settle`: seconds a candidate runs before each sample, so that a GPU at its power limit has the
-    clock which this candidate's own power allows, and not the one before it.
+    At its power limit a GPU's clock takes tens of milliseconds to follow a change of kernel: short
+    samples find neighbours in a round under one clock, and so their ratio in cycles.
     """
     torch = load_torch()
 
@@ -143,7 +140,7 @@ def interleave(
     for name, call in candidates.items():
         for _ in range(3):
             call()
-        repeats = min(2000, max(2, int(seconds * 1e3 / timed(torch, call, 3))))
+        repeats = min(200, max(1, int(seconds * 1e3 / timed(torch, call, 3))))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(repeats):
@@ -152,15 +149,12 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in candidates}
     order = list(candidates)
     shuffle = random.Random(0)
-    for number in range(rounds if settle else rounds + 2):
+    for number in range(rounds + 2):
         shuffle.shuffle(order)
         for name in order:
             graph, repeats = graphs[name]
-            spent = 0.0
-            while spent < settle * 1e3:
-                spent += timed(torch, graph.replay, 1)
             taken = timed(torch, graph.replay, 1) / repeats
-            if number >= 2 or settle:
+            if number >= 2:
                 samples[name].append(taken)
     return samples
 
