@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "leaky 8192x8192x8192": ("leaky 128x256", "leaky 192x256"),
 }
 SM_CLOCK, POWER_INSTANT = 1, 186  # NVML_CLOCK_SM, NVML_FI_DEV_POWER_INSTANT
+PLAIN = "cuBLAS without activation"  # what is left of the baseline if its second kernel is free
 POWER_CAP = 4  # nvmlClocksEventReasonSwPowerCap
 
 
@@ -182,6 +183,8 @@ def case(name: str, rounds: int) -> dict[str, Any]:
         **{variant: base.caller(torch, variant) for variant in names},
     }
     checks = base.verify(torch, config, values, calls)
+    if what == "leaky":
+        calls[PLAIN] = base.baselines(torch, "time")["cuBLAS"]
 
     def bound(call: base.Call) -> Callable[[], None]:
         return lambda: call(values)
@@ -240,7 +243,7 @@ def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
             # At its limit the GPU takes that power; NVML's own readings lag behind.
             values["pJ/FLOP"] = result["limit"] / values["rate"] if capped else math.nan
             rows.append([result["shape"], result["dtype"], name, *values.values(), ratio, check])
-            if name in bases:
+            if name in bases or name == PLAIN:
                 continue
             built = Built.read(base.FOLDER / "plain" / kb.slug(name))
             evidence.append(
@@ -264,6 +267,7 @@ def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
                         "numerics": check,
                         **{key: round(x, 4) for key, x in values.items() if key != "rate"},
                         **{f"{best} {key}": round(x, 4) for key, x in found[best].items()},
+                        **({"plain": round(found[PLAIN]["rate"], 1)} if PLAIN in found else {}),
                     },
                     notes=f"torch {env['torch']}; {result['limit']:.0f} W limit; alone for "
                     f"{MEASURED} s after {SETTLE} s",
