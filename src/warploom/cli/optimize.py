@@ -12,8 +12,8 @@ import typer
 from warploom.cli.build import Gpu, Name, Settings, settings_of
 from warploom.codegen.schedules import NAMES
 from warploom.errors import Interrupted
-from warploom.pipeline.optimize import Optimized, OptimizeSettings
 from warploom.pipeline.optimize import optimize as run_optimize
+from warploom.pipeline.optimized import Optimized, OptimizeSettings
 
 
 def optimize(

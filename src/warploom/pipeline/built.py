@@ -7,7 +7,6 @@ that the sizes to measure at and the right results in float64 are known again.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -18,13 +17,13 @@ from typing import Any, Final, cast
 from warploom import machine
 from warploom.codegen.build import Built
 from warploom.codegen.launch_spec import launch_spec
-from warploom.errors import CheckFailed, DeviceError, InputError
+from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
 from warploom.kernels.library import check_built, configure, entry
+from warploom.pipeline.own_process import answer_of
 from warploom.runtime.launch import LaunchSpec
 
 BUILD_NOTE: Final = "build.json"
-LIMIT_S: Final = 240.0  # before the checking process counts as hung
 # Sizes that fill an H200, where the user gives none: about a millisecond or less.
 FULL: Final[Mapping[str, Mapping[str, int]]] = {
     "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 4},
@@ -74,17 +73,7 @@ class BuildFolder:
 
         Runs in a process of its own; raises `DeviceError` when that fails or hangs.
         """
-        command = [sys.executable, "-m", "warploom.pipeline.built", str(self.folder)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise DeviceError(f"{self.folder}: no answer from the GPU in {LIMIT_S:g} s") from None
-        if done.returncode:
-            last = (done.stderr.strip() or "no message").splitlines()[-1]
-            raise DeviceError(f"{self.folder}: the checking process failed: {last}")
-        return json.loads(done.stdout.splitlines()[-1])
+        return answer_of("warploom.pipeline.built", self.folder, str(self.folder), "checking")
 
     def check(self, cubin: bytes) -> dict[str, float]:
         """`errors` of another cubin of this kernel; raises `CheckFailed` beyond the bound."""

@@ -1,14 +1,12 @@
 """A built kernel of the library on the GPU here, in a process of its own with a watchdog.
 
 Numerics against float64 at small sizes, then time and counted cycles at sizes that fill the GPU.
-A kernel that hangs costs the process, not the user's session.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -23,14 +21,13 @@ from warploom.codegen.launch import Kernel
 from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.predict import Prediction
 from warploom.codegen.probe import LOG, WORDS, probe, readings
-from warploom.errors import DeviceError
 from warploom.kernels.library import configure, entry, random_arrays
+from warploom.pipeline.own_process import answer_of
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program
 from warploom.tile.interpret import bind
 
-LIMIT = 240.0  # seconds before the worker counts as hung
 SIZES: dict[str, dict[str, int]] = {
     "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 1},
     "attention": {"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
@@ -103,18 +100,9 @@ def measure_in_worker(
         replace(built, source=source, cubin=cubin, resources=resources).write(folder / "probe")
         request = {"name": name, "settings": dict(settings), "loops": list(loops)}
         (folder / "request.json").write_text(json.dumps(request))
-        command = [sys.executable, "-m", "warploom.pipeline.optimize_measure", text]
         say("measuring on the GPU")
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise DeviceError(f"{name}: no answer from the GPU in {LIMIT:g} s") from None
-        if done.returncode:
-            last = (done.stderr.strip() or "no message").splitlines()[-1]
-            raise DeviceError(f"{name}: the measuring process failed: {last}")
-        return Measured(**json.loads(done.stdout.splitlines()[-1]))
+        done = answer_of("warploom.pipeline.optimize_measure", folder, name, "measuring")
+        return Measured(**done)
 
 
 def measure(folder: Path) -> Measured:

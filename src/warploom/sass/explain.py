@@ -18,7 +18,7 @@ from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import dependences
 from warploom.sass.effects import resource_name
 from warploom.sass.kernel import GROUP_SLOT, Block, Instruction, Kernel
-from warploom.sass.latency import LatencyTable, table_for
+from warploom.sass.latency import LatencyTable, job, table_for
 from warploom.sass.mining import exclusive, issue_times, key_of, pipe_neighbours
 from warploom.sass.outstanding import State, Unsettled
 from warploom.sass.rules import Ints, Rule
@@ -228,7 +228,7 @@ def _own_floor(kernel: Kernel, item: Instruction, stall: int, table: LatencyTabl
     """What an instruction's own kind asks for: its least stall, or a scoreboard's visibility."""
     least = min(stall, table.own_stall(item))
     rule, consumer, register = f"least stall of {item.base}", None, ""
-    source = "mined" if item.effects.info.name in table.stalls else "never mined, kept as compiled"
+    source = "mined" if job(item) in table.stalls else "never mined, kept as compiled"
     if item.index + 1 < len(kernel.instructions):
         following = kernel.instructions[item.index + 1]
         sets = {item.control.write_sb, item.control.read_sb} - {NO_SCOREBOARD}

@@ -2,8 +2,9 @@
 
 The hardware does not interlock fixed-latency results, so a distance the compiler was never seen to
 go below is the only safe lower bound. A key is (producer family, result word, consumer family,
-source slot); it counts when at least `ENOUGH` pairs stand at or below its value. A pair without a
-key keeps the distance it had in the original code.
+source slot); it counts when `mining.ENOUGH` pairs stand at or below its value. A pair without a
+key keeps the distance it had in the original code. What the compiler never goes below is another
+question with a table of its own (`walls`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from warploom.sass.effects import resource_name
+from warploom.sass.effects import Access, resource_name
 from warploom.sass.kernel import Instruction
 from warploom.sass.opcodes import Order, Pipe
-
-ENOUGH: Final = 5
 
 # Nothing of fixed latency takes longer: the slowest published figure is HMMA's 34 cycles. A mined
 # value above this only says that no close pair was ever seen.
@@ -38,13 +37,51 @@ OWN_FAMILY: Final = frozenset(
 )
 
 
+# Opcodes that do several things, and how many modifiers tell them apart: an mbarrier's
+# initialisation next to another says nothing of an arrival next to a test.
+SEVERAL_JOBS: Final[Mapping[str, int]] = {
+    "SYNCS": 1,
+    "BAR": 1,
+    "WARPGROUP": 1,
+    "USETMAXREG": 1,
+    "MEMBAR": 2,
+    "FENCE": 2,
+    "CCTL": 1,
+    "UTMACCTL": 1,
+    "DEPBAR": 1,
+    "BMOV": 1,
+}
+
+# Both results of these come in two passes: the high word is written two cycles after the low one,
+# and the high word of the addend is read two cycles after the other sources.
+TWO_PASSES: Final = frozenset(("IMAD.WIDE", "UIMAD.WIDE"))
+
+
+@cache
+def _job(name: str, opcode: str) -> str:
+    parts = opcode.split(".")
+    return ".".join(parts[: 1 + SEVERAL_JOBS[parts[0]]]) if parts[0] in SEVERAL_JOBS else name
+
+
+def job(item: Instruction) -> str:
+    """The opcode's name, with the modifiers that make it another operation."""
+    return _job(item.effects.info.name, item.line.opcode)
+
+
 @cache
 def _family_of(name: str, pipe: Pipe, opcode: str) -> str:
     if pipe is Pipe.MMA and name != "MOVM":
         return opcode
     if name in OWN_FAMILY or pipe in (Pipe.CONTROL, Pipe.ASYNC, Pipe.UNKNOWN):
-        return name
+        return _job(name, opcode)
     return pipe.value
+
+
+def _pass_of(item: Instruction, accesses: Iterable[Access], resource: int, late: str) -> str:
+    """`.high` for a word that an operation of two passes touches in its second one."""
+    if item.effects.info.name not in TWO_PASSES:
+        return ""
+    return ".high" if any(a.resource == resource and a.slot == late for a in accesses) else ".low"
 
 
 def family(item: Instruction) -> str:
@@ -58,21 +95,30 @@ def raw_key(producer: Instruction, slot: str, consumer: Instruction, consumer_sl
 
     Memory and asynchronous units collect all words of an operand together, so the word's number
     is dropped there; arithmetic pipes may read the halves of a wide operand in different cycles.
+    What warp-group matrix instructions read from registers is one kind whoever wrote it: a
+    WARPGROUP.ARRIVE stands between, and close pairs are few.
     """
-    if consumer.effects.info.pipe in WHOLE_OPERAND:
+    pipe = consumer.effects.info.pipe
+    if pipe is Pipe.ASYNC and consumer_slot[0] in "ac" and producer.base != "WARPGROUP":
+        return "register.d > matrix.source"
+    if pipe in WHOLE_OPERAND:
         consumer_slot = consumer_slot.rstrip("0123456789")
     return f"{family(producer)}.{slot} > {family(consumer)}.{consumer_slot}"
 
 
-def waw_key(producer: Instruction, consumer: Instruction) -> str:
+def waw_key(producer: Instruction, consumer: Instruction, resource: int) -> str:
     """Table key of a write after write."""
-    return f"{family(producer)} = {family(consumer)}"
+    first = _pass_of(producer, producer.effects.writes, resource, "d1")
+    second = _pass_of(consumer, consumer.effects.writes, resource, "d1")
+    return f"{family(producer)}{first} = {family(consumer)}{second}"
 
 
 def war_key(reader: Instruction, writer: Instruction, resource: int) -> str:
     """Table key of a write after read; register files differ in when a source is read."""
     file = resource_name(resource).rstrip("0123456789")
-    return f"{family(reader)}.{file} < {family(writer)}"
+    first = _pass_of(reader, reader.effects.reads, resource, "c1")
+    second = _pass_of(writer, writer.effects.writes, resource, "d1")
+    return f"{family(reader)}{first}.{file} < {family(writer)}{second}"
 
 
 def sync_key(earlier: Instruction, later: Instruction) -> str:
@@ -82,7 +128,7 @@ def sync_key(earlier: Instruction, later: Instruction) -> str:
 
 def _sync_name(item: Instruction) -> str:
     """Memory operations count as one kind: what a barrier does to one it does to all."""
-    return "lsu" if item.effects.info.order is Order.MEMORY else item.base
+    return "lsu" if item.effects.info.order is Order.MEMORY else job(item)
 
 
 def spacing_key(earlier: Instruction, later: Instruction) -> str:
@@ -118,7 +164,8 @@ class LatencyTable:
     """Mined distances in cycles for one architecture, with where they come from.
 
     `gaps` between dependent instructions, `stalls` the least own stall of each opcode, `spacings`
-    between neighbours of one pipe, with `pipes` for pairs never seen.
+    between neighbours of one pipe, with `pipes` for pairs never seen. `walls`: what no compiler
+    output ever went below (`sass.walls`).
     """
 
     sm: int
@@ -127,6 +174,7 @@ class LatencyTable:
     stalls: Mapping[str, int]
     spacings: Mapping[str, int]
     pipes: Mapping[str, int]
+    walls: Mapping[str, int]
 
     def gap(self, key: str, original: int) -> int:
         """Cycles needed for `key`: the mined minimum, never more than the original distance."""
@@ -140,18 +188,8 @@ class LatencyTable:
 
     def own_stall(self, item: Instruction) -> int:
         """The least stall ever seen on this opcode; its own when the opcode was never mined."""
-        mined = self.stalls.get(item.effects.info.name)
+        mined = self.stalls.get(job(item))
         return item.control.stall if mined is None else min(mined, item.control.stall)
-
-
-def smallest_supported(counts: Mapping[int, int]) -> int | None:
-    """The smallest distance with at least `ENOUGH` pairs at or below it; None with too few."""
-    total = 0
-    for gap, count in sorted(counts.items()):
-        total += count
-        if total >= ENOUGH:
-            return gap
-    return None
 
 
 TABLES: Final[Mapping[int, str]] = {80: "latency_sm80.json", 90: "latency_sm90a.json"}
@@ -162,19 +200,7 @@ def table_for(sm: int) -> LatencyTable:
     """The table shipped for an architecture; an empty one (everything pinned) for the others."""
     file = TABLES.get(sm)
     if file is None:
-        return LatencyTable(sm, "none: every distance stays as compiled", {}, {}, {}, {})
-    text = (resources.files("warploom.sass") / "data" / file).read_text()
-    data = json.loads(text)
-    return LatencyTable(
-        sm, data["provenance"], data["gaps"], data["stalls"], data["spacings"], data["pipes"]
-    )
-
-
-def merge_counts(
-    into: dict[str, dict[int, int]], parts: Iterable[tuple[str, int]]
-) -> dict[str, dict[int, int]]:
-    """Count observed distances by key."""
-    for key, gap in parts:
-        counts = into.setdefault(key, {})
-        counts[gap] = counts.get(gap, 0) + 1
-    return into
+        return LatencyTable(sm, "none: every distance stays as compiled", {}, {}, {}, {}, {})
+    data = json.loads((resources.files("warploom.sass") / "data" / file).read_text())
+    parts = (data[name] for name in ("gaps", "stalls", "spacings", "pipes", "walls"))
+    return LatencyTable(sm, data["provenance"], *parts)

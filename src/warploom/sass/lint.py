@@ -21,12 +21,13 @@ from warploom.sass import inflight, kept, outstanding
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import Hazard, dependences
 from warploom.sass.effects import UNIFORM_BASE, resource_name
-from warploom.sass.kernel import GROUP_SLOT, Block, Instruction, Kernel
+from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import table_for
 from warploom.sass.mining import exclusive, issue_times, key_of
-from warploom.sass.opcodes import UNKNOWN, Pipe
+from warploom.sass.opcodes import UNKNOWN
 from warploom.sass.operand_slots import SLOT_NAMES, SLOTS, slot_registers
 from warploom.sass.paths import fixed_point
+from warploom.sass.walls import least
 
 ERROR: Final = "error"
 NOTE: Final = "note"
@@ -235,31 +236,20 @@ def _fences(kernel: Kernel) -> Iterator[LintFinding]:
             state = step(state, item)
 
 
-# Units whose results were timed thousands of times, so that the least distance is a fact.
-WELL_TIMED: Final = frozenset((Pipe.ALU, Pipe.IMAD, Pipe.FMA))
-
-
 def _latencies(kernel: Kernel) -> Iterator[LintFinding]:
-    """Reads inside a block closer to the write than any consumer of that unit was ever seen."""
-    least: dict[str, int] = {}
-    for key, gap in table_for(kernel.sm).gaps.items():
-        producer, arrow, _ = key.partition(" > ")
-        if arrow:
-            least[producer] = min(gap, least.get(producer, gap))
+    """Reads inside a block closer to the write than the wall of their kind (`sass.walls`)."""
+    walls = table_for(kernel.sm).walls
     for block in kernel.blocks:
         items = _block_items(kernel, block)
         times = issue_times(items)
         for dependence in dependences(items):
             earlier = kernel.instructions[dependence.earlier]
             later = kernel.instructions[dependence.later]
-            timed = earlier.effects.info.pipe in WELL_TIMED and dependence.hazard is Hazard.RAW
-            key = key_of(dependence, earlier, later) if timed else None
-            if key is None or " > " not in key or exclusive(earlier, later):
+            if dependence.hazard is not Hazard.RAW or exclusive(earlier, later):
                 continue
-            if GROUP_SLOT in (dependence.earlier_slot, dependence.later_slot):
-                continue
+            key = key_of(dependence, earlier, later)
+            need = 0 if key is None else least(walls, key)
             distance = times[later.index - block.start] - times[earlier.index - block.start]
-            need = least.get(key.partition(" > ")[0], 0)
             if distance < need:
                 name = resource_name(dependence.resource)
                 reason = f"reads {name} {distance} cycles after {earlier}, the least is {need}"

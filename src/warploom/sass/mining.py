@@ -1,17 +1,21 @@
-"""Mine latency tables from cubins: `python -m warploom.sass.mining OUT.json CUBIN...`.
+"""Mine latency tables: `python -m warploom.sass.mining OUT.json [--with OLD.json] CUBIN...`.
 
 Only pairs the compiler covered by distance alone are counted: the producer has fixed latency and
 no scoreboard, both stand in one block, and their guards are not complementary (such a pair never
-executes together).
+executes together). A distance counts when `ENOUGH` pairs of at least `KERNELS` kernels stand at or
+below it. `--with` goes on from an older table, whose cubins need not be there any more.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from warploom.errors import InputError
 from warploom.files import write_text_atomically
@@ -22,16 +26,21 @@ from warploom.sass.dependence import Dependence, Hazard, dependences
 from warploom.sass.effects import UNIFORM_BASE
 from warploom.sass.kernel import Instruction, Kernel, decode_all
 from warploom.sass.latency import (
+    SEVERAL_JOBS,
     SPACED,
-    merge_counts,
+    TWO_PASSES,
+    job,
     raw_key,
-    smallest_supported,
     spacing_key,
     sync_key,
     war_key,
     waw_key,
 )
 from warploom.sass.opcodes import Pipe
+from warploom.sass.walls import find_walls
+
+ENOUGH: Final = 5
+KERNELS: Final = 2
 
 # Lane exchanges keep their place between barriers too: which lanes take part may depend on it.
 BETWEEN_SYNCS = frozenset(
@@ -60,7 +69,7 @@ def key_of(dependence: Dependence, earlier: Instruction, later: Instruction) -> 
     if not fixed_latency(earlier):
         return None
     if dependence.hazard is Hazard.WAW or dependence.later_slot == "old":
-        return waw_key(earlier, later)
+        return waw_key(earlier, later, dependence.resource)
     return raw_key(earlier, dependence.earlier_slot, later, dependence.later_slot)
 
 
@@ -135,59 +144,131 @@ def issue_times(items: Sequence[Instruction]) -> list[int]:
     return times
 
 
-def mine(kernels: Sequence[Kernel], provenance: str) -> dict[str, Any]:
-    """The table as JSON data."""
-    gaps: dict[str, dict[int, int]] = {}
-    stalls: dict[str, dict[int, int]] = {}
-    for kernel in kernels:
-        merge_counts(gaps, observed(kernel))
-        merge_counts(
-            stalls,
-            ((item.effects.info.name, item.control.stall) for item in kernel.instructions),
-        )
-    spacings: dict[str, dict[int, int]] = {}
-    pipes: dict[str, int] = {}
-    for kernel in kernels:
-        merge_counts(gaps, observed_syncs(kernel))
-        merge_counts(spacings, observed_spacings(kernel))
-    apart = {key: smallest_supported(counts) for key, counts in sorted(spacings.items())}
-    for kernel in kernels:
+Counts = dict[str, Counter[int]]
+
+
+@dataclass
+class Mined:
+    """What was seen: pairs by key and distance, and in how many kernels."""
+
+    gaps: Counts = field(default_factory=Counts)
+    stalls: Counts = field(default_factory=Counts)
+    spacings: Counts = field(default_factory=Counts)
+    kernels: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    pipes: dict[str, str] = field(default_factory=dict[str, str])
+    instructions: int = 0
+    read: int = 0
+
+    def add(self, kernel: Kernel) -> None:
+        """Count one kernel."""
+        self.read += 1
+        self.instructions += len(kernel.instructions)
+        stalls = ((job(item), item.control.stall) for item in kernel.instructions)
+        self._count(self.gaps, [*observed(kernel), *observed_syncs(kernel)])
+        self._count(self.stalls, stalls)
+        self._count(self.spacings, observed_spacings(kernel))
         for item in kernel.instructions:
-            pipe = item.effects.info.pipe
-            least = apart.get(spacing_key(item, item))
-            if pipe in SPACED and least is not None:
-                pipes[pipe.value] = max(pipes.get(pipe.value, 1), least)
-    found = {key: smallest_supported(counts) for key, counts in sorted(gaps.items())}
-    own = {key: smallest_supported(counts) for key, counts in sorted(stalls.items())}
-    return {
-        "provenance": provenance,
-        "pairs": sum(sum(counts.values()) for counts in gaps.values()),
-        "gaps": {key: gap for key, gap in found.items() if gap is not None},
-        "stalls": {key: max(1, gap) for key, gap in own.items() if gap is not None},
-        "spacings": {key: gap for key, gap in apart.items() if gap is not None},
-        "pipes": dict(sorted(pipes.items())),
-    }
+            if item.effects.info.pipe in SPACED:
+                self.pipes[spacing_key(item, item)] = item.effects.info.pipe.value
+
+    def take(self, other: Mined) -> None:
+        """Count what was counted apart."""
+        self.read += other.read
+        self.instructions += other.instructions
+        self.pipes.update(other.pipes)
+        for mine, theirs in (
+            (self.gaps, other.gaps),
+            (self.stalls, other.stalls),
+            (self.spacings, other.spacings),
+        ):
+            for key, seen in theirs.items():
+                mine.setdefault(key, Counter()).update(seen)
+        for place, kernels in other.kernels.items():
+            self.kernels[place] = self.kernels.get(place, 0) + kernels
+
+    def _count(self, into: Counts, pairs: Iterable[tuple[str, int]]) -> None:
+        seen = Counter(pairs)
+        for (key, gap), count in seen.items():
+            into.setdefault(key, Counter())[gap] += count
+            self.kernels[key, gap] = self.kernels.get((key, gap), 0) + 1
+
+    def least(self, counts: Counts) -> dict[str, int]:
+        """The smallest distance of each key with `ENOUGH` pairs of `KERNELS` kernels below it or
+        at it."""
+        found: dict[str, int] = {}
+        for key, seen in sorted(counts.items()):
+            pairs = kernels = 0
+            for gap in sorted(seen):
+                pairs, kernels = pairs + seen[gap], kernels + self.kernels[key, gap]
+                if pairs >= ENOUGH and kernels >= KERNELS:
+                    found[key] = gap
+                    break
+        return found
+
+    def table(self, sources: Sequence[str], old: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The table as JSON data, going on from `old`."""
+        known: dict[str, dict[str, int]] = {
+            name: {key: gap for key, gap in (old or {}).get(name, {}).items() if _holds(key)}
+            for name in ("gaps", "stalls", "spacings", "pipes")
+        }
+        gaps = _lower(known["gaps"], self.least(self.gaps))
+        apart = _lower(known["spacings"], self.least(self.spacings))
+        pipes = known["pipes"]
+        for key, pipe in self.pipes.items():
+            pipes[pipe] = max(pipes.get(pipe, 1), apart.get(key, 1))
+        stalls = {key: max(1, stall) for key, stall in self.least(self.stalls).items()}
+        return {
+            "provenance": "smallest distance seen at least five times; " + "; ".join(sources),
+            "sources": list(sources),
+            "pairs": (old or {}).get("pairs", 0) + sum(c.total() for c in self.gaps.values()),
+            "gaps": gaps,
+            "stalls": _lower(known["stalls"], stalls),
+            "spacings": apart,
+            "pipes": dict(sorted(pipes.items())),
+            "walls": find_walls(self.gaps, known["gaps"], (old or {}).get("walls", {})),
+        }
+
+
+_SPLIT: Final = re.compile(rf"\b({'|'.join(SEVERAL_JOBS)})(?!\.[A-Z])")
+
+
+def _holds(key: str) -> bool:
+    """Whether a key of an older table says one thing: not so where it stands for an opcode of
+    several jobs, or for either pass of a product."""
+    if _SPLIT.search(key):
+        return False
+    writes = " = " in key or " < " in key
+    return not (writes and any(name in key for name in TWO_PASSES))
+
+
+def _lower(known: Mapping[str, int], found: Mapping[str, int]) -> dict[str, int]:
+    """The smaller of both by key."""
+    keys = sorted({*known, *found})
+    return {key: min(table[key] for table in (known, found) if key in table) for key in keys}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Command line: the output file, then the cubins to read."""
-    if len(arguments) < 2:
-        raise InputError("usage: python -m warploom.sass.mining OUT.json CUBIN...")
-    kernels: list[Kernel] = []
-    compilers: set[str] = set()
-    for path in arguments[1:]:
+    """Command line: the output file, an older table to go on from, the cubins to read."""
+    usage = "usage: python -m warploom.sass.mining OUT.json [--with OLD.json] CUBIN..."
+    paths = list(arguments[1:])
+    old: dict[str, Any] = {}
+    if paths[:1] == ["--with"] and len(paths) > 1:
+        old = json.loads(Path(paths[1]).read_text())
+        paths = paths[2:]
+    if not paths:
+        raise InputError(usage)
+    mined, compilers = Mined(), set[str]()
+    for path in paths:
         cubin = load(path)
         compilers.add(cubin.compiler)
-        kernels.extend(decode_all(cubin).values())
-    instructions = sum(len(kernel.instructions) for kernel in kernels)
-    provenance = (
-        f"smallest distance seen at least five times over {len(kernels)} kernels, "
-        f"{instructions} instructions, compiled by {', '.join(sorted(compilers))} at -O3 "
-        "(Triton kernels, CUB device algorithms, hand-written CUDA)"
+        for kernel in decode_all(cubin).values():
+            mined.add(kernel)
+    said = (
+        f"{mined.read} kernels, {mined.instructions} instructions, "
+        f"compiled by {', '.join(sorted(compilers))} at -O3"
     )
-    write_text_atomically(
-        Path(arguments[0]), json.dumps(mine(kernels, provenance), indent=0) + "\n"
-    )
+    table = mined.table([*old.get("sources", [old["provenance"]] if old else []), said], old)
+    write_text_atomically(Path(arguments[0]), json.dumps(table, indent=0) + "\n")
 
 
 if __name__ == "__main__":
