@@ -148,7 +148,10 @@ REFUSED = {
         lower(*gemm_schedule(depth=4, plan=replace(PLAN, store_panels=3)))
     ),
     "split axis 'k'": lambda: lower(*gemm_schedule(plan=LaunchPlan(split="k"))),
-    "cluster of 3": lambda: LaunchPlan(cluster=("m_tile", 3)),
+    "the same for all 3 blocks of a cluster; multicast is over 2, 4, 8": lambda: emit(
+        lower(*gemm_schedule(plan=replace(PLAN, cluster=("m_tile", 3))))
+    ),
+    "cluster of 9": lambda: LaunchPlan(cluster=("m_tile", 9)),
     "the grid has": lambda: emit(
         lower(*gemm_schedule(plan=LaunchPlan(split="m", cluster=("batch", 2))))
     ),

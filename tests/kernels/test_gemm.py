@@ -38,6 +38,7 @@ from warploom.tile import (
     load,
     loop,
     maximum,
+    reduce_scatter,
     size,
     span,
     store,
@@ -265,6 +266,8 @@ TOGETHER = [
     (GemmConfig(slices=4, together=True, tile=(128, 64, 16), bias=True), 2),
     (GemmConfig(slices=2, together=True, across=True, tile=(48, 128, 16), residual=True), 2),
     (GemmConfig(slices=8, together=True, tile=(64, 128, 16)), 1),
+    (GemmConfig(slices=6, together=True, tile=(64, 64, 16), bias=True), 1),
+    (GemmConfig(slices=5, together=True, across=True, tile=(24, 128, 16)), 2),
 ]
 
 
@@ -310,17 +313,26 @@ def test_a_meeting_that_does_not_wait_is_found(fault, monkeypatch):
             simulate(block, arrays, seed=seed)
 
 
+def _narrow(a, b, c):
+    part, m = grid(slices=4, m=cdiv(size("m"), 128))
+    rows, acc = span(m * 128, 128), zeros(m=128, n=16)
+    for i in loop(cdiv(size("k"), 16)):
+        acc += load(a, rows, span(i * 16, 16)) @ load(b, span(i * 16, 16), span(0, 16))
+    share = reduce_scatter(acc, part, 4, "n", 4)
+    store(c, rows, span(part * 4, 4), tile=share.cast(BF16))
+
+
 def test_meetings_that_cannot_be_are_refused():
     config, groups = TOGETHER[0]
     program = gemm(config)
     for launch in (LaunchPlan(split="m"), LaunchPlan(split="m", cluster=("slices_tile", 2))):
         with pytest.raises(InputError, match="so they must be a cluster"):
             emit(lower(program, multistage(program, 2, launch, groups)))
-    narrow = gemm(replace(config, tile=(128, 48, 16)))
+    narrow = trace(_narrow, GemmConfig().arrays, name="narrow")
     launch = LaunchPlan(split="m", cluster=("slices_tile", 4))
     with pytest.raises(InputError, match="parts of a multiple of 8"):
         emit(lower(narrow, multistage(narrow, 2, launch, groups)))
-    with pytest.raises(InputError, match="multiple of at least 2 parts"):
+    with pytest.raises(InputError, match="expected a width that 42 is a multiple of"):
         gemm(replace(config, tile=(128, 42, 16)))
     with pytest.raises(InputError, match="expected at least 2"):
         GemmConfig(together=True)

@@ -128,10 +128,10 @@ class TaskRing:
 class Company:
     """What one group of a block gets at a meeting: a part of each block's tile, two barriers."""
 
-    def __init__(self, name: str, blocks: int) -> None:
+    def __init__(self, name: str, blocks: int, readers: int) -> None:
         self.parts: list[Value | None] = [None] * blocks
         self.full = PhaseBarrier(f"{name} full", 1)
-        self.free = PhaseBarrier(f"{name} free", WARPS * blocks)
+        self.free = PhaseBarrier(f"{name} free", WARPS * readers)
         self.name = name
 
     def take(self) -> Value:

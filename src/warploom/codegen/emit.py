@@ -297,7 +297,7 @@ class Emitter:
                 "  }",
             ]
         if self.meets:
-            lines += [f"  {line}" for line in meeting_barriers(self.parts, self.cluster)]
+            lines += [f"  {line}" for line in meeting_barriers(self.program, self.parts)]
         lines += [f"  prefetch_map(&{p['name']});" for p in self.maps.parameters]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")

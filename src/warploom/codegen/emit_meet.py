@@ -3,10 +3,11 @@
 Every block pushes part r of its tile into the shared memory of block r (st.async, which counts the
 bytes at a barrier there), then adds up what the others pushed to it, in the order of the blocks. A
 block pushes again when all blocks have read what it pushed before. Threads exchange their own
-registers, so that a part of the columns of a tile is a part of every thread's registers.
+registers, so that a part of the columns of a tile is a part of every thread's registers. Blocks
+beyond the last part of the columns get none: their part is zero.
 
     full    1 arrival and the bytes of all blocks: a block's parts are there
-    free    an arrival of every warp of every block: what this block pushed has been read
+    free    an arrival of every warp of every block with a part: what was pushed to it has been read
 """
 
 from __future__ import annotations
@@ -38,21 +39,37 @@ def check_meetings(placement: Placement, plan: LaunchPlan) -> None:
                 f"cluster=({axis!r}, {parts}) in the launch plan, it has {plan.cluster}"
             )
         kind = placement.oriented(op.srcs[0].type)
-        if len(kind.axes) != 2 or op.axis != kind.names[1] or kind.shape[1] % (GROUP * parts):
+        width = op.dst.type.size(op.axis) if op.dst is not None else 0
+        if len(kind.axes) != 2 or op.axis != kind.names[1] or width % GROUP:
             raise InputError(
                 f"{op.where}: {op.srcs[0].type} cut in {parts} along {op.axis!r}: expected the "
                 f"axis over the columns of the registers, and parts of a multiple of {GROUP}"
             )
+    if len(counts := {shares(op) for op in meetings(placement.program)}) > 1:
+        raise InputError(
+            f"program {placement.program.name}: its meetings have {sorted(counts)} parts, expected "
+            "the same number in all"
+        )
+
+
+def shares(op: Op) -> int:
+    """The blocks that get a part of a meeting's sum: the first ones of the cluster."""
+    assert op.dst is not None
+    return op.srcs[0].type.size(op.axis) // op.dst.type.size(op.axis)
 
 
 def exchange_bytes(placement: Placement, program: Program) -> int:
     """Bytes of shared memory in which one group gets the parts of a meeting."""
-    found = [placement.local(op.srcs[0].type) for op in meetings(program)]
-    return max((kind.shape[0] * kind.shape[1] * WORD for kind in found), default=0)
+    found = [(op, placement.local(op.dst.type)) for op in meetings(program) if op.dst is not None]
+    return max(
+        (int(op.value or 0) * kind.shape[0] * kind.shape[1] * WORD for op, kind in found),
+        default=0,
+    )
 
 
-def meeting_barriers(parts: int, blocks: int) -> list[str]:
+def meeting_barriers(program: Program, parts: int) -> list[str]:
     """The code that sets up the barriers of all groups."""
+    blocks = shares(meetings(program)[0])
     return [
         f"for (int s = 0; s < {parts}; ++s) {{",
         "  barrier_init(meet_full + s * 8, 1);",
@@ -70,7 +87,8 @@ def meet_lines(values: Values, op: Op, room: int) -> list[str]:
     stride = THREADS * 4 * WORD  # bytes of all threads' quads of registers
     each = blocks * quads * stride
     push: list[str] = []
-    for part in range(parts):
+    some = shares(op)
+    for part in range(some):
         push += [
             "{",
             f"  const unsigned to = in_peer(own, {part}), bar = in_peer(full, {part});",
@@ -79,25 +97,32 @@ def meet_lines(values: Values, op: Op, room: int) -> list[str]:
             f"&{source}[t][4 * (i + {part * quads})], bar);",
             "}",
         ]
+    mine = "" if some == parts else f"if (rank < {some}) "
+    take = [
+        "barrier_wait(full, meet_parity);",
+        f"const unsigned at = parts + threadIdx.x % {THREADS} * 16;",
+        *_loops(blocks, quads),
+        f"    read_quad(&{into}[t][4 * i], at + (t * {quads} + i) * {stride});",
+        "#pragma unroll 1",
+        f"for (int other = 1; other < {parts}; ++other) {{",
+        f"  const unsigned next = at + other * {each};",
+        *_indent(_loops(blocks, quads)),
+        f"      add_quad(&{into}[t][4 * i], next + (t * {quads} + i) * {stride});",
+        "}",
+        "__syncwarp();",
+        f"if (lane < {parts}) barrier_arrive_at(meet_free + part * 8, lane);",
+    ]
+    if mine:
+        none = [*_loops(blocks, 4 * quads), f"    {into}[t][i] = 0.0f;"]
+        take = [f"{mine}{{", *_indent(take), "} else {", *_indent(none), "}"]
     return [
         "{",
         f"  const unsigned full = meet_full + part * 8, parts = meet_room + part * {room};",
         f"  const unsigned own = parts + rank * {each} + threadIdx.x % {THREADS} * 16;",
         "  barrier_wait(meet_free + part * 8, meet_parity ^ 1);",
-        f"  if (threadIdx.x % {THREADS} == 0) barrier_expect(full, {parts * each});",
+        f"  {mine}if (threadIdx.x % {THREADS} == 0) barrier_expect(full, {parts * each});",
         *_indent(push),
-        "  barrier_wait(full, meet_parity);",
-        f"  const unsigned at = parts + threadIdx.x % {THREADS} * 16;",
-        *_indent(_loops(blocks, quads)),
-        f"      read_quad(&{into}[t][4 * i], at + (t * {quads} + i) * {stride});",
-        "  #pragma unroll 1",
-        f"  for (int other = 1; other < {parts}; ++other) {{",
-        f"    const unsigned next = at + other * {each};",
-        *_indent(_indent(_loops(blocks, quads))),
-        f"        add_quad(&{into}[t][4 * i], next + (t * {quads} + i) * {stride});",
-        "  }",
-        "  __syncwarp();",
-        f"  if (lane < {parts}) barrier_arrive_at(meet_free + part * 8, lane);",
+        *_indent(take),
         "  meet_parity ^= 1;",
         "}",
     ]

@@ -155,6 +155,11 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
     tile = buffer.tile
     multicast = is_multicast(maps.block.placement.program, maps.plan, op)
     blocks = maps.plan.cluster[1] if multicast else 1
+    if multicast and blocks not in MULTICAST_MASKS:
+        raise InputError(
+            f"{op.where}: {op.label} is the same for all {blocks} blocks of a cluster; multicast is "
+            f"over {', '.join(map(str, MULTICAST_MASKS))}"
+        )
     rows, panels = _slice(tile, blocks)
     if not rows:
         raise InputError(

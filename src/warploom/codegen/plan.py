@@ -15,6 +15,7 @@ from warploom.schedule.schedule import Schedule
 
 SCHEMA = "warploom.kernel-schedule"
 VERSION = 1
+MOST_BLOCKS = 8  # of a portable cluster (CUDA programming guide, thread block clusters)
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,10 @@ class LaunchPlan:
     alternate: bool = False
 
     def __post_init__(self) -> None:
-        if self.cluster[1] not in (1, 2, 4, 8):
-            raise InputError(f"launch plan: cluster of {self.cluster[1]}, expected 1, 2, 4 or 8")
+        if not 1 <= self.cluster[1] <= MOST_BLOCKS:
+            raise InputError(
+                f"launch plan: cluster of {self.cluster[1]}, expected 1 to {MOST_BLOCKS}"
+            )
         if self.store not in ("tma", "direct"):
             raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
         if self.grouped not in ("row", "all"):

@@ -16,12 +16,13 @@ from typing import Any
 from warploom.codegen.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, TaskRing
 from warploom.codegen.block import BlockProgram, Pipeline, Step, Straight
 from warploom.codegen.copies import names_at, rename, renamed
+from warploom.codegen.emit_meet import shares
 from warploom.codegen.emit_tma import is_multicast
 from warploom.codegen.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
 from warploom.codegen.tasks import TASK_SLOTS, inside
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
-from warploom.tile.interpret import bind, points, scalar_state, sizes, task_symbols
+from warploom.tile.interpret import bind, meetings, points, scalar_state, sizes, task_symbols
 
 
 class Simulator(Steps):
@@ -48,8 +49,13 @@ class Simulator(Steps):
             for _ in range(self.cluster)
         ]
         self.copies: list[Any] = []
+        meets = meetings(self.program)
+        readers = shares(meets[0]) if meets else 0
         self.company = [
-            [Company(f"block {b} group {p}", self.cluster) for p in range(self.placement.parts)]
+            [
+                Company(f"block {b} group {p}", self.cluster, readers)
+                for p in range(self.placement.parts)
+            ]
             for b in range(self.cluster)
         ]
         self.handed = [

@@ -14,6 +14,7 @@ import numpy as np
 
 from warploom.codegen.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, Push
 from warploom.codegen.block import BlockProgram, Ring, Role, Step
+from warploom.codegen.emit_meet import shares
 from warploom.codegen.emit_tma import is_multicast
 from warploom.codegen.localise import localise
 from warploom.codegen.place import Placement, contracted
@@ -314,19 +315,24 @@ class Steps:
                 agent.waits_for = f"{own.free.name} parity {parity ^ 1}"
                 return False
             axis = op.srcs[0].type.names.index(op.axis)
-            pieces = np.split(agent.state[op.srcs[0].name], self.cluster, axis=axis)
-            own.full.expect(sum(piece.nbytes for piece in pieces))
+            pieces = np.split(agent.state[op.srcs[0].name], shares(op), axis=axis)
+            if agent.block < shares(op):
+                own.full.expect(self.cluster * pieces[0].nbytes)
             self.copies += [
                 Push(self.company[block][part], agent.block, piece.copy())
                 for block, piece in enumerate(pieces)
             ]
             agent.pushed = True
-        if not own.full.passed(parity):
+        if agent.block >= shares(op):
+            like = self.placement.local(op.dst.type)
+            agent.state[op.dst.name] = np.zeros(like.shape, np.float32)
+        elif not own.full.passed(parity):
             agent.waits_for = f"{own.full.name} parity {parity}"
             return False
-        agent.state[op.dst.name] = own.take()
-        for block in range(self.cluster):
-            self.company[block][part].free.arrive(WARPS)
+        else:
+            agent.state[op.dst.name] = own.take()
+            for block in range(self.cluster):
+                self.company[block][part].free.arrive(WARPS)
         agent.meets, agent.pushed = agent.meets + 1, False
         return True
 

@@ -55,6 +55,9 @@ ACTIVATIONS: dict[str, Callable[[Tile], Tile]] = {
 }
 
 
+PART = 8  # columns that tasks which meet exchange together
+
+
 @dataclass(frozen=True)
 class GemmConfig:
     """What is static in a GEMM: element types, storage orders, epilogue and the task's tile.
@@ -104,6 +107,13 @@ class GemmConfig:
             raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
         if self.together and self.slices < 2:
             raise InputError(f"gemm together=True with {self.slices} slice: expected at least 2")
+
+    @property
+    def share(self) -> int:
+        """Columns (of m, across) of the sum that one of the slices that meet finishes."""
+        whole = self.tile[0 if self.across else 1]
+        found = (w for w in range(PART, whole + 1, PART) if whole % w == 0)
+        return next((w for w in found if w * self.slices >= whole), whole // self.slices)
 
     @property
     def workspace(self) -> bool:
@@ -193,11 +203,14 @@ def _share(
 
     Parts of the columns that registers hold: of n, or of m where the product is across.
     """
-    whole = rows if config.across else cols
+    whole, axis = (rows, "m") if config.across else (cols, "n")
     assert whole.size is not None
-    width = whole.size // config.slices
-    own = span(whole.start + part * width, width)
-    share = reduce_scatter(acc, part, config.slices, "m" if config.across else "n")
+    width = config.share
+    start = whole.start + part * width
+    if whole.size < width * config.slices:  # tasks beyond the last part: outside of the array
+        start = start + part // (whole.size // width) * size(axis)
+    own = span(start, width)
+    share = reduce_scatter(acc, part, config.slices, axis, width)
     return (share, own, cols) if config.across else (share, rows, own)
 
 

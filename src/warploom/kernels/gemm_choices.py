@@ -124,6 +124,10 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     _meet("meet4-64x128", (64, 128), 4, 7, 1),
     _meet("meet4-128x64", (128, 64), 4, 7),
     _meet("meet4-64x64", (64, 64), 4, 8, 1),
+    _meet("meet6-64x64", (64, 64), 6, 8, 1),
+    _meet("meet6-64x64-deep", (64, 64), 6, 11, 1),
+    _meet("meet4-64x64-deep", (64, 64), 4, 11, 1),
+    _meet("meet7-64x64", (64, 64), 7, 8, 1),
     _meet("meet2-64x64", (64, 64), 2, 8, 1),
 )
 

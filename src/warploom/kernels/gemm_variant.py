@@ -38,8 +38,8 @@ UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues 
 READS = 2 * (64 + 256) / UNIT  # of its operands' rows that wgmmas read for one of these elements
 REQUESTS = (128 + 256 / 2) / UNIT  # of them that a block of its pairs asks L2 for
 # Clusters of so many blocks that run at a time, where a block fills an SM, as the H200's driver
-# counts them (cuOccupancyMaxActiveClusters): its processing clusters are no whole fours and eights.
-CLUSTERS = {1: SMS, 2: SMS // 2, 4: 30, 8: 15}
+# counts them (cuOccupancyMaxActiveClusters): its processing clusters have no whole number of them.
+CLUSTERS = {1: SMS, 2: SMS // 2, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 SHARPNESS = 6.0  # exponent of the mean that stands for the longer of two times
 WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
 THREE_REGISTERS = (40, 152)  # the same beside three compute groups
@@ -208,11 +208,13 @@ class GemmChoice:
             high = self.groups * (self.store_rows or high)
         width = PANEL_BYTES
         if self.together:  # each block stores its part of the columns
-            width = min(width, self.tile[1] // self.slices * config.out.bytes)
+            width = min(width, self.config(config).share * config.out.bytes)
         panels = high * width * self.panels if self.store == "tma" else 0
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
-        free -= SUM_BYTES * self.tile[0] * self.tile[1] if self.together else 0
+        if self.together:
+            high = self.tile[1] if self.across else self.tile[0]
+            free -= SUM_BYTES * high * self.config(config).share * self.slices
         return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
 
     def store_count(self, element: int) -> int:

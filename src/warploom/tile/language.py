@@ -210,13 +210,14 @@ def gather(x: Tile, index: Tile, axis: str) -> Tile:
     return emit("gather", result, (x.var, index.var), stem="gather", axis=axis)
 
 
-def reduce_scatter(x: Tile, over: Index, parts: int, along: str) -> Tile:
+def reduce_scatter(x: Tile, over: Index, parts: int, along: str, width: int | None = None) -> Tile:
     """The tasks of a grid axis meet: task p of them gets part p of the sum of all their tiles.
 
     `over` is that axis' index, `parts` its static extent; the sum is fp32, added in the order of
-    the axis, and cut along the tile's axis `along`. Outside of loops only.
+    the axis, and cut along the tile's axis `along` in equal parts, or in parts `width` long: the
+    first tasks then get them, and the others zeros. Outside of loops only.
     """
-    result = checked(rules.reduce_scatter_type, x.type, along, parts)
+    result = checked(rules.reduce_scatter_type, x.type, along, parts, width)
     return emit("reduce_scatter", result, (x.var,), x.var.name, axis=along, start=over, value=parts)
 
 

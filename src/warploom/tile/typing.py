@@ -129,15 +129,24 @@ def slice_type(source: TileType, axis: str, start: int, size: int) -> TileType:
     return source.resized(axis, size)
 
 
-def reduce_scatter_type(source: TileType, axis: str, parts: int) -> TileType:
-    """The type of one of `parts` equal parts along `axis` of a sum of tiles."""
+def reduce_scatter_type(
+    source: TileType, axis: str, parts: int, width: int | None = None
+) -> TileType:
+    """The type of one of `parts` parts along `axis` of a sum of tiles: equal ones, or so wide."""
     require_axis("reduce_scatter", source, axis)
-    if source.dtype is not FP32 or parts < 2 or source.size(axis) % parts:
+    size = source.size(axis)
+    if source.dtype is not FP32 or parts < 2 or (width is None and size % parts):
         raise InputError(
             f"reduce_scatter of {source} in {parts} parts along {axis!r}: expected an fp32 tile "
             "whose axis is a multiple of at least 2 parts"
         )
-    return source.resized(axis, source.size(axis) // parts)
+    width = size // parts if width is None else width
+    if width < 1 or size % width or size > width * parts:
+        raise InputError(
+            f"reduce_scatter of {source} in {parts} parts of {width} along {axis!r}: expected a "
+            f"width that {size} is a multiple of, and parts for all of it"
+        )
+    return source.resized(axis, width)
 
 
 def gather_type(source: TileType, index: TileType, axis: str) -> TileType:

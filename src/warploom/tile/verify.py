@@ -133,7 +133,8 @@ def _meet(program: Program, op: Op, source: TileType) -> TileType:
             f"{parts} tasks along {axis} meet: expected one grid axis of that extent in all of "
             f"the program, the grid has {[f'{name} < {extent}' for name, extent in program.grid]}"
         )
-    return rules.reduce_scatter_type(source, op.axis, parts)
+    width = None if op.dst is None else op.dst.type.size(op.axis)
+    return rules.reduce_scatter_type(source, op.axis, parts, width)
 
 
 def _store(program: Program, op: Op) -> None:
