@@ -157,8 +157,8 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
     blocks = maps.plan.cluster[1] if multicast else 1
     if multicast and blocks not in MULTICAST_MASKS:
         raise InputError(
-            f"{op.where}: {op.label} is the same for all {blocks} blocks of a cluster; multicast is "
-            f"over {', '.join(map(str, MULTICAST_MASKS))}"
+            f"{op.where}: {op.label} is the same for all {blocks} blocks of a cluster; multicast "
+            f"is over {', '.join(map(str, MULTICAST_MASKS))}"
         )
     rows, panels = _slice(tile, blocks)
     if not rows:
