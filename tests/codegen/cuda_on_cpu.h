@@ -204,7 +204,10 @@ template <class T> static T exchange(T x, int from) {
   return y;
 }
 static int lane_of() { return machine::current % 32; }
-static void store_16_bytes(void* to, const unsigned (&w)[4]) { std::memcpy(to, w, 16); }
+static void store_16_bytes(void* to, const unsigned (&w)[4]) {
+  if (uintptr_t(to) % 16) machine::fail("misaligned store");
+  std::memcpy(to, w, 16);
+}
 template <class T> static T __shfl_xor_sync(unsigned, T x, int mask) {
   return exchange(x, lane_of() ^ mask);
 }

@@ -9,11 +9,12 @@ from tests.gpu.cases import distance
 
 from warploom import tile as t
 from warploom.codegen.build import build
-from warploom.codegen.emit_sm80 import emit_sm80, multiple_of
+from warploom.codegen.emit_sm80 import emit_sm80
 from warploom.codegen.launch import Kernel
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.values import multiple_of
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 from warploom.tile.index import const, symbol

@@ -19,7 +19,15 @@ from warploom.codegen.names import c_name
 from warploom.codegen.scratch import crosses_rows, exchanges
 from warploom.codegen.settled import settled
 from warploom.codegen.uniform import everywhere
-from warploom.codegen.values import PACKED, REDUCE, At, Values, rounded
+from warploom.codegen.values import (
+    COLUMN_GROUP,
+    PACKED,
+    REDUCE,
+    At,
+    Values,
+    multiple_of,
+    rounded,
+)
 from warploom.errors import InputError
 from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
@@ -265,6 +273,7 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         and source.type.shape[1] >= QUAD_COLUMNS
         and all(span.stop is None for span in op.spans)
         and op.spans[-1].size is not None
+        and multiple_of(op.spans[-1].start) % COLUMN_GROUP == 0
     )
     if not fits:
         return plain

@@ -11,7 +11,6 @@ Register tiles have the same layout: the fragments of mma.sync are those of a wa
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from warploom.codegen.block import BlockProgram, Role, Step
@@ -22,9 +21,9 @@ from warploom.codegen.emit_tma import Maps
 from warploom.codegen.names import c_name
 from warploom.codegen.place import ROWS_PER_GROUP, contracted
 from warploom.codegen.prelude_sm80 import SM80_PRELUDE
-from warploom.codegen.values import Values, c_index
+from warploom.codegen.values import Values, c_index, multiple_of
 from warploom.errors import InputError
-from warploom.tile import Index, Op
+from warploom.tile import Op
 
 PIECE = 8  # elements of one 16-byte copy
 LOADER_THREADS = GROUP_THREADS = 128
@@ -206,26 +205,19 @@ def fill_lines(block: BlockProgram, op: Op, names: Names) -> list[str]:
         if span.size is None
     ]
     rows, cols = (c_name(op.array.dims[d]) for d in spanned)
+    outside = [
+        f"unsigned({c_index(span.start, names)}) >= unsigned({c_name(dim)})"
+        for span, dim in zip(op.spans, op.array.dims, strict=True)
+        if span.size is None
+    ]
+    if outside:
+        rows = f"({' || '.join(outside)} ? 0 : {rows})"
     slot = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes} + {buffer.offset}"
     return [
         f"fill_tile<{tile.width}, {tile.rows}, {tile.cols}>({slot}, "
         f"{' + '.join([f'{name}_data', *fixed])}, {name}_stride{spanned[0]}, "
         f"{c_index(op.spans[spanned[0]].start, names)}, {rows}, {c_index(start, names)}, {cols});"
     ]
-
-
-def multiple_of(value: Index) -> int:
-    """A number that divides the expression whatever its symbols are; 0 for the constant 0."""
-    if value.op == "const":
-        return abs(value.value)
-    if value.op == "symbol":
-        return 1
-    left, right = (multiple_of(arg) for arg in value.args)
-    if value.op == "*":
-        return left * right
-    if value.op in ("+", "-", "min", "max"):
-        return math.gcd(left, right)
-    return 1
 
 
 def multiply_lines(block: BlockProgram, values: Values, op: Op) -> list[str]:

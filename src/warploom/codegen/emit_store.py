@@ -24,16 +24,21 @@ def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
     """Write a register tile panel by panel to shared memory and start its copy to global memory."""
     assert op.array is not None
     kind = op.srcs[0].type
-    row = next(span for span in op.spans if span.axis == kind.names[0])
-    if row.stop is None:
-        return _Store(maps, values, op, names).lines()
     # A box cannot end early: the last tile of a range is written element by element.
-    first = values.first_row(kind.names[0], kind.shape[0])
-    rows = values.placement.local(kind).shape[0]
-    whole = f"{c_index(row.start, names)} + {first} + {rows} <= {c_index(row.stop, names)}"
-    stopless = replace(op, spans=tuple(replace(s, stop=None) if s is row else s for s in op.spans))
+    whole: list[str] = []
+    for span in op.spans:
+        if span.stop is not None:
+            first = "0"
+            if span.size is not None and span.axis in values.placement.rows:
+                first = values.first_row(span.axis, span.size)
+            size = 1 if span.size is None else values.placement.local(kind).size(span.axis)
+            last = f"{c_index(span.start, names)} + {first} + {size}"
+            whole.append(f"{last} <= {c_index(span.stop, names)}")
+    if not whole:
+        return _Store(maps, values, op, names).lines()
+    stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
     return [
-        f"if ({whole}) {{",
+        f"if ({' && '.join(whole)}) {{",
         *[f"  {line}" for line in store_lines(maps, values, stopless, names)],
         "} else {",
         *[f"  {line}" for line in direct_store_lines(values, op, names)],

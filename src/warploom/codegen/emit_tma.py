@@ -91,7 +91,7 @@ class Maps:
         kind = op.srcs[0].type
         if self.plan.store != "tma" or len(kind.axes) != 2 or kind.dtype.bytes == 1:
             return False
-        return kind.dtype.bytes == 2 or not self.placement.across(kind) or op.kind == "store_add"
+        return kind.dtype.bytes == 2 or not self.placement.across(kind)
 
     def panels(self, op: Op) -> StorePanels:
         """How one group stores its part of a tile."""

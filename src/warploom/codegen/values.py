@@ -98,9 +98,23 @@ def c_index(value: Index, names: dict[str, str] | None = None) -> str:
     left, right = (c_index(arg, names) for arg in value.args)
     if value.op in ("min", "max"):
         return f"::{value.op}({left}, {right})"
-    if value.op in ("//", "%") and "-" in str(value.args[0]):
+    if value.op in ("//", "%") and value.args[0].signed:
         return f"floor_{'div' if value.op == '//' else 'mod'}({left}, {right})"
     return f"({left} {'/' if value.op == '//' else value.op} {right})"
+
+
+def multiple_of(value: Index) -> int:
+    """A number that divides the expression whatever its symbols are; 0 for the constant 0."""
+    if value.op == "const":
+        return abs(value.value)
+    if value.op == "symbol":
+        return 1
+    left, right = (multiple_of(arg) for arg in value.args)
+    if value.op == "*":
+        return left * right
+    if value.op in ("+", "-", "min", "max"):
+        return math.gcd(left, right)
+    return 1
 
 
 def literal(value: float, dtype: str) -> str:
@@ -331,8 +345,8 @@ class Values:
         for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
             start = c_index(span.start, names)
             place = start if span.size is None else f"({start} + {inner[span.axis]})"
-            # Only a difference can be negative; as an unsigned number that is past every end.
-            below = "-" in str(span.start)
+            # As an unsigned number what is negative is past every end.
+            below = span.start.signed
             checks.append(
                 f"static_cast<unsigned>({place}) < static_cast<unsigned>({c_name(dim)})"
                 if below

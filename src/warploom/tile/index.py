@@ -18,7 +18,10 @@ from warploom.tile.blame import refuse, shown
 
 @dataclass(frozen=True)
 class Index:
-    """A symbol (`op` "symbol"), a constant ("const") or an operation on two expressions."""
+    """A symbol (`op` "symbol"), a constant ("const") or an operation on two expressions.
+
+    `value` of a symbol is -1 where it may be negative (what a task reads from an array).
+    """
 
     op: str
     name: str = ""
@@ -108,6 +111,16 @@ class Index:
             return frozenset((self.name,))
         return frozenset[str]().union(*(arg.symbols() for arg in self.args))
 
+    @property
+    def signed(self) -> bool:
+        """Whether it may be negative, as far as its form shows."""
+        if self.op in ("const", "symbol"):
+            return self.value < 0
+        left, right = (arg.signed for arg in self.args)
+        if self.op == "max":
+            return left and right
+        return self.op == "-" or right or (left and self.op != "%")
+
     def evaluate(self, values: Mapping[str, int]) -> int:
         """The number, given every symbol's value."""
         if self.op == "const":
@@ -136,9 +149,9 @@ FOLD: dict[str, Callable[[int, int], int]] = {
 NEUTRAL = {("+", 0, 0), ("+", 1, 0), ("-", 1, 0), ("*", 0, 1), ("*", 1, 1), ("//", 1, 1)}
 
 
-def symbol(name: str) -> Index:
-    """A named unknown."""
-    return Index("symbol", name=name)
+def symbol(name: str, signed: bool = False) -> Index:
+    """A named unknown; `signed`: it may be negative."""
+    return Index("symbol", name=name, value=-int(signed))
 
 
 def const(value: int) -> Index:

@@ -173,7 +173,7 @@ def read(source: Array, *at: IndexLike) -> Index:
         raise refuse("read inside of a loop: what a task reads does not change, read it before")
     name = tracer.fresh(f"{source.name}_read")
     tracer.reads.append(Read(name, source, tuple(as_index(place) for place in at)))
-    return symbol(name)
+    return symbol(name, signed=True)
 
 
 def part_begin(axis: str) -> Index:
@@ -201,7 +201,7 @@ def loop(
     body: list[Op | Loop] = []
     depth = len(tracer.stack)
     tracer.stack.append(body)
-    yield symbol(index)
+    yield symbol(index, signed=as_index(first).signed)
     if len(tracer.stack) != depth + 1 or tracer.stack[-1] is not body:
         raise InputError(f"{where}: loops closed out of order; use one plain for for each loop")
     tracer.stack.pop()
