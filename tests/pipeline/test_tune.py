@@ -16,7 +16,8 @@ from warploom.cli.tune import parse_duration
 from warploom.errors import InputError
 from warploom.integrations.deploy import FolderStore, content_key
 from warploom.pipeline.targets import read_target
-from warploom.pipeline.tune import TuneSettings, tune
+from warploom.pipeline.tune import tune
+from warploom.pipeline.tuned import TuneSettings
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import load
 from warploom.sass.verify import verify

@@ -160,6 +160,12 @@ def read_by(item: Instruction) -> set[int]:
     return {access.resource for access in item.effects.reads if access.slot not in ("old", "group")}
 
 
+def read_late(item: Instruction) -> set[int]:
+    """The high word of a 64-bit addend, which a product reads two cycles after the rest."""
+    wide = item.line.opcode.startswith(("IMAD.WIDE", "UIMAD.WIDE"))
+    return {access.resource for access in item.effects.reads if wide and access.slot == "c1"}
+
+
 def written_by(item: Instruction) -> set[int]:
     """What an instruction writes."""
     return {access.resource for access in item.effects.writes if access.slot != "group"}
@@ -238,6 +244,8 @@ def _early_reads(code: Code, across: bool) -> Iterator[tuple[int, int]]:
                 if not inside and block.index + 1 not in block.successors:
                     break
                 if wanted & read_by(other) and other.line.guard != "!PT":
+                    if wanted & read_late(other):
+                        break
                     if inside != across:
                         yield item.index, other.index
                     break

@@ -12,7 +12,8 @@ from tests.sass.live_ranges import live_ranges
 from warploom.sass import kernel
 from warploom.sass.cubin import load
 from warploom.sass.disassembly import Line
-from warploom.sass.effects import effects_of, resource_name
+from warploom.sass.effects import effects_of
+from warploom.sass.resources import resource_name
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

@@ -14,7 +14,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from warploom.pipeline.targets import Target
-from warploom.pipeline.tune import TuneSettings, tune
+from warploom.pipeline.tune import tune
+from warploom.pipeline.tuned import TuneSettings
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.verdict import Finding

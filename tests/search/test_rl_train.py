@@ -14,7 +14,8 @@ import torch
 
 from warploom.errors import InputError
 from warploom.pipeline.targets import Target
-from warploom.pipeline.tune import TuneReport, TuneSettings, tune
+from warploom.pipeline.tune import tune
+from warploom.pipeline.tuned import TuneReport, TuneSettings
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.control import Control
 from warploom.sass.cubin import Cubin

@@ -13,8 +13,8 @@ import typer
 from warploom.cli.build import settings_of
 from warploom.errors import InputError, WarploomError
 from warploom.pipeline.targets import read_target
-from warploom.pipeline.tune import TuneReport, TuneSettings
 from warploom.pipeline.tune import tune as run_tune
+from warploom.pipeline.tuned import TuneReport, TuneSettings
 from warploom.sass.aliasing import AliasMode
 from warploom.search.actions import MOVES, STEPS, moves_of
 from warploom.search.driver import Progress

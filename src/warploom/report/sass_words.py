@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from warploom.sass.control import NO_SCOREBOARD, SCOREBOARDS, Control
-from warploom.sass.effects import resource_name
 from warploom.sass.explain import Explanation, Setter, StallReason, WaitReason
 from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
+from warploom.sass.resources import resource_name
 
 SHOWN_SETTERS = 2
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from warploom.sass.effects import resource_name
 from warploom.sass.kernel import Instruction
 from warploom.sass.latency import SPACED, spacing_key
 from warploom.sass.mining import pipe_neighbours
 from warploom.sass.original import Original, State
+from warploom.sass.resources import resource_name
 from warploom.sass.rules import Rule
 from warploom.sass.verdict import Finding
 

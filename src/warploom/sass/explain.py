@@ -16,11 +16,11 @@ from warploom.sass.aliasing import AliasMode
 from warploom.sass.constraints import derive
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import dependences
-from warploom.sass.effects import resource_name
 from warploom.sass.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.latency import LatencyTable, job, table_for
 from warploom.sass.mining import exclusive, issue_times, key_of, pipe_neighbours
 from warploom.sass.outstanding import State, Unsettled
+from warploom.sass.resources import resource_name
 from warploom.sass.rules import Ints, Rule
 from warploom.sass.scoreboard import waited_scoreboards
 

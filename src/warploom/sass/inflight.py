@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from warploom.sass.effects import UNIFORM_BASE
 from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.opcodes import Pipe
 from warploom.sass.operands import Kind
 from warploom.sass.paths import Place, fixed_point
+from warploom.sass.resources import UNIFORM_BASE
 
 # More groups than this are never kept in flight: N is a small immediate.
 OLDEST: Final = 16

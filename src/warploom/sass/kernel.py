@@ -12,9 +12,10 @@ from warploom.sass.branches import indirect_targets, relative_target
 from warploom.sass.control import CONTROL_MASK, Control
 from warploom.sass.cubin import WORD_BYTES, Cubin, KernelCode
 from warploom.sass.disassembly import Line, Listing, disassemble
-from warploom.sass.effects import UNIFORM_BASE, Access, Effects, effects_of
+from warploom.sass.effects import Effects, effects_of
 from warploom.sass.opcodes import TERMINATORS, Order, Pipe
 from warploom.sass.operands import Kind
+from warploom.sass.resources import UNIFORM_BASE, Access
 
 GROUP_SLOT: Final = "group"
 

@@ -16,9 +16,9 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from warploom.sass.effects import Access, resource_name
 from warploom.sass.kernel import Instruction
 from warploom.sass.opcodes import Order, Pipe
+from warploom.sass.resources import Access, resource_name
 
 # Nothing of fixed latency takes longer: the slowest published figure is HMMA's 34 cycles. A mined
 # value above this only says that no close pair was ever seen.

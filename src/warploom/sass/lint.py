@@ -20,13 +20,13 @@ from typing import Final
 from warploom.sass import inflight, kept, outstanding
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import Hazard, dependences
-from warploom.sass.effects import UNIFORM_BASE, resource_name
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import table_for
 from warploom.sass.mining import exclusive, issue_times, key_of
 from warploom.sass.opcodes import UNKNOWN
 from warploom.sass.operand_slots import SLOT_NAMES, SLOTS, slot_registers
 from warploom.sass.paths import fixed_point
+from warploom.sass.resources import UNIFORM_BASE, resource_name
 from warploom.sass.walls import least
 
 ERROR: Final = "error"

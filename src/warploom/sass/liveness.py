@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from warploom.sass.effects import RESOURCES
 from warploom.sass.kernel import Block, Kernel
+from warploom.sass.resources import RESOURCES
 
 EVERYTHING: Final = (1 << RESOURCES) - 1
 _ENDS: Final = frozenset(("EXIT", "KILL", "BRA", "NOP", "RTT", "BPT"))

@@ -23,7 +23,6 @@ from warploom.sass.aliasing import is_sync
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.cubin import load
 from warploom.sass.dependence import Dependence, Hazard, dependences
-from warploom.sass.effects import UNIFORM_BASE
 from warploom.sass.kernel import Instruction, Kernel, decode_all
 from warploom.sass.latency import (
     SEVERAL_JOBS,
@@ -37,6 +36,7 @@ from warploom.sass.latency import (
     waw_key,
 )
 from warploom.sass.opcodes import Pipe
+from warploom.sass.resources import UNIFORM_BASE
 from warploom.sass.walls import find_walls
 
 ENOUGH: Final = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from warploom.sass.control import SCOREBOARDS
-from warploom.sass.effects import resource_name
 from warploom.sass.original import Original, State
+from warploom.sass.resources import resource_name
 from warploom.sass.rules import BLOCK_EDGE, Rule
 from warploom.sass.verdict import Finding
 

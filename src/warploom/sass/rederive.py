@@ -15,12 +15,12 @@ from warploom.errors import InputError
 from warploom.sass.aliasing import is_sync
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD, Control
 from warploom.sass.dependence import Dependence, Hazard
-from warploom.sass.effects import Access
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LONGEST, SPACED, LatencyTable, family, sync_key
 from warploom.sass.mining import BETWEEN_SYNCS, fixed_latency, key_of, pipe_neighbours
 from warploom.sass.opcodes import Pipe
 from warploom.sass.operand_slots import slot_registers, slot_words
+from warploom.sass.resources import Access
 from warploom.sass.scoreboard import (
     UNATTACHED,
     Pending,

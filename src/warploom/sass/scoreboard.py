@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from warploom.sass.control import NO_SCOREBOARD, SCOREBOARDS
-from warploom.sass.effects import PREDICATE_BASE
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.opcodes import Order, Pipe
+from warploom.sass.resources import PREDICATE_BASE
 
 UNATTACHED: Final = -1
 REGISTERS: Final = 256

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warploom.sass.control import NO_SCOREBOARD
-from warploom.sass.effects import resource_name
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.liveness import Later
 from warploom.sass.mining import exclusive
 from warploom.sass.opcodes import Pipe
+from warploom.sass.resources import resource_name
 from warploom.sass.rules import BLOCK_EDGE, Builder, Rule
 from warploom.sass.scoreboard import (
     UNATTACHED,

@@ -33,13 +33,13 @@ from warploom.sass import outstanding
 from warploom.sass.aliasing import is_sync
 from warploom.sass.control import CONTROL_MASK, NO_SCOREBOARD, SCOREBOARDS
 from warploom.sass.cubin import Cubin
-from warploom.sass.effects import resource_name
 from warploom.sass.fresh import change_outside, decode_anew
 from warploom.sass.kernel import Instruction, Kernel
 from warploom.sass.lint import lint
 from warploom.sass.loops import natural_loops
 from warploom.sass.opcodes import Order
 from warploom.sass.paths import fixed_point
+from warploom.sass.resources import resource_name
 from warploom.sass.scoreboard import protected_sources, takes_no_wait, waited_scoreboards
 from warploom.sass.verdict import Finding
 

@@ -14,18 +14,18 @@ from typing import Final
 
 from warploom.errors import InputError
 from warploom.sass.cubin import WORD_BYTES, Cubin
-from warploom.sass.effects import (
-    PREDICATE_BASE,
-    UNIFORM_BASE,
-    UNIFORM_PREDICATE_BASE,
-    resource_name,
-    split_results,
-)
+from warploom.sass.effects import split_results
 from warploom.sass.kernel import Instruction, Kernel, decode
 from warploom.sass.operands import Kind
 from warploom.sass.renaming.fields import BITS, Field, fields, put
 from warploom.sass.renaming.verify import verify_renaming
 from warploom.sass.renaming.webs import Group, Webs
+from warploom.sass.resources import (
+    PREDICATE_BASE,
+    UNIFORM_BASE,
+    UNIFORM_PREDICATE_BASE,
+    resource_name,
+)
 
 BASES: Final = {
     "R": 0,

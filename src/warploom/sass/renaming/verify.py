@@ -28,7 +28,6 @@ from warploom.sass.boundaries import pairs_across
 from warploom.sass.control import CONTROL_MASK
 from warploom.sass.cubin import WORD_BYTES, Cubin
 from warploom.sass.dependence import Dependence, dependences
-from warploom.sass.effects import UNIFORM_BASE, resource_name
 from warploom.sass.fresh import change_outside, decode_anew
 from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.latency import LONGEST, LatencyTable, table_for
@@ -38,6 +37,7 @@ from warploom.sass.nvinfo import pinned_offsets, rewritten_offsets
 from warploom.sass.outstanding import at_entry, conflicts, step
 from warploom.sass.paths import fixed_point
 from warploom.sass.renaming.fields import occurrences, shape
+from warploom.sass.resources import UNIFORM_BASE, resource_name
 from warploom.sass.verdict import Finding
 
 STACK: Final = 1

@@ -14,10 +14,11 @@ from typing import Final
 
 from warploom.sass import nvinfo
 from warploom.sass.cubin import WORD_BYTES
-from warploom.sass.effects import SPECIAL_FORMS, Access
 from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.liveness import live_registers
 from warploom.sass.opcodes import UNKNOWN, Pipe
+from warploom.sass.resources import Access
+from warploom.sass.special_forms import SPECIAL_FORMS
 
 _Reaching = dict[int, frozenset[int]]
 STACK: Final = 1  # R1 is the stack pointer by convention

@@ -29,13 +29,13 @@ from warploom.sass.branches import relative_target
 from warploom.sass.control import CONTROL_MASK, NO_SCOREBOARD, Control
 from warploom.sass.cubin import WORD_BYTES, Cubin
 from warploom.sass.dependence import Dependence, Hazard, dependences
-from warploom.sass.effects import resource_name
 from warploom.sass.fresh import decode_anew
 from warploom.sass.kernel import Instruction, Kernel
 from warploom.sass.latency import LONGEST, LatencyTable, table_for
 from warploom.sass.lint import lint
 from warploom.sass.mining import exclusive, issue_times, key_of
 from warploom.sass.outstanding import at_entry, conflicts, step
+from warploom.sass.resources import resource_name
 from warploom.sass.rotation.rotate import Rotation
 from warploom.sass.verdict import Finding
 

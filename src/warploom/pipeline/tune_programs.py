@@ -1,0 +1,102 @@
+"""Tuning over several programs of one kernel: a tournament, and the lineage of its winner."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from warploom.errors import CheckFailed
+from warploom.pipeline.targets import Target
+from warploom.pipeline.tuned import CHAINS, LEADERS, TuneReport, TuneSettings
+from warploom.runtime import Measurer, Timing, TimingSettings
+from warploom.sass.cubin import Cubin, parse
+from warploom.sass.verify import Verifier
+from warploom.search.driver import Budget, Progress, SearchResult
+from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
+from warploom.search.lineage import Base, Step, make_base, prove, write_steps
+from warploom.search.players import Player
+from warploom.search.tournament import BaseModel, Entry, tournament
+
+BASES: Final = 4  # programs besides the original, where `--moves` allows others
+
+
+def play_programs(
+    target: Target,
+    settings: TuneSettings,
+    player: Player,
+    evaluator: ModelEvaluator | DeviceEvaluator,
+    measurer: Measurer | None,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None,
+) -> TuneReport:
+    """A tournament over programs in other registers and with pipelined loops.
+
+    The lineage of the result is written to the folder and proved step by step.
+    """
+    original, name = target.cubin, target.kernel
+    bases = [Base(original)]
+    for number in range(BASES):
+        rng = random.Random(f"{settings.seed}/{number}")
+        base = make_base(original, name, settings.mode, settings.moves, rng)
+        if all(base.cubin.data != other.cubin.data for other in bases):
+            bases.append(base)
+    entries = tournament(
+        bases,
+        player,
+        lambda base: evaluator if measurer is not None else BaseModel(original, base.cubin, name),
+        Budget(settings.seconds, settings.candidates),
+        name,
+        settings.mode,
+        settings.seed,
+        chains=CHAINS[settings.measure],
+        confirmations=2 if measurer is not None else 0,
+        moves=settings.moves,
+        on_progress=on_progress,
+    )
+    chosen, speedup, timing = _leader(original, entries, measurer)
+    steps: tuple[Step, ...] = () if chosen is None else chosen.steps
+    if findings := prove(original, name, steps, settings.mode):
+        raise CheckFailed(f"{target.source}: the result is not proved: {findings[0]}")
+    image = original if chosen is None else parse(chosen.image, "result")
+    base = original if chosen is None else chosen.base.cubin
+    verdict = Verifier(base, name, settings.mode).check_file(image)
+    write_steps(folder / "lineage", steps)
+    return TuneReport(
+        target, settings, _together(entries), image, verdict, speedup, timing, lineage=steps
+    )
+
+
+def _leader(
+    original: Cubin, entries: list[Entry], measurer: Measurer | None
+) -> tuple[Entry | None, float, Timing | None]:
+    """The best entry, by the model's score or a longer comparison; None when nothing is faster."""
+    faster = [entry for entry in entries if entry.score > 1.0][:LEADERS]
+    if not faster:
+        return None, 1.0, None
+    if measurer is None:
+        return faster[0], faster[0].score, None
+    images = {f"leader {number}": entry.image for number, entry in enumerate(faster)}
+    timing = measurer.compare({"original": original.data, **images}, TimingSettings())
+    name = max(images, key=lambda leader: timing.ratios[leader].median)
+    ratio = timing.ratios[name]
+    if ratio.median <= 1.0 or not ratio.clears(timing.control):
+        return None, 1.0, timing
+    return faster[list(images).index(name)], ratio.median, timing
+
+
+def _together(entries: list[Entry]) -> SearchResult:
+    """One account of all rounds: the best candidates and the sums of what became of them."""
+    whole = SearchResult(entries[0].result.player, entries[0].result.evaluator)
+    for entry in entries:
+        found = entry.result
+        whole.best += found.best
+        whole.tally.update(found.tally)
+        whole.outcomes.update(found.outcomes)
+        whole.seconds += found.seconds
+        whole.scored += found.scored
+        whole.measured += found.measured
+        whole.interrupted |= found.interrupted
+    whole.best.sort(key=lambda pair: -pair[0])
+    return whole
