@@ -18,8 +18,8 @@ from warploom.errors import CheckFailed
 from warploom.sass import nvinfo
 from warploom.sass.branches import relative_target
 from warploom.sass.cubin import WORD_BYTES, parse
-from warploom.sass.effects import UNIFORM_BASE
 from warploom.sass.kernel import Instruction, Kernel, decode
+from warploom.sass.resources import UNIFORM_BASE
 
 LIMIT_RECORD, THREADS_RECORD = 0x1B, 0x05  # EIATTR_MAXREG_COUNT (a value), EIATTR_MAX_THREADS
 VALUE_FORM = 3  # of a record that has its value in the place of its size
