@@ -146,8 +146,9 @@ class _Emitter:
 
     def _parameters(self) -> list[dict[str, Any]]:
         result: list[dict[str, Any]] = []
+        read = {one.array.name for one in self.program.reads}
         for array in self.program.arrays:
-            if array.name not in self.stored | self.loaded:
+            if array.name not in self.stored | self.loaded | read:
                 continue
             written = array.name in self.stored
             result.append(
