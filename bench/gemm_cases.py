@@ -18,6 +18,7 @@ from warploom.kernels.choices import (
     gemm_choice,
 )
 from warploom.kernels.gemm import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm_choices import TRANSPOSED
 from warploom.tile import BF16, E4M3, FP16, FP32, Program
 
 Make = Callable[[GemmConfig], KernelSchedule]
@@ -60,6 +61,16 @@ ACROSS = (
 PROMOTED = replace(FP8, promote=True)
 LEAKY = GemmConfig(dtype=FP16, out=FP16, activation="leaky_relu")
 NARROW = (128, 128, 64)
+# Not for the chooser: no cluster, and bands that bring more from DRAM (`bench/gemm_shares.py`).
+BANDS = (2, 32)
+ASIDE = (
+    replace(gemm_choice("128x256"), name="single", cluster=("", 1)),
+    *(
+        replace(gemm_choice("128x256"), name=f"128x256-bands-of-{rows}", supergroup=rows)
+        for rows in BANDS
+    ),
+)
+CHOICES = {choice.name: choice for choice in (*GEMM_CHOICES, *TRANSPOSED, *ASIDE)}
 SLICES = sorted({choice.slices for choice in GEMM_CHOICES if choice.workspace})
 VARIANTS: dict[str, Variant] = {
     **{c.name: choice_variant(c) for c in GEMM_CHOICES if c.fits(GemmConfig())},
@@ -67,7 +78,7 @@ VARIANTS: dict[str, Variant] = {
     "128x256-dependent": choice_variant(
         replace(gemm_choice("128x256-at-once"), name="128x256-dependent", dependent=True)
     ),
-    "single": _hand(GemmConfig(), _plan(1)),
+    **{choice.name: choice_variant(choice) for choice in ASIDE},
     "drain": _hand(GemmConfig(), _plan(), 0),
     "nt": _hand(GemmConfig(b="nk"), _plan()),
     "tn": _hand(GemmConfig(a="km"), _plan()),

@@ -41,7 +41,18 @@ SMS = 132
 CYCLE_FLOPS = {"bf16": 4096, "fp16": 4096, "e4m3": 8192}  # dense, of an SM (machine data)
 # case -> the variants beside the default one, by bench/gemm.py's names
 CASES: dict[str, tuple[str, ...]] = {
-    "time 16384x16384x16384": ("128x256", "192x256", "192x256-along-n", "128x384", "128x128"),
+    "time 16384x16384x16384": (
+        "128x256",
+        "192x256",
+        "192x256-along-n",
+        "128x384",
+        "256x192-along-n",
+        "128x128",
+        "200x128-across",
+        "single",
+        "128x256-bands-of-2",
+        "128x256-bands-of-32",
+    ),
     "time 8192x8192x8192": ("128x256", "192x256", "192x256-along-n", "128x192-at-once"),
     "time 4096x4096x4096": ("128x256",),
     "time 5000x5000x5000": ("152x256-across",),
