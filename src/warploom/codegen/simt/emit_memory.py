@@ -44,8 +44,9 @@ class Place:
         self.base = " + ".join([f"{self.array.name}_data", *fixed])
 
     def length(self, dim: int) -> str:
-        """The length of a dimension."""
-        return c_name(self.array.dims[dim])
+        """The length of a dimension; to a store that drops what lies from `stop` on: up to there."""
+        whole, stop = c_name(self.array.dims[dim]), self.op.spans[dim].stop
+        return whole if stop is None else f"::min({whole}, ::max({c_index(stop)}, 0))"
 
     def stride(self, dim: int) -> str:
         """Elements from one index of a dimension to the next; empty for the innermost."""
