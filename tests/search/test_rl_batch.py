@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 from warploom.errors import InputError
 from warploom.sass.aliasing import AliasMode
-from warploom.sass.batch import BlockBatch, Coupling, KernelTables, Timed, Versions
+from warploom.sass.batch import BlockBatch
 from warploom.sass.control import Control
+from warploom.sass.coupling import Coupling
 from warploom.sass.cubin import Cubin
 from warploom.sass.edit import Editor
 from warploom.sass.rederive import BlockState
 from warploom.sass.verify import Verifier
+from warploom.sass.versions import KernelTables, Timed, Versions
 from warploom.search.rl.derive import NO_WISH, BatchDeriver, Wishes
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from warploom.sass.batch import Versions
 from warploom.sass.control import Control
 from warploom.sass.cubin import Cubin
 from warploom.sass.rederive import BlockState
+from warploom.sass.versions import Versions
 from warploom.search.rl.board import Board
 from warploom.search.rl.env import make_env
 from warploom.search.rl.judge import Judge

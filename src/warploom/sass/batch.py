@@ -9,130 +9,16 @@ versions); the verifier stays the judge of everything that is measured or kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from warploom.sass.aliasing import is_sync
-from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD, SCOREBOARDS
-from warploom.sass.kernel import Kernel
-from warploom.sass.latency import SPACED, LatencyTable, spacing_key
-from warploom.sass.mining import pipe_neighbours
-from warploom.sass.operand_slots import keeps_operands, slot_registers
-from warploom.sass.rules import BLOCK_EDGE, Constraints
-from warploom.sass.scoreboard import takes_no_wait, waited_scoreboards
-from warploom.sass.verify import Verifier
+from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, SCOREBOARDS
+from warploom.sass.original import NO_REGISTER, SLOTS, Bools
+from warploom.sass.rules import BLOCK_EDGE, Ints
+from warploom.sass.versions import FAR, KernelTables, Timed, Versions
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-SLOTS: Final = 3
 _BANKS: Final = 2
-_NO_REGISTER: Final = 255
-_FAR: Final = 1 << 30
-_FIELDS: Final = ("stall", "stay", "wait", "reuse")
-
-
-@dataclass(frozen=True)
-class Versions:
-    """K versions of a block of n instructions.
-
-    order  [K, n]  the instruction (number inside the block as compiled) at each position
-    stall, stay, wait, reuse  [K, n]  control fields by position; scoreboards stay as compiled
-    """
-
-    order: Ints
-    stall: Ints
-    stay: Ints
-    wait: Ints
-    reuse: Ints
-
-    def __len__(self) -> int:
-        """How many versions."""
-        return len(self.order)
-
-    def take(self, rows: Ints | list[int]) -> Versions:
-        """Some of the versions."""
-        return Versions(
-            self.order[rows], self.stall[rows], self.stay[rows], self.wait[rows], self.reuse[rows]
-        )
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What other blocks need to know of K versions: issue times [K, n] by instruction, cycles from
-    the block's start; the duration [K]; per spaced pipe the first and last instruction [K, pipes]
-    (-1: none); what the boundary instructions set, wait for and stall [K]."""
-
-    issue: Ints
-    duration: Ints
-    first: Ints
-    last: Ints
-    first_instruction: Ints
-    last_instruction: Ints
-    first_wait: Ints
-    last_sets: Ints
-    last_stall: Ints
-
-
-class KernelTables:
-    """Per-instruction data of one kernel that every block's checks share."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        kernel: Kernel = verifier.kernel
-        table: LatencyTable = verifier.table
-        items = kernel.instructions
-        self.kernel = kernel
-        self.constraints: Constraints = verifier.constraints
-        self.block_of = np.array(kernel.block_of, np.int64)
-        self.stall = np.array([item.control.stall for item in items], np.int64)
-        self.stay = np.array([int(item.control.stay) for item in items], np.int64)
-        self.wait = np.array([item.control.wait for item in items], np.int64)
-        self.reuse = np.array([item.control.reuse for item in items], np.int64)
-        self.write_sb = np.array([item.control.write_sb for item in items], np.int64)
-        self.read_sb = np.array([item.control.read_sb for item in items], np.int64)
-        self.sets = np.zeros(len(items), np.int64)
-        for number in (self.write_sb, self.read_sb):
-            self.sets |= np.where(number != NO_SCOREBOARD, 1 << number, 0)
-        self.own = np.array([table.own_stall(item) for item in items], np.int64)
-        self.sync_wait = np.array([i.control.wait if is_sync(i) else 0 for i in items], np.int64)
-        self.no_wait = np.array([takes_no_wait(item) for item in items], bool)
-        self.depbar = np.array(
-            [waited_scoreboards(item) & ~item.control.wait for item in items], np.int64
-        )
-        self.sources = np.array(
-            [[slot_registers(item).get(s, _NO_REGISTER) for s in range(SLOTS)] for item in items],
-            np.int64,
-        ).reshape(len(items), SLOTS)
-        self.keeps = np.array([keeps_operands(item) for item in items], bool)
-        self.pinned = np.array([bool(item.pinned) for item in items], bool)
-        pipes = {pipe: number for number, pipe in enumerate(sorted(SPACED, key=lambda p: p.value))}
-        self.pipes = len(pipes)
-        self.pipe = np.array([pipes.get(item.effects.info.pipe, -1) for item in items], np.int64)
-        families: dict[str, int] = {}
-        for item in items:
-            families.setdefault(spacing_key(item, item), item.index)
-        numbers = {key: number for number, key in enumerate(families)}
-        self.family = np.array([numbers[spacing_key(item, item)] for item in items], np.int64)
-        examples = [items[index] for index in families.values()]
-        self.spacing = np.array(
-            [[table.spacing(one, other) for other in examples] for one in examples], np.int64
-        )
-        times = np.cumsum(self.stall) - self.stall
-        # Pairs that the compiler itself put closer may stay that close.
-        self.close = {
-            (one.index, other.index): int(times[other.index] - times[one.index])
-            for one, other in pipe_neighbours(items)
-            if times[other.index] - times[one.index] < table.spacing(one, other)
-        }
-        self.early = {
-            (one.index, other.index)
-            for one, other in pairwise(items)
-            if one.control.stall < 2 and self.sets[one.index] & self.wait[other.index]
-        }
-        self.identity = [item.identity for item in items]
 
 
 class BlockBatch:
@@ -165,7 +51,7 @@ class BlockBatch:
         self.sources, self.keeps = tables.sources[here], tables.keeps[here]
         self.pinned = np.flatnonzero(tables.pinned[here])
         self.pipe, self.family = tables.pipe[here], tables.family[here]
-        self.close = np.full((self.size, self.size), _FAR, np.int64)
+        self.close = np.full((self.size, self.size), FAR, np.int64)
         for (one, other), distance in tables.close.items():
             if block_of[one] == block_of[other] == block:
                 self.close[one - start, other - start] = distance
@@ -175,7 +61,7 @@ class BlockBatch:
                 self.early[one - start, other - start] = True
         column = self.sources.T[:, None, :]
         banks = np.arange(_BANKS)[None, :, None]
-        self._reads = (column != _NO_REGISTER) & (column % _BANKS == banks)
+        self._reads = (column != NO_REGISTER) & (column % _BANKS == banks)
         groups: dict[tuple[int, int], list[int]] = {}
         for number, identity in enumerate(tables.identity[here]):
             groups.setdefault(identity, []).append(number)
@@ -265,7 +151,7 @@ class BlockBatch:
         added = reuse & ~self.reuse[order]
         registers = self.sources[order]
         for slot in range(SLOTS):
-            bad |= (added >> slot & 1 == 1) & (registers[:, :, slot] == _NO_REGISTER)
+            bad |= (added >> slot & 1 == 1) & (registers[:, :, slot] == NO_REGISTER)
         bad |= (reuse != 0) & (self.reuse[order] == 0) & ~self.keeps[order]
         # Identical words may set different scoreboards: a name given to a twin must fit.
         bad |= self.write_sb[versions.order] != self.write_sb[order]
@@ -338,129 +224,3 @@ class BlockBatch:
 
 def _fields_of(versions: Versions) -> tuple[Ints, Ints, Ints, Ints]:
     return versions.stall, versions.stay, versions.wait, versions.reuse
-
-
-class Coupling:
-    """What ties one block's versions to the other blocks as they stand now."""
-
-    def __init__(self, tables: KernelTables, blocks: list[BlockBatch]) -> None:
-        self.tables, self.blocks = tables, blocks
-        rows = tables.constraints.cross
-        self._cross = [
-            rows[(tables.block_of[rows[:, 0]] == b) | (tables.block_of[rows[:, 1]] == b)]
-            for b in range(len(blocks))
-        ]
-        self.now = [batch.check(batch.original())[1] for batch in blocks]
-        self._update()
-
-    def set(self, block: int, timed: Timed, row: int) -> None:
-        """Take over one version of a block as the one that stands."""
-        self.now[block] = Timed(
-            timed.issue[row : row + 1],
-            timed.duration[row : row + 1],
-            timed.first[row : row + 1],
-            timed.last[row : row + 1],
-            timed.first_instruction[row : row + 1],
-            timed.last_instruction[row : row + 1],
-            timed.first_wait[row : row + 1],
-            timed.last_sets[row : row + 1],
-            timed.last_stall[row : row + 1],
-        )
-        self._update()
-
-    def _update(self) -> None:
-        self._issue = np.concatenate([timed.issue[0] for timed in self.now])
-        self._duration = np.array([int(timed.duration[0]) for timed in self.now])
-        self._begin = np.cumsum(self._duration) - self._duration
-
-    def check(self, block: int, timed: Timed) -> Bools:
-        """Which versions of a block fit the rest of the kernel [K]."""
-        ok = self._latencies(block, timed)
-        ok &= self._visible(block, timed)
-        for pipe in range(self.tables.pipes):
-            ok &= self._spacing(block, pipe, timed)
-        return ok
-
-    def _latencies(self, block: int, timed: Timed) -> Bools:
-        rows = self._cross[block]
-        if not len(rows):
-            return np.ones(len(timed.duration), bool)
-        tables, start = self.tables, self.blocks[block].start
-        producer, consumer, need = rows.T
-        home, away = tables.block_of[producer], tables.block_of[consumer]
-        last = self.blocks[block].size - 1
-        mine = timed.duration[:, None] - timed.issue[:, np.clip(producer - start, 0, last)]
-        tail = np.where(home == block, mine, self._duration[home] - self._issue[producer])
-        mine = timed.issue[:, np.clip(consumer - start, 0, last)]
-        head = np.where(away == block, mine, self._issue[consumer])
-        return (tail + head >= need).all(1)
-
-    def _visible(self, block: int, timed: Timed) -> Bools:
-        """Scoreboards set by a block's last instruction and awaited by the next one's first."""
-        ok = np.ones(len(timed.duration), bool)
-        if block > 0:
-            before, start = self.now[block - 1], self.blocks[block - 1].start
-            early = (before.last_sets & timed.first_wait != 0) & (before.last_stall < 2)
-            last = int(before.last_instruction[0]) + start
-            ok &= ~self._not_compiled(
-                early, np.full(len(ok), last), timed.first_instruction + self.blocks[block].start
-            )
-        if block + 1 < len(self.blocks):
-            after, start = self.now[block + 1], self.blocks[block + 1].start
-            early = (timed.last_sets & after.first_wait != 0) & (timed.last_stall < 2)
-            first = int(after.first_instruction[0]) + start
-            ok &= ~self._not_compiled(
-                early, timed.last_instruction + self.blocks[block].start, np.full(len(ok), first)
-            )
-        return ok
-
-    def _not_compiled(self, early: Bools, one: Ints, other: Ints) -> Bools:
-        for row in np.flatnonzero(early).tolist():
-            if (int(one[row]), int(other[row])) in self.tables.early:
-                early[row] = False
-        return early
-
-    def _spacing(self, block: int, pipe: int, timed: Timed) -> Bools:
-        """Distances of neighbours in one pipe that stand in different blocks."""
-        count = len(timed.duration)
-        earlier = self._neighbour(block, pipe, -1)
-        later = self._neighbour(block, pipe, 1)
-        ok = np.ones(count, bool)
-        if timed.first[0, pipe] < 0:
-            if earlier is None or later is None:
-                return ok
-            shift = timed.duration - self._duration[block]
-            distance = self._at(later) - self._at(earlier) + shift
-            return self._kept(np.full(count, earlier), np.full(count, later), distance)
-        start, begin = self.blocks[block].start, self._begin[block]
-        if earlier is not None:
-            when = begin + timed.issue[np.arange(count), timed.first[:, pipe]]
-            distance = when - self._at(earlier)
-            ok &= self._kept(np.full(count, earlier), timed.first[:, pipe] + start, distance)
-        if later is not None:
-            when = begin + timed.issue[np.arange(count), timed.last[:, pipe]]
-            shift = timed.duration - self._duration[block]
-            distance = self._at(later) + shift - when
-            ok &= self._kept(timed.last[:, pipe] + start, np.full(count, later), distance)
-        return ok
-
-    def _at(self, index: int) -> int:
-        return int(self._begin[self.tables.block_of[index]] + self._issue[index])
-
-    def _neighbour(self, block: int, pipe: int, step: int) -> int | None:
-        """The nearest instruction of a pipe in the blocks before (-1) or after (1), in layout."""
-        other = block + step
-        while 0 <= other < len(self.blocks):
-            found = self.now[other].last if step < 0 else self.now[other].first
-            if found[0, pipe] >= 0:
-                return int(found[0, pipe]) + self.blocks[other].start
-            other += step
-        return None
-
-    def _kept(self, one: Ints, other: Ints, distance: Ints) -> Bools:
-        tables = self.tables
-        ok = distance >= tables.spacing[tables.family[one], tables.family[other]]
-        for row in np.flatnonzero(~ok).tolist():
-            pair = (int(one[row]), int(other[row]))
-            ok[row] = int(distance[row]) >= tables.close.get(pair, _FAR)
-        return ok

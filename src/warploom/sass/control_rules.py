@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from warploom.sass.control import MAX_STALL_STAYING, NO_SCOREBOARD
-from warploom.sass.operand_slots import keeps_operands
-from warploom.sass.original import NO_REGISTER, SLOTS, Bools, Original, State
+from warploom.sass.control import MAX_STALL_STAYING
+from warploom.sass.original import NO_REGISTER, SLOTS, Bools, Original, State, scoreboards_set
 from warploom.sass.rules import BLOCK_EDGE, Ints
 from warploom.sass.verdict import Finding
 
@@ -77,7 +74,7 @@ class ControlRules:
                 "REUSE", added & (registers[:, slot] == NO_REGISTER), "reuse of no register source"
             )
         added = (fields.reuse != 0) & (self.original.before.reuse[order] == 0)
-        report("REUSE", added & ~self._keeps[order], "reuse on an opcode that takes none")
+        report("REUSE", added & ~self.original.keeps[order], "reuse on an opcode that takes none")
         bad_pins = self.original.pinned[position[self.original.pinned] != self.original.pinned]
         found.extend(
             self.original.finding(
@@ -91,36 +88,16 @@ class ControlRules:
             for row in self._reuse_rows[stale]
         )
         # A scoreboard's increment shows one cycle after issue.
-        sets = np.zeros(self.original.count, np.int64)
-        for name in ("write_sb", "read_sb"):
-            number = getattr(fields, name)
-            sets |= np.where(number != NO_SCOREBOARD, 1 << number, 0)
+        sets = scoreboards_set(fields)
         early = (sets[:-1] & fields.wait[1:] != 0) & (stall[:-1] < 2)
         found.extend(
             self.original.finding(
                 "SCOREBOARD_VISIBLE", int(order[where]), "waited for in the next cycle"
             )
             for where in np.flatnonzero(early).tolist()
-            if (int(order[where]), int(order[where + 1])) not in self._early_pairs
+            if (int(order[where]), int(order[where + 1])) not in self.original.early
         )
         return found
-
-    @cached_property
-    def _keeps(self) -> Bools:
-        return np.array(
-            [keeps_operands(item) for item in self.original.kernel.instructions],
-            bool,
-        )
-
-    @cached_property
-    def _early_pairs(self) -> set[tuple[int, int]]:
-        pairs: set[tuple[int, int]] = set()
-        items = self.original.kernel.instructions
-        for first, second in itertools.pairwise(items):
-            numbers = {first.control.write_sb, first.control.read_sb} - {NO_SCOREBOARD}
-            if first.control.stall < 2 and any(second.control.wait >> k & 1 for k in numbers):
-                pairs.add((first.index, second.index))
-        return pairs
 
     def _stale_reuse(self, position: Ints, order: Ints, reuse: Ints, rows: Ints) -> Bools:
         """Rows of `reuse` whose kept operand is neither read again nor displaced in time."""

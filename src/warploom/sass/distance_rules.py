@@ -76,36 +76,41 @@ def check_across(original: Original, state: State) -> list[Finding]:
     ]
 
 
+class PipeSpacing:
+    """The pipe [n] and family [n] of every instruction of one original, the cycles between two
+    families in one pipe, and the pairs that the compiler itself put closer."""
+
+    def __init__(self, original: Original) -> None:
+        items = original.kernel.instructions
+        pipes = {pipe: number for number, pipe in enumerate(sorted(SPACED, key=lambda p: p.value))}
+        self.pipes = len(pipes)
+        self.pipe = np.array([pipes.get(item.effects.info.pipe, -1) for item in items], np.int64)
+        example: dict[str, Instruction] = {}
+        for item in items:
+            example.setdefault(spacing_key(item, item), item)
+        number = {key: place for place, key in enumerate(example)}
+        self.family = np.array([number[spacing_key(item, item)] for item in items], np.int64)
+        spacing, each = original.table.spacing, example.values()
+        self.spacing = np.array([[spacing(one, other) for other in each] for one in each], np.int64)
+        times, _ = original.times(original.before)
+        self.close: dict[tuple[int, int], int] = {}
+        for one, other in pipe_neighbours(items):
+            distance = int(times[other.index] - times[one.index])
+            if distance < original.table.spacing(one, other):
+                self.close[one.index, other.index] = distance
+
+
 class SpacingRules:
     """Neighbours in one pipe, for states of one original."""
 
     def __init__(self, original: Original) -> None:
-        self.original = original
-        items = self.original.kernel.instructions
-        pipes = {pipe: number for number, pipe in enumerate(sorted(SPACED, key=lambda p: p.value))}
-        self._pipe = np.array([pipes.get(item.effects.info.pipe, -1) for item in items], np.int64)
-        families: dict[str, int] = {}
-        example: list[Instruction] = []
-        for item in items:
-            if spacing_key(item, item) not in families:
-                families[spacing_key(item, item)] = len(example)
-                example.append(item)
-        self._family = np.array([families[spacing_key(item, item)] for item in items], np.int64)
-        self._spacing = np.array(
-            [[self.original.table.spacing(one, other) for other in example] for one in example],
-            np.int64,
-        )
-        times, _ = self.original.times(self.original.before)
-        self._close_pairs: dict[tuple[int, int], int] = {}
-        for one, other in pipe_neighbours(items):
-            distance = int(times[other.index] - times[one.index])
-            if distance < self.original.table.spacing(one, other):
-                self._close_pairs[one.index, other.index] = distance
+        self.original, self._facts = original, PipeSpacing(original)
 
     def check(self, state: State) -> list[Finding]:
         """Neighbours in one pipe are as far apart as the compiler always puts them."""
         order, fields = state.order, state.fields
-        pipes = self._pipe[order]
+        facts = self._facts
+        pipes = facts.pipe[order]
         arranged = np.argsort(pipes, kind="stable")
         first, second = arranged[:-1], arranged[1:]
         same = (pipes[first] == pipes[second]) & (pipes[first] >= 0)
@@ -113,11 +118,11 @@ class SpacingRules:
         times, _ = self.original.times(fields)
         distance = times[second] - times[first]
         earlier, later = order[first], order[second]
-        need = self._spacing[self._family[earlier], self._family[later]]
+        need = facts.spacing[facts.family[earlier], facts.family[later]]
         found: list[Finding] = []
         for row in np.flatnonzero(distance < need).tolist():
             pair = (int(earlier[row]), int(later[row]))
-            if int(distance[row]) >= self._close_pairs.get(pair, 1 << 30):
+            if int(distance[row]) >= facts.close.get(pair, 1 << 30):
                 continue  # as compiled
             found.append(
                 self.original.finding(

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.sass.aliasing import is_sync
-from warploom.sass.control import CONTROL_MASK
+from warploom.sass.control import CONTROL_MASK, NO_SCOREBOARD
 from warploom.sass.cubin import Cubin
 from warploom.sass.kernel import Kernel
 from warploom.sass.latency import LatencyTable
-from warploom.sass.operand_slots import slot_registers
+from warploom.sass.operand_slots import keeps_operands, slot_registers
 from warploom.sass.rules import Constraints, Ints
 from warploom.sass.scoreboard import takes_no_wait, waited_scoreboards
 from warploom.sass.verdict import Finding
@@ -38,6 +38,14 @@ class State:
     position: Ints
     order: Ints
     fields: ControlFields
+
+
+def scoreboards_set(fields: ControlFields) -> Ints:
+    """The scoreboards [n] that each instruction sets, as bits."""
+    sets = np.zeros(len(fields.stall), np.int64)
+    for number in (fields.write_sb, fields.read_sb):
+        sets |= np.where(number != NO_SCOREBOARD, 1 << number, 0)
+    return sets
 
 
 class Original:
@@ -73,6 +81,11 @@ class Original:
             [item.control.wait if is_sync(item) else 0 for item in kernel.instructions], np.int64
         )
         self.no_wait = np.array([takes_no_wait(item) for item in kernel.instructions], np.bool_)
+        self.keeps = np.array([keeps_operands(item) for item in kernel.instructions], np.bool_)
+        self.sets = scoreboards_set(self.before)
+        early = (self.sets[:-1] & self.before.wait[1:] != 0) & (self.before.stall[:-1] < 2)
+        # Pairs that the compiler itself lets await a scoreboard in the cycle after it was set.
+        self.early = {(index, index + 1) for index in np.flatnonzero(early).tolist()}
 
     def finding(self, rule: str, index: int, reason: str) -> Finding:
         """A finding about an instruction, by its index as compiled."""

@@ -48,9 +48,9 @@ class Verifier:
         )
         self.table = table or table_for(self.kernel.sm)
         self.constraints: Constraints = derive(self.kernel, mode, self.table)
-        self._known = Original(self.original, self.kernel, self.table, self.constraints)
+        self.known = Original(self.original, self.kernel, self.table, self.constraints)
         self._prepare_identities()
-        known = self._known
+        known = self.known
         self._rules: tuple[Callable[[State], list[Finding]], ...] = (
             ControlRules(known).check,
             partial(check_order, known),
@@ -62,7 +62,7 @@ class Verifier:
 
     def _prepare_identities(self) -> None:
         """Numbers for the distinct words (control fields apart), and each block's set of them."""
-        known = self._known
+        known = self.known
         pairs = np.stack([known.low, known.identity_high], axis=1)
         unique, inverse = np.unique(pairs, axis=0, return_inverse=True)
         self._unique = unique
@@ -117,7 +117,7 @@ class Verifier:
         `every` lists all findings; without it the first one ends the check.
         """
         low, high = words[:, 0], words[:, 1]
-        count = self._known.count
+        count = self.known.count
         if len(low) != count:
             reason = f"{len(low)} instructions, not {count}"
             return self._verdict([Finding("MULTISET", 0, self.kernel.name, reason)], None)
@@ -137,8 +137,8 @@ class Verifier:
     def _verdict(self, findings: list[Finding], state: State | None) -> Verdict:
         moved = edits = 0
         if state is not None:
-            before = self._known.before
-            moved = int(np.count_nonzero(state.position != np.arange(self._known.count)))
+            before = self.known.before
+            moved = int(np.count_nonzero(state.position != np.arange(self.known.count)))
             for name in ("stall", "stay", "wait", "reuse"):
                 now = getattr(state.fields, name)[state.position]
                 edits += int(np.count_nonzero(now != getattr(before, name)))
@@ -147,22 +147,22 @@ class Verifier:
     def _positions(self, low: Words, high: Words) -> tuple[Ints, Ints] | Finding:
         """(new position of each original instruction, original instruction at each position)."""
         ids = self._ids.copy()
-        changed = np.flatnonzero((low != self._known.low) | (high != self._known.identity_high))
+        changed = np.flatnonzero((low != self.known.low) | (high != self.known.identity_high))
         for index in changed.tolist():
             number = self._id_of.get((int(low[index]), int(high[index])))
             if number is None:
                 reason = "no such instruction in the original"
                 return Finding("MULTISET", index * WORD_BYTES, f"word {index}", reason)
             ids[index] = number
-        order = np.arange(self._known.count)
+        order = np.arange(self.known.count)
         position = order.copy()
         if len(changed):
             arranged = np.argsort(
-                self._known.block_of * (len(self._unique) + 1) + ids, kind="stable"
+                self.known.block_of * (len(self._unique) + 1) + ids, kind="stable"
             )
             if not np.array_equal(ids[arranged], self._ids[self._sorted]):
                 where = int(changed[0])
-                return self._known.finding(
+                return self.known.finding(
                     "MULTISET", where, "its block does not hold the same instructions any more"
                 )
             position[self._sorted] = arranged
@@ -172,7 +172,7 @@ class Verifier:
     def _check_info(self, position: Ints, info: bytes) -> list[Finding]:
         def moved(offset: int) -> int:
             index = offset // WORD_BYTES
-            if offset % WORD_BYTES or index >= self._known.count:
+            if offset % WORD_BYTES or index >= self.known.count:
                 return offset
             return int(position[index]) * WORD_BYTES
 
@@ -181,9 +181,7 @@ class Verifier:
             return []
         stale = nvinfo.rewritten_offsets(self.kernel.info)
         named = next((index // WORD_BYTES for index in stale if moved(index) != index), 0)
-        return [
-            self._known.finding("NV_INFO", named, "the .nv.info offsets do not follow the code")
-        ]
+        return [self.known.finding("NV_INFO", named, "the .nv.info offsets do not follow the code")]
 
 
 def verify(

@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import CheckFailed, InputError
-from warploom.sass.batch import BlockBatch, Coupling, KernelTables, Versions
+from warploom.sass.batch import BlockBatch
 from warploom.sass.control import Control
+from warploom.sass.coupling import Coupling
 from warploom.sass.loops import depths, natural_loops
 from warploom.sass.rederive import BlockState
+from warploom.sass.versions import KernelTables, Versions
 from warploom.search.game import Candidate, Game
 from warploom.search.rl.derive import NO_WISH, Wishes
 from warploom.search.rl.offers import BlockNow, Offers, Windows

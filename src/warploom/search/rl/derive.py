@@ -14,9 +14,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from warploom.sass.batch import BlockBatch, Versions
+from warploom.sass.batch import BlockBatch
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, SCOREBOARDS
 from warploom.sass.rules import BLOCK_EDGE
+from warploom.sass.versions import Versions
 
 Ints = npt.NDArray[np.int64]
 NO_WISH: Final = -1

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from warploom.sass.batch import SLOTS, Timed
 from warploom.sass.constraints import BLOCK_EDGE
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING, SCOREBOARDS
+from warploom.sass.original import SLOTS
+from warploom.sass.versions import Timed
 from warploom.search.rl.patches import Cell, Move, Patch
 from warploom.search.rl.trace import Trace
 from warploom.search.rl.walk import SHOWN

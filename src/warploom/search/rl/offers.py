@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from warploom.sass.batch import BlockBatch, Coupling, Timed, Versions
+from warploom.sass.batch import BlockBatch
+from warploom.sass.coupling import Coupling
+from warploom.sass.versions import Timed, Versions
 from warploom.search.rl.derive import Wishes
 from warploom.search.rl.judge import Judge
 from warploom.search.rl.patches import Patch

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from warploom.sass.batch import BlockBatch, Timed, Versions
+from warploom.sass.batch import BlockBatch
+from warploom.sass.versions import Timed, Versions
 from warploom.search.rl.derive import BatchDeriver, Wishes
 from warploom.search.rl.judge import Judge
 from warploom.search.rl.offers import BlockNow, Offers, Patched, Windows
