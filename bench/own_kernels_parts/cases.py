@@ -116,9 +116,12 @@ _ALL = (
     _gemm("128x256", 4096, 8192),
     _attention(128, False, "128x176-together-apart", *_LONG),
     _attention(128, True, "192x128-snake1-serial-apart", *_LONG),
-    _attention(128, False, "192x80-early-guess-apart", 2048, 4096, *_LONG),
+    _attention(128, False, "128x128-chain-early-guess", 1024),
+    _attention(128, False, "192x80-ahead-early-guess-apart", 2048, 4096, *_LONG),
     _attention(128, True, "192x80-snake1-early-guess-apart", 4096, *_LONG),
-    _attention(64, False, "192x128-ahead-early-guess", 2048, 4096, *_LONG),
-    _attention(64, True, "192x128-snake-guess", 4096, *_LONG),
+    _attention(128, True, "128x128-draw16-chain-early-guess", *_SHORT),
+    _attention(64, False, "192x128-chain-early-guess", *_SHORT, *_LONG),
+    _attention(64, True, "192x128-snake-early-guess", 2048, 4096, *_LONG),
+    _attention(96, False, "192x112-chain-early-guess", *_SHORT, 8192),
 )
 CASES: dict[str, Case] = {case.name: case for case in _ALL}

@@ -125,7 +125,7 @@ def _blocks(seen, bq, bk):
 def test_attention_chosen_for_a_measured_length_is_near_the_best_without_its_rows():
     lost = json.loads(CONSTANTS_FILE.read_text())["loss_with_the_length_left_out"]
     # Without its shortest rows head size 96 is told by rows four and eight times as long.
-    assert len(lost) >= 20 and max(lost.values()) < 0.12
+    assert len(lost) >= 20 and max(lost.values()) < 0.05
     assert sorted(lost.values())[-2] < 0.05 and sum(lost.values()) / len(lost) < 0.01
 
 

@@ -127,9 +127,9 @@ def _taken(into: str) -> list[str]:
     """A compute group takes the number that the producer hands over."""
     return [
         "barrier_wait(task_full + task_cursor.slot * 8, task_cursor.parity);",
-        # The shuffle tells the compiler that all lanes have one value: rings stay uniform.
-        f"{into}__shfl_sync(0xffffffffu, shared_read(task_ring + task_cursor.slot * 4), 0);",
-        "__syncwarp();",  # all lanes have read
+        # One lane reads and gives back; the shuffle tells the compiler that all have one value.
+        "const int handed = lane == 0 ? shared_read(task_ring + task_cursor.slot * 4) : 0;",
+        f"{into}__shfl_sync(0xffffffffu, handed, 0);",
         "if (lane == 0) barrier_arrive(task_empty + task_cursor.slot * 8);",
         f"advance<{TASK_SLOTS}>(task_cursor);",
     ]
