@@ -79,7 +79,8 @@ def test_no_error_on_any_cubin_of_the_corpus(corpus: list[Path]) -> None:
 
 
 def test_every_rule_is_described() -> None:
-    assert all(RULES.values())
+    assert all(rule.means and rule.basis for rule in RULES.values())
+    assert {rule.severity for rule in RULES.values()} == {ERROR, "note"}
 
 
 # --- scoreboards ---------------------------------------------------------------------------

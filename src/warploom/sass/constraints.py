@@ -14,9 +14,11 @@ from warploom.sass.dependence import dependences
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LatencyTable, sync_key, table_for
 from warploom.sass.liveness import Later, touched_later
-from warploom.sass.mining import exclusive, issue_times, key_of, sync_pairs
+from warploom.sass.mining import issue_times, key_of, stays_exclusive, sync_pairs
 from warploom.sass.operand_slots import slot_words
+from warploom.sass.pools import REALLOCATES
 from warploom.sass.provenance import address_pointers
+from warploom.sass.resources import UNIFORM_BASE
 from warploom.sass.rules import BLOCK_EDGE, Builder, Constraints, Ints, Rule
 from warploom.sass.scoreboard import Pending, counting_waits, outstanding_at_entry
 from warploom.sass.wait_rules import WaitTracker
@@ -41,6 +43,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
         _registers(builder, kernel, block, times, latencies)
         _memory(builder, kernel, items, mode, pointers)
         _synchronisation(builder, items, times, latencies)
+        _pools(builder, items)
         _scoreboards(builder, kernel, block, entry[block.index], later[block.index], times, notes)
         _setter_order(builder, kernel, items)
         _reuse(builder, items)
@@ -70,7 +73,8 @@ def _registers(
             continue
         original = times[later.index - block.start] - times[earlier.index - block.start]
         # Guards that exclude each other never let the pair execute together.
-        need = min(1, original) if exclusive(earlier, later) else table.gap(key, original)
+        apart = stays_exclusive(items, earlier.index - block.start, later.index - block.start)
+        need = min(1, original) if apart else table.gap(key, original)
         if need > 0:
             builder.gaps.append(
                 (earlier.index, later.index, need, Rule.LATENCY, dependence.resource)
@@ -103,6 +107,18 @@ def _synchronisation(
         builder.order.append((earlier.index, later.index, Rule.SYNC_ORDER, 0))
         need = table.gap(sync_key(earlier, later), when[later.index] - when[earlier.index])
         builder.gaps.append((earlier.index, later.index, need, Rule.SYNC_DISTANCE, 0))
+
+
+def _pools(builder: Builder, items: tuple[Instruction, ...]) -> None:
+    """What touches registers stays on its side of a change of how many the warp has."""
+    for change in (item for item in items if item.base == REALLOCATES):
+        for item in items:
+            if any(
+                access.resource < UNIFORM_BASE
+                for access in (*item.effects.reads, *item.effects.writes)
+            ):
+                pair = sorted((change.index, item.index))
+                builder.order.append((pair[0], pair[1], Rule.SYNC_ORDER, 0))
 
 
 def _setter_order(builder: Builder, kernel: Kernel, items: tuple[Instruction, ...]) -> None:

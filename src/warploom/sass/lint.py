@@ -13,11 +13,11 @@ what a compiler does knowingly and a person may want to know: pairs covered by d
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from warploom.sass import inflight, kept, outstanding
+from warploom.sass import inflight, kept, outstanding, pools
 from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.dependence import Hazard, dependences
 from warploom.sass.kernel import Block, Instruction, Kernel
@@ -32,19 +32,53 @@ from warploom.sass.walls import least
 ERROR: Final = "error"
 NOTE: Final = "note"
 
-# What each rule means, for the documentation and `--json`.
-RULES: Final = {
-    "CONTROL": "the control field is one the hardware does not define (L1-L3)",
-    "REUSE_OPERAND": "a reuse bit where the operand is no register or the pipe keeps none",
-    "STALE_REUSE": "a kept operand is read again after its register was rewritten",
-    "SCOREBOARD_VISIBLE": "a scoreboard is awaited in the cycle after it was set",
-    "SCOREBOARD_WAIT": "a register is used while its producer may still be running",
-    "ASYNC_SOURCE": "a register an in-flight matrix instruction still reads is written",
-    "ASYNC_ACCUMULATOR": "an accumulator of an in-flight matrix instruction is touched",
-    "ASYNC_FENCE": "a matrix instruction uses a register with no WARPGROUP.ARRIVE since its write",
-    "LATENCY": "a fixed-latency result is used earlier than any use of its unit ever seen",
-    "DISTANCE_ALONE": "a source is overwritten with only issue distance to protect it",
-    "UNKNOWN_OPCODE": "an opcode the tables do not know; nothing is checked about it",
+# Where a rule comes from: what the hardware's encoding defines (nvdisasm refuses the rest), what
+# follows from the code by dataflow, or what was never seen in compiler output (`sass.walls`).
+ENCODING: Final = "encoding"
+DATAFLOW: Final = "dataflow"
+MINED: Final = "mined"
+
+
+@dataclass(frozen=True)
+class RuleInfo:
+    """What a rule means, where it comes from, and how severe its findings are."""
+
+    means: str
+    basis: str
+    severity: str = ERROR
+
+
+RULES: Final[Mapping[str, RuleInfo]] = {
+    "CONTROL": RuleInfo("the control field is one the hardware does not define (L1-L3)", ENCODING),
+    "REUSE_OPERAND": RuleInfo(
+        "a reuse bit where the operand is no register or the pipe keeps none", ENCODING
+    ),
+    "STALE_REUSE": RuleInfo("a kept operand is read again after its register changed", DATAFLOW),
+    "SCOREBOARD_VISIBLE": RuleInfo("a scoreboard is awaited in the cycle after it was set", MINED),
+    "SCOREBOARD_WAIT": RuleInfo(
+        "a register is used while its producer may still be running", DATAFLOW
+    ),
+    "ASYNC_SOURCE": RuleInfo(
+        "a register an in-flight matrix instruction still reads is written", DATAFLOW
+    ),
+    "ASYNC_ACCUMULATOR": RuleInfo(
+        "an accumulator of an in-flight matrix instruction is touched", DATAFLOW
+    ),
+    "ASYNC_FENCE": RuleInfo(
+        "a matrix instruction uses a register with no WARPGROUP.ARRIVE since its write", DATAFLOW
+    ),
+    "REGISTER_POOL": RuleInfo(
+        "a register is touched that the warp has given back (setmaxnreg)", DATAFLOW
+    ),
+    "LATENCY": RuleInfo(
+        "a fixed-latency result is used earlier than any compiler ever lets it be", MINED
+    ),
+    "DISTANCE_ALONE": RuleInfo(
+        "a source is overwritten with only issue distance to protect it", DATAFLOW, NOTE
+    ),
+    "UNKNOWN_OPCODE": RuleInfo(
+        "an opcode the tables do not know; nothing is checked about it", ENCODING, NOTE
+    ),
 }
 
 
@@ -73,6 +107,7 @@ def lint(kernel: Kernel) -> list[LintFinding]:
         *_scoreboards(kernel),
         *_asynchronous(kernel),
         *_latencies(kernel),
+        *_pools(kernel),
         *_unknown(kernel),
     ]
     unique = dict.fromkeys(found)
@@ -85,10 +120,11 @@ def _finding(
     reason: str,
     other: Instruction | None = None,
     registers: tuple[str, ...] = (),
-    severity: str = ERROR,
 ) -> LintFinding:
     about = str(other) if other is not None else ""
-    return LintFinding(rule, severity, item.offset, item.line.text, about, registers, reason)
+    return LintFinding(
+        rule, RULES[rule].severity, item.offset, item.line.text, about, registers, reason
+    )
 
 
 def _control(kernel: Kernel) -> Iterator[LintFinding]:
@@ -150,7 +186,7 @@ def _unsettled(
     missing = f"no wait for scoreboard {' or '.join(numbers)}" if numbers else "no scoreboard set"
     if hazard is Hazard.WAR and producer.control.read_sb == NO_SCOREBOARD:
         reason = f"overwrites {register} that {producer} reads; only distance protects it"
-        yield _finding("DISTANCE_ALONE", item, reason, producer, (register,), NOTE)
+        yield _finding("DISTANCE_ALONE", item, reason, producer, (register,))
         return
     verb = {Hazard.RAW: "reads", Hazard.WAW: "overwrites", Hazard.WAR: "overwrites"}[hazard]
     what = "still reads" if hazard is Hazard.WAR else "still writes"
@@ -256,11 +292,22 @@ def _latencies(kernel: Kernel) -> Iterator[LintFinding]:
                 yield _finding("LATENCY", later, reason, earlier, (name,))
 
 
+def _pools(kernel: Kernel) -> Iterator[LintFinding]:
+    for index, registers in sorted(pools.registers_at(kernel).items()):
+        item = kernel.instructions[index]
+        read, written = inflight.touched_registers(item)
+        beyond = sorted(register for register in read | written if register >= registers)
+        if beyond:
+            names = tuple(resource_name(register) for register in beyond)
+            reason = f"touches {names[0]}, the warp has {registers} registers here"
+            yield _finding("REGISTER_POOL", item, reason, registers=names)
+
+
 def _unknown(kernel: Kernel) -> Iterator[LintFinding]:
     for item in kernel.instructions:
         if item.effects.info.name == UNKNOWN.name:
             reason = f"{item.line.opcode} is not in the tables"
-            yield _finding("UNKNOWN_OPCODE", item, reason, severity=NOTE)
+            yield _finding("UNKNOWN_OPCODE", item, reason)
 
 
 def _block_items(kernel: Kernel, block: Block) -> tuple[Instruction, ...]:

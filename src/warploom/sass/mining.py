@@ -54,6 +54,15 @@ def exclusive(first: Instruction, second: Instruction) -> bool:
     return bool(one and other and one != other and one.lstrip("!") == other.lstrip("!"))
 
 
+def stays_exclusive(items: Sequence[Instruction], one: int, other: int) -> bool:
+    """`exclusive` of two of the items, by place, with the predicate unchanged in between."""
+    if not exclusive(items[one], items[other]):
+        return False
+    guards = {access.resource for access in items[one].effects.reads if access.slot == "guard"}
+    between = (access.resource for item in items[one:other] for access in item.effects.writes)
+    return guards.isdisjoint(between)
+
+
 def fixed_latency(item: Instruction) -> bool:
     """True when only stall counts cover this instruction's result."""
     return not item.effects.info.variable and item.control.write_sb == NO_SCOREBOARD

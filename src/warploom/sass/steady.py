@@ -41,6 +41,11 @@ def steady_loops(kernel: Kernel) -> tuple[SteadyLoop, ...]:
     return tuple(found for found in (_pass(kernel, loop) for loop in inner) if found.matmuls)
 
 
+def loop_passes(kernel: Kernel) -> tuple[SteadyLoop, ...]:
+    """A pass of every loop, with matrix instructions or without."""
+    return tuple(_pass(kernel, loop) for loop in natural_loops(kernel))
+
+
 def _matmuls(kernel: Kernel, loop: Loop) -> bool:
     spans = (kernel.blocks[block] for block in loop.blocks)
     return any(
