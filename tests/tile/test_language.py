@@ -183,6 +183,20 @@ ERRORS = {
     "conditions": (lambda x, y: t.sum_along(x > 0.0, "n"), "cast them to int32"),
     "array": (lambda x, y: t.load(x, 0), "is no array parameter"),
     "cdiv": (lambda x, y: x + t.number(t.cdiv(t.size("m"), 0)), "must be a positive number"),
+    "zero": (lambda x, y: x + t.number(t.size("m") // 0), "divides by zero"),
+    "index power": (lambda x, y: x + t.number(t.size("m") ** 2), "have no powers"),
+    "half of an int": (lambda x, y: t.where(x.cast(t.INT32) > 0.5, x, y), "0.5 beside int32"),
+    "large int": (lambda x, y: t.full(2**40, t.INT32, m=8), "32-bit whole number"),
+    "large": (lambda x, y: x + 1e300, "fp32 holds numbers up to"),
+    "type of zeros": (lambda x, y: t.zeros("fp32", m=8), "expected an element type"),
+    "half a part": (lambda x, y: x.sub("n", 0.5, 2), "sub start float 0.5"),
+    "name of an axis": (lambda x, y: t.coordinate("a b", 8), "letters, digits and _"),
+    "name of a scalar": (lambda x, y: x * t.scalar("s; exit"), "letters, digits and _"),
+    "pair": (lambda x, y: t.Complex(x, 1.0), "complex pair of float 1.0: expected a tile"),
+    "pairs": (lambda x, y: t.Complex(x, y) + 1.0, r"expected another Complex\(re, im\)"),
+    "meeting": (lambda x, y: t.reduce_scatter(x, 0, 2, "n"), "an index that grid"),
+    "reading": (lambda x, y: x + t.number(t.read(x, 0)), "expected an array parameter"),
+    "no grid": (lambda x, y: t.grid(m=-1), "expected at least 0"),
 }
 
 
@@ -212,8 +226,12 @@ def test_leaving_a_loop_is_refused():
             t.zeros(m=4)
             break
 
-    with pytest.raises(InputError, match="left by break"):
+    line = body.__code__.co_firstlineno + 1
+    with pytest.raises(InputError, match=f"{__file__}:{line}: .*left by break"):
         t.trace(body, {"x": t.array(t.FP32, "m")})
+    for wrong in ("m-1", "a.b c", "m; x"):
+        with pytest.raises(InputError, match="letters, digits and _"):
+            t.array(t.FP32, wrong)
 
 
 def test_an_array_where_a_tile_belongs_says_how_to_load_it():

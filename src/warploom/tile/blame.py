@@ -20,6 +20,13 @@ def user_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def a_name(value: object, what: str) -> str:
+    """`value`, which must be a name as Python's: it becomes one in C++."""
+    if not isinstance(value, str) or not value.isidentifier() or not value.isascii():
+        raise refuse(f"{what} {shown(value)}: expected a name of letters, digits and _")
+    return value
+
+
 def refuse(message: str) -> InputError:
     """An `InputError` that begins with the user's line."""
     return InputError(f"{user_line()}: {message}")

@@ -52,6 +52,12 @@ class Index:
     def __mod__(self, other: IndexLike) -> Index:
         return binary("%", self, other)
 
+    def __neg__(self) -> Index:
+        return binary("-", 0, self)
+
+    def __pow__(self, power: object) -> Index:
+        raise refuse(f"({self}) ** {power}: indices have no powers; multiply")
+
     def __bool__(self) -> bool:
         raise self._unknown("cannot decide an if")
 
@@ -172,9 +178,9 @@ def as_index(value: IndexLike) -> Index:
 def binary(op: str, left: IndexLike, right: IndexLike) -> Index:
     """`left op right`, folded when both are constants or one is neutral."""
     a, b = as_index(left), as_index(right)
+    if op in ("//", "%") and b == const(0):
+        raise refuse(f"index expression {a} {op} 0 divides by zero")
     if a.op == "const" and b.op == "const":
-        if op in ("//", "%") and b.value == 0:
-            raise refuse(f"index expression {a} {op} 0 divides by zero")
         return const(FOLD[op](a.value, b.value))
     if b.op == "const" and (op, 1, b.value) in NEUTRAL:
         return a

@@ -7,11 +7,21 @@ from numbers import Integral
 from typing import Any
 
 from warploom.tile import typing as rules
-from warploom.tile.blame import refuse, shown
+from warploom.tile.blame import a_name, refuse, shown
 from warploom.tile.dtypes import FP32, INT32, DType
 from warploom.tile.index import Index, IndexLike, as_index
 from warploom.tile.ir import Array, Span, TileType
-from warploom.tile.tiles import Tile, a_number, a_tile, axes_of, checked, elementwise, emit, fill
+from warploom.tile.tiles import (
+    Tile,
+    a_number,
+    a_tile,
+    a_type,
+    axes_of,
+    checked,
+    elementwise,
+    emit,
+    fill,
+)
 from warploom.tile.trace import current
 
 EDGES = (0.0, -math.inf, math.inf)
@@ -25,6 +35,8 @@ def span(start: IndexLike, size: int, axis: str = "", stop: IndexLike | None = N
     given: Any = size
     if isinstance(given, bool) or not isinstance(given, Integral) or given <= 0:
         raise refuse(f"span of {shown(given)} elements: expected a positive whole number")
+    if axis != "":
+        a_name(axis, "axis of a span")
     return Span(as_index(start), int(size), axis, None if stop is None else as_index(stop))
 
 
@@ -60,6 +72,9 @@ def store(target: Array, *where: Span | IndexLike, tile: Tile, add: bool = False
     """Write (or add) a tile to a range of an array; elements outside of the array are dropped."""
     spans = _spans(target, where)
     a_tile(tile, "store")
+    given: Any = add
+    if not isinstance(given, bool):
+        raise refuse(f"store add={shown(given)}: expected True or False")
     kind = "store_add" if add else "store"
     current().append(kind, None, (tile.var,), array=target, spans=spans)
 
@@ -71,13 +86,14 @@ def zeros(dtype: DType = FP32, **axes: int) -> Tile:
 
 def full(value: float, dtype: DType = FP32, **axes: int) -> Tile:
     """A tile with one value everywhere."""
-    return fill(TileType(dtype, axes_of(axes)), a_number(value, "full"))
+    return fill(TileType(a_type(dtype, "full"), axes_of(axes)), a_number(value, "full"))
 
 
 def scalar(name: str, dtype: DType = FP32) -> Tile:
     """A number given at launch, as a tile without axes."""
     tracer = current()
-    var = tracer.variable(name, TileType(dtype, ()))
+    a_name(name, "scalar")
+    var = tracer.variable(name, TileType(a_type(dtype, "scalar"), ()))
     if var.name != name:
         raise refuse(f"scalar {name!r} was declared before")
     tracer.scalars.append(var)
@@ -217,6 +233,10 @@ def reduce_scatter(x: Tile, over: Index, parts: int, along: str, width: int | No
     the axis, and cut along the tile's axis `along` in equal parts, or in parts `width` long: the
     first tasks then get them, and the others zeros. Outside of loops only.
     """
+    a_tile(x, "reduce_scatter")
+    given: Any = over
+    if not isinstance(given, Index):
+        raise refuse(f"reduce_scatter over {shown(given)}: expected an index that grid(...) gave")
     result = checked(rules.reduce_scatter_type, x.type, along, parts, width)
     return emit("reduce_scatter", result, (x.var,), x.var.name, axis=along, start=over, value=parts)
 
@@ -251,21 +271,33 @@ class Complex:
     """A tile of complex numbers as a pair of real ones."""
 
     def __init__(self, re: Tile, im: Tile) -> None:
+        a_tile(re, "complex pair")
+        a_tile(im, "complex pair")
         if re.type != im.type:
             raise refuse(f"complex pair of {re.type} and {im.type}: both parts have one type")
         self.re, self.im = re, im
 
+    @staticmethod
+    def _pair(other: object) -> Complex:
+        if not isinstance(other, Complex):
+            raise refuse(f"complex pair with {shown(other)}: expected another Complex(re, im)")
+        return other
+
     def __add__(self, other: Complex) -> Complex:
+        other = self._pair(other)
         return Complex(self.re + other.re, self.im + other.im)
 
     def __sub__(self, other: Complex) -> Complex:
+        other = self._pair(other)
         return Complex(self.re - other.re, self.im - other.im)
 
     def __mul__(self, other: Complex) -> Complex:
+        other = self._pair(other)
         re = self.re * other.re - self.im * other.im
         return Complex(re, self.re * other.im + self.im * other.re)
 
     def __matmul__(self, other: Complex) -> Complex:
+        other = self._pair(other)
         re = self.re @ other.re
         re -= self.im @ other.im
         im = self.re @ other.im
@@ -273,6 +305,7 @@ class Complex:
         return Complex(re, im)
 
     def __truediv__(self, other: Complex) -> Complex:
+        other = self._pair(other)
         scale = reciprocal(other.re * other.re + other.im * other.im)
         product = self * other.conj()
         return Complex(product.re * scale, product.im * scale)

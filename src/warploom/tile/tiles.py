@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, ParamSpec, cast
@@ -10,7 +11,7 @@ import numpy as np
 
 from warploom.errors import InputError
 from warploom.tile import typing as rules
-from warploom.tile.blame import refuse, shown
+from warploom.tile.blame import a_name, refuse, shown
 from warploom.tile.dtypes import FP32, INT32, DType
 from warploom.tile.index import Index, as_index
 from warploom.tile.ir import Array, TileType, Var
@@ -18,6 +19,7 @@ from warploom.tile.ops import OPS
 from warploom.tile.trace import current
 
 P = ParamSpec("P")
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Tile:
@@ -177,10 +179,8 @@ class Tile:
 
     def cast(self, dtype: DType) -> Tile:
         """The tile in another element type, rounded to nearest even."""
-        given: Any = dtype
-        if not isinstance(given, DType):
-            raise refuse(f"cast to {shown(given)}: expected an element type, such as BF16")
-        return emit("cast", self.type.with_dtype(dtype), (self.var,), stem=self.var.name)
+        kind = self.type.with_dtype(a_type(dtype, "cast to"))
+        return emit("cast", kind, (self.var,), stem=self.var.name)
 
     def copy(self) -> Tile:
         """The present value as a tile of its own."""
@@ -195,6 +195,10 @@ class Tile:
 
     def sub(self, axis: str, start: int, size: int) -> Tile:
         """The part of the tile from `start`, `size` long, along one axis."""
+        numbers: tuple[tuple[str, Any], ...] = (("start", start), ("size", size))
+        for what, given in numbers:
+            if isinstance(given, bool) or not isinstance(given, Integral):
+                raise refuse(f"sub {what} {shown(given)}: expected a whole number")
         kind = checked(rules.slice_type, self.type, axis, start, size)
         return emit("slice", kind, (self.var,), stem=self.var.name, axis=axis, value=start)
 
@@ -229,6 +233,13 @@ def a_tile(value: object, what: str) -> Tile:
     raise refuse(f"{what} of {shown(value)}: expected a tile")
 
 
+def a_type(value: object, what: str) -> DType:
+    """`value`, which must be an element type."""
+    if not isinstance(value, DType):
+        raise refuse(f"{what} {shown(value)}: expected an element type, such as BF16")
+    return value
+
+
 def a_number(value: object, what: str) -> float:
     """`value`, which must be a number; raises `InputError` that says what it is."""
     if isinstance(value, Array):
@@ -253,6 +264,7 @@ def elementwise(kind: str, *operands: Tile | float | Index) -> Tile:
 def axes_of(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Named axes of a new tile; raises `InputError` for more than two or an impossible size."""
     for axis, size in sizes.items():
+        a_name(axis, "axis")
         given: Any = size
         if isinstance(given, bool) or not isinstance(given, Integral) or given <= 0:
             raise refuse(f"axis {axis}={shown(given)}: sizes of tiles are positive whole numbers")
@@ -262,7 +274,14 @@ def axes_of(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def fill(kind: TileType, value: float) -> Tile:
-    """A tile of that type with one value everywhere."""
+    """A tile of that type with one value everywhere; raises for one that the type cannot hold."""
+    name = kind.dtype.name
+    if name == "int32" and not (value == value // 1 and -(2**31) <= value < 2**31):
+        raise refuse(f"{value} beside int32: expected a 32-bit whole number, or cast to fp32 first")
+    if name == "bool" and value not in (0, 1):
+        raise refuse(f"{value} beside conditions: expected True or False")
+    if name == "fp32" and LARGEST < abs(value) < math.inf:
+        raise refuse(f"{value}: fp32 holds numbers up to {LARGEST:.3g}")
     return emit("fill", kind, (), stem="acc" if kind.axes else "const", value=value)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from warploom.errors import InputError
-from warploom.tile.blame import refuse, shown, user_line
+from warploom.tile.blame import a_name, refuse, shown, user_line
 from warploom.tile.dtypes import INT32, DType
 from warploom.tile.index import Index, IndexLike, as_index, symbol
 from warploom.tile.ir import Array, Loop, Op, Program, Read, TileType, Var
@@ -38,6 +38,7 @@ class Tracer:
     # The depth of the loop nest at which each variable was made: it dies with that body.
     depth_of: dict[str, int] = field(default_factory=dict[str, int])
     ended: set[str] = field(default_factory=set[str])
+    open: list[str] = field(default_factory=list[str])  # the lines of the loops that are open
 
     def fresh(self, stem: str) -> str:
         """A name not used before: `stem`, `stem_1`, `stem_2`, ..."""
@@ -118,14 +119,15 @@ def trace(
         _CURRENT.reset(token)
     if len(tracer.stack) != 1:
         raise InputError(
-            f"{name or function.__name__}: a loop was left by break or return; a loop of a tile "
-            "program runs all its iterations, shorten its range instead"
+            f"{tracer.open[-1]}: {tracer.name}: a loop was left by break or return; a loop of a "
+            "tile program runs all its iterations, shorten its range instead"
         )
     return tracer.finish()
 
 
 def _arrays_of(arrays: Mapping[str, Any]) -> Mapping[str, Array]:
     for key, spec in arrays.items():
+        a_name(key, "array")
         if not isinstance(spec, Array):
             raise refuse(f"array {key!r} is {shown(spec)}, expected array(BF16, 'm k')")
     return arrays
@@ -140,6 +142,8 @@ def array(dtype: DType, dims: str) -> Array:
     names = tuple(text.split()) if isinstance(text, str) else ()
     if not names or len(set(names)) != len(names):
         raise refuse(f"array dimensions {dims!r}: expected distinct names, such as 'm k'")
+    for name in names:
+        a_name(name, "array dimension")
     return Array("", dtype, names)
 
 
@@ -159,7 +163,10 @@ def grid(**extents: IndexLike) -> tuple[Index, ...]:
     result: list[Index] = []
     for axis, extent in extents.items():
         name = tracer.fresh(f"{axis}_tile")
-        tracer.grid.append((name, as_index(extent)))
+        length = as_index(extent)
+        if length.op == "const" and length.value < 0:
+            raise refuse(f"grid {axis}={length}: expected at least 0")
+        tracer.grid.append((name, length))
         result.append(symbol(name))
     return tuple(result)
 
@@ -167,6 +174,9 @@ def grid(**extents: IndexLike) -> tuple[Index, ...]:
 def read(source: Array, *at: IndexLike) -> Index:
     """One element of an int32 array, as a number for ranges and bounds; read once a task."""
     tracer = current()
+    given: Any = source
+    if not isinstance(given, Array):
+        raise refuse(f"read of {shown(given)}: expected an array parameter of the program")
     if source.dtype is not INT32 or len(at) != len(source.dims):
         raise refuse(f"read of {source} at {len(at)} positions: expected int32, one a dimension")
     if len(tracer.stack) != 1:
@@ -201,10 +211,12 @@ def loop(
     body: list[Op | Loop] = []
     depth = len(tracer.stack)
     tracer.stack.append(body)
+    tracer.open.append(where)
     yield symbol(index, signed=as_index(first).signed)
     if len(tracer.stack) != depth + 1 or tracer.stack[-1] is not body:
         raise InputError(f"{where}: loops closed out of order; use one plain for for each loop")
     tracer.stack.pop()
+    tracer.open.pop()
     tracer.ended |= {name for name, made in tracer.depth_of.items() if made > depth}
     for name in tracer.ended:
         tracer.depth_of.pop(name, None)
