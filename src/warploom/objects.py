@@ -39,6 +39,8 @@ def load_object(text: str) -> Any:
         spec.loader.exec_module(module)
     except WarploomError:
         raise
+    except SystemExit as error:
+        raise InputError(f"{path} does not run: it leaves Python with code {error.code}") from None
     except Exception as error:
         raise InputError(f"{path} does not run: {type(error).__name__}: {error}") from error
     finally:

@@ -33,6 +33,15 @@ def raises(): raise ValueError("inside")
 def misused(): return t.trace(lambda x: t.store(x, 0, tile=x), {"x": t.array(t.FP32, "m")})
 other_shape = UserKernel(good, reference=lambda arrays: {"z": arrays["x"][:1]})
 no_table = UserKernel(good, reference=lambda arrays: 3)
+text = UserKernel(good, reference=lambda arrays: {"z": "text"})
+odd_size = UserKernel(good, sizes={"m": -3})
+def nothing(): return t.trace(lambda x: None, {"x": t.array(t.FP32, "m")}, name="nothing")
+def scaled():
+    def body(x, y):
+        whole = t.load(x, t.span(0, 8)) * t.scalar("s")
+        t.store(y, t.span(0, 8), tile=whole)
+    return t.trace(body, {"x": t.array(t.FP32, "m"), "y": t.array(t.FP32, "m")}, name="scaled")
+odd_scalar = UserKernel(scaled, scalars={"s": "x"})
 """
 WRONG = {
     "run": "run: Missing argument 'name'",
@@ -50,6 +59,14 @@ WRONG = {
     "run mine.py:good --set bm=0": "mine.py:7: cdiv by 0",
     "run mine.py:other_shape": "the reference gives z of shape [1, 200], the program",
     "run mine.py:no_table": "the reference gives int, expected a table",
+    "run mine.py:text": "the reference gives z as str, expected an array of numbers",
+    "run mine.py:odd_size": "size m=-3, expected a whole number, at least 0",
+    "run mine.py:odd_scalar": "scalar s='x': expected a number",
+    "run mine.py:nothing": "the program stores nothing",
+    "run leaves.py:x": "leaves.py does not run: it leaves Python with code 3",
+    "run gemm --set m=99999999999": "m=99,999,999,999, k=136, n=264 do not fit",
+    "run gemm --set slices=3": "does not know how long 'slices' is",
+    "run attention --set packed=true": "a run does not know how long",
     "build gemm": "build: Missing option '-o'",
     "build gemm -o mine.py": "cannot write mine.py/gemm.cu",
     "build gemm -o out --gpu b200": "code is emitted for h100, h200, a100",
@@ -83,6 +100,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
     return tmp_path
 
 

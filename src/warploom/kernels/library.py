@@ -19,7 +19,13 @@ from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels import attention, attention_reference, gemm, gemm_reference
-from warploom.kernels.user import UserKernel, load_kernel, random_arrays, settings_kinds
+from warploom.kernels.user import (
+    UserKernel,
+    load_kernel,
+    random_arrays,
+    settings_kinds,
+    written_names,
+)
 from warploom.objects import names_object
 from warploom.tile import Program, dtype, interpret
 from warploom.tile.interpret import bind
@@ -207,7 +213,23 @@ def _errors(
     # An output with elements that were not written counts as infinitely wrong.
     kernel = entry(name)
     program = kernel.program(config)
-    arrays = kernel.arrays(program, sizes, seed)
+    if not written_names(program):
+        raise InputError(f"{name}: the program stores nothing, so there is nothing to check")
+    if missing := [dim for dim in program.dims if dim not in sizes]:
+        raise InputError(
+            f"{name}: a run does not know how long {missing[0]!r} is in this configuration; use it "
+            "from Python with arrays of your own"
+        )
+    try:
+        return _compared(kernel, config, program, kernel.arrays(program, sizes, seed), run)
+    except MemoryError:
+        text = ", ".join(f"{dim}={sizes[dim]:,}" for dim in program.dims)
+        raise InputError(f"{name}: arrays of {text} do not fit this computer's memory") from None
+
+
+def _compared(
+    kernel: Entry, config: Any, program: Program, arrays: Values, run: Run
+) -> dict[str, float]:
     got = run(program, arrays, kernel.scalars)
     errors: dict[str, float] = {}
     for output, want in kernel.outputs(config, bind(program, arrays)).items():

@@ -11,6 +11,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -78,6 +79,12 @@ class UserKernel:
     def default_sizes(self) -> dict[str, int]:
         """Every dimension of the arrays under the default settings."""
         program = self.trace({})
+        for dim, size in self.sizes.items():
+            given: Any = size
+            if isinstance(given, bool) or not isinstance(given, Integral) or given < 0:
+                raise InputError(
+                    f"{self.where}: size {dim}={given!r}, expected a whole number, at least 0"
+                )
         return {dim: int(self.sizes.get(dim, USUAL_SIZE)) for dim in program.dims}
 
     def arrays(
@@ -117,7 +124,7 @@ class UserKernel:
         missing = [name for name in names if name not in found]
         if missing:
             raise InputError(f"{self.where}: the reference gives no array {missing[0]!r}")
-        right = {name: np.asarray(found[name], np.float64) for name in names}
+        right = {name: self._numbers(name, found[name]) for name in names}
         for name, array in right.items():
             if array.shape != values[name].shape:
                 raise InputError(
@@ -125,6 +132,15 @@ class UserKernel:
                     f"program's is {list(values[name].shape)}"
                 )
         return right
+
+    def _numbers(self, name: str, given: object) -> NDArray[np.float64]:
+        try:
+            return np.asarray(given, np.float64)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{self.where}: the reference gives {name} as {type(given).__name__}, expected an "
+                "array of numbers"
+            ) from None
 
 
 def _called(where: str, function: Callable[[], T]) -> T:

@@ -144,7 +144,10 @@ def scalar_state(program: Program, values: Mapping[str, float]) -> dict[str, Val
     for var in program.scalars:
         if var.name not in values:
             raise InputError(f"program {program.name} needs the scalar {var.name}")
-        number = round_to(var.type.dtype, np.asarray(values[var.name]))
+        given: object = values[var.name]
+        if np.ndim(values[var.name]) or not np.issubdtype(np.asarray(given).dtype, np.number):
+            raise InputError(f"scalar {var.name}={given!r}: expected a number")
+        number = round_to(var.type.dtype, np.asarray(given))
         state[var.name] = np.asarray(number, dtype=storage_of(var.type.dtype))
     return state
 
