@@ -99,35 +99,21 @@ VARIANTS: dict[str, Variant] = {
     **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in SLICES},
     **{
         f"leaky {name}": choice_variant(gemm_choice(name), LEAKY)
-        for name in ("128x256", "192x256", "192x256-along-n", "128x128-alone", *WIDE_TILES)
+        for name in ("128x256", "192x256-along-n", "128x128-alone", *WIDE_TILES)
     },
     **{
         f"fp8 {name}": choice_variant(gemm_choice(name), FP8)
-        for name in ("128x256", "192x256", "192x256-along-n", "128x128-pair", *WIDE_TILES)
+        for name in ("128x256", "192x256-along-n", "128x128-pair", *WIDE_TILES)
     },
     **{
         f"fp8 promoted {name}": choice_variant(gemm_choice(name), PROMOTED)
         for name in (
             "128x128-ahead",
-            "128x128-ahead-stagger",
             "128x192",
-            "128x192-stagger",
             "192x128-along-n",
-            "192x128-along-n-stagger",
         )
     },
 }
-LARGE = (
-    "128x256",
-    "128x256-at-once",
-    "192x256",
-    "192x256-along-n",
-    "128x384",
-    "256x192-along-n",
-    "256x128-along-n",
-    "128x192-at-once",
-    "200x128-across",
-)
 FEW = (
     "128x256-dependent",
     "128x128",
@@ -144,11 +130,10 @@ MEETING = tuple(c.name for c in GEMM_CHOICES if c.together)
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (4096, 4096, 4096): ("128x256", "128x256-at-once", "256x128-along-n", "128x128", "192x176"),
-    (8192, 8192, 8192): LARGE,
-    (16384, 16384, 16384): ("single", "128x128", *LARGE),
+    (8192, 8192, 8192): ("128x256", "192x256", "128x192-at-once", "200x128-across"),
+    (16384, 16384, 16384): ("128x256", "192x256", "192x256-along-n", "128x384"),
     (4000, 6008, 3000): (
         "184x256-across-by-m",
-        "192x248",
         "128x256",
         "128x192-at-once",
         "152x256-across",

@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 TIE = 1.01  # times that close are taken as equal: repeated measurements differ by more
+FOLLOWS = 0.3  # share of its own power that a kernel's clock follows: 1 alone, 0 among others
+LONG = 150.0  # microseconds from which on power is said to count
 ALONE = ("", 1)  # no cluster
 
 
@@ -56,13 +58,6 @@ def _meet(name: str, tile: tuple[int, int], slices: int, depth: int, groups: int
     return GemmChoice(
         name, tile, cluster, depth, groups, 1, dependent=True, slices=slices, together=True
     )
-
-
-def _sliced(
-    name: str, tile: tuple[int, int], along: tuple[str, int], depth: int, panels: int, slices: int
-) -> GemmChoice:
-    # Sums of slices go to memory; enough panels let a group write them without waiting between.
-    return GemmChoice(name, tile, along, depth, 2, panels, dependent=True, slices=slices)
 
 
 # In the order of preference where predictions tie: multiplies for a byte copied.
@@ -85,16 +80,12 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x128", (128, 128), depth=6),
     GemmChoice("192x256", (192, 256), depth=3, groups=3, supergroup=6),
     GemmChoice("192x256-along-n", (192, 256), ("n_tile", 2), 3, 3, supergroup=12),
-    GemmChoice("192x248", (192, 248), depth=3, groups=3, supergroup=6),
     GemmChoice("192x176", (192, 176), groups=3, panels=1),
     GemmChoice("192x176-along-n", (192, 176), ("n_tile", 2), groups=3, panels=1),
     GemmChoice("192x200", (192, 200), depth=3, groups=3),
     GemmChoice("192x200-along-n", (192, 200), ("n_tile", 2), 3, 3),
     GemmChoice("128x128-ahead", (128, 128), depth=3, panels=1, ahead=2),
-    GemmChoice("128x128-ahead-stagger", (128, 128), depth=3, panels=1, ahead=2, stagger=500),
-    GemmChoice("128x192-stagger", (128, 192), stagger=300),
     GemmChoice("192x128-along-n", (192, 128), ("n_tile", 2), 5, 3, 1),
-    GemmChoice("192x128-along-n-stagger", (192, 128), ("n_tile", 2), 5, 3, 1, stagger=250),
     GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4)),
     GemmChoice("128x64-by-4", (128, 64), ("n_tile", 4), depth=8, panels=1, dependent=True),
@@ -109,13 +100,10 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x64-alone", (128, 64), ALONE, 8, panels=1, dependent=True),
     GemmChoice("128x128-alone", (128, 128), ALONE, 6, dependent=True),
     GemmChoice("64x256-alone", (64, 256), ALONE, 4, 1, 1, dependent=True),
+    GemmChoice("slices8-by-2-two-panels", (128, 128), depth=6, dependent=True, slices=8),
     GemmChoice("slices7-by-4", (128, 128), ("m_tile", 4), 6, 2, 1, dependent=True, slices=7),
     GemmChoice("slices8-by-4", (128, 128), ("m_tile", 4), 6, 2, 1, dependent=True, slices=8),
     GemmChoice("slices8-by-2", (128, 128), depth=6, panels=1, dependent=True, slices=8),
-    _sliced("slices8-by-2-at-once", (128, 128), ("m_tile", 2), 5, 4, 8),
-    _sliced("slices8-by-2-two-panels", (128, 128), ("m_tile", 2), 6, 2, 8),
-    _sliced("slices7-by-4-at-once", (128, 128), ("m_tile", 4), 5, 4, 7),
-    _sliced("slices4-at-once", (128, 64), ("n_tile", 2), 7, 2, 4),
     GemmChoice("slices8", (128, 128), ALONE, 6, panels=1, dependent=True, slices=8),
     GemmChoice("slices4", (128, 64), ("n_tile", 2), 8, panels=1, dependent=True, slices=4),
     GemmChoice("slices16-by-4", (128, 256), ("m_tile", 4), dependent=True, slices=16),
@@ -125,9 +113,6 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     _meet("meet4-128x64", (128, 64), 4, 7),
     _meet("meet4-64x64", (64, 64), 4, 8, 1),
     _meet("meet6-64x64", (64, 64), 6, 8, 1),
-    _meet("meet6-64x64-deep", (64, 64), 6, 11, 1),
-    _meet("meet4-64x64-deep", (64, 64), 4, 11, 1),
-    _meet("meet7-64x64", (64, 64), 7, 8, 1),
     _meet("meet2-64x64", (64, 64), 2, 8, 1),
 )
 
@@ -163,9 +148,9 @@ def choose_gemm(
     batch: int = 1,
     sliced: bool = False,
 ) -> GemmChoice:
-    """The first variant of the table whose predicted time is the least, to a hundredth.
+    """Of the table's variants of least predicted cost, to a hundredth, that of least power.
 
-    If no one is, that of the family of transposed products whose time is. `sliced` admits
+    If no one is, that of the family of transposed products whose cost is. `sliced` admits
     variants of two kernels and a workspace (`kernels.gemm.combine`).
     """
     if min(m, n, batch) < 1 or k < 0:
@@ -176,13 +161,23 @@ def choose_gemm(
         for choice in (*GEMM_CHOICES, *TRANSPOSED)
         if choice.fits(config) and (sliced or not choice.workspace)
     ]
-    return preferred(times)
+    return preferred(times, config)
 
 
-def preferred(times: Sequence[tuple[float, GemmChoice]]) -> GemmChoice:
-    """Of variants with their times: the first of the table that ties with the fastest, or that."""
-    least, best = min(times, key=lambda pair: pair[0])
-    return next((c for t, c in times if t <= TIE * least and not c.across), best)
+def preferred(times: Sequence[tuple[float, GemmChoice]], config: GemmConfig) -> GemmChoice:
+    """Of variants with their times the one of least cost; the table's, where they tie with it, and
+    of those the one that takes least power.
+
+    Cost is time, and where that is long a share of the power: alone, a kernel at the power limit
+    runs as much slower as it takes more power, and beside others at their clock.
+    """
+    costs = [
+        (time * (1.0 + FOLLOWS * (choice.power(config) - 1.0) * (time > LONG)), choice)
+        for time, choice in times
+    ]
+    least, best = min(costs, key=lambda pair: pair[0])
+    ties = [choice for cost, choice in costs if cost <= TIE * least and not choice.across]
+    return min(ties, key=lambda choice: choice.power(config), default=best)
 
 
 def default_gemm(

@@ -63,8 +63,9 @@ class Constants:
 
     step        matmuls of a step of 128 bytes for a tile of 128 x 256, at the power limit of a GPU
                 all of whose SMs are busy
-    operands    share of that power which reading operands from shared memory takes
-    requested   share which bringing them through L2 takes; both grow with bytes a multiply
+    operands    share of the power that reading operands from shared memory takes
+    requested   share that bringing them through L2 and from DRAM takes; both decide between equal
+                times (`power`), and come from kernels that ran alone (`bench/gemm_shares.py`)
     relief      share of the idle SMs' power that the busy ones get as clock
     aligned     copied rows of 128 bytes a microsecond and SM, from pitches of whole sectors
     ragged      the same from other pitches
@@ -140,7 +141,6 @@ class GemmChoice:
     across: bool = False
     store_rows: int = 0
     ahead: int = 1
-    stagger: int = 0
 
     @property
     def workspace(self) -> bool:
@@ -170,7 +170,6 @@ class GemmChoice:
             resident=self.resident,
             store=self.store,
             store_rows=self.store_rows,
-            stagger=self.stagger,
         )
         registers = SHARED_REGISTERS if self.resident > 1 else None
         if self._wide(config):
@@ -185,8 +184,9 @@ class GemmChoice:
         many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
         return many or config.dual or config.batched or self.slices > 1
 
-    def power(self, config: GemmConfig, of: Constants) -> float:
+    def power(self, config: GemmConfig, of: Constants | None = None) -> float:
         """Power of a multiply relative to that of the tile of 128 x 256, pairs sharing b."""
+        of = of or CONSTANTS
         (bm, bn), (a_rows, b_rows) = self.tile, self.copied(config)
         high, wide = (bn, bm) if self.across else (bm, bn)
         pieces = cdiv(wide, MOST_COLUMNS)
@@ -287,8 +287,7 @@ class GemmChoice:
             waves = cdiv(tasks, SMS)
             together = min(self.resident, waves)
         busy = tasks * blocks / (waves * SMS)
-        step = c.step * self.power(config, c) * (1.0 - c.relief * (1.0 - busy))
-        matmul = max(FASTEST, step) * bm * bn / UNIT
+        matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
         matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
         # One slot is being read, the others are on the way.
         slots = min(self.depth, self.most_slots(config)) * self.ahead * together
