@@ -5,10 +5,11 @@
     python bench/ablation.py merge ROWS         rows of a run to bench/results, predicted anew by
                                                 the model as it stands
 
-Predicted cycles an iteration are the model's (`codegen.predict`: the emitted steps walked with
-measured costs). Measured ones are counted by the kernel
-itself (`codegen.probe`): the SM clock before and after every steady state, over all blocks and
-groups, divided by the iterations. Times are those of the kernel without counters.
+Predicted cycles an iteration are the model's (`codegen.replay`: the machine code replayed on one
+scheduler partition), walked ones those of the steps before they are compiled (`codegen.predict`).
+Measured ones are counted by the kernel itself (`codegen.probe`): the SM clock before and after
+every steady state, over all blocks and groups, divided by the iterations. Times are those of the
+kernel without counters.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 import kernel_bench as kb  # noqa: E402
 from warploom.codegen.build import Built, build, compile_source  # noqa: E402
+from warploom.codegen.chosen import shallow  # noqa: E402
 from warploom.codegen.launch import Kernel  # noqa: E402
 from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
-from warploom.codegen.portfolio import shallow  # noqa: E402
 from warploom.codegen.predict import predict  # noqa: E402
 from warploom.codegen.probe import LOG, WORDS, probe, readings  # noqa: E402
+from warploom.codegen.replay import replay  # noqa: E402
 from warploom.codegen.schedules import NAMES, schedule_named  # noqa: E402
 from warploom.codegen.solve import Search  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
@@ -43,11 +45,8 @@ from warploom.tile import Program  # noqa: E402
 FOLDER = kb.ROOT / "out" / "bench" / "ablation"
 SEARCH = Search(seconds=15.0)
 WALKS = 300
-# The fastest of a dozen candidates of `codegen.portfolio` as runs before the recorded one measured:
-# a variant's name, or the schedule itself, which another version of the walk would not find again.
-PICKED = "solve+picked"
-PICKS = {"attention": "solve+shallow", "attention causal": "solve+shallow"}
-SCHEDULES = kb.ROOT / "bench" / "results" / "raw" / "schedules"
+# The solver's first answer, without the choice by replay that `solve` makes (`codegen.chosen`).
+FIRST = "solve+first"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def _attention(causal: bool) -> Case:
     plan = LaunchPlan(persistent=not causal, split="rows")
     names = (
         *(name for name in NAMES if name != "inflight"),
-        PICKED,
+        FIRST,
         *("overlapped+held", "pingpong+held", "solve+held", "solve+turns"),
     )
     return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
@@ -83,14 +82,14 @@ def _small_heads(causal: bool) -> Case:
     # Head size 64: the exponentials take as long as the matmuls, so the order decides.
     config = attention_kernel.AttentionConfig(head_dim=64, causal=causal)
     plan = LaunchPlan(persistent=not causal, split="rows")
-    names = ("multistage", "lcsf", "overlapped", "pingpong", "solve", "solve+copies", PICKED)
+    names = ("multistage", "lcsf", "overlapped", "pingpong", "solve", FIRST)
     return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
 
 
 def _narrow() -> Case:
     # One warp group: only a second copy of S lets a matmul run beside its own exponentials.
     config = attention_kernel.AttentionConfig(tile=(64, 64))
-    names = ("multistage", "lcsf", "overlapped", "solve", "solve+copies")
+    names = ("multistage", "lcsf", "overlapped", "solve", FIRST)
     return Case(attention_kernel.attention(config), LaunchPlan(split="rows"), (16384,), names)
 
 
@@ -107,27 +106,28 @@ CASES = {
 def scheduled(case: Case, name: str) -> KernelSchedule:
     """The schedule of a row: a name of `schedules.py` and what is added to it.
 
+    +first   the solver's first answer; without anything added the one that replays fastest
     +turns   groups take the tensor core in turn
     +held    with `hold_waits`: waits for matmuls stay where the schedule has them
-    +picked  the fastest of several in a measurement before this one (`PICKS`)
     +copies  the solver may give tiles two copies (modulo variable expansion)
     +walked  the solver's order bettered by walking (`codegen.refine`)
     +seedN   another seed of the solver and of the refinement
     +shallow two slots a ring
     +nominal the solver takes costs at their values, not at their high ends
     """
-    if name == PICKED:
-        title = next(title for title, one in CASES.items() if one is case)
-        if title in PICKS:
-            return scheduled(case, PICKS[title])
-        kept = SCHEDULES / f"{title.replace(' ', '-')}.json"
-        return KernelSchedule.from_json(json.loads(kept.read_text()), str(kept))
     kind, *added = name.split("+")
     plan = case.launch.with_options(hold_waits="held" in added)
     seed = next((int(one[4:]) for one in added if one.startswith("seed")), SEARCH.seed)
     walks = WALKS if "walked" in added else 0
     end = "nominal" if "nominal" in added else SEARCH.cost_end
-    search = replace(SEARCH, expand="copies" in added, walks=walks, seed=seed, cost_end=end)
+    search = replace(
+        SEARCH,
+        expand="copies" in added,
+        walks=walks,
+        seed=seed,
+        cost_end=end,
+        replayed=not added,
+    )
     schedule = schedule_named(case.program, kind, plan, search=search)
     if "shallow" in added:
         schedule = shallow(schedule)
@@ -159,7 +159,7 @@ def _write(title: str, name: str, case: Case, schedule: KernelSchedule, built: B
     replace(built, source=source, cubin=cubin, resources=resources).write(
         _folder(title, name, True)
     )
-    found = predict(case.program, schedule)
+    found = replay(case.program, schedule, built.cubin)
     rows: dict[str, dict[str, Any]] = {
         loop: {"cycles": found[loop].cycles, "bound": found[loop].bound, "why": found[loop].reason}
         for loop in loops
@@ -272,15 +272,6 @@ def _measured(row: dict[str, Any], loop: str) -> tuple[float, float, int]:
     return cycles, clock, int(count)
 
 
-# What runs called a schedule before it had its name here; later names of a file win.
-ALIASES = {
-    "solve+plain": "solve",
-    "solve+plain+shallow": PICKED,
-    "solve+copies+plain": "solve+copies",
-    "solve+copies+held+seed4": PICKED,
-}
-
-
 def merge(files: list[Path]) -> None:
     """Rows of runs as the evidence file: what was measured, beside what the model says now.
 
@@ -290,15 +281,17 @@ def merge(files: list[Path]) -> None:
     rows: dict[str, Evidence] = {}
     for row in (row for path in files for row in read_rows(path)):
         title, name = row.kernel.rsplit(" ", 1)
-        name = ALIASES.get(name, name)
         if name not in CASES[title].schedules:
             continue
-        (model,) = predict(CASES[title].program, scheduled(CASES[title], name)).values()
+        program, schedule = CASES[title].program, scheduled(CASES[title], name)
+        (walked,) = predict(program, schedule).values()
+        (model,) = replay(program, schedule, build(program, schedule).cubin).values()
         counted = float(row.checks["counted cycles"])
         checks = {
             **row.checks,
             "predicted cycles": round(model.cycles, 1),
             "model error": round(model.cycles / counted - 1, 4),
+            "walked cycles": round(walked.cycles, 1),
             "lower bound": model.bound,
         }
         kernel = f"{title} {name}"

@@ -159,15 +159,19 @@ def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(tmp_path, 
         error = 0.5 if built == "wrong" else 0.0
         return Measured("GPU", {"c": error}, 4e-3, {"m": 1}, times[built], 1.0, 0.0)
 
+    paces = {"slow": 2000.0, "fast": 2100.0, "wrong": 1900.0}
     monkeypatch.setattr(pipeline, "build", built)
     monkeypatch.setattr(pipeline, "measure_in_worker", measured)
+    monkeypatch.setattr(pipeline, "replayed", lambda _p, _s, built, _g: paces[built])
     said: list[str] = []
     schedule, kept, trials = pipeline.choose(program, offered, settings, True, said.append)
     assert schedule.name == kept == "fast" and names == ["slow", "fast", "wrong"]
     assert [bool(trial.refused) for trial in trials] == [False, False, True, True]
     assert "wrong numbers" in trials[2].refused and "spilled" in said[3]
     schedule, _, trials = pipeline.choose(program, offered, settings, False, said.append)
-    assert schedule.name == "slow" and all(trial.microseconds is None for trial in trials)
+    # Without a GPU nothing is known to be wrong: what replays fastest.
+    assert schedule.name == "wrong" and all(trial.microseconds is None for trial in trials)
+    assert [trial.cycles for trial in trials[:3]] == [2000.0, 2100.0, 1900.0]
     with pytest.raises(CheckFailed, match="none of 1"):
         pipeline.choose(program, offered[3:], settings, False, said.append)
 

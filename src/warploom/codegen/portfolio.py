@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from warploom.codegen.lower import lower
+from warploom.codegen.chosen import shallow, steps_of
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.predict import predict
 from warploom.codegen.schedules import NAMES, schedule_named
@@ -29,7 +29,6 @@ from warploom.errors import WarploomError
 from warploom.tile import Program
 
 SEEDS = 2
-SHALLOW = 2  # slots: one is filled while one is read
 PLAIN = ("unpipelined", "multistage")  # never the fastest: not worth a place
 
 
@@ -59,11 +58,11 @@ def portfolio(
     plan = plan if plan.split else plan.with_options(split=row_axis(program))
     first = schedule_named(program, "solve", plan, gpu, asked)
     found = [_candidate("solve", program, first, gpu)]
-    seen = {_steps(program, first)}
+    seen = {steps_of(program, first)}
     rest: list[Candidate] = []
-    for name, schedule in _variants(program, plan, gpu, asked):
+    for name, schedule in _variants(program, plan, gpu, replace(asked, replayed=False)):
         try:
-            steps = _steps(program, schedule)
+            steps = steps_of(program, schedule)
             if steps not in seen:
                 seen.add(steps)
                 rest.append(_candidate(name, program, schedule, gpu))
@@ -76,15 +75,6 @@ def portfolio(
     for pair in zip_longest(plain, walked):
         found += [one for one in pair if one is not None]
     return found[: max(1, count)]
-
-
-def shallow(schedule: KernelSchedule) -> KernelSchedule:
-    """The schedule with two slots a ring; lowering says whether its releases allow that."""
-    loops = {
-        name: replace(loop, ring_depth=dict.fromkeys(loop.ring_depth, SHALLOW))
-        for name, loop in schedule.loops.items()
-    }
-    return replace(schedule, name=f"{schedule.name}-shallow", loops=loops)
 
 
 def _candidate(name: str, program: Program, schedule: KernelSchedule, gpu: str) -> Candidate:
@@ -120,10 +110,3 @@ def _try(
         yield label, schedule_named(program, name, plan, gpu, search)
     except WarploomError:
         return
-
-
-def _steps(program: Program, schedule: KernelSchedule) -> str:
-    """What is emitted, as text: rings, the steps of every role, waits held or not."""
-    named, _, steps = str(lower(program, schedule)).partition("\n")
-    assert schedule.name in named
-    return f"{schedule.launch.hold_waits} {steps}"

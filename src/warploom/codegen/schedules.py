@@ -6,7 +6,8 @@ lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
 inflight      the same with one matmul in flight across iterations
 overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
-solve         the solver's (`codegen.solve`)
+solve         the solver's (`codegen.solve`), of several answers the one that replays fastest
+              (`codegen.chosen`)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warploom.codegen.block import BlockProgram
+from warploom.codegen.chosen import chosen_kernel
 from warploom.codegen.depths import MOST_DEPTH
 from warploom.codegen.emit import emit, shared_limit
 from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
@@ -100,7 +102,9 @@ def schedule_named(
             raise InputError(f"schedule 'solve' is for Hopper (sm_90a), not {arch}; name another")
         launch = older_plan(launch or LaunchPlan())
     if name == "solve":
-        return solve_kernel(program, launch, gpu, search, registers)
+        asked = search or Search(replayed=True)
+        make_solved = chosen_kernel if asked.replayed else solve_kernel
+        return make_solved(program, launch, gpu, asked, registers)
     plan = launch or LaunchPlan()
     plan = plan if plan.split else plan.with_options(split=row_axis(program))
     rows = {

@@ -56,7 +56,8 @@ class Search:
     the nominal costs. `expand` tries two copies of tiles (`codegen.copies`)
     where the interval is above what the units need; they cost registers. `walks` orders are tried
     by the walk (`codegen.refine`) after the solver's: candidates for a measurement, as the machine
-    does not follow the walk that far.
+    does not follow the walk that far. `replayed`: of several answers the one whose machine code
+    replays fastest (`codegen.chosen`).
     """
 
     seconds: float = 10.0
@@ -65,6 +66,7 @@ class Search:
     cost_end: str = "high"
     expand: bool = False
     walks: int = 0
+    replayed: bool = False
 
 
 def solve_kernel(

@@ -17,6 +17,7 @@ from warploom.codegen.build import GPU_ARCHITECTURES, Built, build
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.portfolio import Candidate, portfolio
 from warploom.codegen.predict import Prediction, predict
+from warploom.codegen.replay import cycles_of, replay
 from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.codegen.solve import Search
 from warploom.diagram.bounds import check as check_bound
@@ -56,7 +57,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     clock.lap("trace")
     derivation = _derivation(settings)
     clock.lap("derive")
-    search = Search(seconds=settings.seconds)
+    search = Search(seconds=settings.seconds, replayed=True)
     if settings.candidates > 1:
         offered = portfolio(program, launch, settings.gpu, search, settings.candidates)
         clock.lap("schedule")
@@ -71,7 +72,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     verdict = static_verdict(built)
     say(f"static verdict: {verdict}")
     clock.lap("verdict")
-    predictions = _predictions(program, launch, settings, schedule)
+    predictions = _predictions(program, launch, settings, schedule, built)
     clock.lap("predict")
     built.write(out)
     if not verdict.passed:
@@ -99,7 +100,7 @@ def choose(
     measuring: bool,
     say: Say,
 ) -> tuple[KernelSchedule, Built, tuple[Trial, ...]]:
-    """The fastest of some schedules as measured, or without a GPU the first that compiles.
+    """The fastest of some schedules as measured, or without a GPU as its machine code replays.
 
     What does not compile (or was not brought, where there is no compiler), measures wrong or fails
     on the GPU is told and left out. Raises
@@ -112,7 +113,8 @@ def choose(
         trial = Trial(one.name, one.cycles)
         try:
             built = build(program, one.schedule, GPU_ARCHITECTURES[settings.gpu])
-            time_of = one.cycles if kept else 0.0  # without a GPU: the first
+            time_of = replayed(program, one.schedule, built, settings.gpu)
+            trial = replace(trial, cycles=time_of)
             if measuring:
                 measured = measure_in_worker(settings.name, settings.settings, built, say)
                 time_of = measured.microseconds
@@ -130,6 +132,11 @@ def choose(
         )
     _, schedule, built = min(kept, key=lambda item: item[0])
     return schedule, built, tuple(trials)
+
+
+def replayed(program: Program, schedule: KernelSchedule, built: Built, gpu: str) -> float:
+    """Cycles an iteration of all loops of a built kernel, by the replay of its machine code."""
+    return cycles_of(replay(program, schedule, built.cubin, gpu))
 
 
 def check_rate(measured: Measured, program: Program, gpu: str) -> None:
@@ -181,17 +188,25 @@ def _derivation(settings: OptimizeSettings) -> str:
 
 
 def _predictions(
-    program: Program, launch: LaunchPlan, settings: OptimizeSettings, schedule: KernelSchedule
+    program: Program,
+    launch: LaunchPlan,
+    settings: OptimizeSettings,
+    schedule: KernelSchedule,
+    built: Built,
 ) -> dict[str, Mapping[str, Prediction] | str]:
-    """Every schedule by name: its prediction, or why it does not fit this program."""
+    """Every schedule by name: its prediction, or why it does not fit this program.
+
+    The one that was built is replayed as machine code, the others are walked.
+    """
     found: dict[str, Mapping[str, Prediction] | str] = {}
     for name in NAMES:
         try:
-            one = schedule
             if name == "solve" != settings.schedule:
                 continue  # solving is asked for by name
-            if name != settings.schedule:
-                one = schedule_named(program, name, launch, settings.gpu)
+            if name == settings.schedule:
+                found[name] = replay(program, schedule, built.cubin, settings.gpu)
+                continue
+            one = schedule_named(program, name, launch, settings.gpu)
             found[name] = predict(program, one, settings.gpu)
         except WarploomError as error:
             found[name] = str(error)

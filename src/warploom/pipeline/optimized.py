@@ -28,7 +28,7 @@ class OptimizeSettings:
     measure     "gpu", "none", or "auto": the GPU when there is one
     seconds     of the solver, a loop
     candidates  distinct schedules to build (`codegen.portfolio`): the fastest measured is kept, or
-                without a GPU the first that compiles
+                without a GPU the one whose machine code replays fastest
     """
 
     name: str

@@ -1,0 +1,134 @@
+"""Of several solved schedules the one whose machine code replays fastest.
+
+Schedules with one interval differ by some per cent on the machine, by what ptxas makes of them and
+by how the groups meet. `codegen.replay` sees both, so the solver's answers are compiled and the
+choice is made among them, with no GPU:
+
+    both ends of the costs   high (slack where the machine is slower) and nominal
+    copies                   tiles with two names (`codegen.copies`), where the program has such
+    shallow rings            two slots each, for the winner: kept where nothing is lost by it
+
+What does not compile without a serialised wgmma or a spill is no candidate. The answer is kept in
+the cache by the solver's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from warploom.codegen.build import build
+from warploom.codegen.lower import lower
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.replay import cycles_of, replay
+from warploom.codegen.solve import VERSION, Search, solve_kernel
+from warploom.errors import CheckFailed, InputError, WarploomError
+from warploom.files import cache_folder, write_text_atomically
+from warploom.tile import Program
+
+SHALLOW = 2  # slots: one is filled while one is read
+EQUAL = 0.002  # of the pace: less is no difference
+REPLAY_VERSION = 1  # of the replay's rules: choices made by other ones are not used
+
+
+def chosen_kernel(
+    program: Program,
+    launch: LaunchPlan | None = None,
+    gpu: str = "h200",
+    search: Search | None = None,
+    registers: tuple[int, int] | None = None,
+    cache: Path | None = None,
+) -> KernelSchedule:
+    """The solved schedule that replays fastest; arguments as those of `codegen.solve.solve_kernel`.
+
+    Raises what the solver raises when it has no answer at all, and `CheckFailed` when none of its
+    answers compiles.
+    """
+    asked = search or Search()
+    text = repr((VERSION, REPLAY_VERSION, str(program), launch, gpu, asked, registers))
+    key = hashlib.sha256(text.encode()).hexdigest()[:32]
+    kept = (cache or cache_folder()) / "chosen" / f"{key}.json"
+    if kept.is_file():
+        return KernelSchedule.from_json(json.loads(kept.read_text()), str(kept))
+    first = solve_kernel(program, launch, gpu, asked, registers, cache)
+    best: tuple[float, KernelSchedule] | None = None
+    refusals: list[str] = []
+    seen: set[str] = set()
+    for schedule in _answers(program, first, launch, gpu, asked, registers, cache):
+        steps = steps_of(program, schedule)
+        if steps in seen:
+            continue
+        seen.add(steps)
+        try:
+            cycles = paced(program, schedule, gpu, cache)
+        except CheckFailed as error:
+            refusals.append(str(error))
+            continue
+        if best is None or cycles < best[0] * (1 - EQUAL):
+            best = cycles, schedule
+    if best is None:
+        raise CheckFailed(f"{program.name}: no solved schedule is of use: {refusals[0]}")
+    result = _with_least_rings(program, best, gpu, cache)
+    write_text_atomically(kept, json.dumps(result.to_json()))
+    return result
+
+
+def paced(
+    program: Program, schedule: KernelSchedule, gpu: str = "h200", cache: Path | None = None
+) -> float:
+    """Cycles an iteration of all loops, by the replay of what the schedule compiles to."""
+    built = build(program, schedule, cache=cache)
+    return cycles_of(replay(program, schedule, built.cubin, gpu))
+
+
+def shallow(schedule: KernelSchedule) -> KernelSchedule:
+    """The schedule with two slots a ring; lowering says whether its releases allow that."""
+    loops = {
+        name: replace(loop, ring_depth=dict.fromkeys(loop.ring_depth, SHALLOW))
+        for name, loop in schedule.loops.items()
+    }
+    return replace(schedule, name=f"{schedule.name}-shallow", loops=loops)
+
+
+def steps_of(program: Program, schedule: KernelSchedule) -> str:
+    """What is emitted, as text: rings, the steps of every role, waits held or not."""
+    named, _, steps = str(lower(program, schedule)).partition("\n")
+    assert schedule.name in named
+    return f"{schedule.launch.hold_waits} {schedule.launch.stagger} {steps}"
+
+
+def _answers(
+    program: Program,
+    first: KernelSchedule,
+    launch: LaunchPlan | None,
+    gpu: str,
+    asked: Search,
+    registers: tuple[int, int] | None,
+    cache: Path | None,
+) -> Iterator[KernelSchedule]:
+    yield first
+    ends = dict.fromkeys((asked.cost_end, "nominal"))
+    for expand in dict.fromkeys((asked.expand, True)):
+        for end in ends:
+            other = replace(asked, expand=expand, cost_end=end)
+            if other == asked:
+                continue
+            try:
+                yield solve_kernel(program, launch, gpu, other, registers, cache)
+            except WarploomError:
+                continue  # not every variation of the search has an answer
+
+
+def _with_least_rings(
+    program: Program, best: tuple[float, KernelSchedule], gpu: str, cache: Path | None
+) -> KernelSchedule:
+    cycles, schedule = best
+    less = shallow(schedule)
+    try:
+        same = paced(program, less, gpu, cache) <= cycles * (1 + EQUAL)
+    except (CheckFailed, InputError):
+        return schedule
+    return less if same else schedule

@@ -1,0 +1,149 @@
+"""The walk of one scheduler partition: rules one by one, then against the machine's own figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warploom.errors import CheckFailed
+from warploom.sass.control import NO_SCOREBOARD, Control
+from warploom.sass.issue import OCCUPANCY, Cost
+from warploom.sass.opcodes import Pipe
+from warploom.sass.partition import Partition, PartitionCosts, Slot
+
+ROOT = Path(__file__).resolve().parents[2]
+COSTS = PartitionCosts()
+
+
+def _slot(pipe: Pipe, stall: int = 1, **changes: object) -> Slot:
+    control = Control(
+        stall=stall, stay=False, write_sb=NO_SCOREBOARD, read_sb=NO_SCOREBOARD, wait=0, reuse=0
+    )
+    cost = Cost(
+        pipe=pipe,
+        occupancy=OCCUPANCY[pipe],
+        result=0,
+        sources=0,
+        group=False,
+        commits=False,
+        retires=-1,
+        barrier=False,
+        copies=False,
+        copies_left=-1,
+    )
+    reads = pipe not in (Pipe.ASYNC, Pipe.CONTROL)
+    plain = Slot(cost, control, 0.0, False, reads, False, False, False, False)
+    return replace(plain, **changes)
+
+
+def _matmul(cycles: float, **changes: object) -> Slot:
+    slot = _slot(Pipe.ASYNC, matmul=cycles, reads=False, **changes)
+    return replace(slot, cost=replace(slot.cost, group=True, commits=True))
+
+
+WAIT = replace(_slot(Pipe.CONTROL), cost=replace(_slot(Pipe.CONTROL).cost, retires=0), reads=False)
+
+
+def _pace(*groups: tuple[Slot, ...], passes: int = 60) -> list[float]:
+    ends = Partition(groups, [0.0] * len(groups)).run(passes)
+    return [(own[passes - 1] - own[9]) / (passes - 10) for own in ends]
+
+
+@pytest.mark.parametrize(("pipe", "cycles"), [(Pipe.FMA, 1), (Pipe.ALU, 2), (Pipe.XU, 8)])
+def test_a_pipe_serves_one_warp_or_two_at_its_rate(pipe: Pipe, cycles: int) -> None:
+    loop = (_slot(pipe),) * 16
+    assert _pace(loop) == [16 * cycles]
+    assert _pace(loop, loop) == pytest.approx([32 * cycles] * 2, rel=0.02)
+
+
+def test_two_pipes_serve_two_warps_side_by_side() -> None:
+    special, half = (_slot(Pipe.XU),) * 8, (_slot(Pipe.ALU),) * 32
+    together = _pace(special, half)
+    assert together[0] == pytest.approx(64, rel=0.1)
+    assert together[1] == pytest.approx(64, rel=0.1)
+
+
+def test_arithmetic_and_a_matmul_slow_each_other() -> None:
+    batch = (*(_matmul(64.0),) * 16, WAIT)
+    lanes = (_slot(Pipe.FMA),) * 64
+    (alone,), (lanes_alone,) = _pace(batch), _pace(lanes)
+    both = _pace(batch, lanes)
+    assert both[0] > alone + 0.3 * 64 * both[0] / both[1]
+    assert both[1] > 1.5 * lanes_alone
+
+
+def test_matmuls_of_two_groups_run_one_after_the_other() -> None:
+    batch = (*(_matmul(64.0),) * 8, WAIT)
+    assert _pace(batch)[0] > 8 * 64
+    assert _pace(batch, batch) == pytest.approx([16 * 64] * 2, rel=0.01)
+
+
+def test_the_queue_holds_back_the_warp_that_fills_it() -> None:
+    # Behind so many matmuls an instruction of the same warp issues late, of another one at once.
+    many = (*(_matmul(64.0),) * 12, WAIT, _slot(Pipe.FMA, stall=15))
+    walk = Partition([many], [0.0], replace(COSTS, queue=2))
+    (ends,) = walk.run(3)
+    assert ends[0] > 12 * 64
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_a_matmul_is_waited_for_and_its_issue_takes_turns(own: int, other: int) -> None:
+    groups = [(*(_matmul(32.0),) * count, WAIT) for count in (own, other)]
+    ends = Partition(groups, [0.0, 5.0]).run(20)
+    busy = 32.0 * min(own, other) * 2 * 20
+    assert max(one[19] for one in ends) >= 32.0 * max(own, other) * 20
+    assert min(one[19] for one in ends) <= busy + 32.0 * max(own, other) * 20 + 20 * 200
+
+
+class _Shut:
+    def opens(self, group: int, number: int) -> float | None:
+        return None if (group, number) == (0, 2) else 0.0
+
+    def signals(self, group: int, number: int, now: float) -> None:
+        del group, number, now
+
+
+def test_a_gate_that_nothing_opens_is_told() -> None:
+    loop = (_slot(Pipe.FMA), replace(_slot(Pipe.FMA), gate=True))
+    with pytest.raises(CheckFailed, match="every group waits"):
+        Partition([loop], [0.0], gates=_Shut()).run(5)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "allowed"),
+    [
+        ("same_ss_exp2", "same ss exp2: 1 groups, 3", 0.10),
+        ("same_ss_exp2", "same ss exp2: 2 groups, 3", 0.15),
+        ("three_soft", "three soft: 5 operations", 0.10),
+        ("three_exp", "three exp: 7 operations", 0.10),
+        ("three_fma", "three fma: 5 matmuls", 0.10),
+        ("three_max", "three max: 7 operations", 0.12),
+        ("three_expfma", "three expfma: 7 matmuls", 0.10),
+    ],
+)
+def test_the_model_says_what_the_machine_took(
+    name: str, key: str, allowed: float, cubin: Path
+) -> None:
+    sys.path.insert(0, str(ROOT / "bench"))
+    import partition  # noqa: PLC0415
+
+    raw = json.loads((ROOT / "bench/results/raw/partition-h200.json").read_text())
+    assert name.split("_")[1] in key
+    assert partition.predict(cubin, key) == pytest.approx(raw["cycles"][key], rel=allowed)
+
+
+@pytest.fixture(scope="module")
+def cubin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sys.path.insert(0, str(ROOT / "bench"))
+    import partition  # noqa: PLC0415
+
+    path = tmp_path_factory.mktemp("partition") / "some.cubin"
+    kernels = ("same_ss_exp2", "three_soft", "three_exp", "three_fma", "three_max", "three_expfma")
+    partition.build(path, kernels)
+    return path
