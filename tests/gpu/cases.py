@@ -33,6 +33,7 @@ from warploom.kernels.choices import (
     GemmChoice,
     choose_attention,
     choose_gemm,
+    gemm_choice,
 )
 from warploom.kernels.library import configure, entry, random_arrays
 from warploom.tile import Program, interpret
@@ -98,6 +99,7 @@ VARIANTS = {
     "together": GemmChoice(
         "together", (128, 64), ("slices_tile", 4), panels=1, slices=4, together=True
     ),
+    **{name: gemm_choice(name) for name in ("meet6-64x64", "192x256", "192x256-along-n")},
 }
 
 
@@ -217,6 +219,11 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "gemm-any-columns": lambda: gemm("200x424x136", "128x200"),
     "gemm-meeting": lambda: gemm("300x136x1000", "together"),
+    "gemm-meeting-of-six": lambda: gemm("200x136x1000", "meet6-64x64"),
+    "gemm-three-groups": lambda: gemm("800x520x200", "192x256"),
+    "gemm-three-groups-epilogue": lambda: gemm(
+        "400x264x136", "192x256-along-n", bias="true", activation="gelu"
+    ),
     "gemm-cluster-of-4": lambda: gemm("700x264x136", "128x256-by-4"),
     "attention": lambda: attention(rows="200", keys="200"),
     "attention-one-key": lambda: attention(rows="130", keys="1"),
