@@ -76,6 +76,7 @@ WRONG = {
     "build gemm -o out --gpu a100 --schedule solve": "schedule 'solve' is for Hopper",
     "build mine.py:good -o out --set bm=16": "16 rows in a group, expected a multiple of 64",
     "derive nothing": "no formula 'nothing'",
+    "derive attention --set q=99999999999": "expected at most that",
     "schedule none.json": "cannot read none.json",
     "schedule attention --json .": "cannot write .: it is a directory",
     "bench nothing": "benchmark 'nothing': expected one of",

@@ -23,6 +23,7 @@ from warploom.files import write_text_atomically
 from warploom.objects import load_object, names_object
 from warploom.pipeline.derived import build_derivation
 
+LONGEST = 2**31 - 1
 SYMBOLS = {"group": "g", "split": "w", "stream": "s"}
 HOPPER = ("h100", "h200")
 ONE = 1
@@ -151,6 +152,8 @@ def parse_sizes(pairs: list[str]) -> dict[str, int]:
             raise InputError(
                 f"--set {pair!r}: expected AXIS=SIZE with a size of at least 1, as q=4096"
             )
+        if int(text) > LONGEST:
+            raise InputError(f"--set {pair!r}: kernels count to {LONGEST:,}, expected at most that")
         sizes[axis.strip()] = int(text)
     return sizes
 
