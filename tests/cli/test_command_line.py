@@ -35,6 +35,7 @@ other_shape = UserKernel(good, reference=lambda arrays: {"z": arrays["x"][:1]})
 no_table = UserKernel(good, reference=lambda arrays: 3)
 text = UserKernel(good, reference=lambda arrays: {"z": "text"})
 odd_size = UserKernel(good, sizes={"m": -3})
+def named(): return t.trace(lambda x: None, {"x": t.array(t.FP32, "m")}, name="../evil")
 def nothing(): return t.trace(lambda x: None, {"x": t.array(t.FP32, "m")}, name="nothing")
 def scaled():
     def body(x, y):
@@ -69,6 +70,8 @@ WRONG = {
     "run attention --set packed=true": "a run does not know how long",
     "build gemm": "build: Missing option '-o'",
     "build gemm -o mine.py": "cannot write mine.py/gemm.cu",
+    "build mine.py:nothing -o out": "nothing stores nothing: there is nothing to build",
+    "build mine.py:named -o out": "program str '../evil': expected a name",
     "build gemm -o out --gpu b200": "code is emitted for h100, h200, a100",
     "build gemm -o out --allow all": "allow 'all': expected some of spills, stack",
     "build gemm -o out --schedule none.json": "cannot read none.json",

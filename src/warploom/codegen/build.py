@@ -29,6 +29,7 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.files import cache_folder, write_bytes_atomically, write_text_atomically
 from warploom.tile import Array, Index, Program, dtype
+from warploom.tile.ops import OPS
 
 SCHEMA = "warploom.kernel"
 VERSION = 1
@@ -146,6 +147,8 @@ def build(
     """
     if unknown := set(allow) - set(ALLOWED):
         raise InputError(f"allow {sorted(unknown)[0]!r}: expected some of {', '.join(ALLOWED)}")
+    if not any(OPS[op.kind].group == "sink" for op in program.ops()):
+        raise InputError(f"{program.name} stores nothing: there is nothing to build")
     if isinstance(schedule, str):
         # Not at the top: solving and its cache stand above this.
         from warploom.codegen.schedules import schedule_named  # noqa: PLC0415

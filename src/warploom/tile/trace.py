@@ -106,7 +106,10 @@ def trace(
     """
     if not callable(function):
         raise refuse(f"trace of {shown(function)}: expected a function of the arrays")
-    tracer = Tracer(name or function.__name__)
+    if name:
+        a_name(name, "program")
+    # A lambda has a name that is none.
+    tracer = Tracer(name or re.sub(r"\W", "", function.__name__))
     bound: dict[str, Array] = {}
     for key, spec in _arrays_of(arrays).items():
         bound[key] = replace(spec, name=key)
