@@ -283,9 +283,7 @@ def main() -> None:
             names += [
                 f"{w} {d} 8192" for w in ("sharp", "rising") for d in ("64 full", "128 causal")
             ]
-            names += [
-                f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in LENGTHS[:4]
-            ]
+            names += [f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in LENGTHS[:4]]
         names = [n for n in names if any(o in n for o in args.only.split(","))]
         checks = [name for name in names if name.startswith("check")]
         results = kb.run_workers(str(Path(__file__)), args, checks)
