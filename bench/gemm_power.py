@@ -235,6 +235,10 @@ def summary(result: Mapping[str, Any], name: str) -> dict[str, float]:
     }
 
 
+def _shown(value: float) -> float:
+    return round(value, 3) if value < 10 else round(value)
+
+
 def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
     """Evidence rows and a table of a run."""
     env = kb.environment()
@@ -275,8 +279,8 @@ def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
                     samples=len(result["readings"][name]),
                     checks={
                         "numerics": check,
-                        **{key: round(x, 4) for key, x in values.items() if key != "rate"},
-                        **{f"{best} {key}": round(x, 4) for key, x in found[best].items()},
+                        **{key: _shown(x) for key, x in values.items() if key != "rate"},
+                        **{f"{best} {key}": _shown(x) for key, x in found[best].items()},
                         **({"plain": round(found[PLAIN]["rate"], 1)} if PLAIN in found else {}),
                     },
                     notes=f"torch {env['torch']}; {result['limit']:.0f} W limit; alone for "

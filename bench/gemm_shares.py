@@ -136,14 +136,14 @@ def main() -> None:
     for name, amount in zip(("multiplies and the rest", *NAMES), amounts, strict=True):
         print(f"{name:30} {amount:.3f} pJ/FLOP, {amount / amounts.sum():.1%} of 128x256")
     least = min(found, key=lambda p: p.energy)
-    floor = costs[0] + costs[1] * min(p.operands for p in found)
-    cublas = {row.shape: row.baselines for row in rows}[f"{SHAPE}x{SHAPE}x{SHAPE}"]["cuBLAS"]
-    limit = least.energy * next(
-        row.ours for row in rows if row.kernel == f"gemm {least.name}" and str(SHAPE) in row.shape
-    )
+    once = 2 * SHAPE * SHAPE * 2 / 1e9  # GB of a and b
+    floor = costs @ np.array([1.0, least.operands, least.requests, once])
+    shape = f"{SHAPE}x{SHAPE}x{SHAPE}"
+    row = next(r for r in rows if (r.kernel, r.shape) == (f"gemm {least.name}", shape))
+    cublas = float(row.checks["cuBLAS pJ/FLOP"])
     print(
-        f"least measured {least.energy:.4f} ({least.name}); without any traffic beyond shared "
-        f"memory {floor:.4f}: at most {limit / floor / cublas:.3f} of cuBLAS"
+        f"{least.name}: {least.energy:.3f} pJ/FLOP, {cublas / least.energy:.3f} of cuBLAS' rate; "
+        f"if a and b came from DRAM once {floor:.3f}, at most {cublas / floor:.3f}"
     )
 
 
