@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from warploom.cli import app
 from warploom.codegen.build import build
 from warploom.codegen.portfolio import Candidate
-from warploom.errors import CheckFailed, InputError, Interrupted
+from warploom.errors import CheckFailed, InputError, Interrupted, ToolMissing
 from warploom.pipeline import optimize as pipeline
 from warploom.pipeline.optimize import optimize
 from warploom.pipeline.optimize_measure import Measured
@@ -136,14 +136,21 @@ def test_bench_lists_and_says_that_no_gpu_is_here(monkeypatch):
 
 
 def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(tmp_path, monkeypatch):
-    """Four candidates: slow, fast, wrong on the GPU, refused by the compiler."""
-    settings = replace(GEMM, schedule="solve", candidates=4)
+    """Five candidates: slow, fast, wrong on the GPU, refused by the compiler, and one that nobody
+    compiled before, on a machine without a compiler."""
+    settings = replace(GEMM, schedule="solve", candidates=5)
     config = pipeline.configure("gemm", {})[0]
     program = pipeline.entry("gemm").program(config)
     plan = pipeline.entry("gemm").schedule(config).launch
     offered = [
         Candidate(name, pipeline.schedule_named(program, "multistage", plan), cycles)
-        for name, cycles in (("slow", 1.0), ("fast", 2.0), ("wrong", 3.0), ("spills", 4.0))
+        for name, cycles in (
+            ("slow", 1.0),
+            ("fast", 2.0),
+            ("wrong", 3.0),
+            ("spills", 4.0),
+            ("new", 5.0),
+        )
     ]
     offered = [replace(c, schedule=replace(c.schedule, name=c.name)) for c in offered]
     times = {"slow": 30.0, "fast": 20.0, "wrong": 10.0}
@@ -152,6 +159,8 @@ def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(tmp_path, 
     def built(program, schedule, arch):
         if schedule.name == "spills":
             raise CheckFailed("8 B of registers spilled")
+        if schedule.name == "new":
+            raise ToolMissing("nvcc 13.3 or newer is needed")
         names.append(schedule.name)
         return schedule.name
 
@@ -166,13 +175,13 @@ def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(tmp_path, 
     said: list[str] = []
     schedule, kept, trials = pipeline.choose(program, offered, settings, True, said.append)
     assert schedule.name == kept == "fast" and names == ["slow", "fast", "wrong"]
-    assert [bool(trial.refused) for trial in trials] == [False, False, True, True]
-    assert "wrong numbers" in trials[2].refused and "spilled" in said[3]
+    assert [bool(trial.refused) for trial in trials] == [False, False, True, True, True]
+    assert "wrong numbers" in trials[2].refused and "spilled" in said[3] and "nvcc" in said[4]
     schedule, _, trials = pipeline.choose(program, offered, settings, False, said.append)
     # Without a GPU nothing is known to be wrong: what replays fastest.
     assert schedule.name == "wrong" and all(trial.microseconds is None for trial in trials)
     assert [trial.cycles for trial in trials[:3]] == [2000.0, 2100.0, 1900.0]
-    with pytest.raises(CheckFailed, match="none of 1"):
+    with pytest.raises(CheckFailed, match=r"none of 2.*spilled"):
         pipeline.choose(program, offered[3:], settings, False, said.append)
 
 
