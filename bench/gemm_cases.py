@@ -11,6 +11,7 @@ from typing import Any
 from warploom.codegen.build import Built, build
 from warploom.codegen.named import multistage
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.kernels.choices import (
     GEMM_CHOICES,
     GemmChoice,
@@ -21,7 +22,7 @@ from warploom.kernels.gemm import GemmConfig, combine, combine_schedule, gemm
 from warploom.kernels.gemm_choices import TRANSPOSED
 from warploom.tile import BF16, E4M3, FP16, FP32, Program
 
-Make = Callable[[GemmConfig], KernelSchedule]
+Make = Callable[[GemmConfig], KernelSchedule | SimtSchedule]
 Variant = tuple[GemmConfig, Make, Callable[[GemmConfig], Program]]
 WIDE = (40, 232)  # registers a thread where the producer needs more than 24
 

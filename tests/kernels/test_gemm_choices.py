@@ -15,6 +15,7 @@ from warploom.codegen.emit import emit
 from warploom.codegen.lower import lower
 from warploom.codegen.simulate import simulate
 from warploom.errors import InputError
+from warploom.evidence import read_rows
 from warploom.kernels.gemm import GemmConfig, gemm
 from warploom.kernels.gemm_choices import (
     CONSTANTS,
@@ -26,12 +27,14 @@ from warploom.kernels.gemm_choices import (
     choose_gemm,
     default_gemm,
     gemm_choice,
+    preferred,
     read_constants,
 )
 from warploom.tile import E4M3, FP32, interpret
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import fit_gemm
+import gemm_shares
 
 ROWS = fit_gemm.read(fit_gemm.RESULTS)
 SHAPES = list(dict.fromkeys(row.shape for row in ROWS))
@@ -61,6 +64,34 @@ def test_the_stored_constants_choose_well_where_it_was_measured():
 def test_a_shape_is_chosen_for_without_its_own_rows(shape):
     others = [row for row in ROWS if row.shape != shape]
     assert fit_gemm.pick(shape, ROWS, fit_gemm.fit(others, CONSTANTS, 4))[1] < 0.1
+
+
+def test_the_shares_of_power_are_those_of_kernels_that_ran_alone():
+    """L2 and DRAM count together in the model: both fall with the rows a multiply asks for."""
+    found = gemm_shares.points(read_rows(gemm_shares.RESULTS))
+    base = next(point for point in found if point.name == "128x256")
+    costs = gemm_shares.fit(found)
+    shares = costs * [1.0, base.operands, base.requests, base.dram]
+    shares = shares / shares.sum()
+    assert abs(CONSTANTS.operands - shares[1]) < 0.03
+    assert abs(CONSTANTS.requested - (shares[2] + shares[3])) < 0.03
+    # Every variant within 3 %, and the wider tile before the narrow one.
+    for point in found:
+        fitted = costs @ [1.0, point.operands, point.requests, point.dram]
+        assert abs(fitted / point.energy - 1) < 0.03
+    by_name = {point.name: point.energy for point in found}
+    assert by_name["192x256"] < by_name["128x256"] < by_name["128x128"]
+
+
+def test_of_equal_times_the_one_of_less_power_is_chosen():
+    wide, narrow = gemm_choice("192x256"), gemm_choice("128x128")
+    config = GemmConfig()
+    assert wide.power(config) < 1.0 < narrow.power(config)
+    assert gemm_choice("128x256").power(config) == pytest.approx(1.0)
+    assert preferred([(1000.0, narrow), (1000.0, wide)], config) is wide
+    # A short kernel's clock is not its own.
+    assert preferred([(20.0, narrow), (20.3, wide)], config) is narrow
+    assert preferred([(900.0, narrow), (1000.0, wide)], config) is narrow
 
 
 def test_constants_that_ignore_pitches_are_told_from_right_ones():

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 TIE = 1.01  # times that close are taken as equal: repeated measurements differ by more
-FOLLOWS = 0.3  # share of its own power that a kernel's clock follows: 1 alone, 0 among others
+FOLLOWS = 0.25  # share of its own power that a kernel's clock follows: 1 alone, 0 among others
 LONG = 150.0  # microseconds from which on power is said to count
 ALONE = ("", 1)  # no cluster
 
