@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from warploom.sass.dependence import Dependence, Hazard
 from warploom.sass.kernel import Block, Instruction, Kernel
 from warploom.sass.latency import LONGEST, LatencyTable
+from warploom.sass.liveness import mask_of
 from warploom.sass.mining import issue_times, key_of
 
 
@@ -36,6 +37,8 @@ class _Summary:
     least: int
     touches: dict[int, list[_Touch]]
     killed: set[int]
+    touched: int  # `touches` and `killed` as bits
+    kills: int
     live: dict[int, list[tuple[Instruction, str, Hazard, int]]]
 
 
@@ -43,7 +46,7 @@ def _summarise(kernel: Kernel, block: Block, table: LatencyTable) -> _Summary:
     items = kernel.instructions[block.start : block.end]
     times = issue_times(items)
     duration = times[-1] + items[-1].control.stall
-    summary = _Summary(duration, sum(table.own_stall(item) for item in items), {}, set(), {})
+    summary = _Summary(duration, sum(table.own_stall(item) for item in items), {}, set(), 0, 0, {})
     for item, when in zip(items, times, strict=True):
         for access in item.effects.reads:
             if access.resource not in summary.killed:
@@ -58,6 +61,7 @@ def _summarise(kernel: Kernel, block: Block, table: LatencyTable) -> _Summary:
                 summary.touches.setdefault(access.resource, []).append(touch)
                 summary.killed.add(access.resource)
             summary.live[access.resource] = [(item, access.slot, Hazard.RAW, duration - when)]
+    summary.touched, summary.kills = mask_of(summary.touches), mask_of(summary.killed)
     return summary
 
 
@@ -101,10 +105,10 @@ _Reached = tuple[_Touch, int, int, tuple[int, ...]]
 def _pairs(kernel: Kernel, summaries: list[_Summary]) -> Iterator[tuple[Dependence, int, _Reached]]:
     """(dependence, cycles from the producer to its block's end, how the consumer is reached)."""
     for block in kernel.blocks:
+        reached = _reach(kernel, summaries, block)
         for resource, producers in summaries[block.index].live.items():
-            reached = _reach(kernel, summaries, block, resource)
             for producer, slot, source, tail in producers:
-                for found in reached:
+                for found in reached.get(resource, ()):
                     touch = found[0]
                     hazard = source
                     if source is Hazard.RAW and touch.written:
@@ -121,28 +125,44 @@ def _pairs(kernel: Kernel, summaries: list[_Summary]) -> Iterator[tuple[Dependen
 
 
 def _reach(
-    kernel: Kernel, summaries: list[_Summary], block: Block, resource: int
-) -> list[tuple[_Touch, int, int, tuple[int, ...]]]:
-    """(touch, least cycles in between, cycles in between as compiled, blocks in between).
+    kernel: Kernel, summaries: list[_Summary], block: Block
+) -> dict[int, list[tuple[_Touch, int, int, tuple[int, ...]]]]:
+    """By resource: (touch, least cycles in between, cycles in between as compiled, blocks between).
 
-    The shortest way in least cycles to every block within reach that touches the resource.
+    The shortest way in least cycles to every block within reach that touches a resource alive at
+    the block's end. All resources go together, as the bits of an integer: a way carries those that
+    no block on it has written and that did not come there by a shorter one.
     """
-    found: list[tuple[_Touch, int, int, tuple[int, ...]]] = []
-    queue: list[tuple[int, int, int, tuple[int, ...]]] = [
-        (0, 0, successor, ()) for successor in block.successors
+    found: dict[int, list[tuple[_Touch, int, int, tuple[int, ...]]]] = {}
+    alive = mask_of(summaries[block.index].live)
+    ways: list[tuple[int, int, int, tuple[int, ...], int]] = [
+        (0, 0, successor, (), alive) for successor in block.successors
     ]
-    heapq.heapify(queue)
-    done: set[int] = set()
-    while queue:
-        least, actual, number, path = heapq.heappop(queue)
-        if number in done or least >= LONGEST:
+    heapq.heapify(ways)
+    done: dict[int, int] = {}
+    while ways:
+        least, actual, number, path, mask = heapq.heappop(ways)
+        mask &= ~done.get(number, 0)
+        if not mask or least >= LONGEST:
             continue
-        done.add(number)
+        done[number] = done.get(number, 0) | mask
         summary = summaries[number]
-        found.extend((touch, least, actual, path) for touch in summary.touches.get(resource, ()))
-        if resource in summary.killed:
+        for resource in bits_of(mask & summary.touched):
+            rows = found.setdefault(resource, [])
+            rows.extend((touch, least, actual, path) for touch in summary.touches[resource])
+        mask &= ~summary.kills
+        further = (least + summary.least, actual + summary.duration)
+        if further[0] >= LONGEST:
             continue
         for successor in kernel.blocks[number].successors:
-            further = (least + summary.least, actual + summary.duration)
-            heapq.heappush(queue, (*further, successor, (*path, number)))
+            if carried := mask & ~done.get(successor, 0):
+                heapq.heappush(ways, (*further, successor, (*path, number), carried))
     return found
+
+
+def bits_of(mask: int) -> Iterator[int]:
+    """The places of the bits that are set, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

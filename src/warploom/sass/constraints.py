@@ -37,6 +37,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
     pointers = address_pointers(kernel) if mode is AliasMode.TRITON else {}
     entry = outstanding_at_entry(kernel)
     later = touched_later(kernel)
+    counted = {counting_waits(item) for item in kernel.instructions} - {None}
     for block in kernel.blocks:
         items = kernel.instructions[block.start : block.end]
         times = issue_times(items)
@@ -45,7 +46,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
         _synchronisation(builder, items, times, latencies)
         _pools(builder, items)
         _scoreboards(builder, kernel, block, entry[block.index], later[block.index], times, notes)
-        _setter_order(builder, kernel, items)
+        _setter_order(builder, counted, items)
         _reuse(builder, items)
     across_blocks(builder.cross, builder.durations, kernel, latencies)
     return Constraints(
@@ -121,9 +122,10 @@ def _pools(builder: Builder, items: tuple[Instruction, ...]) -> None:
                 builder.order.append((pair[0], pair[1], Rule.SYNC_ORDER, 0))
 
 
-def _setter_order(builder: Builder, kernel: Kernel, items: tuple[Instruction, ...]) -> None:
+def _setter_order(
+    builder: Builder, counted: set[int | None], items: tuple[Instruction, ...]
+) -> None:
     """Where a DEPBAR counts down to more than zero, the setters of its scoreboard keep order."""
-    counted = {counting_waits(item) for item in kernel.instructions} - {None}
     for scoreboard in counted:
         last: int | None = None
         for item in items:
