@@ -16,7 +16,7 @@ from warploom.codegen.emit_meet import BARRIERS, check_meetings, exchange_bytes,
 from warploom.codegen.emit_staged import staged_offsets
 from warploom.codegen.emit_steps import StepCode, indent
 from warploom.codegen.emit_tma import Maps
-from warploom.codegen.entry import entry_registers, threads_told
+from warploom.codegen.entry import threads_told, told_lines
 from warploom.codegen.layout import ALIGNMENT
 from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
@@ -124,7 +124,7 @@ class Emitter:
         lines = [
             *head,
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
-            *_told_lines(threads, told),
+            *told_lines(threads, told),
             f'extern "C" __global__ void __launch_bounds__({told}, {self.plan.resident})'
             f"{cluster} "
             f"{kernel_name(self.program.name)}(",
@@ -406,17 +406,6 @@ class Emitter:
         ]
         found.update({var.name: var for one in copies for var in one})
         return list(found.values())
-
-
-def _told_lines(threads: int, told: int) -> list[str]:
-    if told == threads:
-        return []
-    granted = entry_registers(threads)
-    return [
-        f"// Blocks have {threads} threads. ptxas is told of {told}: it refuses a wgmma whose sums",
-        f"// leave too few of the {granted} registers that a thread begins with. The image is then",
-        f"// set to {threads} threads (warploom.codegen.entry_image).",
-    ]
 
 
 _POINTEE = {

@@ -31,3 +31,15 @@ def threads_told(threads: int, helpers: Iterable[str]) -> int:
     while entry_registers(threads) < needed and threads > WARP_GROUP:
         threads -= WARP_GROUP
     return threads
+
+
+def told_lines(threads: int, told: int) -> list[str]:
+    """What the kernel's file says of it."""
+    if told == threads:
+        return []
+    granted = entry_registers(threads)
+    return [
+        f"// Blocks have {threads} threads. ptxas is told of {told}: it refuses a wgmma whose sums",
+        f"// leave too few of the {granted} registers that a thread begins with. The image is then",
+        f"// set to {threads} threads (warploom.codegen.entry_image).",
+    ]
