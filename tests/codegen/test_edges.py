@@ -78,8 +78,22 @@ def plane_outside(a, b, c):
     t.store(c, t.span(i * 64, 64), t.span(0, 32), tile=product(a, b, i, plane=i - 1))
 
 
+def loops_of_two_depths(a, b, c):
+    """The same arrays in tiles of three sizes, in loops and outside: rings of their own."""
+    i = grid()
+    rows, cols = t.span(i * 64, 64), t.span(0, 32)
+    first = t.load(a, rows, t.span(0, 16)) @ t.load(b, t.span(0, 16), cols)
+    acc = product(a, b, i)
+    for k in t.loop(t.cdiv(t.size("k"), 32)):
+        part = t.span(k * 32, 32)
+        acc += t.load(a, rows, part) @ t.load(b, part, cols)
+    last = t.load(a, rows, t.span(0, 32)) @ t.load(b, t.span(0, 32), cols)
+    t.store(c, rows, cols, tile=acc + first - last)
+
+
 BODIES = {
     columns_end: {"c": (t.FP32, "m n")},
+    loops_of_two_depths: {"c": (t.FP32, "m n")},
     turned_rows_end: {"c": (t.BF16, "n m")},
     turned_and_added: {"c": (t.INT32, "n m")},
     between_16_bytes: {"c": (t.BF16, "m n")},

@@ -60,7 +60,7 @@ def test_it_compiles_for_hopper(rows):
     program, _ = state_case(rows=rows)
     built = build(program, schedule_named(program, "lcsf"))
     assert built.resources.spill_bytes == 0 and "fence_async();" in built.source.text
-    base = re.search(r"_staged = in_block\(shared\) \+ (\d+)", built.source.text)
+    base = re.search(r"_room = shared \+ (\d+)", built.source.text)
     assert base is not None and int(base[1]) % 1024 == 0
 
 

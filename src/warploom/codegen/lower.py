@@ -27,7 +27,7 @@ from warploom.codegen.lower_loader import loader_role
 from warploom.codegen.order import check_order
 from warploom.codegen.place import Placement, place, sections
 from warploom.codegen.plan import KernelSchedule
-from warploom.codegen.rings import make_rings
+from warploom.codegen.rings import make_rings, names_in
 from warploom.codegen.turns import node_of, require_group, turn_runs, with_turns
 from warploom.errors import InputError
 from warploom.schedule.schedule import Schedule
@@ -266,15 +266,17 @@ class _Compute:
     ) -> list[tuple[int, int, Step]]:
         chosen = schedule.params.get("release", {})
         result: list[tuple[int, int, Step]] = []
+        called = names_in(self.rings, loop)
         for name in sorted(self._local_rings(loop)):
             readers = [op for op in self.effects.readers[name] if op in times]
             last = max(readers, key=lambda op: times[op])
             node = node_of(schedule, self.ops[last], self.part)
-            key = f"{name}/{self.part}" if f"{name}/{self.part}" in chosen else name
+            own = called[name]
+            key = f"{own}/{self.part}" if f"{own}/{self.part}" in chosen else own
             if key not in chosen:
                 raise InputError(
                     f"schedule of {schedule.graph}: params['release'] gives no time for ring "
-                    f"{name!r}, whose last reader is {node}"
+                    f"{own!r}, whose last reader is {node}"
                 )
             result.append((int(chosen[key]), 1, Step("Release", ring=name)))
         return result

@@ -13,7 +13,7 @@ from warploom.codegen.block import Ring, Step
 from warploom.codegen.hazards import Effects, Token
 from warploom.codegen.place import Placement
 from warploom.codegen.plan import KernelSchedule
-from warploom.codegen.rings import make_rings
+from warploom.codegen.rings import make_rings, names_in
 from warploom.schedule.schedule import Schedule
 from warploom.tile import Loop, Op
 
@@ -25,12 +25,14 @@ def releases(
     loop = next(one for one in placement.program.loops() if one.index == index)
     times = schedule.loops[index]
     rings = make_rings(placement, schedule)
+    called = names_in(rings, loop)
     result: dict[str, int] = {}
     for ring in rings:
-        if not any(load in loop.body for buffer in ring.buffers for load in buffer.loads):
+        if ring.name not in called:
             continue
         for part in range(placement.parts):
-            result[f"{ring.name}/{part}"] = _release(placement, loop, times, ring, part, latency)
+            key = f"{called[ring.name]}/{part}"
+            result[key] = _release(placement, loop, times, ring, part, latency)
     return result
 
 

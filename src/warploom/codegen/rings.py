@@ -39,7 +39,7 @@ def make_rings(placement: Placement, schedule: KernelSchedule) -> tuple[Ring, ..
             others = [d for d in drafts if not any(d is own for own in ours)]
             twin = next((d for d in others if d.key == key and isinstance(section, Loop)), None)
             if twin is None:
-                name = unique(joined(group), [own.name for own in ours])
+                name = unique(joined(group), [own.name for own in drafts])
                 drafts.append(_Draft(name, depth, [[op] for op in group], key))
                 ours.append(drafts[-1])
             else:
@@ -47,6 +47,19 @@ def make_rings(placement: Placement, schedule: KernelSchedule) -> tuple[Ring, ..
                 for column, op in zip(twin.columns, group, strict=True):
                     column.append(op)
     return tuple(_ring(placement, draft) for draft in drafts)
+
+
+def names_in(rings: Sequence[Ring], loop: Loop) -> dict[str, str]:
+    """What the schedule of a loop calls the rings it fills, by their own names: after their arrays,
+    with a number where the loop has several of the same. Rings of the whole program may have more.
+    """
+    found: dict[str, str] = {}
+    for op in loop.body:
+        ring = next((r for r in rings if any(op in b.loads for b in r.buffers)), None)
+        if ring is not None and ring.name not in found:
+            loads = [load for b in ring.buffers for load in b.loads if load in loop.body]
+            found[ring.name] = unique(joined(loads), found.values())
+    return found
 
 
 def joined(loads: Sequence[Op]) -> str:

@@ -44,7 +44,7 @@ class Place:
         self.base = " + ".join([f"{self.array.name}_data", *fixed])
 
     def length(self, dim: int) -> str:
-        """The length of a dimension; to a store that drops what lies from `stop` on: up to there."""
+        """The length of a dimension; for a store with a `stop`, no further than that."""
         whole, stop = c_name(self.array.dims[dim]), self.op.spans[dim].stop
         return whole if stop is None else f"::min({whole}, ::max({c_index(stop)}, 0))"
 
