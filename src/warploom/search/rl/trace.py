@@ -7,28 +7,12 @@ first place it touches to where it has converged, with the result that `BatchDer
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
 from warploom.sass.control import MAX_STALL, MAX_STALL_STAYING
 from warploom.search.rl.patches import Asked, Cell, Move, Patch, Wish
 from warploom.search.rl.rules import BlockRules
 from warploom.search.rl.walk import Settling, Walk
-
-
-@dataclass(frozen=True)
-class Change:
-    """What differs between a version and the older one it came from: the places [begin, end); the
-    latest first issue that matters behind them (`heads`); when all that differs holds up nothing
-    any more, now and then; whether both end alike."""
-
-    old: Trace
-    begin: int
-    end: int
-    heads: int
-    expires: tuple[int, int]
-    same_end: bool
 
 
 class Trace:
@@ -299,7 +283,7 @@ class Trace:
     def finish(self, patch: Patch) -> None:
         """The last place of a patch, which depends on the whole block."""
         last = self.size - 1
-        patch.last_stall, patch.longer = self._ending(patch)
+        patch.last_stall, patch.longer = self.ending(patch)
         patch.odd = patch.twisted or patch.last_stall > MAX_STALL or not self.regular
         if patch.first >= patch.end and patch.first < last:
             return
@@ -315,7 +299,7 @@ class Trace:
         else:
             patch.cells[last] = cell
 
-    def _ending(self, patch: Patch) -> tuple[int, int]:
+    def ending(self, patch: Patch) -> tuple[int, int]:
         """(the last stall, how much longer the block lasts)."""
         first, end, size = patch.first, patch.end, self.size
         if first >= end and end < size:
@@ -330,84 +314,3 @@ class Trace:
                 tails = max(tails, self.tails_from[end] + patch.delta)
         stall = self._last_stall(now, tails, patch.floor)
         return stall, now + stall - self.duration
-
-    # --- from one version to the next ------------------------------------------------------
-
-    def beside(self, old: Trace) -> Change:
-        """What differs from an older version, time aside."""
-        mine, theirs = self._columns(), old._columns()
-        differing = [
-            place for place, (one, two) in enumerate(zip(mine, theirs, strict=True)) if one != two
-        ]
-        begin, end = (differing[0], differing[-1] + 1) if differing else (0, 0)
-        still = end == self.size or self.now[end] == old.now[end]
-        expires = [0, 0]
-        for side, trace in enumerate((self, old)):
-            expires[side] = trace.horizon[end]
-            if still:  # what came before is issued as it was
-                reach, order = trace.rules.reach, trace.order
-                last = (trace.now[place] + reach[order[place]] for place in range(begin, end))
-                expires[side] = max(last, default=0)
-        return Change(
-            old,
-            begin,
-            end,
-            0 if still else self.rules.latest_head,
-            (expires[0], expires[1]),
-            (self.floor, self.cells[-1], self.regular) == (old.floor, old.cells[-1], old.regular),
-        )
-
-    def _columns(self) -> list[tuple[int, ...]]:
-        asked, order = self.asked, self.order
-        return list(
-            zip(
-                order,
-                [*self.stalls[:-1], 0],
-                self.waits,
-                self.out[:-1],
-                self.stays,
-                self.alive,
-                [asked.stall[number] for number in order],
-                [asked.stay[number] for number in order],
-                [asked.reuse[number] for number in order],
-                [self.name[number] for number in order],
-                strict=True,
-            )
-        )
-
-    def may_keep(self, patch: Patch, change: Change) -> bool:
-        """Whether a patch worked out beside an older version holds beside this one.
-
-        Everything it was worked out from must lie before what changed between the two, or so far
-        behind that nothing before holds anything up there.
-        """
-        if change.begin == change.end or patch.reads[1] <= change.begin:
-            return True
-        if patch.odd or patch.reads[0] < change.end:
-            return False
-        if not patch.issue:
-            return True
-        old, first = change.old, patch.first
-        now, then = self.origin(first), old.origin(first)
-        return (
-            change.expires[0] <= now
-            and change.expires[1] <= then
-            and change.heads <= min(now, then)
-            and self.open[first] == old.open[first]
-        )
-
-    def rebase(self, patch: Patch, change: Change) -> Patch:
-        """A patch that may be kept, beside this version: itself where the block ends alike."""
-        if change.same_end and self._ending(patch) == (patch.last_stall, patch.longer):
-            return patch
-        to_end = patch.end == self.size
-        kept = replace(
-            patch,
-            cells=dict(patch.cells),
-            floor=patch.floor if to_end else self.floor,
-            last_wait=patch.last_wait if to_end else self.waits[-1],
-        )
-        if max(patch.end, patch.first + 1) < self.size:
-            kept.cells.pop(self.size - 1, None)  # only its stall had changed
-        self.finish(kept)
-        return kept

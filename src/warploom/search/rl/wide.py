@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from warploom.sass.batch import BlockBatch
 from warploom.sass.versions import Timed, Versions
+from warploom.search.rl import carry
 from warploom.search.rl.derive import BatchDeriver, Wishes
 from warploom.search.rl.judge import Judge
 from warploom.search.rl.offers import BlockNow, Offers, Patched, Windows
@@ -52,14 +53,14 @@ class WideActions:
         change = None
         if before is not None and before.patched is not None:
             known = {patch.action: patch for patch in before.patched.patches}
-            change = trace.beside(before.patched.trace)
+            change = carry.beside(trace, before.patched.trace)
         worked: dict[Move | Wish, Patch] = {}
         for action in actions:
             if action in worked:
                 continue
             patch, kept = known.get(action), None
-            if patch is not None and change is not None and trace.may_keep(patch, change):
-                kept = trace.rebase(patch, change)
+            if patch is not None and change is not None and carry.may_keep(trace, patch, change):
+                kept = carry.rebase(trace, patch, change)
             if kept is None or patch is None or kept.odd != patch.odd:
                 kept = trace.patch(action)
                 kept.sound = kept.odd or judge.inside(kept)
