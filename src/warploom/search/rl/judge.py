@@ -3,7 +3,7 @@
 The version that stands is legal. An action can only break a row of which it changes an end, or a
 distance or a wait between the two; `Judge.inside` checks those inside the block. What depends on
 the block's duration or on other blocks is checked for all patches at once by `Judge.timed` and
-`sass.batch.Coupling`. Tests compare both with `BlockBatch.check` on whole versions.
+`sass.coupling.Coupling`. Tests compare both with `BlockBatch.check` on whole versions.
 """
 
 from __future__ import annotations
