@@ -8,8 +8,8 @@ choice is made among them, with no GPU:
     copies                   tiles with two names (`codegen.copies`), where the program has such
     shallow rings            two slots each, for the winner: kept where nothing is lost by it
 
-What does not compile without a serialised wgmma or a spill is no candidate. The answer is kept in
-the cache by the solver's key.
+What does not compile without a serialised wgmma or a spill is no candidate. The choice is kept in
+the cache by what it was made from.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from warploom.codegen.replay import cycles_of, replay
 from warploom.codegen.solve import VERSION, Search, solve_kernel
 from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import cache_folder, write_text_atomically
+from warploom.schedule.costs import costs
 from warploom.tile import Program
 
 SHALLOW = 2  # slots: one is filled while one is read
@@ -48,7 +49,8 @@ def chosen_kernel(
     answers compiles.
     """
     asked = search or Search()
-    text = repr((VERSION, REPLAY_VERSION, str(program), launch, gpu, asked, registers))
+    table = costs(gpu)
+    text = repr((VERSION, REPLAY_VERSION, str(program), launch, table, asked, registers))
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
     kept = (cache or cache_folder()) / "chosen" / f"{key}.json"
     if kept.is_file():

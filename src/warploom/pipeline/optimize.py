@@ -16,7 +16,7 @@ from pathlib import Path
 from warploom.codegen.build import GPU_ARCHITECTURES, Built, build
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.portfolio import Candidate, portfolio
-from warploom.codegen.predict import Prediction, predict
+from warploom.codegen.predict import Prediction
 from warploom.codegen.replay import cycles_of, replay
 from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.codegen.solve import Search
@@ -194,10 +194,7 @@ def _predictions(
     schedule: KernelSchedule,
     built: Built,
 ) -> dict[str, Mapping[str, Prediction] | str]:
-    """Every schedule by name: its prediction, or why it does not fit this program.
-
-    The one that was built is replayed as machine code, the others are walked.
-    """
+    """Every schedule by name, built and replayed, or why it does not fit this program."""
     found: dict[str, Mapping[str, Prediction] | str] = {}
     for name in NAMES:
         try:
@@ -207,7 +204,8 @@ def _predictions(
                 found[name] = replay(program, schedule, built.cubin, settings.gpu)
                 continue
             one = schedule_named(program, name, launch, settings.gpu)
-            found[name] = predict(program, one, settings.gpu)
+            other = build(program, one, GPU_ARCHITECTURES[settings.gpu])
+            found[name] = replay(program, one, other.cubin, settings.gpu)
         except WarploomError as error:
             found[name] = str(error)
     return found
