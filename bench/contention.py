@@ -82,7 +82,11 @@ extern "C" __global__ void __launch_bounds__(256) {name}(u32* out, int reps, int
 {steps}
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-      if ((who & 2) && finished) break;
+      int stop = (who & 2) && finished;
+      // One answer for the whole group: a warp that went on alone would issue an illegal wgmma.
+      asm volatile("{{ .reg .pred p, q; setp.ne.s32 q, %1, 0; bar.red.or.pred p, 1, 128, q; "
+                   "selp.s32 %0, 1, 0, p; }}" : "=r"(stop) : "r"(stop) : "memory");
+      if (stop) break;
       end = now();
     }}
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");

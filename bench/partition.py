@@ -48,6 +48,11 @@ DELAYS = (0, 40, 100, 200, 400, 700)
 WHO = (1, 3, 4, 5, 7)
 FENCE = 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");'
 COMMIT = 'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");'
+# One answer for the whole group: a warp that went on alone would issue an illegal wgmma.
+TOGETHER = (
+    'asm volatile("{ .reg .pred p, q; setp.ne.s32 q, %1, 0; bar.red.or.pred p, 2, 128, q; '
+    'selp.s32 %0, 1, 0, p; }" : "=r"(stop) : "r"(stop) : "memory");'
+)
 WAIT = 'asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");'
 
 
@@ -151,7 +156,9 @@ def three(name: str) -> str:
 #pragma unroll 1
     for (; done < (1 << 30); ++done) {{
       {FENCE} {" ".join(wgmmas(128, "ss", 16))} {COMMIT} {WAIT}
-      if ((who & 3) ? (finished[0] && finished[1]) : done >= 1500) break;
+      int stop = (who & 3) ? (finished[0] && finished[1]) : done >= 1500;
+      {TOGETHER}
+      if (stop) break;
       end = now();
     }}
     float total = 0;
