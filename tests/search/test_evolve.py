@@ -31,28 +31,30 @@ def test_a_listing_keeps_every_pair(wanted: list[int], raw: set[tuple[int, int]]
 
 
 def test_children_hold_genes_of_both_parents(cubin_of: Callable[[str], Cubin]) -> None:
-    game = Game(cubin_of(RMSNORM))
+    # Two blocks of a kernel must have changed apart and met again, which not every search gets to.
+    assert any(_joined(Game(cubin_of(RMSNORM)), seed) for seed in range(3))
+
+
+def _joined(game: Game, seed: int) -> bool:
+    """Whether some later state joins blocks first seen in two different earlier states."""
     settings = Evolution(population=4, mutations=1, crossed=1.0)
-    play = evolve(game, random.Random(5), settings)
+    play = evolve(game, random.Random(seed), settings)
     candidate, scores = next(play), random.Random(1)
     orders: list[dict[int, tuple[int, ...]]] = []
     for _ in range(40):
         assert candidate.verdict.legal
         orders.append({n: state.order for n, state in enumerate(game.editor.states)})
         candidate = play.send(Score(1 + scores.random()))
-    # Some later state joins blocks first seen in two different earlier states.
     identity = [tuple(range(b.start, b.end)) for b in game.kernel.blocks]
 
     def changed(state: dict[int, tuple[int, ...]]) -> set[tuple[int, tuple[int, ...]]]:
         return {(n, order) for n, order in state.items() if order != identity[n]}
 
-    joined = [
-        late
-        for place, late in enumerate(orders)
-        if not any(changed(late) <= changed(early) for early in orders[:place])
+    return any(
+        not any(changed(late) <= changed(early) for early in orders[:place])
         and len([early for early in orders[:place] if changed(early) & changed(late)]) >= 2
-    ]
-    assert joined
+        for place, late in enumerate(orders)
+    )
 
 
 def test_failures_never_enter_the_population(cubin_of: Callable[[str], Cubin]) -> None:
