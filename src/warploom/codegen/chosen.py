@@ -111,17 +111,18 @@ def _answers(
     registers: tuple[int, int] | None,
     cache: Path | None,
 ) -> Iterator[KernelSchedule]:
-    yield first
-    ends = dict.fromkeys((asked.cost_end, "nominal"))
-    for expand in dict.fromkeys((asked.expand, True)):
-        for end in ends:
+    for end in dict.fromkeys((asked.cost_end, "nominal")):
+        for expand in dict.fromkeys((asked.expand, True)):
             other = replace(asked, expand=expand, cost_end=end)
-            if other == asked:
-                continue
             try:
-                yield solve_kernel(program, launch, gpu, other, registers, cache)
+                answer = first
+                if other != asked:
+                    answer = solve_kernel(program, launch, gpu, other, registers, cache)
             except WarploomError:
                 continue  # not every variation of the search has an answer
+            yield answer
+            if all(s.initiation_interval <= s.proof.lower_bound for s in answer.loops.values()):
+                break  # copies cannot shorten what is the shortest
 
 
 def _with_least_rings(
