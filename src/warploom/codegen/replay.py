@@ -12,9 +12,9 @@ each compute group runs it (`sass.partition`), and the gates are those of the bl
     turns     a group's turn begins when the one before passes it on
 
 Groups that begin together come to rest in one of few phases, and which one depends on when each
-begins. On the machine small differences move them out of the slow ones (traces of 16 orders of
-attention on an H200: each came to the same phase in every run), so the answer is the fastest of
-several starts.
+begins. On the machine small differences move them out of the slow ones (of 25 traced orders of
+attention 24 came to the same phase in every run, bench/results/raw/phases-h200.json), so the answer
+is the fastest of several starts.
 """
 
 from __future__ import annotations
