@@ -23,7 +23,8 @@ from pathlib import Path
 from warploom.codegen.build import build
 from warploom.codegen.lower import lower
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.replay import cycles_of, replay
+from warploom.codegen.predict import cycles_of
+from warploom.codegen.replay import replay
 from warploom.codegen.solve import VERSION, Search, solve_kernel
 from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import cache_folder, write_text_atomically

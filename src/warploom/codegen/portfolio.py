@@ -22,7 +22,7 @@ from itertools import zip_longest
 
 from warploom.codegen.chosen import shallow, steps_of
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.predict import predict
+from warploom.codegen.predict import cycles_of, predict
 from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.codegen.solve import Search, row_axis
 from warploom.errors import WarploomError
@@ -78,8 +78,7 @@ def portfolio(
 
 
 def _candidate(name: str, program: Program, schedule: KernelSchedule, gpu: str) -> Candidate:
-    cycles = sum(loop.cycles for loop in predict(program, schedule, gpu).values())
-    return Candidate(name, schedule, cycles)
+    return Candidate(name, schedule, cycles_of(predict(program, schedule, gpu)))
 
 
 def _variants(

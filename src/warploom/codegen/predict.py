@@ -9,6 +9,7 @@ answer is the mean over some.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warploom.codegen.extract import extract
@@ -59,3 +60,8 @@ def predict(
             loop.index, cycles, bounds.minimum, bounds.reason, problem.graph.flops
         )
     return found
+
+
+def cycles_of(found: Mapping[str, Prediction]) -> float:
+    """Cycles an iteration of all loops together."""
+    return sum(one.cycles for one in found.values())

@@ -19,7 +19,7 @@ is the fastest of several starts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from difflib import SequenceMatcher
 from math import ceil
 
@@ -289,8 +289,3 @@ class _Gates:
         if is_multicast(self.block.placement.program, plan, step.op):
             size //= plan.cluster[1]
         return size, max(1, ceil(kind.shape[-1] * kind.dtype.bytes / BOX))
-
-
-def cycles_of(found: Mapping[str, Prediction]) -> float:
-    """Cycles an iteration of all loops together."""
-    return sum(one.cycles for one in found.values())

@@ -30,7 +30,7 @@ from warploom.codegen.lower import lower
 from warploom.codegen.named import REGISTERS, groups, multistage
 from warploom.codegen.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.predict import predict
+from warploom.codegen.predict import cycles_of, predict
 from warploom.codegen.refine import Walker, fewest_copies, refine
 from warploom.codegen.releases import releases
 from warploom.errors import CheckFailed, InputError
@@ -332,8 +332,7 @@ def in_turns(schedule: KernelSchedule, program: Program, table: CostTable) -> Ke
     nominal = table.at("nominal")
 
     def walked(one: KernelSchedule) -> float:
-        found = predict(program, one, table=nominal)
-        return sum(loop.cycles for loop in found.values())
+        return cycles_of(predict(program, one, table=nominal))
 
     ordered = replace(schedule, name=f"{schedule.name}-turns", turns=True)
     try:

@@ -16,8 +16,8 @@ from pathlib import Path
 from warploom.codegen.build import GPU_ARCHITECTURES, Built, build
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.portfolio import Candidate, portfolio
-from warploom.codegen.predict import Prediction
-from warploom.codegen.replay import cycles_of, replay
+from warploom.codegen.predict import Prediction, cycles_of
+from warploom.codegen.replay import replay
 from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.codegen.solve import Search
 from warploom.diagram.bounds import check as check_bound
