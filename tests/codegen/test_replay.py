@@ -11,13 +11,14 @@ from warploom.codegen import chosen
 from warploom.codegen.build import build
 from warploom.codegen.chosen import chosen_kernel, shallow
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.predict import predict
-from warploom.codegen.replay import cycles_of, replay
+from warploom.codegen.predict import cycles_of, predict
+from warploom.codegen.replay import replay
 from warploom.codegen.schedules import schedule_named
 from warploom.codegen.solve import Search
 from warploom.errors import CheckFailed
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import GemmConfig, default_schedule, gemm
+from warploom.sass.partition import Partition
 from warploom.tile import Program
 
 PLAN = LaunchPlan(persistent=True, split="rows")
@@ -61,10 +62,20 @@ def test_code_of_another_schedule_is_no_counterpart(program: Program) -> None:
         replay(program, one, foreign.cubin)
 
 
-def test_a_late_group_begins_late(program: Program) -> None:
+def test_a_late_group_begins_late(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[list[float]] = []
+
+    class Recorded(Partition):
+        def __init__(self, groups, begins, *others) -> None:
+            starts.append(list(begins))
+            super().__init__(groups, begins, *others)
+
+    monkeypatch.setattr("warploom.codegen.replay.Partition", Recorded)
     one = schedule_named(program, "overlapped", PLAN)
-    late = replace(one, launch=one.launch.with_options(stagger=900))
-    assert _replayed(program, late) == pytest.approx(_replayed(program, one), rel=0.3)
+    _replayed(program, replace(one, launch=one.launch.with_options(stagger=900)))
+    assert starts == [[0.0, 900.0]]
+    _replayed(program, one)
+    assert len(starts) > 3 and all(own[0] == 0.0 < own[1] for own in starts[1:])
 
 
 @pytest.fixture

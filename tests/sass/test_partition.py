@@ -85,11 +85,13 @@ def test_matmuls_of_two_groups_run_one_after_the_other() -> None:
 
 
 def test_the_queue_holds_back_the_warp_that_fills_it() -> None:
-    # Behind so many matmuls an instruction of the same warp issues late, of another one at once.
-    many = (*(_matmul(64.0),) * 12, WAIT, _slot(Pipe.FMA, stall=15))
-    walk = Partition([many], [0.0], replace(COSTS, queue=2))
-    (ends,) = walk.run(3)
-    assert ends[0] > 12 * 64
+    # Behind so many matmuls an instruction of the same warp issues late, with room for them early.
+    many = (*(_matmul(64.0),) * 12, _slot(Pipe.FMA))
+    first = {
+        room: Partition([many], [0.0], replace(COSTS, queue=room)).run(1)[0][0] for room in (2, 20)
+    }
+    assert first[2] > 9 * 64
+    assert first[20] < 2 * 64
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
