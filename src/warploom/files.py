@@ -31,6 +31,21 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def check_folder(path: Path, option: str = "-o") -> None:
+    """Make the folder for results before any long work.
+
+    Raises `InputError` where it is a file or cannot be written.
+    """
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{option} {path}: is a file, expected a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InputError(f"{option} {path}: cannot be written: {error.strerror or error}") from None
+
+
 def cache_folder() -> Path:
     """Where compiled kernels are kept: `WARPLOOM_CACHE`, else the user's cache folder."""
     chosen = os.environ.get("WARPLOOM_CACHE")

@@ -96,7 +96,10 @@ class Built:
         name = self.source.name
         write_text_atomically(folder / f"{name}.cu", self.source.text)
         write_bytes_atomically(folder / f"{name}.cubin", self.cubin)
-        write_text_atomically(folder / "schedule.json", json.dumps(self.schedule, indent=1) + "\n")
+        order = dict(self.schedule)
+        if self.program_text:
+            order["program"] = program_key(self.program_text)
+        write_text_atomically(folder / "schedule.json", json.dumps(order, indent=1) + "\n")
         write_text_atomically(
             folder / "manifest.json", json.dumps(self.manifest(), indent=1) + "\n"
         )
@@ -130,6 +133,11 @@ class Built:
         )
         resources = _resources(data["resources"])
         return cls(source, cubin, resources, data["arch"])
+
+
+def program_key(text: str) -> str:
+    """What tells a program from others, by its text: a schedule is for one program."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def build(

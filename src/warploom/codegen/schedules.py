@@ -83,6 +83,7 @@ def schedule_named(
     search: Search | None = None,
     registers: tuple[int, int] | None = None,
     arch: str = "sm_90a",
+    say: Callable[[str], None] = lambda _: None,
 ) -> KernelSchedule:
     """The schedule of that name for a program under a launch plan.
 
@@ -103,8 +104,9 @@ def schedule_named(
         launch = older_plan(launch or LaunchPlan())
     if name == "solve":
         asked = search or Search(replayed=True)
-        make_solved = chosen_kernel if asked.replayed else solve_kernel
-        return make_solved(program, launch, gpu, asked, registers)
+        if asked.replayed:
+            return chosen_kernel(program, launch, gpu, asked, registers, say=say)
+        return solve_kernel(program, launch, gpu, asked, registers)
     plan = launch or LaunchPlan()
     plan = plan if plan.split else plan.with_options(split=row_axis(program))
     rows = {

@@ -141,6 +141,7 @@ class GemmChoice:
     across: bool = False
     store_rows: int = 0
     ahead: int = 1
+    allow: tuple[str, ...] = ()
 
     @property
     def workspace(self) -> bool:

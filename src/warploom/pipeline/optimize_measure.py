@@ -18,20 +18,16 @@ import numpy as np
 
 from warploom.codegen.build import Built, compile_source
 from warploom.codegen.launch import Kernel
-from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.predict import Prediction
 from warploom.codegen.probe import LOG, WORDS, probe, readings
-from warploom.kernels.library import configure, entry, random_arrays
+from warploom.errors import CheckFailed, InputError, ToolMissing
+from warploom.kernels.library import check_built, configure, entry
+from warploom.kernels.select import Selected, full_sizes
 from warploom.pipeline.own_process import answer_of
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program
-from warploom.tile.interpret import bind
 
-SIZES: dict[str, dict[str, int]] = {
-    "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 1},
-    "attention": {"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
-}
 ROUNDS, REPEATS = 15, 5
 
 
@@ -42,7 +38,7 @@ class Measured:
     errors      relative error of each output against float64, small sizes
     bound       the error allowed
     microseconds, control   medians of two interleaved series of the same kernel
-    counted     loop -> [cycles an iteration, SM clock in GHz]
+    counted     loop -> [cycles an iteration, SM clock in GHz]; empty with the reason in `uncounted`
     """
 
     device: str
@@ -53,6 +49,7 @@ class Measured:
     control: float
     flops: float
     counted: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    uncounted: str = ""
 
     @property
     def correct(self) -> bool:
@@ -77,32 +74,44 @@ class Measured:
             rate = self.flops / self.microseconds * 1e-6
             rows.append(("rate", f"{rate:.0f} TFLOP/s"))
         for loop, (cycles, clock) in self.counted.items():
-            model = predicted[loop].cycles
-            rows.append(
-                (
-                    f"cycles an iteration, loop {loop}",
-                    f"{cycles:.0f} counted at {clock:.2f} GHz, {model:.0f} predicted "
-                    f"({model / cycles - 1:+.1%})",
-                )
-            )
+            told = f"{cycles:.0f} counted at {clock:.2f} GHz"
+            if loop in predicted:
+                model = predicted[loop].cycles
+                told += f", {model:.0f} predicted ({model / cycles - 1:+.1%})"
+            rows.append((f"cycles an iteration, loop {loop}", told))
+        if self.uncounted:
+            rows.append(("cycles an iteration", f"not counted: {self.uncounted}"))
         return rows
 
 
 def measure_in_worker(
-    name: str, settings: Mapping[str, str], built: Built, say: Callable[[str], None]
+    name: str,
+    settings: Mapping[str, str],
+    selected: Selected,
+    built: Built,
+    say: Callable[[str], None],
 ) -> Measured:
-    """Measure in a new process; raises `DeviceError` when it fails or hangs."""
+    """Measure in a new process; raises `DeviceError` when it fails or hangs.
+
+    The kernel with counters in it has to be compiled; where that cannot be, nothing is counted.
+    """
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         built.write(folder / "plain")
-        source, loops = probe(built.source)
-        cubin, resources = compile_source(source, built.arch, ("spills", "stack"))
-        replace(built, source=source, cubin=cubin, resources=resources).write(folder / "probe")
+        loops: tuple[str, ...] = ()
+        uncounted = ""
+        try:
+            source, loops = probe(built.source)
+            cubin, resources = compile_source(source, built.arch, ("spills", "stack"))
+            counting = replace(built, source=source, cubin=cubin, resources=resources)
+            counting.write(folder / "probe")
+        except (ToolMissing, CheckFailed, InputError) as error:
+            uncounted = str(error)
         request = {"name": name, "settings": dict(settings), "loops": list(loops)}
         (folder / "request.json").write_text(json.dumps(request))
-        say("measuring on the GPU")
+        say(f"measuring {selected} on the GPU: 5 to 20 s")
         done = answer_of("warploom.pipeline.optimize_measure", folder, name, "measuring")
-        return Measured(**done)
+        return replace(Measured(**done), uncounted=uncounted)
 
 
 def measure(folder: Path) -> Measured:
@@ -110,19 +119,16 @@ def measure(folder: Path) -> Measured:
     request = json.loads((folder / "request.json").read_text())
     name, loops = request["name"], tuple(request["loops"])
     config, small = configure(name, request["settings"])
-    kernel = entry(name)
+    kernel, built = entry(name), Built.read(folder / "plain")
     program = kernel.program(config)
-    built = Built.read(folder / "plain")
-    arrays = random_arrays(program, small)
-    got = run_on_gpu(program, built, arrays)
-    wanted = kernel.outputs(config, bind(program, arrays))
-    errors = {output: _error(got[output], want) for output, want in wanted.items()}
-    sizes = {**small, **SIZES.get(name, {}), **_given(small, request["settings"])}
+    errors = check_built(name, config, small, built)
+    sizes = full_sizes(name, request["settings"])
     device = CudaDevice(0)
     memory = _memory(program, sizes)
-    plain = Kernel(built)
-    times = _times(device, plain, memory)
-    counted = _counted(device, Kernel(Built.read(folder / "probe")), memory, loops)
+    times = _times(device, Kernel(built), memory)
+    counted: dict[str, list[float]] = {}
+    if (folder / "probe").is_dir() and loops:
+        counted = _counted(device, Kernel(Built.read(folder / "probe")), memory, loops)
     return Measured(
         device.info.name,
         errors,
@@ -133,18 +139,6 @@ def measure(folder: Path) -> Measured:
         _flops(name, config, sizes),
         counted,
     )
-
-
-def _given(sizes: Mapping[str, int], settings: Mapping[str, str]) -> dict[str, int]:
-    return {name: sizes[name] for name in settings if name in sizes}
-
-
-def _error(got: Any, want: Any) -> float:
-    finite = np.isfinite(want)
-    if not np.array_equal(finite, np.isfinite(got)):
-        return float("inf")
-    gap = np.linalg.norm(np.where(finite, got - np.where(finite, want, 0), 0))
-    return float(gap / (np.linalg.norm(np.where(finite, want, 0)) or 1.0))
 
 
 def _memory(program: Program, sizes: Mapping[str, int]) -> dict[str, DeviceArray]:
