@@ -16,9 +16,8 @@ from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.files import write_text_atomically
 from warploom.kernels.library import configure, entry
-from warploom.pipeline.built import BUILD_NOTE
+from warploom.pipeline.built import write_build_note
 
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
 Gpu = Annotated[str, typer.Option(help=", ".join(GPU_ARCHITECTURES))]
@@ -87,8 +86,7 @@ def build(
         chosen = schedule_named(program, "lcsf", chosen.launch, arch=arch)
     built = build_kernel(program, chosen, arch, tuple(allow or ()))
     built.write(out)
-    note = {"kernel": name, "settings": settings_of(settings), "gpu": gpu}
-    write_text_atomically(out / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
+    write_build_note(out, name, settings_of(settings), gpu, built)
     seconds = time.perf_counter() - started
     if as_json:
         typer.echo(json.dumps({**built.manifest(), "seconds": round(seconds, 3)}))

@@ -1,8 +1,9 @@
 """The whole path for one kernel of the library: program to schedule to CUDA to cubin to verdicts.
 
 Everything but measuring works without a GPU. The folder gets `NAME.cu`, `NAME.cubin`,
-`schedule.json`, `manifest.json`, `schedule.svg`, `result.json` and `report.html`; every file is
-written whole or not at all, the report last, so that an interrupted run leaves no wrong report.
+`schedule.json`, `manifest.json`, `build.json`, `schedule.svg`, `result.json` and `report.html`;
+every file is written whole or not at all, the report last, so that an interrupted run leaves no
+wrong report.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from warploom.errors import CheckFailed, DeviceError, InputError, ToolMissing, W
 from warploom.files import write_text_atomically
 from warploom.kernels.library import configure, entry
 from warploom.machine import load as load_machine
+from warploom.pipeline.built import write_build_note
 from warploom.pipeline.optimize_measure import Measured, measure_in_worker
 from warploom.pipeline.optimize_page import pictures, report_page
 from warploom.pipeline.optimized import Optimized, OptimizeSettings, Trial, proofs
@@ -75,6 +77,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     predictions = _predictions(program, launch, settings, schedule, built)
     clock.lap("predict")
     built.write(out)
+    write_build_note(out, settings.name, settings.settings, settings.gpu, built)
     if not verdict.passed:
         raise CheckFailed(f"{settings.name}: {'; '.join(verdict.faults)}; see {out}")
     measured: Measured | None = None
