@@ -20,6 +20,7 @@ from warploom.pipeline.optimize import optimize
 from warploom.pipeline.optimize_measure import Measured
 from warploom.pipeline.optimized import OptimizeSettings
 from warploom.pipeline.static_verdict import static_verdict
+from warploom.pipeline.targets import read_target
 from warploom.report.optimize_html import Page, page_html
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.kernel import Kernel, decode
@@ -44,6 +45,7 @@ def test_the_folder_holds_the_whole_path(tmp_path):
         "build.json", "gemm.cu", "gemm.cubin", "manifest.json", "report.html", "result.json",
         "schedule.json", "schedule.svg",
     }  # fmt: skip
+    assert read_target(str(tmp_path), None, None).kernel == "gemm"  # what `tune` takes
     assert found.verdict.passed
     assert found.verdict.matrix_instructions > 0
     result = json.loads((tmp_path / "result.json").read_text())

@@ -18,10 +18,10 @@ from warploom.codegen.schedules import NAMES
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.files import check_folder, write_text_atomically
+from warploom.files import check_folder
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, select
-from warploom.pipeline.built import BUILD_NOTE
+from warploom.pipeline.built import write_build_note
 
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
 Gpu = Annotated[str, typer.Option(help=", ".join(GPU_ARCHITECTURES))]
@@ -101,8 +101,7 @@ def build(
     allowed = (*chosen.allow, *(allow or ()))
     built = build_kernel(chosen.program, chosen.schedule, chosen.arch, allowed)
     built.write(out)
-    note = {"kernel": name, "settings": settings_of(settings), "gpu": gpu}
-    write_text_atomically(out / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
+    write_build_note(out, name, settings_of(settings), gpu, built)
     seconds = time.perf_counter() - started
     if as_json:
         typer.echo(json.dumps({**built.manifest(), "seconds": round(seconds, 3)}))

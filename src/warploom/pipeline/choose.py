@@ -84,7 +84,8 @@ def _offers(settings: OptimizeSettings, say: Say) -> Iterator[Offer]:
     yield first.name, first
     if isinstance(first.schedule, SimtSchedule) or (first.tuned and not settings.compares):
         return
-    for name in (SOLVE, *(name for name in NAMES if name not in (SOLVE, first.schedule.name))):
+    # A variant's name is none of these: all of them are others.
+    for name in (SOLVE, *(name for name in NAMES if name not in (SOLVE, first.name))):
         if name == SOLVE:
             _say_solving(settings, say)
         yield name, _renamed(first, name, settings.gpu, search, say)

@@ -1,8 +1,9 @@
 """The whole path for one kernel: program to schedule to CUDA to cubin to verdicts.
 
 Everything but measuring works without a GPU. The folder gets `NAME.cu`, `NAME.cubin`,
-`schedule.json`, `manifest.json`, `schedule.svg`, `result.json` and `report.html`; every file is
-written whole or not at all, the report last, so that an interrupted run leaves no wrong report.
+`schedule.json`, `manifest.json`, `build.json`, `schedule.svg`, `result.json` and `report.html`;
+every file is written whole or not at all, the report last, so that an interrupted run leaves no
+wrong report.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from warploom.files import check_folder, write_text_atomically
 from warploom.kernels.library import check_on_cpu, configure, entry
 from warploom.kernels.select import Selected
 from warploom.machine import load as load_machine
+from warploom.pipeline.built import write_build_note
 from warploom.pipeline.choose import choose
 from warploom.pipeline.optimize_measure import Measured, measure_in_worker
 from warploom.pipeline.optimize_page import pictures, report_page
@@ -44,6 +46,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     errors = _interpreted(settings, selected, sizes, clock)
     clock.lap("interpret")
     built.write(out)
+    write_build_note(out, settings.name, settings.settings, settings.gpu, built)
     measured: Measured | None = None
     if measuring:
         measured = measure_in_worker(settings.name, settings.settings, selected, built, clock.say)

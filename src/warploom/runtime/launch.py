@@ -236,7 +236,7 @@ class LaunchSpec:
             values["buffers"] = tuple(Buffer(**_tupled(entry)) for entry in values["buffers"])
             values["arguments"] = tuple(_argument(entry) for entry in values["arguments"])
             return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"launch spec is malformed: {error}") from None
 
 
