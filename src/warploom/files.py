@@ -32,18 +32,22 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
 
 
 def check_folder(path: Path, option: str = "-o") -> None:
-    """Make the folder for results before any long work.
+    """Whether results can be written to the folder, asked before any long work; makes nothing.
 
-    Raises `InputError` where it is a file or cannot be written.
+    Raises `InputError` where it is a file, or it (or where it is to be made) cannot be written.
     """
     if path.exists() and not path.is_dir():
         raise InputError(f"{option} {path}: is a file, expected a folder")
+    there = next(
+        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
+    )
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise InputError(f"{option} {path}: cannot be written: {error.strerror or error}") from None
+        raise InputError(
+            f"{option} {path}: {there} cannot be written: {error.strerror or error}"
+        ) from None
 
 
 def cache_folder() -> Path:

@@ -35,10 +35,10 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     that passes the static verdict, or when the numerics fail.
     """
     clock = _Clock(say)
-    clock.say(f"{settings.name} for {settings.gpu}")
     check_folder(out)
     measuring = _measuring(settings)
     _, sizes = configure(settings.name, settings.settings)
+    clock.say(f"{settings.name} for {settings.gpu}")
     best, trials = choose(settings, measuring, clock.say)
     selected, built = best.selected, best.built
     clock.say(f"kept {selected}: {best.verdict}")
