@@ -19,7 +19,7 @@ from typing import Any
 
 from warploom import toolchain
 from warploom.codegen.emit import CudaSource, emit
-from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
+from warploom.codegen.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
 from warploom.codegen.entry_image import with_entry
 from warploom.codegen.lower import lower
 from warploom.codegen.nvrtc import compile_here
@@ -36,7 +36,6 @@ VERSION = 1
 ARCHITECTURES = ("sm_90a",)
 GPU_ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}  # what the commands build for, by GPU
 BUILD_ARCHITECTURES = {**GPU_ARCHITECTURES, "a100": "sm_80"}  # what `warploom build` takes
-SM80_ARCHITECTURES = tuple(SHARED_LIMITS)  # cp.async and mma.sync
 SIMT_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 # What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.
 FAULTS = {

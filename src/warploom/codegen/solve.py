@@ -24,7 +24,7 @@ from typing import Any
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.copies import expandable
 from warploom.codegen.depths import deepen
-from warploom.codegen.emit import SHARED_LIMIT, emit
+from warploom.codegen.emit import emit
 from warploom.codegen.extract import Extraction, extract
 from warploom.codegen.lower import lower
 from warploom.codegen.named import REGISTERS, groups, multistage
@@ -33,6 +33,7 @@ from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.predict import cycles_of, predict
 from warploom.codegen.refine import Walker, fewest_copies, refine
 from warploom.codegen.releases import releases
+from warploom.codegen.targets import shared_limit
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, write_text_atomically
 from warploom.schedule.bounds import lower_bounds
@@ -281,7 +282,7 @@ def assemble(
                 f"loop {name}: its compute groups need {need} registers a thread, "
                 f"{placement.parts} groups have {own[1].registers}; make the tile smaller"
             )
-    depths = deepen(placement, answers, SHARED_LIMIT - fixed)
+    depths = deepen(placement, answers, shared_limit(plan.resident) - fixed)
     plain = {
         name: replace(answer, ring_depth=depths[name], groups=own)
         for name, answer in answers.items()
