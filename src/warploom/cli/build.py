@@ -16,7 +16,7 @@ from warploom.codegen.schedules import NAMES, schedule_named
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.files import write_text_atomically
+from warploom.files import check_folder, write_text_atomically
 from warploom.kernels.library import configure, entry
 from warploom.pipeline.built import BUILD_NOTE
 
@@ -73,6 +73,7 @@ def build(
     if gpu not in BUILD_ARCHITECTURES:
         raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(BUILD_ARCHITECTURES)}")
     arch = BUILD_ARCHITECTURES[gpu]
+    check_folder(out)
     started = time.perf_counter()
     config, _ = configure(name, settings_of(settings))
     kernel = entry(name)

@@ -35,7 +35,7 @@ from warploom.codegen.refine import Walker, fewest_copies, refine
 from warploom.codegen.releases import releases
 from warploom.codegen.targets import shared_limit
 from warploom.errors import CheckFailed, InputError
-from warploom.files import cache_folder, write_text_atomically
+from warploom.files import cache_folder, keep, read_kept
 from warploom.schedule.bounds import lower_bounds
 from warploom.schedule.costs import CostTable, costs
 from warploom.schedule.rules import Rules
@@ -180,8 +180,8 @@ def _solved(
         raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
     key = _key(problems, plan, search, registers)
     kept = (cache or cache_folder()) / "schedule" / f"{key}.json"
-    if kept.is_file():
-        return KernelSchedule.from_json(json.loads(kept.read_text()), str(kept))
+    if (data := read_kept(kept)) is not None:
+        return KernelSchedule.from_json(json.loads(data), str(kept))
     answers = {e.loop: _answer(e, search) for e in problems}
     if search.expand:
         for number, loop in enumerate(program.loops()):
@@ -193,7 +193,7 @@ def _solved(
     result = assemble(placement, plan, problems, answers, fixed, registers)
     result = _refined(result, placement, table.at("nominal"), search)
     result = in_turns(result, program, table)
-    write_text_atomically(kept, json.dumps(result.to_json()))
+    keep(kept, json.dumps(result.to_json()).encode())
     return result
 
 
