@@ -19,7 +19,7 @@ from typing import Any
 
 from warploom import toolchain
 from warploom.codegen.emit import CudaSource, emit
-from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
+from warploom.codegen.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
 from warploom.codegen.entry_image import with_entry
 from warploom.codegen.lower import lower
 from warploom.codegen.nvrtc import compile_here
@@ -27,7 +27,13 @@ from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import CheckFailed, InputError, ToolMissing
-from warploom.files import cache_folder, write_bytes_atomically, write_text_atomically
+from warploom.files import (
+    cache_folder,
+    keep,
+    read_kept,
+    write_bytes_atomically,
+    write_text_atomically,
+)
 from warploom.tile import Array, Index, Program, dtype
 from warploom.tile.ops import OPS
 
@@ -36,7 +42,6 @@ VERSION = 1
 ARCHITECTURES = ("sm_90a",)
 GPU_ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}  # what the commands build for, by GPU
 BUILD_ARCHITECTURES = {**GPU_ARCHITECTURES, "a100": "sm_80"}  # what `warploom build` takes
-SM80_ARCHITECTURES = tuple(SHARED_LIMITS)  # cp.async and mma.sync
 SIMT_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 # What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.
 FAULTS = {
@@ -200,16 +205,17 @@ def compile_source(
         _judge(source.name, resources, allow)
         return brought[-1].read_bytes(), resources
     report, image = (folder / f"{stem}-{tool.version}.{end}" for end in ("json", "cubin"))
-    if report.is_file() and image.is_file():
-        resources = _resources(json.loads(report.read_text()))
+    noted, kept = read_kept(report), read_kept(image)
+    if noted is not None and kept is not None:
+        resources = _resources(json.loads(noted))
         _judge(source.name, resources, allow)
-        return image.read_bytes(), resources
+        return kept, resources
     cubin, resources = _run(tool, source, arch)
     _judge(source.name, resources, allow)
     if source.told:
         cubin = with_entry(cubin, source.threads)
-    write_bytes_atomically(image, cubin)
-    write_text_atomically(report, json.dumps(asdict(resources)))
+    keep(image, cubin)
+    keep(report, json.dumps(asdict(resources)).encode())
     return cubin, resources
 
 

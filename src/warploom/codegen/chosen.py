@@ -27,7 +27,7 @@ from warploom.codegen.predict import cycles_of
 from warploom.codegen.replay import replay
 from warploom.codegen.solve import VERSION, Search, solve_kernel
 from warploom.errors import CheckFailed, InputError, WarploomError
-from warploom.files import cache_folder, write_text_atomically
+from warploom.files import cache_folder, keep, read_kept
 from warploom.schedule.costs import costs
 from warploom.tile import Program
 
@@ -57,8 +57,8 @@ def chosen_kernel(
     text = repr((VERSION, REPLAY_VERSION, str(program), launch, table, asked, registers))
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
     kept = (cache or cache_folder()) / "chosen" / f"{key}.json"
-    if kept.is_file():
-        return KernelSchedule.from_json(json.loads(kept.read_text()), str(kept))
+    if (data := read_kept(kept)) is not None:
+        return KernelSchedule.from_json(json.loads(data), str(kept))
     say(f"solving at the {asked.cost_end} end of the costs")
     first = solve_kernel(program, launch, gpu, asked, registers, cache)
     best: tuple[float, KernelSchedule] | None = None
@@ -81,7 +81,7 @@ def chosen_kernel(
     if best is None:
         raise CheckFailed(f"{program.name}: no solved schedule is of use: {refusals[0]}")
     result = _with_least_rings(program, best, gpu, cache)
-    write_text_atomically(kept, json.dumps(result.to_json()))
+    keep(kept, json.dumps(result.to_json()).encode())
     return result
 
 

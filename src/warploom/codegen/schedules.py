@@ -17,13 +17,14 @@ from collections.abc import Callable
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.chosen import chosen_kernel
 from warploom.codegen.depths import MOST_DEPTH
-from warploom.codegen.emit import emit, shared_limit
-from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
+from warploom.codegen.emit import emit
+from warploom.codegen.emit_sm80 import emit_sm80
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage, overlapped
 from warploom.codegen.place import ROWS_PER_GROUP, runs_along
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.solve import Search, row_axis, solve_kernel
+from warploom.codegen.targets import shared_limit
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
@@ -141,6 +142,6 @@ def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str)
     block: BlockProgram = lower(program, make(2))
     hopper = arch == "sm_90a"
     taken = (emit(block) if hopper else emit_sm80(block, arch)).shared_bytes
-    limit = shared_limit(block.schedule.launch.resident) if hopper else SHARED_LIMITS[arch]
+    limit = shared_limit(block.schedule.launch.resident, arch)
     slots = sum(ring.slot_bytes for ring in block.rings if ring.depth == 2)
     return min(MOST_DEPTH, 2 + max(0, limit - taken) // max(1, slots))

@@ -20,9 +20,10 @@ from warploom.codegen.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig
 from warploom.kernels.attention_variants import ATTENTION_CHOICES, AttentionChoice
+from warploom.machine import load
 
 CONSTANTS_FILE = Path(__file__).with_name("data") / "attention_model.json"
-SMS = 132  # streaming multiprocessors of H100 SXM and H200
+SMS = load("h200").integer("sm.count")  # the constants were measured there
 START = 3.0  # microseconds: launch, barriers, first copies, last stores
 HEAD_DIMS = (64, 96, 128, 256)  # the constants of the next larger one hold for a head size
 FITS_ALL = "128x64"  # its tile and rings fit with every head size
