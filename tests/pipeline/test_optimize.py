@@ -56,6 +56,9 @@ def test_the_folder_holds_the_whole_path(tmp_path):
     for part in ("Nothing was measured", "program gemm", "wgmma", "serialised matrix"):
         assert part in text
     assert f"relative error c {found.errors['c']:.1e} against float64" in text
+    assert (
+        "1/√" not in text and "matmul" not in text
+    )  # the derivation is of the gemm that was built
     assert "<script" not in text and said[0].endswith("gemm for h200")
 
 
@@ -66,6 +69,18 @@ def test_the_kernel_is_the_one_that_build_gives(tmp_path):
     chosen = select("attention", settings)
     assert found.selected == chosen and len(found.trials) == 1
     assert (tmp_path / "attention.cubin").read_bytes() == chosen.build().cubin
+
+
+def test_the_derivation_is_of_what_was_built_or_says_why_there_is_none(tmp_path):
+    """The scale follows the head size; a window without a causal mask has no formula."""
+    small = {"rows": "512", "batch": "1", "heads": "2"}
+    settings = OptimizeSettings("attention", settings={**small, "head_dim": "64"}, measure="none")
+    optimize(settings, tmp_path / "a")
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert "contract * 0.125 " in page and "attention on h200 in bf16" in page
+    optimize(replace(settings, settings={**small, "window": "64"}), tmp_path / "b")
+    page = (tmp_path / "b" / "report.html").read_text()
+    assert "None: attention with a window and no causal mask" in page
 
 
 def test_a_wrong_reference_fails_before_anything_is_written(tmp_path, monkeypatch):

@@ -95,6 +95,14 @@ def full_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
     return configure(name, {**full, **settings})[1]
 
 
+def check_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
+    """Array sizes to check a kernel at: those given, but none above what `run` takes by itself."""
+    kernel = entry(name)
+    fields = {key: text for key, text in settings.items() if key in kernel.settings}
+    usual, given = configure(name, fields)[1], configure(name, settings)[1]
+    return {dim: min(size, given[dim]) for dim, size in usual.items()}
+
+
 def _default(
     kernel: Entry, config: Any, sizes: Mapping[str, int], given: frozenset[str], arch: str
 ) -> Selected:

@@ -13,11 +13,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from warploom.diagram.built import derive_program
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.files import check_folder, write_text_atomically
-from warploom.kernels.library import check_on_cpu, configure, entry
-from warploom.kernels.select import Selected
+from warploom.kernels.library import check_on_cpu, entry
+from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.machine import load as load_machine
+from warploom.objects import names_object
 from warploom.pipeline.built import write_build_note
 from warploom.pipeline.choose import choose
 from warploom.pipeline.optimize_measure import Measured, measure_in_worker
@@ -37,7 +39,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     clock = _Clock(say)
     check_folder(out)
     measuring = _measuring(settings)
-    _, sizes = configure(settings.name, settings.settings)
+    sizes = check_sizes(settings.name, settings.settings)
     clock.say(f"{settings.name} for {settings.gpu}")
     best, trials = choose(settings, measuring, clock.say)
     selected, built = best.selected, best.built
@@ -58,7 +60,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
         settings, selected, best.trial, trials, best.verdict, errors, measured, clock.laps, out
     )
     drawn = pictures(selected, settings.gpu)
-    page = report_page(result, built, drawn, sizes)
+    page = report_page(result, built, drawn, sizes, _derivation(settings, selected))
     write_text_atomically(out / "schedule.svg", drawn[0] if drawn else "")
     write_text_atomically(out / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     write_text_atomically(out / "report.html", page_html(page))
@@ -80,6 +82,18 @@ def _interpreted(
                 f"allowed {bound:.0e}; nothing was written"
             )
     return errors
+
+
+def _derivation(settings: OptimizeSettings, selected: Selected) -> str:
+    """Why the formula is fused and streamed as it is at the sizes the kernel was chosen for, in the
+    words of the derivation; or why there is none."""
+    sizes = full_sizes(settings.name, settings.settings)
+    if names_object(settings.name):
+        return "None: a program of one's own comes without the formula that it computes."
+    try:
+        return str(derive_program(settings.name, vars(selected.config), sizes, settings.gpu))
+    except InputError as error:
+        return f"None: {error}"
 
 
 def check_rate(measured: Measured, program: Program, gpu: str) -> None:

@@ -22,7 +22,7 @@ from warploom.codegen.predict import Prediction
 from warploom.codegen.probe import LOG, WORDS, probe, readings
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.kernels.library import check_built, configure, entry
-from warploom.kernels.select import Selected, full_sizes
+from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.pipeline.own_process import answer_of
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
@@ -118,7 +118,7 @@ def measure(folder: Path) -> Measured:
     """The worker's side: what `measure_in_worker` wrote to `folder`."""
     request = json.loads((folder / "request.json").read_text())
     name, loops = request["name"], tuple(request["loops"])
-    config, small = configure(name, request["settings"])
+    config, small = configure(name, request["settings"])[0], check_sizes(name, request["settings"])
     kernel, built = entry(name), Built.read(folder / "plain")
     program = kernel.program(config)
     errors = check_built(name, config, small, built)

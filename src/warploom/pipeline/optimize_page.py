@@ -53,7 +53,11 @@ def schedule_rows(trial: Trial, built: bool) -> list[tuple[str, str, str, str]]:
 
 
 def report_page(
-    result: Optimized, built: Built, drawn: list[str], sizes: Mapping[str, int]
+    result: Optimized,
+    built: Built,
+    drawn: list[str],
+    sizes: Mapping[str, int],
+    derivation: str,
 ) -> Page:
     """What `report.html` shows."""
     settings, selected, verdict = result.settings, result.selected, result.verdict
@@ -82,7 +86,7 @@ def report_page(
     return Page(
         title=f"{settings.name} for {settings.gpu}",
         summary=f"Built: {selected}. Order: {order_of(selected)}.",
-        derivation="",
+        derivation=derivation,
         program=str(selected.program),
         checked=f"Interpreted at {told}: relative error {errors} against "
         f"{entry(settings.name).judge}, allowed "
