@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from warploom.diagram.built import derive_program
 from warploom.errors import CheckFailed, InputError, ToolMissing
@@ -91,7 +92,8 @@ def _derivation(settings: OptimizeSettings, selected: Selected) -> str:
     if names_object(settings.name):
         return "None: a program of one's own comes without the formula that it computes."
     try:
-        return str(derive_program(settings.name, vars(selected.config), sizes, settings.gpu))
+        fields = cast("Mapping[str, Any]", vars(selected.config))
+        return str(derive_program(settings.name, fields, sizes, settings.gpu))
     except InputError as error:
         return f"None: {error}"
 
