@@ -12,7 +12,8 @@ from warploom import tile as t
 from warploom.cli import app
 from warploom.errors import InputError
 from warploom.kernels import UserKernel
-from warploom.kernels.library import check_on_cpu, configure, entry
+from warploom.kernels.check import checked
+from warploom.kernels.library import configure, entry
 from warploom.tile.widen import widened
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 def errors(name: str, **settings: str) -> dict[str, float]:
     config, sizes = configure(name, settings)
-    return check_on_cpu(name, config, sizes)
+    return checked(name, config, sizes).errors
 
 
 def test_a_program_is_judged_by_its_own_float64_meaning(file: Path) -> None:

@@ -12,6 +12,7 @@ from warploom.cli import app
 from warploom.codegen.build import build
 from warploom.codegen.portfolio import Candidate
 from warploom.errors import CheckFailed, InputError, Interrupted, ToolMissing
+from warploom.kernels.check import CheckResult
 from warploom.pipeline import optimize as pipeline
 from warploom.pipeline.optimize import optimize
 from warploom.pipeline.optimize_measure import Measured
@@ -64,13 +65,20 @@ def test_a_spill_fails_the_static_verdict(tmp_path, monkeypatch):
     assert not (tmp_path / "report.html").exists()
 
 
+def check_of(error: float) -> CheckResult:
+    """What a check says of an output that is so far off."""
+    return CheckResult("gemm", "gpu", "float64", {}, {"c": error}, {"c": 4e-3})
+
+
 def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
-    wrong = Measured("GPU", {"c": 0.5}, 4e-3, {"m": 1}, 1.0, 1.0, 0.0, {"i": [1024.0, 1.5]})
+    wrong = Measured("GPU", check_of(0.5), {"m": 1}, 1.0, 1.0, 0.0, {"i": [1024.0, 1.5]})
     monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: wrong)
     with pytest.raises(CheckFailed, match="wrong numbers"):
         optimize(GEMM, tmp_path)
-    monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: replace(wrong, errors={}))
+    monkeypatch.setattr(
+        pipeline, "measure_in_worker", lambda *args: replace(wrong, check=check_of(0.0))
+    )
     found = optimize(GEMM, tmp_path)
     rows = dict(found.measured.rows(found.chosen))
     assert "1024 counted at 1.50 GHz" in rows["cycles an iteration, loop i"]
@@ -79,7 +87,7 @@ def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
 def test_a_time_that_cannot_be_is_refused(tmp_path, monkeypatch):
     """Planted fault: a clock that sees the launch and not the kernel."""
     flops = 2.0 * 4096**3
-    there = Measured("GPU", {"c": 1e-3}, 4e-3, {"m": 4096}, 200.0, 200.0, flops)
+    there = Measured("GPU", check_of(1e-3), {"m": 4096}, 200.0, 200.0, flops)
     monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: there)
     assert optimize(GEMM, tmp_path).measured is there
@@ -166,7 +174,7 @@ def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(tmp_path, 
 
     def measured(name, settings, built, say):
         error = 0.5 if built == "wrong" else 0.0
-        return Measured("GPU", {"c": error}, 4e-3, {"m": 1}, times[built], 1.0, 0.0)
+        return Measured("GPU", check_of(error), {"m": 1}, times[built], 1.0, 0.0)
 
     paces = {"slow": 2000.0, "fast": 2100.0, "wrong": 1900.0}
     monkeypatch.setattr(pipeline, "build", built)

@@ -18,15 +18,14 @@ import numpy as np
 
 from warploom.codegen.build import Built, compile_source
 from warploom.codegen.launch import Kernel
-from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.predict import Prediction
 from warploom.codegen.probe import LOG, WORDS, probe, readings
-from warploom.kernels.library import configure, entry, random_arrays
+from warploom.kernels.check import CheckResult, checked
+from warploom.kernels.library import configure, entry
 from warploom.pipeline.own_process import answer_of
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program
-from warploom.tile.interpret import bind
 
 SIZES: dict[str, dict[str, int]] = {
     "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 1},
@@ -39,15 +38,13 @@ ROUNDS, REPEATS = 15, 5
 class Measured:
     """What the GPU said.
 
-    errors      relative error of each output against float64, small sizes
-    bound       the error allowed
+    check       what a run at small sizes showed
     microseconds, control   medians of two interleaved series of the same kernel
     counted     loop -> [cycles an iteration, SM clock in GHz]
     """
 
     device: str
-    errors: dict[str, float]
-    bound: float
+    check: CheckResult
     sizes: dict[str, int]
     microseconds: float
     control: float
@@ -56,8 +53,13 @@ class Measured:
 
     @property
     def correct(self) -> bool:
-        """Every output is within its bound."""
-        return all(error <= self.bound for error in self.errors.values())
+        """The check passed."""
+        return self.check.passed
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """The relative error of each output."""
+        return self.check.errors
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as plain JSON data."""
@@ -65,11 +67,14 @@ class Measured:
 
     def rows(self, predicted: Mapping[str, Prediction]) -> list[tuple[str, str]]:
         """The measurement beside the model, for people."""
-        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+        errors = ", ".join(
+            f"{name} {error:.1e} (allowed {self.check.bounds[name]:.1e})"
+            for name, error in self.errors.items()
+        )
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
         rows = [
             ("device", self.device),
-            ("relative error against float64", f"{errors} (allowed {self.bound:.0e})"),
+            ("relative error against float64", errors),
             ("sizes timed", sizes),
             ("time", f"{self.microseconds:.1f} us (the same kernel again: {self.control:.1f} us)"),
         ]
@@ -102,7 +107,8 @@ def measure_in_worker(
         (folder / "request.json").write_text(json.dumps(request))
         say("measuring on the GPU")
         done = answer_of("warploom.pipeline.optimize_measure", folder, name, "measuring")
-        return Measured(**done)
+        fields: dict[str, Any] = {**done, "check": CheckResult.from_json(done["check"])}
+        return Measured(**fields)
 
 
 def measure(folder: Path) -> Measured:
@@ -110,13 +116,8 @@ def measure(folder: Path) -> Measured:
     request = json.loads((folder / "request.json").read_text())
     name, loops = request["name"], tuple(request["loops"])
     config, small = configure(name, request["settings"])
-    kernel = entry(name)
-    program = kernel.program(config)
+    program = entry(name).program(config)
     built = Built.read(folder / "plain")
-    arrays = random_arrays(program, small)
-    got = run_on_gpu(program, built, arrays)
-    wanted = kernel.outputs(config, bind(program, arrays))
-    errors = {output: _error(got[output], want) for output, want in wanted.items()}
     sizes = {**small, **SIZES.get(name, {}), **_given(small, request["settings"])}
     device = CudaDevice(0)
     memory = _memory(program, sizes)
@@ -125,8 +126,7 @@ def measure(folder: Path) -> Measured:
     counted = _counted(device, Kernel(Built.read(folder / "probe")), memory, loops)
     return Measured(
         device.info.name,
-        errors,
-        kernel.bound,
+        checked(name, config, small, built),
         {dim: sizes[dim] for dim in program.dims},
         statistics.median(times[0]),
         statistics.median(times[1]),
@@ -137,14 +137,6 @@ def measure(folder: Path) -> Measured:
 
 def _given(sizes: Mapping[str, int], settings: Mapping[str, str]) -> dict[str, int]:
     return {name: sizes[name] for name in settings if name in sizes}
-
-
-def _error(got: Any, want: Any) -> float:
-    finite = np.isfinite(want)
-    if not np.array_equal(finite, np.isfinite(got)):
-        return float("inf")
-    gap = np.linalg.norm(np.where(finite, got - np.where(finite, want, 0), 0))
-    return float(gap / (np.linalg.norm(np.where(finite, want, 0)) or 1.0))
 
 
 def _memory(program: Program, sizes: Mapping[str, int]) -> dict[str, DeviceArray]:
