@@ -133,6 +133,21 @@ def test_a_file_that_does_not_run_is_named(tmp_path: Path) -> None:
         entry(f"{tmp_path}/none.py:x")
 
 
+@pytest.mark.parametrize("command", [["run"], ["build", "-o", "out"]])
+def test_a_file_is_run_once_and_again_when_it_changed(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may take long to run, or count."""
+    path, count = tmp_path / "counted.py", tmp_path / "count"
+    path.write_text(f"{SOURCE}\nwith open({str(count)!r}, 'a') as f:\n    f.write('x')\n")
+    monkeypatch.chdir(tmp_path)
+    for times in (1, 2):
+        done = CliRunner().invoke(app, [command[0], f"{path}:right", *command[1:]])
+        assert done.exit_code == 0, done.exception
+        assert count.read_text() == "x" * times
+        path.write_text(path.read_text() + f"changed = {times}\n")
+
+
 def test_both_kinds_of_program_are_built(file: Path, tmp_path: Path) -> None:
     """One with a matmul gets warp groups, one without is laid over threads."""
     for name in (EXAMPLE, f"{file}:right"):
