@@ -56,6 +56,15 @@ def test_settings_reach_the_kernel():
     assert config.causal and config.tile == (64, 32) and sizes["d"] == 64 and sizes["rows"] == 70
 
 
+def test_eight_bit_operands_are_stored_as_the_tensor_core_takes_them(tmp_path):
+    assert configure("gemm", {"dtype": "e4m3"})[0].b == "nk"
+    assert configure("gemm", {"dtype": "e4m3", "b": "kn"})[0].b == "kn"
+    assert configure("gemm", {})[0].b == "kn"
+    for name in KERNELS:
+        code, text = call("build", name, "--set", "dtype=e4m3", "-o", str(tmp_path / name))
+        assert code == 0, text
+
+
 BAD = {
     "gmm": ({}, "expected one of attention, gemm"),
     "gemm": ({"tyle": "1"}, "no setting 'tyle'"),

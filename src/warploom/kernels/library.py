@@ -25,7 +25,7 @@ from warploom.kernels.user import (
     settings_kinds,
 )
 from warploom.objects import names_object
-from warploom.tile import Program, dtype
+from warploom.tile import BF16, Program, dtype
 
 Values = dict[str, NDArray[Any]]
 
@@ -57,6 +57,13 @@ def _kinds(config: type) -> dict[str, str]:
     return {one.name: str(one.type) for one in fields(config)}
 
 
+def _gemm_config(**settings: Any) -> gemm.GemmConfig:
+    """Of 8-bit elements b is "nk" unless told otherwise: Hopper's tensor core takes no other."""
+    narrow = dtype(settings.get("dtype", BF16)).bits == 8
+    chosen: dict[str, Any] = {"b": "nk", **settings} if narrow else settings
+    return gemm.GemmConfig(**chosen)
+
+
 def _gemm_outputs(config: gemm.GemmConfig, values: Values) -> dict[str, NDArray[np.float64]]:
     return {"c": gemm_reference.reference(config, values)}
 
@@ -77,7 +84,7 @@ def _attention_sizes(config: attention.AttentionConfig, sizes: dict[str, int]) -
 
 KERNELS: dict[str, Entry] = {
     "gemm": Entry(
-        gemm.GemmConfig,
+        _gemm_config,
         _kinds(gemm.GemmConfig),
         gemm.gemm,
         gemm.default_schedule,

@@ -205,9 +205,13 @@ def limits(spread: Spread, deviations: float) -> NDArray[np.float64]:
     """How far each element may be from its meaning: so many standard deviations.
 
     Few samples say little of one element, so it has at least the deviation of the elements beside
-    it along the last axis, in the mean. Infinite where nothing is known.
+    it along the last axis, in the mean, and in proportion where it is larger than they are.
+    Infinite where nothing is known.
     """
-    squares = np.where(spread.known, spread.deviation**2, 0.0)
-    counts = np.maximum(spread.known.sum(-1, keepdims=True), 1) if squares.ndim else 1
-    beside = squares.sum(-1, keepdims=True) / counts if squares.ndim else squares
-    return np.where(spread.known, deviations * np.sqrt(np.maximum(squares, beside)), np.inf)
+    known = spread.known
+    own = np.where(known, spread.deviation, 0.0)
+    size = np.where(known, np.abs(spread.exact), 0.0)
+    counts = np.maximum(np.sum(known, -1, keepdims=True), 1)
+    beside, usual = (np.sqrt(np.sum(x**2, -1, keepdims=True) / counts) for x in (own, size))
+    larger = np.maximum(size / np.where(usual > 0, usual, 1.0), 1.0)
+    return np.where(known, deviations * np.maximum(own, beside * larger), np.inf)
