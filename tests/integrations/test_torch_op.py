@@ -88,6 +88,35 @@ def test_what_no_kernel_takes_is_refused_before_a_launch(fake, message):
         REFUSED[message]()
 
 
+CPU, OTHER = {"device": "cpu"}, {"device": "cuda:1"}
+ELSEWHERE = {
+    r"gemm a is on cpu, expected a CUDA device; move it with a\.cuda\(\)": lambda: torch_op.gemm(
+        make(3, 5, **CPU), make(5, 7, **CPU)
+    ),
+    "attention q is on cpu, expected a CUDA device": lambda: torch_op.attention(
+        *[make(1, 4, 8, 64, **CPU)] * 3
+    ),
+    "attention k is on cpu, expected a CUDA device": lambda: torch_op.attention_with_lse(
+        make(1, 4, 8, 64, device="meta"), *[make(1, 4, 8, 64, **CPU)] * 2
+    ),
+    "::copied x is on cpu, expected a CUDA device": lambda: torch_program.torch_program(
+        "warploom_tests::copied", program(), schedule()
+    )(make(5, 32, dtype=torch.float32, **CPU), 2.0),
+}
+
+
+@pytest.mark.parametrize("message", ELSEWHERE)
+def test_a_tensor_on_no_gpu_is_refused_in_one_line(message):
+    with pytest.raises(InputError, match=message) as found:
+        ELSEWHERE[message]()
+    assert len(str(found.value).splitlines()) == 1
+
+
+def test_tensors_on_two_gpus_are_refused(fake):
+    with pytest.raises(InputError, match="gemm b is on cuda:1, a on cuda:0: expected one device"):
+        torch_op.gemm(make(3, 5, device="cuda:0"), make(5, 7, **OTHER))
+
+
 def test_gemm_has_gradients_of_the_right_shapes():
     a, b, bias = leaf(3, 5), leaf(5, 7), leaf(7, dtype=torch.float32)
     torch_op.gemm(a, b, bias=bias).sum().backward()

@@ -54,8 +54,7 @@ def summary(found: Optimized) -> str:
         mark = "  <- built" if trial.name == found.chosen.name else ""
         lines.append(f"  {trial}{mark}")
     lines.append(f"static verdict: {found.verdict}")
-    errors = ", ".join(f"{name} {error:.1e}" for name, error in found.errors.items())
-    lines.append(f"interpreted, relative error: {errors}")
+    lines.append(f"interpreted: {found.check}")
     if found.measured is None:
         lines.append("not measured: no GPU was used")
     else:

@@ -12,7 +12,7 @@ from typing import Any
 from warploom.codegen.build import build
 from warploom.codegen.launch import Kernel
 from warploom.errors import InputError
-from warploom.integrations.torch_program import refuse_backward, torch_module
+from warploom.integrations.torch_program import check_devices, refuse_backward, torch_module
 from warploom.kernels.attention import AttentionConfig
 from warploom.kernels.attention import attention as attention_program
 from warploom.kernels.choices import choose_attention, choose_gemm
@@ -55,6 +55,8 @@ def _order(tensor: Any, name: str, rows: str, cols: str) -> tuple[str, Any]:
 
 def _gemm_check(a: Any, b: Any, bias: Any, residual: Any, activation: str) -> tuple[Any, ...]:
     """The shape of the result; raises `InputError` for what the kernel does not take."""
+    given = {"a": a, "b": b, "bias": bias, "residual": residual}
+    check_devices("gemm", {name: one for name, one in given.items() if one is not None})
     if a.dim() not in (2, 3) or b.dim() != a.dim():
         raise InputError(
             f"gemm of {list(a.shape)} and {list(b.shape)}: expected two matrices or two batches"
@@ -181,6 +183,7 @@ def _gemm_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
 
 def _attention_check(q: Any, k: Any, v: Any, window: int | None) -> int:
     """Query heads a key head; raises `InputError` for what the kernel does not take."""
+    check_devices("attention", {"q": q, "k": k, "v": v})
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if q.dim() != 4 or k.dim() != 4 or tuple(k.shape) != tuple(v.shape):
         raise InputError(
@@ -277,9 +280,7 @@ def _attention_with_lse_fake(
 
 
 def _operator(name: str, schema: str, run: Any, fake: Any, backward: Any, context: Any) -> Any:
-    made = torch.library.custom_op(
-        f"warploom::{name}", run, mutates_args=(), device_types="cuda", schema=schema
-    )
+    made = torch.library.custom_op(f"warploom::{name}", run, mutates_args=(), schema=schema)
     made.register_fake(fake)
     made.register_autograd(backward, setup_context=context)
     return made

@@ -1,4 +1,4 @@
-"""The kernels by name: configuration, program, default schedule and the check of one run.
+"""The kernels by name: configuration, program, default schedule, arrays and results of a run.
 
 A name is a kernel of the library (`gemm`, `attention`) or FILE.py:OBJECT, a user's own program
 (`kernels.user`); both become an `Entry`.
@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.codegen.build import Built, build
-from warploom.codegen.on_gpu import run_on_gpu
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
@@ -25,17 +23,14 @@ from warploom.kernels.user import (
     UserKernel,
     load_kernel,
     random_arrays,
+    scaled_arrays,
     settings_kinds,
-    written_names,
 )
 from warploom.objects import names_object
-from warploom.tile import Program, dtype, interpret
-from warploom.tile.interpret import bind
+from warploom.tile import BF16, Program, dtype
 
 Values = dict[str, NDArray[Any]]
 Sizes = Mapping[str, int]
-FILLING = 4096  # of a dimension of a user's program: fills a GPU
-Run = Callable[[Program, Values, Mapping[str, float]], Values]
 
 
 class Variant(Protocol):
@@ -63,7 +58,8 @@ class Entry:
     `settings` are the names of the configuration's fields with the kind of each; `sizes` the array
     dimensions `run` uses unless told otherwise, `full` those of them that fill a GPU, `alike` says
     which size another one is when only that is given; `outputs` the right results in float64,
-    `judge` what gave them; `bound` the relative error a run may have against them.
+    `judge` what gave them; `bound` the relative error a run may have against them (None: what
+    rounding explains, see `kernels.check`).
     `variant(config, sizes, given)` is the tuned table's choice, None where a field that it would
     set was `given`; `schedule` is what a configuration gets then.
     """
@@ -74,7 +70,7 @@ class Entry:
     schedule: Callable[[Any], KernelSchedule | SimtSchedule]
     outputs: Callable[[Any, Values], Mapping[str, NDArray[np.float64]]]
     sizes: Mapping[str, int]
-    bound: float
+    bound: float | None = None
     judge: str = "float64"
     full: Sizes = field(default_factory=dict[str, int])
     alike: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -86,6 +82,13 @@ class Entry:
 
 def _kinds(config: type) -> dict[str, str]:
     return {one.name: str(one.type) for one in fields(config)}
+
+
+def _gemm_config(**settings: Any) -> gemm.GemmConfig:
+    """Of 8-bit elements b is "nk" unless told otherwise: Hopper's tensor core takes no other."""
+    narrow = dtype(settings.get("dtype", BF16)).bits == 8
+    chosen: dict[str, Any] = {"b": "nk", **settings} if narrow else settings
+    return gemm.GemmConfig(**chosen)
 
 
 def _gemm_outputs(config: gemm.GemmConfig, values: Values) -> dict[str, NDArray[np.float64]]:
@@ -129,15 +132,15 @@ def _attention_variant(
 
 KERNELS: dict[str, Entry] = {
     "gemm": Entry(
-        gemm.GemmConfig,
+        _gemm_config,
         _kinds(gemm.GemmConfig),
         gemm.gemm,
         gemm.default_schedule,
         _gemm_outputs,
-        {"m": 200, "n": 264, "k": 136, "batch": 2},
-        4e-3,
+        {"m": 200, "n": 264, "k": 136, "batch": 2, "one": 1},
         full={"m": 4096, "n": 4096, "k": 4096, "batch": 4},
         variant=_gemm_variant,
+        arrays=scaled_arrays,
     ),
     "attention": Entry(
         attention.AttentionConfig,
@@ -145,12 +148,12 @@ KERNELS: dict[str, Entry] = {
         attention.attention,
         attention.default_schedule,
         _attention_outputs,
-        {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 200},
-        8e-3,
+        {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 200, "one": 1},
         full={"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
         alike={"keys": "rows"},
         variant=_attention_variant,
         follow=_attention_sizes,
+        arrays=scaled_arrays,
     ),
 }
 
@@ -176,7 +179,7 @@ def _user_entry(kernel: UserKernel) -> Entry:
         kernel.default_sizes(),
         kernel.bound,
         "the reference given" if kernel.reference else "the program's own meaning in float64",
-        full={dim: kernel.sizes.get(dim, FILLING) for dim in kernel.default_sizes()},
+        full=kernel.full_sizes(),
         arrays=kernel.arrays,
         scalars=kernel.scalars,
     )
@@ -228,71 +231,3 @@ def _words(kind: str) -> str:
         return f"{kind.count('int')} whole numbers, as 128,256"
     words = {"bool": "true or false", "int": "a whole number", "float": "a number"}
     return next((words[k] for k in words if kind.startswith(k)), kind)
-
-
-def check_on_cpu(
-    name: str, config: Any, sizes: Mapping[str, int], seed: int = 0
-) -> dict[str, float]:
-    """Run a kernel on the interpreter; the relative error of each output against float64."""
-    return _errors(name, config, sizes, seed, interpret)
-
-
-def check_on_gpu(
-    name: str, config: Any, sizes: Mapping[str, int], seed: int = 0, arch: str = "sm_90a"
-) -> dict[str, float]:
-    """Compile a kernel with its default schedule and launch it; errors as on the CPU.
-
-    Raises `InputError` for what the launch refuses, `DeviceError` without a GPU.
-    """
-    kernel = entry(name)
-    built = build(kernel.program(config), kernel.schedule(config), arch)
-    return check_built(name, config, sizes, built, seed)
-
-
-def check_built(
-    name: str, config: Any, sizes: Mapping[str, int], built: Built, seed: int = 0
-) -> dict[str, float]:
-    """Launch a kernel that was built before; errors and what is raised as `check_on_gpu`."""
-
-    def launch(program: Program, arrays: Values, scalars: Mapping[str, float]) -> Values:
-        return run_on_gpu(program, built, arrays, scalars)
-
-    return _errors(name, config, sizes, seed, launch)
-
-
-def _errors(
-    name: str,
-    config: Any,
-    sizes: Mapping[str, int],
-    seed: int,
-    run: Run,
-) -> dict[str, float]:
-    # An output with elements that were not written counts as infinitely wrong.
-    kernel = entry(name)
-    program = kernel.program(config)
-    if not written_names(program):
-        raise InputError(f"{name}: the program stores nothing, so there is nothing to check")
-    if missing := [dim for dim in program.dims if dim not in sizes]:
-        raise InputError(
-            f"{name}: a run does not know how long {missing[0]!r} is in this configuration; use it "
-            "from Python with arrays of your own"
-        )
-    try:
-        return _compared(kernel, config, program, kernel.arrays(program, sizes, seed), run)
-    except MemoryError:
-        text = ", ".join(f"{dim}={sizes[dim]:,}" for dim in program.dims)
-        raise InputError(f"{name}: arrays of {text} do not fit this computer's memory") from None
-
-
-def _compared(
-    kernel: Entry, config: Any, program: Program, arrays: Values, run: Run
-) -> dict[str, float]:
-    got = run(program, arrays, kernel.scalars)
-    errors: dict[str, float] = {}
-    for output, want in kernel.outputs(config, bind(program, arrays)).items():
-        finite = np.isfinite(want)
-        same = np.array_equal(finite, np.isfinite(got[output]))
-        gap = np.linalg.norm(np.where(finite, got[output] - np.where(finite, want, 0), 0))
-        norm = np.linalg.norm(np.where(finite, want, 0)) or 1.0
-        errors[output] = float(gap / norm) if same else float("inf")
-    return errors

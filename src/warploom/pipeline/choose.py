@@ -152,7 +152,9 @@ def _timed(one: Usable, settings: OptimizeSettings, say: Say) -> Usable:
         measured = measure_in_worker(settings.name, settings.settings, one.selected, one.built, say)
         trial = replace(one.trial, microseconds=measured.microseconds)
         if not measured.correct:
-            trial = replace(trial, refused=f"wrong numbers on the GPU: {measured.errors}")
+            trial = replace(
+                trial, refused="wrong numbers on the GPU: " + "; ".join(measured.check.problems)
+            )
     except (DeviceError, ToolMissing) as error:
         trial = replace(one.trial, refused=str(error))
     say(str(trial))

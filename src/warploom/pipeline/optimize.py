@@ -17,7 +17,7 @@ from typing import Any, cast
 from warploom.diagram.built import derive_program
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.files import check_folder, write_text_atomically
-from warploom.kernels.library import check_on_cpu, entry
+from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.machine import load as load_machine
 from warploom.objects import names_object
@@ -46,7 +46,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     selected, built = best.selected, best.built
     clock.say(f"kept {selected}: {best.verdict}")
     clock.lap("choose and compile")
-    errors = _interpreted(settings, selected, sizes, clock)
+    interpreted = _interpreted(settings, selected, sizes, clock)
     clock.lap("interpret")
     built.write(out)
     write_build_note(out, settings.name, settings.settings, settings.gpu, built)
@@ -55,13 +55,14 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
         measured = measure_in_worker(settings.name, settings.settings, selected, built, clock.say)
         clock.lap("measure")
         if not measured.correct:
-            raise CheckFailed(f"{settings.name}: wrong numbers on the GPU: {measured.errors}")
+            problems = "; ".join(measured.check.problems)
+            raise CheckFailed(f"{settings.name}: wrong numbers on the GPU: {problems}")
         check_rate(measured, selected.program, settings.gpu)
     result = Optimized(
-        settings, selected, best.trial, trials, best.verdict, errors, measured, clock.laps, out
+        settings, selected, best.trial, trials, best.verdict, interpreted, measured, clock.laps, out
     )
     drawn = pictures(selected, settings.gpu)
-    page = report_page(result, built, drawn, sizes, _derivation(settings, selected))
+    page = report_page(result, built, drawn, _derivation(settings, selected))
     write_text_atomically(out / "schedule.svg", drawn[0] if drawn else "")
     write_text_atomically(out / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
     write_text_atomically(out / "report.html", page_html(page))
@@ -70,19 +71,11 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
 
 def _interpreted(
     settings: OptimizeSettings, selected: Selected, sizes: Mapping[str, int], clock: _Clock
-) -> dict[str, float]:
-    """Errors of the program that was built, on the interpreter; `CheckFailed` beyond the bound."""
+) -> CheckResult:
+    """What the interpreter makes of the program that was built; raises `CheckFailed` if wrong."""
     text = ", ".join(f"{name} {size}" for name, size in sizes.items())
     clock.say(f"interpreting the program at {text}")
-    errors = check_on_cpu(settings.name, selected.config, sizes)
-    bound = entry(settings.name).bound
-    for output, error in errors.items():
-        if not error <= bound:
-            raise CheckFailed(
-                f"{settings.name}: {output} has relative error {error:.2e} on the interpreter, "
-                f"allowed {bound:.0e}; nothing was written"
-            )
-    return errors
+    return checked(settings.name, selected.config, sizes).require()
 
 
 def _derivation(settings: OptimizeSettings, selected: Selected) -> str:

@@ -21,7 +21,8 @@ from warploom.codegen.launch import Kernel
 from warploom.codegen.predict import Prediction
 from warploom.codegen.probe import LOG, WORDS, probe, readings
 from warploom.errors import CheckFailed, InputError, ToolMissing
-from warploom.kernels.library import check_built, configure, entry
+from warploom.kernels.check import CheckResult, checked
+from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.pipeline.own_process import answer_of
 from warploom.runtime.arrays import DeviceArray
@@ -35,15 +36,13 @@ ROUNDS, REPEATS = 15, 5
 class Measured:
     """What the GPU said.
 
-    errors      relative error of each output against float64, small sizes
-    bound       the error allowed
+    check       what a run at small sizes showed
     microseconds, control   medians of two interleaved series of the same kernel
     counted     loop -> [cycles an iteration, SM clock in GHz]; empty with the reason in `uncounted`
     """
 
     device: str
-    errors: dict[str, float]
-    bound: float
+    check: CheckResult
     sizes: dict[str, int]
     microseconds: float
     control: float
@@ -53,8 +52,13 @@ class Measured:
 
     @property
     def correct(self) -> bool:
-        """Every output is within its bound."""
-        return all(error <= self.bound for error in self.errors.values())
+        """The check passed."""
+        return self.check.passed
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """The relative error of each output."""
+        return self.check.errors
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as plain JSON data."""
@@ -62,11 +66,14 @@ class Measured:
 
     def rows(self, predicted: Mapping[str, Prediction]) -> list[tuple[str, str]]:
         """The measurement beside the model, for people."""
-        errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+        errors = ", ".join(
+            f"{name} {error:.1e} (allowed {self.check.bounds[name]:.1e})"
+            for name, error in self.errors.items()
+        )
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
         rows = [
             ("device", self.device),
-            ("relative error against float64", f"{errors} (allowed {self.bound:.0e})"),
+            ("relative error against float64", errors),
             ("sizes timed", sizes),
             ("time", f"{self.microseconds:.1f} us (the same kernel again: {self.control:.1f} us)"),
         ]
@@ -111,7 +118,8 @@ def measure_in_worker(
         (folder / "request.json").write_text(json.dumps(request))
         say(f"measuring {selected} on the GPU: 5 to 20 s")
         done = answer_of("warploom.pipeline.optimize_measure", folder, name, "measuring")
-        return replace(Measured(**done), uncounted=uncounted)
+        fields: dict[str, Any] = {**done, "check": CheckResult.from_json(done["check"])}
+        return replace(Measured(**fields), uncounted=uncounted)
 
 
 def measure(folder: Path) -> Measured:
@@ -119,9 +127,7 @@ def measure(folder: Path) -> Measured:
     request = json.loads((folder / "request.json").read_text())
     name, loops = request["name"], tuple(request["loops"])
     config, small = configure(name, request["settings"])[0], check_sizes(name, request["settings"])
-    kernel, built = entry(name), Built.read(folder / "plain")
-    program = kernel.program(config)
-    errors = check_built(name, config, small, built)
+    program, built = entry(name).program(config), Built.read(folder / "plain")
     sizes = full_sizes(name, request["settings"])
     device = CudaDevice(0)
     memory = _memory(program, sizes)
@@ -131,8 +137,7 @@ def measure(folder: Path) -> Measured:
         counted = _counted(device, Kernel(Built.read(folder / "probe")), memory, loops)
     return Measured(
         device.info.name,
-        errors,
-        kernel.bound,
+        checked(name, config, small, built),
         {dim: sizes[dim] for dim in program.dims},
         statistics.median(times[0]),
         statistics.median(times[1]),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from warploom.codegen.build import Built
 from warploom.codegen.extract import extract
 from warploom.codegen.place import place
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.kernels.library import entry
 from warploom.kernels.select import Selected
 from warploom.pipeline.optimized import WRITTEN, Optimized, Trial, order_of
 from warploom.report.optimize_html import Page
@@ -56,7 +53,6 @@ def report_page(
     result: Optimized,
     built: Built,
     drawn: list[str],
-    sizes: Mapping[str, int],
     derivation: str,
 ) -> Page:
     """What `report.html` shows."""
@@ -66,8 +62,7 @@ def report_page(
         for trial in result.trials
         for row in schedule_rows(trial, trial.name == result.chosen.name)
     ]
-    errors = ", ".join(f"{name} {error:.1e}" for name, error in result.errors.items())
-    told = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    told = ", ".join(f"{name} {size}" for name, size in result.check.sizes.items())
     text = str(selected.schedule)
     if isinstance(selected.schedule, KernelSchedule):
         text = "\n\n".join(str(one) for one in selected.schedule.loops.values())
@@ -88,9 +83,7 @@ def report_page(
         summary=f"Built: {selected}. Order: {order_of(selected)}.",
         derivation=derivation,
         program=str(selected.program),
-        checked=f"Interpreted at {told}: relative error {errors} against "
-        f"{entry(settings.name).judge}, allowed "
-        f"{entry(settings.name).bound:.0e}.",
+        checked=f"Interpreted at {told}. {result.check}",
         schedules=rows,
         schedule_text=text,
         pictures=drawn,

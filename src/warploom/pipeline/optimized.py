@@ -13,6 +13,7 @@ from warploom.codegen.predict import Prediction, cycles_of
 from warploom.codegen.schedules import NAMES
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
+from warploom.kernels.check import CheckResult
 from warploom.kernels.select import Selected
 from warploom.pipeline.optimize_measure import Measured
 from warploom.pipeline.static_verdict import StaticVerdict
@@ -120,7 +121,7 @@ class Optimized:
     """The result: what was built, what the model says of it and of the others, the verdicts.
 
     trials      every schedule that was tried; `chosen` is the one that was built
-    errors      relative error of each output on the interpreter, and the bound
+    check       what the interpreter showed of the program
     """
 
     settings: OptimizeSettings
@@ -128,7 +129,7 @@ class Optimized:
     chosen: Trial
     trials: tuple[Trial, ...]
     verdict: StaticVerdict
-    errors: Mapping[str, float]
+    check: CheckResult
     measured: Measured | None
     seconds: Mapping[str, float]
     folder: Path
@@ -146,7 +147,7 @@ class Optimized:
             "schedules": [trial.to_json() for trial in self.trials],
             "order": order_of(self.selected),
             "verdict": {"passed": self.verdict.passed, "faults": list(self.verdict.faults)},
-            "interpreted": dict(self.errors),
+            "interpreted": self.check.to_json(),
             "measured": None if self.measured is None else self.measured.to_json(),
             "seconds": dict(self.seconds),
         }
