@@ -90,6 +90,8 @@ def test_a_verdict_asks_the_control(
     row = next(iter(read_rows(ROOT / "bench" / "results" / "gemm.json")))
     row = replace(row, ratio_to_best=ratio, ci95=interval, control=control)
     assert tables.verdict(row) == verdict
+    failed = replace(row, checks={**row.checks, "numerics": "fail 0.3"})
+    assert tables.verdict(failed) == "wrong"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "bench" / "results").glob("*.json")), ids=str)
