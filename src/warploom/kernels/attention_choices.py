@@ -5,7 +5,7 @@
 A task is a row tile of one head, a step one block of keys of one task; how many there are follows
 from the shape and the masks. `task` and `step` are microseconds of a variant on one SM for a head
 size and kind of mask: `bench/fit_attention.py` fits them to the measured rows of
-`bench/results/attention_forward.json` and says what the choice for each length would lose had that
+`bench/results/attention_variants.json` and says what the choice for each length would lose had that
 length's rows been left out. A measured length may be a test of the chooser, never its table.
 """
 
