@@ -99,7 +99,7 @@ class Built:
     def write(self, folder: Path) -> None:
         """Write `NAME.cu`, `NAME.cubin`, `schedule.json` and `manifest.json`."""
         name = self.source.name
-        write_text_atomically(folder / f"{name}.cu", self.source.text)
+        write_text_atomically(folder / self.source.file, self.source.text)
         write_bytes_atomically(folder / f"{name}.cubin", self.cubin)
         order = dict(self.schedule)
         if self.program_text:
@@ -193,7 +193,7 @@ def compile_source(
         known = dict.fromkeys((*architectures, *ARCHITECTURES, *SM80_ARCHITECTURES))
         raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(known)}")
     folder = (cache or cache_folder()) / "cubin"
-    stem = hashlib.sha256(f"{arch} {source.text}".encode()).hexdigest()[:32]
+    stem = hashlib.sha256(f"{arch} {source.file} {source.text}".encode()).hexdigest()[:32]
     try:
         tool = toolchain.find("nvcc")
     except ToolMissing:
@@ -227,12 +227,13 @@ def _resources(data: dict[str, Any]) -> Resources:
 def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Resources]:
     started = time.perf_counter()
     flags = (f"-arch={arch}", "-std=c++17", "-lineinfo", "-diag-suppress=177")
-    here = compile_here(tool, source.text, (*flags, "--ptxas-options=-v"))
+    file = source.file  # beside the cubin where both are written: `sass show --source` looks there
+    here = compile_here(tool, source.text, file, (*flags, "--ptxas-options=-v"))
     if here is not None:
         return here[0], _report(here[1], tool.version, time.perf_counter() - started)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "kernel.cu").write_text(source.text)
+        (folder / file).write_text(source.text)
         done = tool.run(
             "-cubin",
             *flags,
@@ -241,7 +242,7 @@ def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Re
             "-v",
             "-o",
             str(folder / "kernel.cubin"),
-            str(folder / "kernel.cu"),
+            str(folder / file),
         )
         if done.returncode:
             lines = [

@@ -58,6 +58,11 @@ class CudaSource:
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def file(self) -> str:
+        """The name of the file it is written to."""
+        return f"{self.name}.cu"
+
 
 def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
     """The CUDA C++ of a block program; raises `InputError` when it does not fit the block.
