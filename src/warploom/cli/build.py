@@ -18,6 +18,7 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.files import check_folder, write_text_atomically
 from warploom.kernels.library import configure, entry
+from warploom.kernels.older import older_kernel
 from warploom.pipeline.built import BUILD_NOTE
 
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
@@ -75,20 +76,26 @@ def build(
     arch = BUILD_ARCHITECTURES[gpu]
     check_folder(out)
     started = time.perf_counter()
-    config, _ = configure(name, settings_of(settings))
+    given, accepted = settings_of(settings), tuple(allow or ())
+    config, _ = configure(name, given)
     kernel = entry(name)
     program = kernel.program(config)
     chosen = kernel.schedule(config)
     if schedule.endswith(".json"):
         chosen = read_schedule(Path(schedule))
-    elif schedule != "default":
-        chosen = schedule_named(program, schedule, chosen.launch, gpu, arch=arch)
     elif arch != "sm_90a" and isinstance(chosen, KernelSchedule):
         # The default of a program is made for Hopper: elsewhere loads run ahead and matmuls do not.
-        chosen = schedule_named(program, "lcsf", chosen.launch, arch=arch)
-    built = build_kernel(program, chosen, arch, tuple(allow or ()))
+        order = "lcsf" if schedule == "default" else schedule
+        fixed, asked = "tile" in given, config
+        config, chosen = older_kernel(kernel, asked, arch, order, accepted, fixed, _say)
+        program = kernel.program(config)
+        if config != asked:
+            given["tile"] = ",".join(map(str, config.tile))
+    elif schedule != "default":
+        chosen = schedule_named(program, schedule, chosen.launch, gpu, arch=arch)
+    built = build_kernel(program, chosen, arch, accepted)
     built.write(out)
-    note = {"kernel": name, "settings": settings_of(settings), "gpu": gpu}
+    note = {"kernel": name, "settings": given, "gpu": gpu}
     write_text_atomically(out / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
     seconds = time.perf_counter() - started
     if as_json:
@@ -100,3 +107,7 @@ def build(
         f"{res.registers} registers at entry, {built.source.shared_bytes} B of shared memory, "
         f"{res.compiler}, {seconds:.2f} s -> {out}"
     )
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
