@@ -32,6 +32,11 @@ class Interrupted(WarploomError):
     exit_code = 130
 
 
+class WarploomWarning(UserWarning):
+    """Something a user should know of that does not stop the work; the command line says it in one
+    line."""
+
+
 class CheckFailed(WarploomError):
     """A verification said no. The message is the first finding, in words."""
 

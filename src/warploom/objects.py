@@ -6,9 +6,13 @@ import importlib.util
 import sys
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from warploom.errors import InputError, WarploomError
+
+# (path, time of its last change, bytes) -> what the file left when it was run
+_modules: dict[tuple[Path, int, int], ModuleType] = {}
 
 
 def names_object(text: str) -> bool:
@@ -18,10 +22,12 @@ def names_object(text: str) -> bool:
 
 
 def load_object(text: str) -> Any:
-    """The object of that name in that file; the file is run once, its folder importable meanwhile.
+    """The object of that name in that file.
 
-    Raises `InputError` for a form that is not FILE.py:OBJECT, a missing file or object, or a file
-    that does not run. Errors of this package pass through: they say what is wrong in the file.
+    The file is run when a process first asks for it, and again only once it has changed; its folder
+    is importable meanwhile. Raises `InputError` for a form that is not FILE.py:OBJECT, a missing
+    file or object, or a file that does not run. Errors of this package pass through: they say what
+    is wrong in the file.
     """
     path_text, _, name = text.rpartition(":")
     path = Path(path_text)
@@ -29,6 +35,24 @@ def load_object(text: str) -> Any:
         raise InputError(f"{text}: expected FILE.py:OBJECT")
     if not path.is_file():
         raise InputError(f"{path}: no such file")
+    module = _module(path)
+    found = getattr(module, name, None)
+    if found is None:
+        near = get_close_matches(name, [key for key in vars(module) if key[0] != "_"], n=3)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise InputError(f"{path} has no object called {name!r}{hint}")
+    return found
+
+
+def _module(path: Path) -> ModuleType:
+    state = path.stat()
+    key = (path.resolve(), state.st_mtime_ns, state.st_size)
+    if key not in _modules:
+        _modules[key] = _run(path)
+    return _modules[key]
+
+
+def _run(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"warploom_user_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: not a Python file")
@@ -45,9 +69,4 @@ def load_object(text: str) -> Any:
         raise InputError(f"{path} does not run: {type(error).__name__}: {error}") from error
     finally:
         sys.path.pop(0)
-    found = getattr(module, name, None)
-    if found is None:
-        near = get_close_matches(name, [key for key in vars(module) if key[0] != "_"], n=3)
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise InputError(f"{path} has no object called {name!r}{hint}")
-    return found
+    return module

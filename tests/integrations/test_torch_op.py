@@ -54,6 +54,7 @@ def test_gemm_of_fp8_gives_bf16(fake):
 def test_attention_gives_outputs_like_q_and_sums_a_row(fake):
     q, k = make(2, 8, 100, 64), make(2, 2, 300, 64)
     assert torch_op.attention(q, k, k, causal=True).shape == q.shape
+    assert torch_op.attention(q, k, k, exact=True).shape == q.shape
     out, lse = torch_op.attention_with_lse(q, k, k)
     assert out.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype is torch.float32
 
@@ -79,6 +80,9 @@ REFUSED = {
     "window=0": lambda: torch_op.attention(
         make(1, 4, 8, 64), make(1, 4, 8, 64), make(1, 4, 8, 64), window=0
     ),
+    "scale=0.0: expected a number above 0": lambda: torch_op.attention(
+        make(1, 4, 8, 64), make(1, 4, 8, 64), make(1, 4, 8, 64), scale=0.0
+    ),
 }
 
 
@@ -86,6 +90,35 @@ REFUSED = {
 def test_what_no_kernel_takes_is_refused_before_a_launch(fake, message):
     with pytest.raises(InputError, match=message):
         REFUSED[message]()
+
+
+CPU, OTHER = {"device": "cpu"}, {"device": "cuda:1"}
+ELSEWHERE = {
+    r"gemm a is on cpu, expected a CUDA device; move it with a\.cuda\(\)": lambda: torch_op.gemm(
+        make(3, 5, **CPU), make(5, 7, **CPU)
+    ),
+    "attention q is on cpu, expected a CUDA device": lambda: torch_op.attention(
+        *[make(1, 4, 8, 64, **CPU)] * 3
+    ),
+    "attention k is on cpu, expected a CUDA device": lambda: torch_op.attention_with_lse(
+        make(1, 4, 8, 64, device="meta"), *[make(1, 4, 8, 64, **CPU)] * 2
+    ),
+    "::copied x is on cpu, expected a CUDA device": lambda: torch_program.torch_program(
+        "warploom_tests::copied", program(), schedule()
+    )(make(5, 32, dtype=torch.float32, **CPU), 2.0),
+}
+
+
+@pytest.mark.parametrize("message", ELSEWHERE)
+def test_a_tensor_on_no_gpu_is_refused_in_one_line(message):
+    with pytest.raises(InputError, match=message) as found:
+        ELSEWHERE[message]()
+    assert len(str(found.value).splitlines()) == 1
+
+
+def test_tensors_on_two_gpus_are_refused(fake):
+    with pytest.raises(InputError, match="gemm b is on cuda:1, a on cuda:0: expected one device"):
+        torch_op.gemm(make(3, 5, device="cuda:0"), make(5, 7, **OTHER))
 
 
 def test_gemm_has_gradients_of_the_right_shapes():

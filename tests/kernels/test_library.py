@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from warploom.cli import app
 from warploom.errors import CheckFailed, InputError
-from warploom.kernels.library import KERNELS, check_on_cpu, configure
+from warploom.kernels.check import checked
+from warploom.kernels.library import KERNELS, configure
 
 RUNNER = CliRunner()
 
@@ -44,7 +45,8 @@ def test_every_kernel_builds_and_its_schedule_can_be_given_back(name, tmp_path):
 def test_every_kernel_runs_on_the_cpu(name):
     code, text = call("run", name, "--json")
     found = json.loads(text)
-    assert code == 0 and all(e < found["bound"] for e in found["errors"].values())
+    assert code == 0 and found["passed"]
+    assert all(error < found["bounds"][output] for output, error in found["errors"].items())
 
 
 def test_settings_reach_the_kernel():
@@ -52,6 +54,15 @@ def test_settings_reach_the_kernel():
         "attention", {"causal": "true", "tile": "64,32", "head_dim": "64", "rows": "70"}
     )
     assert config.causal and config.tile == (64, 32) and sizes["d"] == 64 and sizes["rows"] == 70
+
+
+def test_eight_bit_operands_are_stored_as_the_tensor_core_takes_them(tmp_path):
+    assert configure("gemm", {"dtype": "e4m3"})[0].b == "nk"
+    assert configure("gemm", {"dtype": "e4m3", "b": "kn"})[0].b == "kn"
+    assert configure("gemm", {})[0].b == "kn"
+    for name in KERNELS:
+        code, text = call("build", name, "--set", "dtype=e4m3", "-o", str(tmp_path / name))
+        assert code == 0, text
 
 
 BAD = {
@@ -70,9 +81,9 @@ def test_bad_settings_are_refused(name):
 
 def test_an_unwritten_output_counts_as_wrong(monkeypatch):
     config, sizes = configure("gemm", {"m": "8", "n": "8", "k": "8"})
-    monkeypatch.setattr("warploom.kernels.library.interpret", lambda p, arrays, scalars: arrays)
-    assert check_on_cpu("gemm", config, sizes) == {"c": float("inf")}
-    with pytest.raises(CheckFailed, match="relative error inf"):
+    monkeypatch.setattr("warploom.kernels.check.interpret", lambda p, arrays, scalars: arrays)
+    assert checked("gemm", config, sizes).errors == {"c": float("inf")}
+    with pytest.raises(CheckFailed, match="52,800 of 52,800 elements are NaN"):
         RUNNER.invoke(app, ["run", "gemm"], catch_exceptions=False)
 
 

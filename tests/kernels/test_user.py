@@ -12,7 +12,8 @@ from warploom import tile as t
 from warploom.cli import app
 from warploom.errors import InputError
 from warploom.kernels import UserKernel
-from warploom.kernels.library import check_on_cpu, configure, entry
+from warploom.kernels.check import checked
+from warploom.kernels.library import configure, entry
 from warploom.tile.widen import widened
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 def errors(name: str, **settings: str) -> dict[str, float]:
     config, sizes = configure(name, settings)
-    return check_on_cpu(name, config, sizes)
+    return checked(name, config, sizes).errors
 
 
 def test_a_program_is_judged_by_its_own_float64_meaning(file: Path) -> None:
@@ -130,6 +131,21 @@ def test_a_file_that_does_not_run_is_named(tmp_path: Path) -> None:
         entry(f"{broken}:x")
     with pytest.raises(InputError, match="no such file"):
         entry(f"{tmp_path}/none.py:x")
+
+
+@pytest.mark.parametrize("command", [["run"], ["build", "-o", "out"]])
+def test_a_file_is_run_once_and_again_when_it_changed(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may take long to run, or count."""
+    path, count = tmp_path / "counted.py", tmp_path / "count"
+    path.write_text(f"{SOURCE}\nwith open({str(count)!r}, 'a') as f:\n    f.write('x')\n")
+    monkeypatch.chdir(tmp_path)
+    for times in (1, 2):
+        done = CliRunner().invoke(app, [command[0], f"{path}:right", *command[1:]])
+        assert done.exit_code == 0, done.exception
+        assert count.read_text() == "x" * times
+        path.write_text(path.read_text() + f"changed = {times}\n")
 
 
 def test_both_kinds_of_program_are_built(file: Path, tmp_path: Path) -> None:

@@ -93,6 +93,122 @@ def test_the_example_is_a_target() -> None:
     assert target.launch.block == (256, 1, 1)
 
 
+# Each object is something that a user hands to `tune`, and what the one line must say.
+USER_FILE = """
+import triton
+import triton.language as tl
+from warploom.integrations.triton import ScalarArgument, TensorArgument, capture
+
+@triton.jit
+def add(x, y, n, block: tl.constexpr):
+    i = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(y + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+@triton.autotune(configs=[triton.Config({"block": 1024})], key=["n"])
+@triton.jit
+def auto(x, y, n, block: tl.constexpr):
+    tl.store(y, tl.load(x))
+
+@triton.jit
+def undefined(x, y, n, block: tl.constexpr):
+    tl.store(y, tl.load(x) + nowhere)
+
+@triton.jit
+def odd(x, y, n, block: tl.constexpr):
+    tl.store(y + tl.arange(0, 3), 0.0)
+
+X, Y = TensorArgument("fp32", (4096,)), TensorArgument("fp32", (4096,), "out")
+N = ScalarArgument("i32", 4096)
+
+def made(kernel=add, x=X, n=N, grid=(4, 1, 1), **options):
+    fixed = {"block": 1024}
+    return capture(kernel, {"x": x, "y": Y, "n": n}, grid=grid, constexprs=fixed, **options)
+
+def no_name(): return made(undefined)
+def three(): return made(odd)
+def warps(): return made(num_warps=3)
+def option(): return made(options={"num_wraps": 8})
+def pair(): return made(x=("fp32", (4096,)))
+def dtype(): return made(x=TensorArgument("float32", (4096,)))
+def shape(): return made(x=TensorArgument("fp32", 4096))
+def role(): return made(x=TensorArgument("fp32", (4096,), "input"))
+def value(): return made(n=ScalarArgument("i32", None))
+def grid(): return made(grid=(4,))
+def a_list(): return capture(add, [X, Y, N], grid=(4, 1, 1))
+def needs(x, y): return made()
+def fails(): return {}["nothing"]
+def leaves(): raise SystemExit(3)
+"""
+USER_MISTAKES = {
+    "add": "is a Triton kernel, and how it is launched is not known; name a function that returns",
+    "auto": "is a Triton kernel, and how it is launched is not known",
+    "no_name": "does not compile undefined for sm_90: line 2 of it: NameError('nowhere is not",
+    "three": "does not compile odd for sm_90: line 2 of it: arange's range must be a power of 2",
+    "warps": "does not compile add for sm_90: num_warps must be a power of 2",
+    "option": "add: 'num_wraps' is no parameter of it and no Triton option",
+    "pair": "argument 'x' is tuple ('fp32', (4096,)), expected TensorArgument(dtype, shape)",
+    "dtype": "argument 'x': dtype 'float32', expected 'fp32'",
+    "shape": "argument 'x': shape 4096, expected a tuple of integers",
+    "role": "buffer x: role 'input', expected in, out or inout",
+    "value": "argument 'n': value None, expected a number",
+    "grid": "add: grid (4,), expected three positive integers (x, y, z)",
+    "a_list": "add: arguments are list, expected a dictionary",
+    "needs": "needs needs x, y; expected a function that is called without arguments",
+    "fails": "fails fails: KeyError: 'nothing'",
+    "leaves": "leaves leaves Python with code 3",
+}
+
+
+@pytest.fixture(scope="module")
+def mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's file with every mistake in it."""
+    file = tmp_path_factory.mktemp("mistakes") / "mistakes.py"
+    file.write_text(USER_FILE)
+    return file
+
+
+@pytest.mark.parametrize(("name", "message"), USER_MISTAKES.items())
+def test_a_mistake_in_a_users_file_is_one_clear_line(
+    name: str, message: str, mistakes: Path, tmp_path: Path
+) -> None:
+    result = _run(["tune", f"{mistakes}:{name}", "-o", str(tmp_path / "out"), "--measure", "model"])
+    assert isinstance(result.exception, InputError), result.exception
+    assert message in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+LAUNCH = {
+    "schema": 1,
+    "kernel": "softmax_kernel",
+    "grid": [1, 1, 1],
+    "block": [32, 1, 1],
+    "cluster": [1, 1, 1],
+    "buffers": [],
+    "arguments": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ([], "not a launch description (expected a JSON object)"),
+        ({"launch": None}, "not a launch description (expected a JSON object)"),
+        ({**LAUNCH, "schema": 7}, "launch spec has schema 7, expected 1"),
+        ({**LAUNCH, "buffers": [3]}, "launch spec is malformed"),
+        ({**LAUNCH, "arguments": [3]}, "launch spec is malformed"),
+        ({**LAUNCH, "kernel": "other"}, "launches other, not "),
+    ],
+)
+def test_a_wrong_launch_file_is_one_clear_line(
+    launch: Any, message: str, small: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "launch.json"
+    file.write_text(json.dumps(launch))
+    with pytest.raises(InputError) as caught:
+        read_target(str(small), None, file)
+    assert message in str(caught.value) and "launch.json" in str(caught.value)
+
+
 BAD = [
     (["tune", "nothing.cubin", "-o", "{out}"], "nothing.cubin"),
     (["tune", "nothing", "-o", "{out}"], "expected FILE.cubin, a build folder or file.py:object"),

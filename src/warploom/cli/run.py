@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from warploom.cli.build import Json, Name, Settings, settings_of
-from warploom.errors import CheckFailed, InputError
-from warploom.kernels.library import check_on_cpu, check_on_gpu, configure, entry
+from warploom.errors import InputError
+from warploom.kernels.check import checked
+from warploom.kernels.library import configure
+from warploom.kernels.select import select
 
-PLACES = {"cpu": check_on_cpu, "gpu": check_on_gpu}
+PLACES = ("cpu", "gpu")
 
 
 def run(
@@ -23,23 +25,14 @@ def run(
     seed: Annotated[int, typer.Option(help="seed of the random inputs")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a kernel on random data and compare every output with float64."""
+    """Run a kernel on random data: right to float64, written whole, each element by one task?"""
     if on not in PLACES:
         raise InputError(f"--on {on!r}: expected {' or '.join(PLACES)}")
     if seed < 0:
         raise InputError(f"--seed {seed}, expected at least 0")
-    config, sizes = configure(name, settings_of(settings))
-    errors = PLACES[on](name, config, sizes, seed)
-    bound, judge = entry(name).bound, entry(name).judge
-    worst = max(errors, key=lambda output: errors[output])
-    right = errors[worst] <= bound
-    if as_json:
-        typer.echo(json.dumps({"kernel": name, "on": on, "errors": errors, "bound": bound}))
-    else:
-        for output, error in errors.items():
-            typer.echo(
-                f"{name} {output} on {on}: relative error {error:.2e} (bound {bound:.0e}) against "
-                f"{judge}"
-            )
-    if not right:
-        raise CheckFailed(f"{name}: {worst} has relative error {errors[worst]:.2e} > {bound:.0e}")
+    sizes = configure(name, settings_of(settings))[1]
+    chosen = select(name, settings_of(settings))
+    built = chosen.build() if on == "gpu" else None
+    result = checked(name, chosen.config, sizes, built, seed)
+    typer.echo(json.dumps(result.to_json()) if as_json else str(result))
+    result.require()

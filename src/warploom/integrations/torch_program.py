@@ -54,6 +54,24 @@ def refuse_backward(name: str, hint: str) -> Callable[..., Any]:
     return backward
 
 
+def check_devices(operator: str, tensors: Mapping[str, Any]) -> None:
+    """Raise `InputError` for a tensor that is on no GPU, or not on that of the first.
+
+    Tensors on "meta" have shapes alone, for which the operators have an answer.
+    """
+    (first, device), *_ = [(name, tensor.device) for name, tensor in tensors.items()]
+    for name, tensor in tensors.items():
+        if tensor.device.type not in ("cuda", "meta"):
+            raise InputError(
+                f"{operator} {name} is on {tensor.device}, expected a CUDA device; move it with "
+                f"{name}.cuda()"
+            )
+        if tensor.device != device:
+            raise InputError(
+                f"{operator} {name} is on {tensor.device}, {first} on {device}: expected one device"
+            )
+
+
 def written_arrays(program: Program) -> tuple[Array, ...]:
     """The arrays a program stores to, in order; raises when one of them is also read."""
     stored = {op.array.name for op in program.ops() if op.array and op.kind.startswith("store")}
@@ -113,6 +131,7 @@ def torch_program(
     kernels: dict[int, Kernel] = {}
 
     def empty(given: Sequence[Any]) -> list[Any]:
+        check_devices(name, {a.name: tensor for a, tensor in zip(inputs, given, strict=True)})
         shapes = result_shapes(inputs, outputs, [tensor.shape for tensor in given])
         kinds = [getattr(torch, TORCH_TYPES[array.dtype.name]) for array in outputs]
         return [
@@ -140,8 +159,10 @@ def torch_program(
     def fake(*args: Any) -> Any:
         return packed(empty(args[: len(inputs)]))
 
+    # For every device, so that a tensor on another one is refused in our words, not in torch's 47
+    # lines.
     made = torch.library.custom_op(
-        name, run, mutates_args=(), device_types="cuda", schema=f"({', '.join(words)}) -> {result}"
+        name, run, mutates_args=(), schema=f"({', '.join(words)}) -> {result}"
     )
     made.register_fake(fake)
     made.register_autograd(refuse_backward(name, "write its gradient as a program of its own"))

@@ -11,6 +11,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -29,8 +30,10 @@ from warploom.tile.widen import widened
 Values = Mapping[str, NDArray[Any]]
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
+FILLING = 4096  # of a dimension nobody gave, to time a kernel at
+MOST_ELEMENTS = 2**27  # of an array then
 USUAL_SIZE = 200  # of a dimension nobody gave: not a multiple of a tile, so tails are run
-USUAL_BOUND = 1e-2  # relative error of a bf16 result after a few roundings
+NO_RESULT = -1515870811  # stands in int32 arrays that are to be written, as NaN in floating ones
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str", DType: "DType"}
 
 
@@ -46,7 +49,8 @@ class UserKernel:
     inputs      {name: array} for sizes and a random generator, for arrays that are not normal
                 random numbers (int32 arrays always need it)
     launch      grid, clusters and walk; the default is persistent
-    bound       the relative error a run may have
+    bound       the relative error a run may have; None: what the rounding of its types explains,
+                for every output and every element (`kernels.check`)
     """
 
     program: Program | Callable[..., Program]
@@ -55,7 +59,7 @@ class UserKernel:
     scalars: Mapping[str, float] = field(default_factory=dict[str, float])
     inputs: Callable[[Mapping[str, int], np.random.Generator], Values] | None = None
     launch: LaunchPlan | None = None
-    bound: float = USUAL_BOUND
+    bound: float | None = None
     where: str = ""
 
     def trace(self, settings: Mapping[str, Any]) -> Program:
@@ -86,6 +90,17 @@ class UserKernel:
                     f"{self.where}: size {dim}={given!r}, expected a whole number, at least 0"
                 )
         return {dim: int(self.sizes.get(dim, USUAL_SIZE)) for dim in program.dims}
+
+    def full_sizes(self) -> dict[str, int]:
+        """Every dimension under the default settings, those that nobody gave as long as fills a GPU
+        and leaves every array within `MOST_ELEMENTS`."""
+        program, length = self.trace({}), FILLING
+        while True:
+            sizes = {dim: int(self.sizes.get(dim, length)) for dim in program.dims}
+            largest = max(prod(sizes[dim] for dim in one.dims) for one in program.arrays)
+            if largest <= MOST_ELEMENTS or length == 1:
+                return sizes
+            length //= 2
 
     def arrays(
         self, program: Program, sizes: Mapping[str, int], seed: int
@@ -200,15 +215,37 @@ def written_names(program: Program) -> tuple[str, ...]:
 def random_arrays(
     program: Program, sizes: Mapping[str, int], seed: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """Normal inputs for every array; what the program stores to is NaN, what it adds to is 0."""
+    """Normal inputs for every array; what the program adds to is 0, and what it stores to without
+    reading it is NaN, or for integers a number that is no result."""
     random = np.random.default_rng(seed)
-    stored = {op.array.name for op in program.ops() if op.array and op.kind == "store"}
-    added = {op.array.name for op in program.ops() if op.array and op.kind == "store_add"}
+    kinds = {
+        kind: {op.array.name for op in program.ops() if op.array and op.kind == kind}
+        for kind in ("load", "store", "store_add")
+    }
     result: dict[str, NDArray[Any]] = {}
     for one in program.arrays:
         shape = tuple(sizes[dim] for dim in one.dims)
-        if one.name in stored | added:
-            result[one.name] = np.full(shape, 0.0 if one.name in added else np.nan)
+        if one.name in kinds["store"] - kinds["load"]:
+            result[one.name] = np.full(shape, np.nan if one.dtype.is_float else NO_RESULT)
+        elif one.name in kinds["store_add"]:
+            result[one.name] = np.zeros(shape)
         else:
             result[one.name] = random.normal(size=shape)
+    return result
+
+
+def scaled_arrays(
+    program: Program, sizes: Mapping[str, int], seed: int = 0
+) -> dict[str, NDArray[Any]]:
+    """`random_arrays` where `scale_x` is a factor of x: x fills its type, and the factor undoes it.
+
+    So are 8-bit operands made of activations, with one factor for the whole array.
+    """
+    result = random_arrays(program, sizes, seed)
+    for name, values in result.items():
+        factor = f"scale_{name}"
+        if factor in result:
+            largest = np.abs(values).max(initial=0.0) or 1.0
+            result[factor][:] = largest / program.array(name).dtype.largest
+            result[name] = values / result[factor][0]
     return result

@@ -101,14 +101,21 @@ def _to_int32(values: NDArray[np.generic]) -> NDArray[np.generic]:
     return np.clip(whole, info.min, info.max).astype(np.int32)
 
 
+def spacing(kind: DType, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The distance between neighbouring numbers of a floating type at finite `values`.
+
+    It is 2^(max(exponent(x), least) - mantissa); twice the unit roundoff, relative to a power of 2.
+    """
+    _, exponent = np.frexp(values)
+    return np.ldexp(1.0, np.maximum(exponent - 1, kind.least) - kind.mantissa)
+
+
 def _round_float(kind: DType, exact: NDArray[np.float64]) -> NDArray[np.generic]:
-    # The spacing of representable numbers at x is 2^(max(exponent(x), least) - mantissa); dividing
-    # by a power of two is exact and rint rounds half to even, so this is one correct rounding.
+    # Dividing by a power of two is exact and rint rounds half to even: one correct rounding.
     finite = np.isfinite(exact)
     magnitude = np.where(finite, exact, 0.0)
-    _, exponent = np.frexp(magnitude)
-    spacing = np.ldexp(1.0, np.maximum(exponent - 1, kind.least) - kind.mantissa)
-    rounded = np.where(finite, np.rint(magnitude / spacing) * spacing, exact)
+    step = spacing(kind, magnitude)
+    rounded = np.where(finite, np.rint(magnitude / step) * step, exact)
     over = np.abs(rounded) > kind.largest
     limit = kind.largest if kind.saturate else np.inf
     rounded = np.where(over, np.copysign(limit, rounded), rounded)

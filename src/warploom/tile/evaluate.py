@@ -7,7 +7,7 @@ does; a matmul of 8- or 16-bit operands adds up exactly before one rounding to f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,18 @@ from warploom.tile.ir import Array, Op, Span, TileType
 from warploom.tile.ops import OPS
 
 Value = NDArray[Any]
+
+
+class Disturbance(Protocol):
+    """What an interpretation does beside the ops themselves: `tile.rounding` models errors so."""
+
+    def operands(self, op: Op, values: Sequence[Value]) -> Sequence[Value]:
+        """The operands that `op` gets in place of `values`."""
+        ...
+
+    def result(self, op: Op, value: Value) -> Value:
+        """The result of `op` in place of `value`; of `store_add`, the sum in memory."""
+        ...
 
 
 def compute(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Value:
@@ -138,7 +150,13 @@ def read_tile(op: Op, source: Value, symbols: Mapping[str, int]) -> Value:
     return tile
 
 
-def write_tile(op: Op, tile: Value, target: Value, symbols: Mapping[str, int]) -> None:
+def write_tile(
+    op: Op,
+    tile: Value,
+    target: Value,
+    symbols: Mapping[str, int],
+    disturb: Disturbance | None = None,
+) -> None:
     """Store (or add) the part of the tile that lies in the array."""
     assert op.array is not None
     meeting = bounds(op.array, op.spans, target.shape, symbols)
@@ -146,6 +164,7 @@ def write_tile(op: Op, tile: Value, target: Value, symbols: Mapping[str, int]) -
         return
     outer, inner = meeting
     if op.kind == "store_add":
-        target[outer] = round_to(op.array.dtype, target[outer] + tile[inner])
+        total = round_to(op.array.dtype, target[outer] + tile[inner])
+        target[outer] = disturb.result(op, total) if disturb else total
     else:
         target[outer] = tile[inner]

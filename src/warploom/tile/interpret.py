@@ -13,32 +13,38 @@ import numpy as np
 
 from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
-from warploom.tile.evaluate import Value, compute, read_tile, write_tile
+from warploom.tile.evaluate import Disturbance, Value, compute, read_tile, write_tile
 from warploom.tile.ir import Loop, Op, Program
 from warploom.tile.ops import MEETING
 
 
 def interpret(
-    program: Program, arrays: Mapping[str, Value], scalars: Mapping[str, float] | None = None
+    program: Program,
+    arrays: Mapping[str, Value],
+    scalars: Mapping[str, float] | None = None,
+    tasks: Iterable[dict[str, int]] | None = None,
+    disturb: Disturbance | None = None,
 ) -> dict[str, Value]:
     """Run `program` and give every array as it is afterwards; the arguments stay unchanged.
 
     `arrays[name]` has the dimensions the program declares; its values are rounded to the declared
-    element type first. Raises `InputError` for a missing array or sizes that do not agree.
+    element type first. Only `tasks` run, points of the grid (None: all). Raises `InputError` for a
+    missing array or sizes that do not agree.
     """
     memory = bind(program, arrays)
     symbols = sizes(program, memory)
     values = dict(scalars or {})
-    for tasks in companies(program, points(program, symbols)):
-        states = [scalar_state(program, values) for _ in tasks]
-        known = [task_symbols(program, memory, {**symbols, **point}) for point in tasks]
+    chosen = points(program, symbols) if tasks is None else tasks
+    for company in companies(program, chosen):
+        states = [scalar_state(program, values) for _ in company]
+        known = [task_symbols(program, memory, {**symbols, **point}) for point in company]
         for body, meeting in _until_meetings(program):
             for state, own in zip(states, known, strict=True):
-                _run(body, state, memory, own)
+                _run(body, state, memory, own, disturb)
             if meeting is not None and meeting.dst is not None:
                 shares = share_sum(meeting, [state[meeting.srcs[0].name] for state in states])
                 for state, share in zip(states, shares, strict=True):
-                    state[meeting.dst.name] = share
+                    state[meeting.dst.name] = disturb.result(meeting, share) if disturb else share
     return memory
 
 
@@ -157,27 +163,36 @@ def _run(
     state: dict[str, Value],
     memory: dict[str, Value],
     symbols: dict[str, int],
+    disturb: Disturbance | None = None,
 ) -> None:
     for item in body:
         if isinstance(item, Loop):
             start, stop = item.start.evaluate(symbols), item.stop.evaluate(symbols)
             for position in range(start, stop):
-                _run(item.body, state, memory, {**symbols, item.index: position})
+                _run(item.body, state, memory, {**symbols, item.index: position}, disturb)
             continue
-        step(item, state, memory, symbols)
+        step(item, state, memory, symbols, disturb)
 
 
 def step(
-    op: Op, state: dict[str, Value], memory: dict[str, Value], symbols: Mapping[str, int]
+    op: Op,
+    state: dict[str, Value],
+    memory: dict[str, Value],
+    symbols: Mapping[str, int],
+    disturb: Disturbance | None = None,
 ) -> None:
     """Run one op: read its sources from `state` or `memory`, write its destination."""
     if op.kind in ("store", "store_add"):
         assert op.array is not None
-        write_tile(op, state[op.srcs[0].name], memory[op.array.name], symbols)
+        write_tile(op, state[op.srcs[0].name], memory[op.array.name], symbols, disturb)
         return
     assert op.dst is not None
     if op.kind == "load":
         assert op.array is not None
         state[op.dst.name] = read_tile(op, memory[op.array.name], symbols)
         return
-    state[op.dst.name] = compute(op, [state[src.name] for src in op.srcs], symbols)
+    sources = [state[src.name] for src in op.srcs]
+    if disturb is None:
+        state[op.dst.name] = compute(op, sources, symbols)
+        return
+    state[op.dst.name] = disturb.result(op, compute(op, disturb.operands(op, sources), symbols))
