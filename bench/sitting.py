@@ -478,6 +478,7 @@ def arguments(description: str, cases: Sequence[str], modes: Sequence[str]) -> a
     parser.add_argument("--dry", action="store_true", help="no GPU, made-up times, nothing merged")
     parser.add_argument("--no-alone", action="store_true", help="bursts only")
     parser.add_argument("--front-door", action="append", type=front_door, default=[])
+    parser.add_argument("--without", action="append", default=[], help="a baseline to leave out")
     parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -486,7 +487,14 @@ def options_of(args: argparse.Namespace) -> list[str]:
     """The options of a sitting for its workers."""
     flags = {"--dry": args.dry, "--prepare": args.prepare, "--no-alone": args.no_alone}
     found = [f"--seed={args.seed}", *(flag for flag, given in flags.items() if given)]
+    found += [f"--without={name}" for name in args.without]
     return found + [f"--front-door={case}={folder}" for case, folder in args.front_door]
+
+
+def kept(calls: Calls, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
+    """The baselines that the command line leaves, and those that it does not."""
+    left_out = dict.fromkeys((n for n in calls if n in args.without), "left out by --without")
+    return {name: call for name, call in calls.items() if name not in left_out}, left_out
 
 
 def sit(script: str, args: argparse.Namespace, names: Sequence[str]) -> int:
