@@ -265,6 +265,14 @@ def test_the_table_of_tasks_is_made_inside_of_the_timed_call(
         assert kernel.tables == ["ready", "ready"]
 
 
+def options(*without: str) -> Namespace:
+    """Those of a dry sitting."""
+    return Namespace(
+        dry=True, prepare=False, no_alone=False, seed=0, front_door=[], without=[*without]
+    )
+
+
+PLAIN = ("time", "fp8", "gqa", "jump")  # kinds that torch's cuDNN takes
 KINDS = (
     "time 64 full 1024",
     "fp8 128 causal 8192",
@@ -302,8 +310,8 @@ def test_a_dry_sitting_makes_every_kind_of_case(
     monkeypatch.setattr(sits, "kernel_table", lambda: {name: entry})
     monkeypatch.setattr(sits.Built, "read", staticmethod(lambda _: image))
     monkeypatch.setattr(sits.st, "Dry", Watched)
-    options = Namespace(dry=True, prepare=False, no_alone=False, seed=0, front_door=[])
-    found = sits.sit(name, 6, options)
+    found = sits.sit(name, 6, options("cuDNN"))
+    assert found["refused"] == ({"cuDNN": "left out by --without"} if case.kind in PLAIN else {})
     assert eager == [case.tables]  # what the host does is timed where it is part of the call
     assert set(found["bursts"]) == {*found["baselines"], "control", "default"}
     assert all(len(one["ms"]) == 6 for one in found["bursts"].values())
@@ -311,6 +319,26 @@ def test_a_dry_sitting_makes_every_kind_of_case(
         assert {"cuDNN fp8, fp8 out", "cuDNN fp8, bf16 out"} <= set(found["baselines"])
     if case.kind in ("time", "packed"):
         assert {"FlashAttention-4", "cuDNN front end"} <= set(found["baselines"])
+
+
+def test_gelu_stands_beside_a_fused_baseline(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    sits, gemm, cases = bench("gemm_sitting"), bench("gemm"), bench("gemm_cases")
+    monkeypatch.setattr(cases, "DEVICE", "cpu")
+    image = SimpleNamespace(cubin=b"", resources=SimpleNamespace(compiler="nvcc"))
+    monkeypatch.setattr(sits.Built, "read", staticmethod(lambda _: image))
+    found = sits.sit("gelu 8192x8192x2048", 6, options())
+    assert set(found["baselines"]) == {"cuBLASLt with gelu", "cuBLAS + activation"}
+    # One kernel or two, the baselines compute what is claimed.
+    (v, *_) = sits.data_of(torch, "gelu", found["default"], sits.SMALL)
+    config = cases.VARIANTS[found["default"]][0]
+    want = cases.expected(torch, config, v, None, torch.float64)
+    for name, call in gemm.baselines(torch, "gelu").items():
+        v["c"].fill_(math.nan)
+        call(v)
+        assert float((v["c"].double() - want).norm() / want.norm()) < 0.01, name
 
 
 def test_scores_jump_by_more_than_a_guess_forgives_in_every_block(
