@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -29,6 +30,28 @@ def write_bytes_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         Path(name).unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raise `InputError` naming the option unless files can be written into `folder`.
+
+    For the beginning of long work. Leaves nothing behind: folders that were missing are missing.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{option} {folder}: is a file, expected a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{option} {folder}: cannot write there ({error.strerror or error})"
+        ) from None
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def cache_folder() -> Path:
