@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import warnings
@@ -49,6 +50,28 @@ def check_folder(path: Path) -> None:
             return
     except OSError as error:
         raise InputError(f"{path}: cannot write to {present}: {error.strerror or error}") from None
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raise `InputError` naming the option unless files can be written into `folder`.
+
+    For the beginning of long work. Leaves nothing behind: folders that were missing are missing.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{option} {folder}: is a file, expected a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{option} {folder}: cannot write there ({error.strerror or error})"
+        ) from None
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def cache_folder() -> Path:
