@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.fake_device import image, open_fake, workload
 from typer.testing import CliRunner
 
 from warploom.cli import app
@@ -23,8 +24,10 @@ from warploom.errors import InputError
 from warploom.integrations.deploy import FolderStore, content_key
 from warploom.pipeline.targets import read_target
 from warploom.pipeline.tune import tune
+from warploom.pipeline.tune_compare import fastest
 from warploom.pipeline.tune_keep import Keeper
 from warploom.pipeline.tuned import TuneSettings
+from warploom.runtime import LocalMeasurer
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import load
 from warploom.sass.verify import verify
@@ -374,3 +377,16 @@ def test_bad_input_is_one_clear_line(
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(("times", "place"), [([19.0, 15.0, 18.0], 1), ([21.0, 20.0], None)])
+def test_the_fastest_is_compared_once_more(times: list[float], place: int | None) -> None:
+    told: list[str] = []
+    with LocalMeasurer(open_device=open_fake) as gpu:
+        gpu.prepare(workload())
+        images = [image(us=us) for us in times]
+        found, speedup, timing = fastest(gpu, image(), images, 0.5, told.append)
+    assert found == place, str(timing)
+    assert speedup == pytest.approx(1.0 if place is None else 20.0 / times[place], rel=0.01)
+    # Four reloads of the original, its copy and the leaders, as long as a measurement each.
+    assert told[0].endswith(f"about {4 * (len(times) + 2) * 0.5:.0f} s")

@@ -14,6 +14,7 @@ from pathlib import Path
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.files import check_folder
 from warploom.pipeline.targets import Target
+from warploom.pipeline.tune_compare import fastest
 from warploom.pipeline.tune_keep import Keeper
 from warploom.pipeline.tune_programs import play_programs
 from warploom.pipeline.tune_report import write_report
@@ -24,7 +25,6 @@ from warploom.runtime import (
     Measurer,
     MeasureSettings,
     Timing,
-    TimingSettings,
     Workload,
 )
 from warploom.sass.cubin import Cubin, parse
@@ -185,11 +185,11 @@ def _choose(
             # The model has no noise: what an earlier run in this folder reached still holds.
             chosen, speedup = resumed, keeper.best
     elif leaders:
-        images = {f"leader {number}": image for number, image in enumerate(leaders)}
-        timing = measurer.compare({"original": target.cubin.data, **images}, TimingSettings())
-        name = max(images, key=lambda leader: timing.ratios[leader].median)
-        if timing.ratios[name].clears(timing.control) and timing.ratios[name].median > 1.0:
-            chosen, speedup = parse(images[name], "result"), timing.ratios[name].median
+        place, speedup, timing = fastest(
+            measurer, target.cubin.data, leaders, search.candidate_s, say
+        )
+        if place is not None:
+            chosen = parse(leaders[place], "result")
     verdict = verifier.check_file(chosen)
     steps: tuple[Step, ...] = ()
     if not verdict.legal:

@@ -9,9 +9,10 @@ from typing import Final
 
 from warploom.errors import CheckFailed
 from warploom.pipeline.targets import Target
+from warploom.pipeline.tune_compare import fastest
 from warploom.pipeline.tune_keep import LINEAGE, Keeper
 from warploom.pipeline.tuned import CHAINS, LEADERS, TuneReport, TuneSettings
-from warploom.runtime import Measurer, Timing, TimingSettings
+from warploom.runtime import Measurer, Timing
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.verify import Verifier
 from warploom.search.driver import Budget, Progress, SearchResult
@@ -65,7 +66,8 @@ def play_programs(
         on_progress=on_progress,
         on_best=keeper.keep,
     )
-    chosen, speedup, timing = _leader(original, entries, measurer, say)
+    whole = _together(entries)
+    chosen, speedup, timing = _leader(original, entries, whole, measurer, say)
     say("proving the result, step by step")
     steps: tuple[Step, ...] = () if chosen is None else chosen.steps
     if findings := prove(original, name, steps, settings.mode):
@@ -74,14 +76,13 @@ def play_programs(
     base = original if chosen is None else chosen.base.cubin
     verdict = Verifier(base, name, settings.mode).check_file(image)
     write_steps(keeper.folder / LINEAGE, steps)
-    return TuneReport(
-        target, settings, _together(entries), image, verdict, speedup, timing, lineage=steps
-    )
+    return TuneReport(target, settings, whole, image, verdict, speedup, timing, lineage=steps)
 
 
 def _leader(
     original: Cubin,
     entries: list[Entry],
+    whole: SearchResult,
     measurer: Measurer | None,
     say: Callable[[str], None],
 ) -> tuple[Entry | None, float, Timing | None]:
@@ -91,13 +92,9 @@ def _leader(
         return None, 1.0, None
     if measurer is None:
         return faster[0], faster[0].score, None
-    images = {f"leader {number}": entry.image for number, entry in enumerate(faster)}
-    timing = measurer.compare({"original": original.data, **images}, TimingSettings())
-    name = max(images, key=lambda leader: timing.ratios[leader].median)
-    ratio = timing.ratios[name]
-    if ratio.median <= 1.0 or not ratio.clears(timing.control):
-        return None, 1.0, timing
-    return faster[list(images).index(name)], ratio.median, timing
+    leaders = [entry.image for entry in faster]
+    place, speedup, timing = fastest(measurer, original.data, leaders, whole.candidate_s, say)
+    return None if place is None else faster[place], speedup, timing
 
 
 def _together(entries: list[Entry]) -> SearchResult:

@@ -66,6 +66,11 @@ class SearchResult:
         """The best score seen; 1.0 (the original) when nothing beat it."""
         return self.best[0][0] if self.best and self.best[0][0] > 1.0 else 1.0
 
+    @property
+    def candidate_s(self) -> float:
+        """Seconds a measurement took, players' thoughts included; 0 when nothing was measured."""
+        return self.seconds / self.measured if self.measured else 0.0
+
     def record(self, candidate: Candidate, score: Score, parent: Candidate | None = None) -> None:
         """Count a score and keep the candidate when it is among the best.
 
