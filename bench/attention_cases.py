@@ -187,11 +187,13 @@ CHECKED = (
     (3, 8, 515, 515),
     (5, 16, 515, 515),  # more tasks than SMs
 )
+DEVICE = "cuda"  # of operands; a dry run has them on the CPU
 FA4 = "FlashAttention-4"
 PACKED = {  # tokens of the sequences: 49 and 30 thousand together
     "mixed": [512 * (1 + 5 * s % 13) + 37 * s for s in range(13)],
     "short": [100 + 211 * s % 1000 for s in range(52)],
 }
+JUMP = 17
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
@@ -214,32 +216,40 @@ def operands(
         keys = -(-keys // 16) * 16  # v has keys last; pitches are multiples of 16 B
 
     def rand(heads: int, n: int) -> Any:
-        return torch.randn(b, heads, n, c.head_dim, device="cuda").to(kind)
+        return torch.randn(b, heads, n, c.head_dim, device=DEVICE).to(kind)
 
     v = {"q": rand(heads, rows), "k": rand(kv, keys), "v": rand(kv, keys)}
     v["o"] = torch.full_like(v["q"], math.nan)
     if c.lse:
-        v["lse"] = torch.full((b, heads, rows), math.nan, device="cuda")
+        v["lse"] = torch.full((b, heads, rows), math.nan, device=DEVICE)
     if c.narrow:
         for x, factor in (("q", 0.5), ("k", 1.25), ("v", 2.0)):
             wide = v[x] if x != "v" else v[x].transpose(-1, -2).contiguous()
             v[x] = wide.to(torch.float8_e4m3fn)
-            v[f"scale_{x}"] = torch.full((1,), factor, device="cuda")
+            v[f"scale_{x}"] = torch.full((1,), factor, device=DEVICE)
     return v
 
 
-def reshape_scores(torch: Any, what: str, v: dict[str, Any]) -> None:
+def reshape_scores(torch: Any, what: str, v: dict[str, Any], block: int = 128) -> None:
     """Scores for which a guess of the maximum is worse than for normal ones (deviation 1).
 
     sharp: of deviation 4, as in layers that look at few keys; rising: 6 more in every block of 128
-    keys, so that every guess is wrong.
+    keys, so that every guess is wrong; jump: 17 more in every block of `block` keys, which is more
+    than 2^24: each block is weighed twice.
     """
     if what == "sharp":
         v["q"] *= 4
     if what == "rising":
         d, keys = v["k"].shape[3], v["k"].shape[2]
         v["q"][..., 0] = d**0.5
-        v["k"][..., 0] = torch.arange(keys, device="cuda") // 128 * 6.0
+        v["k"][..., 0] = torch.arange(keys, device=DEVICE) // 128 * 6.0
+    if what == "jump":
+        d, keys = v["k"].shape[3], v["k"].shape[2]
+        height = torch.arange(keys, device=DEVICE) // block * JUMP
+        # In two parts that bf16 holds exactly: beyond 256 it has even numbers alone.
+        v["q"][..., :2] = d**0.5
+        v["k"][..., 0] = (height // 256 * 256).to(v["k"].dtype)
+        v["k"][..., 1] = (height % 256).to(v["k"].dtype)
 
 
 def pack(
@@ -250,10 +260,10 @@ def pack(
     kind = torch.float16 if c.dtype is FP16 else torch.bfloat16
 
     def rand(tokens: int, count: int) -> Any:
-        return torch.randn(tokens, count, c.head_dim, device="cuda").to(kind)
+        return torch.randn(tokens, count, c.head_dim, device=DEVICE).to(kind)
 
     def whole(numbers: Any) -> Any:
-        return torch.tensor(numbers, dtype=torch.int32, device="cuda")
+        return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
 
     kv = heads // c.group
     v = {"q": rand(rows[-1], heads), "k": rand(keys[-1], kv), "v": rand(keys[-1], kv)}
@@ -265,7 +275,7 @@ def pack(
     v["tiles"] = v[f"tiles {c.tile[0]}"]
     v["longest"] = max(max(pair) for pair in lengths)
     if c.lse:
-        v["lse"] = torch.full((heads, rows[-1]), math.nan, device="cuda")
+        v["lse"] = torch.full((heads, rows[-1]), math.nan, device=DEVICE)
     return v
 
 
@@ -277,7 +287,7 @@ def expected(torch: Any, c: AttentionConfig, v: dict[str, Any]) -> tuple[Any, An
             wide = {x: wide[x] * v[f"scale_{x}"].double() for x in "qkv"}
             wide["v"] = wide["v"].transpose(-1, -2)
         return _one(torch, c, **wide)
-    out, lse = v["q"].double(), torch.zeros(*v["q"].shape[1::-1], device="cuda").double()
+    out, lse = v["q"].double(), torch.zeros(*v["q"].shape[1::-1], device=DEVICE).double()
     rows, keys = v["row_bounds"].tolist(), v["key_bounds"].tolist()
     for s in range(len(rows) - 1):
         r, k = slice(rows[s], rows[s + 1]), slice(keys[s], keys[s + 1])
@@ -296,9 +306,9 @@ def _one(torch: Any, c: AttentionConfig, q: Any, k: Any, v: Any) -> tuple[Any, A
     k, v = (x.repeat_interleave(c.group, 1) for x in (k, v))
     s = q @ k.transpose(-1, -2) * c.factor
     rows, keys = s.shape[-2:]
-    row = torch.arange(rows, device="cuda")[:, None] + keys - rows
-    key = torch.arange(keys, device="cuda")[None]
-    seen = torch.ones(rows, keys, dtype=torch.bool, device="cuda")
+    row = torch.arange(rows, device=DEVICE)[:, None] + keys - rows
+    key = torch.arange(keys, device=DEVICE)[None]
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=DEVICE)
     if c.causal:
         seen &= key <= row
     if c.window is not None:

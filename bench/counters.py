@@ -246,7 +246,8 @@ def derived(name: str, sizes: tuple[int, ...]) -> Kernel:
 def _causal_heads() -> Diagram:
     """Causal attention with a head axis."""
     q, k, v = front.tensor("Q", "h q d"), front.tensor("K", "h x d"), front.tensor("V", "h x e")
-    scores = front.causal(front.contract(q, k, out=("h", "q", "x")) * 0.125, "q", "x")
+    scaled = front.contract(q, k, out=("h", "q", "x")) * front.power_of_size("d", -0.5)
+    scores = front.causal(scaled, "q", "x")
     out = front.contract(front.softmax(scores, "x"), v, out=("h", "q", "e"))
     return front.build("causal_heads", out, {"h": 1, "q": 1, "x": 1, "d": 128, "e": 128})
 

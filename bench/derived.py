@@ -15,6 +15,7 @@ import argparse
 import csv
 import importlib
 import json
+import math
 import os
 import shutil
 import statistics
@@ -129,18 +130,18 @@ class Case:
 
 
 def reference(torch: Any, name: str, a: dict[str, Any]) -> Any:
-    """The formula in torch, float32 arithmetic on the bf16 arrays."""
+    """The formula from its definition in torch, float32 arithmetic on the bf16 arrays: nothing here
+    is read from the diagram floor, and every factor follows from the arrays' shapes."""
     f = {k: v.float() for k, v in a.items() if k in ("A", "B", "Q", "K", "V", "X", "G", "W", "T")}
     if name == "matmul":
         return f["A"] @ f["B"]
-    if name in ("attention", "mha"):
-        return torch.softmax(f["Q"] @ f["K"].mT * 0.125, -1) @ f["V"]
-    if name == "gqa_decode":
-        scores = torch.einsum("nhqd,nxd->nhqx", f["Q"], f["K"]) * 0.125
-        return torch.einsum("nhqx,nxe->nhqe", torch.softmax(scores, -1), f["V"])
+    if name in ("attention", "mha", "gqa_decode"):
+        shared = f["Q"].dim() - f["K"].dim()  # axes of heads that keys and values do not have
+        k, v = (f[one].unsqueeze(1) if shared else f[one] for one in ("K", "V"))
+        scores = f["Q"] @ k.mT / math.sqrt(f["Q"].shape[-1])
+        return torch.softmax(scores, -1) @ v
     if name == "rmsnorm_matmul":
-        scale = torch.rsqrt(f["X"].square().mean(-1, keepdim=True) + 1e-6)
-        return (f["X"] * scale * f["G"]) @ f["W"]
+        return f["X"] / f["X"].square().mean(-1, keepdim=True).sqrt() * f["G"] @ f["W"]
     if name == "mlp":
         hidden = torch.nn.functional.gelu(f["X"] @ a["W1"].float(), approximate="tanh")
         return hidden @ a["W2"].float()
@@ -266,7 +267,7 @@ def rows_of(path: Path) -> list[Evidence]:
                 case["model_seconds"] / seconds,
                 samples=len(case["seconds"]),
                 checks=checks,
-                notes=f"found, compiled and run, no hint: {tiles}; model: {case['binding']} binds",
+                notes=f"found, compiled and run: {tiles}; model: {case['binding']} binds",
             )
         )
     return made

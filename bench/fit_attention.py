@@ -32,7 +32,7 @@ from warploom.kernels.attention_choices import (  # noqa: E402
 )
 from warploom.tile import BF16, E4M3  # noqa: E402
 
-RESULTS = ROOT / "bench" / "results" / "attention_forward.json"
+RESULTS = ROOT / "bench" / "results" / "attention_variants.json"
 TOKENS, WIDTH = 16384, 2048  # batch * length and heads * head size of the measured shapes
 Constants = dict[str, tuple[float, float]]
 

@@ -12,15 +12,11 @@ clock again with a kernel that counts cycles. Rounds are shuffled.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import random
 import statistics
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +26,20 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 import gemm as base  # noqa: E402
 import gemm_cases as cases  # noqa: E402
 import kernel_bench as kb  # noqa: E402
+from sitting import (  # noqa: E402
+    CYCLE_FLOPS,
+    POWER_CAP,
+    SMS,
+    Loop,
+    Meter,
+    Reading,
+    settled,
+)
 from warploom.codegen.build import Built  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "gemm_power.json"
 SETTLE, MEASURED = 0.2, 0.35  # seconds of each candidate, not counted and counted
-GRAPH = 0.04  # seconds of calls between two looks at the clock
-SPIN = 100_000  # cycles of the kernel that measures the clock
-SMS = 132
-CYCLE_FLOPS = {"bf16": 4096, "fp16": 4096, "e4m3": 8192}  # dense, of an SM (machine data)
 # case -> the variants beside the default one, by bench/gemm.py's names
 CASES: dict[str, tuple[str, ...]] = {
     "time 16384x16384x16384": (
@@ -58,125 +59,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "time 5000x5000x5000": ("152x256-across",),
     "leaky 16384x16384x16384": ("leaky 128x256", "leaky 192x256-along-n"),
 }
-SM_CLOCK, POWER_INSTANT = 1, 186  # NVML_CLOCK_SM, NVML_FI_DEV_POWER_INSTANT
 PLAIN = "cuBLAS without activation"  # what is left of the baseline if its second kernel is free
-POWER_CAP = 4  # nvmlClocksEventReasonSwPowerCap
-
-
-class _Field(ctypes.Structure):
-    """nvmlFieldValue_t of nvml.h."""
-
-    _fields_ = (
-        ("field", ctypes.c_uint),
-        ("scope", ctypes.c_uint),
-        ("timestamp", ctypes.c_longlong),
-        ("latency", ctypes.c_longlong),
-        ("kind", ctypes.c_uint),
-        ("status", ctypes.c_int),
-        ("value", ctypes.c_ulonglong),
-    )
-
-
-class Meter:
-    """Samples power and clock of the present GPU in a thread."""
-
-    def __init__(self, torch: Any, period: float = 0.01) -> None:
-        self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        self._ask("nvmlInit_v2")
-        self._device = ctypes.c_void_p()
-        uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}".encode()
-        self._ask("nvmlDeviceGetHandleByUUID", uuid, ctypes.byref(self._device))
-        self.samples: list[tuple[float, float, int]] = []  # (seconds, watts, MHz)
-        self._period = period
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _ask(self, name: str, *args: Any) -> None:
-        status = getattr(self._nvml, name)(*args)
-        if status:
-            raise RuntimeError(f"{name}: NVML status {status}")
-
-    def limit(self) -> float:
-        """The enforced power limit in watts."""
-        value = ctypes.c_uint()
-        self._ask("nvmlDeviceGetEnforcedPowerLimit", self._device, ctypes.byref(value))
-        return value.value * 1e-3
-
-    def reasons(self) -> int:
-        """Why the clock is not higher: bits of nvmlClocksEventReasons (4: power cap)."""
-        value = ctypes.c_ulonglong()
-        self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", self._device, ctypes.byref(value))
-        return value.value
-
-    def _watch(self) -> None:
-        clock, entry = ctypes.c_uint(), _Field()
-        while True:
-            entry.field, entry.scope = POWER_INSTANT, 0
-            self._ask("nvmlDeviceGetFieldValues", self._device, 1, ctypes.byref(entry))
-            self._ask("nvmlDeviceGetClockInfo", self._device, SM_CLOCK, ctypes.byref(clock))
-            watts = (entry.value & 0xFFFFFFFF) * 1e-3
-            self.samples.append((time.perf_counter(), watts, clock.value))
-            time.sleep(self._period)
-
-
-@dataclass
-class Reading:
-    """One candidate over one window."""
-
-    calls: int = 0
-    seconds: float = 0.0  # of calls, without what measured the clock
-    watts: float = 0.0  # median of the samples
-    sampled_mhz: float = 0.0
-    mhz: float = 0.0  # counted cycles over time, between calls
-    reasons: int = 0
-    elapsed: float = 0.0
-
-
-class Loop:
-    """Calls of one candidate captured in a graph, run until a time has passed."""
-
-    def __init__(self, torch: Any, call: Callable[[], None]) -> None:
-        self.torch = torch
-        once = kb.timed(torch, call, 3) * 1e-3
-        self.calls = max(1, round(GRAPH / once))
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            for _ in range(self.calls):
-                call()
-
-    def run(self, seconds: float) -> Reading:
-        """Run for at least that long; fills what the GPU's own clocks tell."""
-        cuda, found = self.torch.cuda, Reading()
-        marks: list[tuple[Any, Any, Any]] = []
-        began = time.perf_counter()
-        while time.perf_counter() - began < seconds:
-            mark = tuple(cuda.Event(enable_timing=True) for _ in range(3))
-            mark[0].record()
-            self.graph.replay()
-            mark[1].record()
-            cuda._sleep(SPIN)
-            mark[2].record()
-            marks.append(mark)
-            if len(marks) > 2:
-                marks[-3][2].synchronize()
-        marks[-1][2].synchronize()
-        found.elapsed = time.perf_counter() - began
-        found.calls = self.calls * len(marks)
-        found.seconds = sum(a.elapsed_time(b) for a, b, _ in marks) * 1e-3
-        spins = [b.elapsed_time(c) for _, b, c in marks]
-        found.mhz = SPIN / (statistics.median(spins) * 1e3)
-        return found
-
-
-def read(meter: Meter, loop: Loop) -> Reading:
-    """Let a candidate settle, then measure it."""
-    loop.run(SETTLE)
-    first = time.perf_counter()
-    found = loop.run(MEASURED)
-    found.reasons = meter.reasons()
-    inside = [(w, mhz) for t, w, mhz in list(meter.samples) if t > first]
-    found.watts = statistics.median(w for w, _ in inside)
-    found.sampled_mhz = statistics.median(mhz for _, mhz in inside)
-    return found
 
 
 def case(name: str, rounds: int) -> dict[str, Any]:
@@ -205,7 +88,7 @@ def case(name: str, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         shuffle.shuffle(order)
         for variant in order:
-            readings[variant].append(read(meter, loops[variant]))
+            readings[variant].append(settled(meter, loops[variant], SETTLE, MEASURED))
     return {
         "shape": shape if what in ("time", "promoted") else f"{shape} {what}",
         "dtype": f"{config.dtype.name}{' promoted' if what == 'promoted' else ''}",
@@ -270,7 +153,7 @@ def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
                     env["driver"],
                     built.resources.compiler,
                     env["date"],
-                    "python bench/gemm_power.py run",
+                    kb.command_line(),
                     "TFLOP/s",
                     "higher",
                     values["rate"],

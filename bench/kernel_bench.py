@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import queue
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src")]
 
+from warploom.errors import InputError  # noqa: E402
 from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 
 # Seconds without a word before a worker counts as hung: FlashAttention-4 compiles on first use.
@@ -46,28 +49,38 @@ def arguments(description: str) -> argparse.Namespace:
 
 def load_torch() -> Any:
     """torch with its attention backends; imported where a GPU is, not where kernels are built."""
-    importlib.import_module("torch.nn.attention")
+    importlib.import_module("torch.nn.attention.varlen")
     return importlib.import_module("torch")
 
 
+def command_line() -> str:
+    """What this process was started with, for the rows it writes."""
+    return shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
+
+
 def run_workers(
-    script: str, args: argparse.Namespace, names: Sequence[str]
+    script: str,
+    args: argparse.Namespace,
+    names: Sequence[str],
+    kept: str = "cases.jsonl",
+    options: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Run every case in worker processes; one result a case, with "error" if it hung.
 
-    Results are kept in `args.out/cases.jsonl` as they come: a run that is cut short has them.
+    Results are kept in `args.out/KEPT` as they come: a run that is cut short has them. `options`
+    go to the workers.
     """
     args.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, dict[str, Any]] = {}
     left = list(names)
     while left:
         line: dict[str, Any] = {}
-        for line in _worker(script, args, left):
+        for line in _worker(script, args, left, options):
             results[line["name"]] = line
             left.remove(line["name"])
             print(json.dumps(line)[:1500], flush=True)
-            with (args.out / "cases.jsonl").open("a") as kept:
-                kept.write(json.dumps(line) + "\n")
+            with (args.out / kept).open("a") as lines:
+                lines.write(json.dumps(line) + "\n")
         # A worker stops after reporting a device fault; one that said nothing hung on the next.
         if left and "error" not in line:
             culprit = left.pop(0)
@@ -77,7 +90,7 @@ def run_workers(
 
 
 def _worker(
-    script: str, args: argparse.Namespace, names: Sequence[str]
+    script: str, args: argparse.Namespace, names: Sequence[str], options: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     command = [
         sys.executable,
@@ -85,6 +98,7 @@ def _worker(
         "worker",
         "--rounds",
         str(args.rounds),
+        *options,
     ]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -126,7 +140,7 @@ def work(case: Callable[[str, int], dict[str, Any]], args: argparse.Namespace) -
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], None]], rounds: int, seconds: float = 0.02
+    candidates: Mapping[str, Callable[[], None]], rounds: int, seconds: float = 0.006
 ) -> dict[str, list[float]]:
     """Milliseconds a call of each candidate, one sample a round, order shuffled in every round.
 
@@ -171,11 +185,22 @@ def timed(torch: Any, call: Callable[[], None], repeats: int) -> float:
 
 
 def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """Median of other/ours a round and its 95 % bootstrap interval; > 1 means ours is faster."""
-    ratios = [b / a for a, b in zip(ours, other, strict=True)]
-    draw = random.Random(1)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
-    return statistics.median(ratios), medians[25], medians[974]
+    """Median of other/ours a round and its 95 % interval; > 1 means ours is faster.
+
+    The interval lies between two of the sorted ratios, as many places from both ends as leave the
+    true median outside in at most 5 % of runs whatever the ratios' distribution; so it needs six
+    rounds. (Percentiles of resampled medians cover 88 % with seven.)
+    """
+    ratios = sorted(b / a for a, b in zip(ours, other, strict=True))
+    count = len(ratios)
+    outside, place = 2.0 ** (1 - count), 0
+    if outside > 0.05:
+        raise InputError(f"a 95 % interval of {count} rounds: expected at least 6")
+    while True:
+        more = outside + 2 * math.comb(count, place + 1) * 0.5**count
+        if more > 0.05:
+            return statistics.median(ratios), ratios[place], ratios[-1 - place]
+        outside, place = more, place + 1
 
 
 def slug(name: str) -> str:
@@ -236,7 +261,7 @@ def report(
                     env["driver"],
                     built(which).resources.compiler,
                     env["date"],
-                    f"python bench/{claim.split('-', maxsplit=1)[0]}.py run",
+                    command_line(),
                     "TFLOP/s",
                     "higher",
                     rate,

@@ -52,7 +52,7 @@ from warploom.schedule.solve import (  # noqa: E402
     modulo_schedule,
     solve,
 )
-from warploom.schedule.solver import NAME, Effort, run  # noqa: E402
+from warploom.schedule.solver import Effort, run, solver_name  # noqa: E402
 from warploom.schedule.templates import pinned, template  # noqa: E402
 
 RUNS = 5
@@ -133,7 +133,7 @@ def measure(case: Case, machine: str) -> Evidence:
         dtype="bf16",
         device=machine,
         driver="none (CPU)",
-        compiler=NAME,
+        compiler=solver_name(),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command="python bench/schedule.py",
         unit="s",

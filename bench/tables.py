@@ -7,6 +7,9 @@ A table stands between `<!-- table: FILE [PICK] COLUMNS... -->` and `<!-- end --
 rows: all of them when it is not given, else one of `PICKS`, or `of:KERNEL` for the methods on one
 kernel (rows named `kernel / method`), the best first. A column is one of `COLUMNS`, or
 `check:NAME` for a check of the row, with `_` for the spaces of its name.
+
+What a page says about a file as a whole is counted from its rows too: `claim` writes the sentence
+between `<!-- claim: FILE [PICK] -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from pathlib import Path
 from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows
 from warploom.files import write_text_atomically
+from warploom.runtime.stats import Ratio, geometric_mean
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RESULTS = ROOT / "bench" / "results"
 MARKER = re.compile(r"(<!-- table: (\S+) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+CLAIM = re.compile(r"(<!-- claim: (\S+) ?([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def _number(value: float) -> str:
@@ -37,6 +42,29 @@ def _interval(pair: tuple[float, float] | None) -> str:
 def _best(row: Evidence) -> tuple[str, float]:
     pick = max if row.better == "higher" else min
     return pick(row.baselines.items(), key=lambda item: item[1])
+
+
+def verdict(row: Evidence) -> str:
+    """`ahead` or `behind` where the whole interval is beyond what an A/A control shows, else
+    `level`; `wrong` where the result was."""
+    if str(row.checks.get("numerics", "pass")) != "pass":
+        return "wrong"
+    if row.ci95 is None or row.control is None:
+        return ""
+    (low, high), (least, most) = row.ci95, row.control
+    control = Ratio(1.0, least, most, row.samples, 1)
+    if Ratio(row.ratio_to_best, low, high, row.samples, 1).clears(control):
+        return "ahead"
+    turned = Ratio(1 / row.ratio_to_best, 1 / high, 1 / low, row.samples, 1)
+    return "behind" if turned.clears(control) else "level"
+
+
+def _sittings(row: Evidence) -> str:
+    """Ours and every baseline, one figure a sitting."""
+    seen = row.checks["sittings"]
+    rates = {"ours": [one["ours"] for one in seen]}
+    rates |= {name: [one["baselines"][name] for one in seen] for name in row.baselines}
+    return "<br>".join(f"{name} {', '.join(map(_number, x))}" for name, x in rates.items())
 
 
 def _each(values: list[int | None]) -> str:
@@ -59,6 +87,11 @@ COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
     "ratio": ("ratio", lambda row: f"{row.ratio_to_best:.3f}"),
     "ci95": ("95 % interval", lambda row: _interval(row.ci95)),
     "control": ("A/A control", lambda row: _interval(row.control)),
+    "verdict": ("verdict", verdict),
+    "fastest": ("its best sitting", lambda row: _number(row.checks["fastest baseline"])),
+    "over": ("ours over that", lambda row: f"{row.checks['over the fastest']:.3f}"),
+    "limit": ("of the limit", lambda row: f"{row.checks['of the limit']:.0%}"),
+    "sittings": ("each sitting", _sittings),
     "device": ("device", lambda row: row.device),
     "notes": ("notes", lambda row: row.notes),
     "predicted": ("predicted", lambda row: f"{row.checks['predicted cycles']:.0f}"),
@@ -73,6 +106,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Evidence], str]]] = {
     "to95": ("until 95 % of the gain", lambda row: _each(row.checks["measurements_to_95_percent"])),
     "model": ("model's error", lambda row: f"{row.checks['model error']:+.1%}"),
 }
+VERDICTS = ("ahead", "level", "behind", "wrong")
 
 
 def best_per_shape(rows: list[Evidence]) -> list[Evidence]:
@@ -164,11 +198,41 @@ def table(file: str, columns: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def claim(file: str, pick: str) -> str:
+    """What the rows of a file say together, as one paragraph."""
+    every = read_rows(RESULTS / file)
+    rows = PICKS[pick](every) if pick else every
+    counts = {name: sum(verdict(row) == name for row in rows) for name in VERDICTS}
+    ratios = [row.ratio_to_best for row in rows]
+    fastest = fastest_baselines(every)
+    of_any = geometric_mean([row.ours / fastest[row.shape, row.dtype] for row in rows])
+    wrong = f" ({counts['wrong']} wrong)" if counts["wrong"] else ""
+    return (
+        f"Of {len(rows)} rows{wrong} {counts['ahead']} are ahead, {counts['behind']} behind and "
+        f"{counts['level']} level; ratios from {min(ratios):.3f} to {max(ratios):.3f}, geometric "
+        f"mean {geometric_mean(ratios):.3f}\n(over the best rate that any baseline had in any "
+        f"run on file, at whatever clock: {of_any:.3f}).\n"
+    )
+
+
+def fastest_baselines(rows: list[Evidence]) -> dict[tuple[str, str], float]:
+    """The best rate of any baseline in any run, by shape and type: as the rows have it, or say."""
+    fastest: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if row.better != "higher":
+            raise InputError(f"{row.kernel}: a claim is about rates, {row.unit} is none")
+        key = row.shape, row.dtype
+        other = row.checks.get("fastest baseline", 0.0)
+        fastest[key] = max(fastest.get(key, 0.0), other, *row.baselines.values())
+    return fastest
+
+
 def rendered(text: str) -> str:
-    """The text with every table made anew."""
-    return MARKER.sub(
+    """The text with every table and every claim made anew."""
+    text = MARKER.sub(
         lambda match: f"{match[1]}{table(match[2], match[3].split())}{match[5]}", text
     )
+    return CLAIM.sub(lambda match: f"{match[1]}{claim(match[2], match[3])}{match[5]}", text)
 
 
 def main(arguments: list[str]) -> int:

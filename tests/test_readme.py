@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -47,6 +49,49 @@ def test_a_changed_figure_is_noticed(tables: ModuleType) -> None:
     position = next(i for i in range(match.end(3) + 200, match.start(5)) if text[i].isdigit())
     changed = text[:position] + str((int(text[position]) + 1) % 10) + text[position + 1 :]
     assert tables.rendered(changed) == text != changed
+
+
+def test_a_changed_claim_is_noticed(tables: ModuleType) -> None:
+    """Planted fault: one more row ahead than there are."""
+    text = (ROOT / "README.md").read_text()
+    match = tables.CLAIM.search(text)
+    assert match is not None, "the README claims nothing"
+    ahead = re.search(r"(\d+) are ahead", match[4])
+    assert ahead is not None
+    changed = text.replace(ahead[0], f"{int(ahead[1]) + 1} are ahead")
+    assert tables.rendered(changed) == text != changed
+
+
+def test_every_headline_table_stands_under_its_claim(tables: ModuleType) -> None:
+    """The README's tables of defaults each have the counted sentence before them."""
+    text = (ROOT / "README.md").read_text()
+    tabled = {m[2] for m in tables.MARKER.finditer(text) if m[3].split()[0] == "defaults"}
+    assert tabled == {match[2] for match in tables.CLAIM.finditer(text)} != set()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "control", "verdict"),
+    [
+        (1.05, (1.03, 1.07), (0.99, 1.01), "ahead"),
+        (1.02, (1.005, 1.04), (0.999, 1.01), "level"),  # inside of what a copy shows
+        (1.02, (1.005, 1.04), (0.95, 1.001), "level"),  # the copy was slower: the same spread
+        (1.02, (0.999, 1.04), (1.0, 1.0), "level"),
+        (0.95, (0.93, 0.97), (0.99, 1.01), "behind"),
+        (0.95, (0.93, 0.97), (0.99, 1.08), "level"),
+    ],
+)
+def test_a_verdict_asks_the_control(
+    tables: ModuleType,
+    ratio: float,
+    interval: tuple[float, float],
+    control: tuple[float, float],
+    verdict: str,
+) -> None:
+    row = next(iter(read_rows(ROOT / "bench" / "results" / "gemm.json")))
+    row = replace(row, ratio_to_best=ratio, ci95=interval, control=control)
+    assert tables.verdict(row) == verdict
+    failed = replace(row, checks={**row.checks, "numerics": "fail 0.3"})
+    assert tables.verdict(failed) == "wrong"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "bench" / "results").glob("*.json")), ids=str)

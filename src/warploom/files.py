@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+import warnings
 from pathlib import Path
 
-from warploom.errors import InputError
+from warploom.errors import InputError, WarploomWarning
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -17,21 +19,88 @@ def write_text_atomically(path: Path, text: str) -> None:
 def write_bytes_atomically(path: Path, data: bytes) -> None:
     """Write `data` to a temporary sibling and rename it over `path`."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        _put(path, data)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
         Path(name).chmod(0o644)
         Path(name).replace(path)
-    except OSError as error:
+    except OSError:
         Path(name).unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        raise
+
+
+def check_folder(path: Path) -> None:
+    """Raise `InputError` unless files can be written to the folder, which need not exist yet."""
+    present = path.absolute()
+    while not present.exists() and present != present.parent:
+        present = present.parent
+    if not present.is_dir():
+        what = "is a file" if present == path.absolute() else f"cannot be made: {present} is a file"
+        raise InputError(f"{path}: {what}, expected a folder")
+    try:
+        with tempfile.TemporaryFile(dir=present):
+            return
+    except OSError as error:
+        raise InputError(f"{path}: cannot write to {present}: {error.strerror or error}") from None
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raise `InputError` naming the option unless files can be written into `folder`.
+
+    For the beginning of long work. Leaves nothing behind: folders that were missing are missing.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{option} {folder}: is a file, expected a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{option} {folder}: cannot write there ({error.strerror or error})"
+        ) from None
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept: `WARPLOOM_CACHE`, else the user's cache folder."""
     chosen = os.environ.get("WARPLOOM_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "warploom"
+    try:
+        return Path(chosen) if chosen else Path.home() / ".cache" / "warploom"
+    except RuntimeError:
+        raise InputError(
+            "the user has no home folder to keep compiled kernels in: set WARPLOOM_CACHE"
+        ) from None
+
+
+def read_kept(path: Path) -> bytes | None:
+    """What the cache holds under that path; None where it has nothing or cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Put a file into the cache; where that cannot be written to, warn once and go on without."""
+    try:
+        _put(path, data)
+    except OSError as error:
+        warnings.warn(
+            f"nothing is kept in the cache {path.parent.parent}: {error.strerror or error}; set "
+            "WARPLOOM_CACHE to a folder that can be written to",
+            WarploomWarning,
+            stacklevel=1,  # said once, whoever wanted to keep something
+        )

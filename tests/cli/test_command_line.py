@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,9 @@ WRONG = {
     "run gemm --set slices=3": "does not know how long 'slices' is",
     "run attention --set packed=true": "a run does not know how long",
     "build gemm": "build: Missing option '-o'",
-    "build gemm -o mine.py": "cannot write mine.py/gemm.cu",
+    "build gemm -o mine.py": "mine.py: is a file, expected a folder",
+    "build gemm -o mine.py/out": "mine.py/out: cannot be made: ",
+    "build gemm -o /proc/out": "/proc/out: cannot write to /proc: ",
     "build mine.py:nothing -o out": "nothing stores nothing: there is nothing to build",
     "build mine.py:named -o out": "program str '../evil': expected a name",
     "build gemm -o out --gpu b200": "code is emitted for h100, h200, a100",
@@ -166,6 +169,39 @@ def test_the_same_program_is_built_for_an_older_gpu(
 ) -> None:
     assert called("build mine.py:good -o out --gpu a100", monkeypatch) == 0
     assert "cp.async" in (here / "out" / "good.cu").read_text()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr("warploom.cli.build.configure", lambda *given: begun.append("configure"))
+    assert called("build gemm -o mine.py/out --schedule solve", monkeypatch) == 2
+    assert not begun and "is a file, expected a folder" in capsys.readouterr().err
+
+
+def test_a_build_goes_on_without_a_cache_it_cannot_write_to(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WARPLOOM_CACHE", str(here / "bad.json"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as Python has it; pytest collects them all
+        assert called("build mine.py:good -o out", monkeypatch) == 0
+    assert (here / "out" / "manifest.json").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warploom: nothing is kept in the cache {here / 'bad.json'}: ")
+    assert "set WARPLOOM_CACHE" in line
+
+
+def test_an_older_gpu_gets_a_tile_that_it_holds(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called("build attention -o out --gpu a100", monkeypatch) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("tile 128,128: attention spills ") and err.count("\n") == 1
+    assert (here / "out" / "attention.cubin").is_file()
+    assert called("build attention -o out --gpu a100 --set tile=128,128", monkeypatch) == 1
+    assert "its 384 threads have 168 each on sm_80" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_one_line_and_leaves_no_half_written_kernel(here: Path) -> None:

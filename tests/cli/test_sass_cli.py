@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,6 +235,39 @@ def test_other_bad_requests(run: Run, folder: Path, tmp_path: Path) -> None:
     source = run("show", without_lines, "--source")
     assert (source.code, source.err.count("\n")) == (2, 1)
     assert "-lineinfo" in source.err
+
+
+def test_source_lines_come_from_the_file_beside_the_cubin(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["warploom", "build", "gemm", "-o", str(out)])
+    with pytest.raises(SystemExit):
+        main()
+    # Another file of the name, where the compiler was called, is not the kernel's.
+    (tmp_path / "gemm.cu").write_text("// wrong\n" * 1000)
+    found = run("show", out / "gemm.cubin", "--source")
+    assert (found.code, found.err) == (0, "")
+    shown = [line.strip("│ ") for line in found.out.splitlines() if f"{out}/gemm.cu:" in line]
+    lines = (out / "gemm.cu").read_text().splitlines()
+    assert len(shown) > 50
+    for line in shown:
+        place, _, text = line.partition("  ")
+        assert text == lines[int(place.rpartition(":")[2]) - 1].strip()
+
+    for path in (tmp_path / "gemm.cu", out / "gemm.cu"):
+        path.unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # as Python has it; pytest collects them all
+        alone = run("show", out / "gemm.cubin", "--source")
+    (said,) = alone.err.splitlines()
+    assert alone.code == 0 and f"{tmp_path}/gemm.cu:" in alone.out
+    assert f"gemm.cubin was compiled from {tmp_path}/gemm.cu, which is not there: " in said
+
+
+def test_a_candidate_for_another_architecture_is_refused(run: Run, folder: Path) -> None:
     arch = run("verify", folder / SOFTMAX, folder / "triton_softmax_1x4096_w8_s1_sm80.cubin")
     assert (arch.code, arch.err.count("\n")) == (2, 1)
 

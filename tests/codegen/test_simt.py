@@ -98,8 +98,8 @@ def _added(x, y):
 
 
 def _turned(x, y):
-    a = t.load(x, t.span(0, 300), t.span(0, 260))
-    t.store(y, t.span(0, 300), t.span(0, 260), tile=(a.T * 2.0).T)
+    a = t.load(x, t.span(0, 192), t.span(0, 192))
+    t.store(y, t.span(0, 192), t.span(0, 192), tile=(a.T * 2.0).T)
 
 
 REFUSED = {
@@ -112,11 +112,15 @@ REFUSED = {
     ),
     "store add=True of bf16 needs sm_90": (_added, "m n", t.BF16, "sm_80", None),
     "the GPU adds fp32, fp16, bf16 and int32": (_added, "m n", t.E4M3, "sm_90a", None),
-    r"takes 512 registers of each of 32 threads": (
+    r"takes 512 registers of each of 32 threads, .*; use more threads or a smaller tile": (
         lambda x, y: _copy(x, y, t.span(0, 64), t.span(0, 256)), "m n", t.FP32, "sm_90a", (32, 32),
     ),
-    r"needs 31\d,\d{3} B of shared memory .* the GPU has 232,448": (
-        _turned, "m n", t.FP32, "sm_90a", (1024, 256),
+    r"needs 148,224 B of shared memory .* sm_86 has 101,376": (
+        _turned, "m n", t.FP32, "sm_86", (256, 32),
+    ),
+    r"takes 64 registers of each of 1024 threads, which have 64 .* sm_80; use a smaller tile": (
+        lambda x, y: _copy(x, y, t.span(0, 256), t.span(0, 256)), "m n", t.FP32, "sm_80",
+        (1024, 256),
     ),
 }  # fmt: skip
 

@@ -54,6 +54,7 @@ def test_gemm_of_fp8_gives_bf16(fake):
 def test_attention_gives_outputs_like_q_and_sums_a_row(fake):
     q, k = make(2, 8, 100, 64), make(2, 2, 300, 64)
     assert torch_op.attention(q, k, k, causal=True).shape == q.shape
+    assert torch_op.attention(q, k, k, exact=True).shape == q.shape
     out, lse = torch_op.attention_with_lse(q, k, k)
     assert out.shape == q.shape and lse.shape == q.shape[:3] and lse.dtype is torch.float32
 
@@ -78,6 +79,9 @@ REFUSED = {
     ),
     "window=0": lambda: torch_op.attention(
         make(1, 4, 8, 64), make(1, 4, 8, 64), make(1, 4, 8, 64), window=0
+    ),
+    "scale=0.0: expected a number above 0": lambda: torch_op.attention(
+        make(1, 4, 8, 64), make(1, 4, 8, 64), make(1, 4, 8, 64), scale=0.0
     ),
 }
 

@@ -109,6 +109,29 @@ def test_names_lists_the_shipped_machines() -> None:
     assert machine.names() == SHIPPED
 
 
+def test_every_architecture_has_the_limits_that_code_is_emitted_by() -> None:
+    assert machine.architectures() == ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100"]
+    for name in machine.architectures():
+        limits = machine.architecture(name)
+        threads = limits.integer("limits.warp_size") * limits.integer("limits.warps_per_sm")
+        assert limits.integer("limits.threads_per_sm") == threads
+        per_block, per_sm = limits.integer("smem.per_block_max"), limits.integer("smem.per_sm")
+        assert per_block + limits.integer("smem.reserved_per_block") == per_sm
+        for key in ("limits.threads_per_block", "registers.per_sm", "registers.per_thread_max"):
+            assert limits.integer(key) <= machine.largest(key)
+    assert machine.largest("limits.threads_per_block") == 1024
+
+
+def test_a_gpu_has_the_limits_of_its_architecture() -> None:
+    for name in SHIPPED:
+        gpu = machine.load(name)
+        limits = machine.architecture(gpu.text("arch.name"))
+        kept = [key for key in limits.keys() if key != "arch.name"]  # noqa: SIM118 (no mapping)
+        assert [gpu.quantity(key) for key in kept] == [limits.quantity(key) for key in kept]
+    with pytest.raises(InputError, match="of architecture 'sm_75': expected sm_80, sm_86"):
+        machine.architecture("sm_75")
+
+
 def test_h200_inherits_the_h100_processor_and_replaces_its_memory() -> None:
     h100, h200 = machine.load("h100"), machine.load("h200")
     assert h200.quantity("tensor.bf16") == h100.quantity("tensor.bf16")

@@ -15,7 +15,7 @@ from warploom.codegen.images import image_of
 from warploom.errors import InputError
 from warploom.integrations.deploy import FolderStore
 from warploom.integrations.triton_swap import KernelNotStored
-from warploom.pipeline.built import read_build
+from warploom.pipeline.built import read_build, write_build_note
 from warploom.pipeline.targets import read_target
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import parse
@@ -96,5 +96,18 @@ def test_what_is_no_build_folder_is_named(folder: Path, tmp_path: Path) -> None:
         read_target(str(folder), "attention", None)
     read_build(folder).with_cubin(read_build(folder).built.cubin, tmp_path)
     (tmp_path / "build.json").unlink()
-    with pytest.raises(InputError, match="run warploom build again"):
+    with pytest.raises(InputError, match="run warploom build or optimize again"):
         read_target(str(tmp_path), None, None)
+
+
+def test_a_note_of_another_cubin_is_refused(folder: Path, moved: bytes, tmp_path: Path) -> None:
+    """A kernel written over a built one by something that leaves the old build.json."""
+    note = json.loads((folder / "build.json").read_text())
+    assert set(note) == {"kernel", "settings", "gpu", "schedule", "cubin_sha256"}
+    build = read_build(folder).with_cubin(moved, tmp_path)
+    assert read_target(str(tmp_path), None, None).cubin.data == moved
+    (tmp_path / "build.json").write_text((folder / "build.json").read_text())
+    with pytest.raises(InputError, match=r"build\.json describes another cubin than .*gemm\.cubin"):
+        read_target(str(tmp_path), None, None)
+    write_build_note(tmp_path, "gemm", build.settings, "h200", build.built)
+    assert read_target(str(tmp_path), None, None).cubin.data == moved

@@ -11,13 +11,17 @@ from typer.testing import CliRunner
 from warploom.cli import app
 from warploom.codegen.build import build
 from warploom.codegen.portfolio import Candidate
+from warploom.codegen.predict import Prediction
 from warploom.errors import CheckFailed, InputError, Interrupted, ToolMissing
 from warploom.kernels.check import CheckResult
+from warploom.kernels.select import Selected, select
+from warploom.pipeline import choose as choosing
 from warploom.pipeline import optimize as pipeline
 from warploom.pipeline.optimize import optimize
 from warploom.pipeline.optimize_measure import Measured
 from warploom.pipeline.optimized import OptimizeSettings
 from warploom.pipeline.static_verdict import static_verdict
+from warploom.pipeline.targets import read_target
 from warploom.report.optimize_html import Page, page_html
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.kernel import Kernel, decode
@@ -35,32 +39,65 @@ GEMM = OptimizeSettings("gemm", schedule="lcsf", measure="none")
 
 
 def test_the_folder_holds_the_whole_path(tmp_path):
-    found = optimize(GEMM, tmp_path)
+    said: list[str] = []
+    found = optimize(GEMM, tmp_path, said.append)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
-        "gemm.cu", "gemm.cubin", "manifest.json", "report.html", "result.json", "schedule.json",
-        "schedule.svg",
+        "build.json", "gemm.cu", "gemm.cubin", "manifest.json", "report.html", "result.json",
+        "schedule.json", "schedule.svg",
     }  # fmt: skip
+    assert read_target(str(tmp_path), None, None).kernel == "gemm"  # what `tune` takes
     assert found.verdict.passed
     assert found.verdict.matrix_instructions > 0
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["predicted"]["lcsf"]["i"][1] == 1024
-    assert result["measured"] is None
+    (trial,) = result["schedules"]
+    assert trial["name"] == result["schedule"] == "lcsf" and trial["predicted"]["i"][1] == 1024
+    assert result["measured"] is None and result["interpreted"]["passed"]
     text = (tmp_path / "report.html").read_text()
     for part in ("Nothing was measured", "program gemm", "wgmma", "serialised matrix"):
         assert part in text
-    assert "<script" not in text
+    assert f"relative error {found.check.errors['c']:.2e}" in text and found.check.errors["c"] > 0
+    assert "gemm on h200 in bf16" in text, "the derivation is of what was built"
+    assert "<script" not in text and said[0].endswith("gemm for h200")
+
+
+def test_the_kernel_is_the_one_that_build_gives(tmp_path):
+    """And no other is compiled: the tuned table's entry was measured before."""
+    settings = {"rows": "1024", "batch": "1", "heads": "2"}
+    found = optimize(OptimizeSettings("attention", settings=settings, measure="none"), tmp_path)
+    chosen = select("attention", settings)
+    assert found.selected == chosen and len(found.trials) == 1
+    assert (tmp_path / "attention.cubin").read_bytes() == chosen.build().cubin
+
+
+def test_the_derivation_is_of_what_was_built_or_says_why_there_is_none(tmp_path):
+    """The scale follows the head size; a window without a causal mask has no formula."""
+    small = {"rows": "512", "batch": "1", "heads": "2"}
+    settings = OptimizeSettings("attention", settings={**small, "head_dim": "64"}, measure="none")
+    optimize(settings, tmp_path / "a")
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert "contract * 0.125 " in page and "attention on h200 in bf16" in page
+    optimize(replace(settings, settings={**small, "window": "64"}), tmp_path / "b")
+    page = (tmp_path / "b" / "report.html").read_text()
+    assert "None: attention with a window and no causal mask" in page
+
+
+def test_a_wrong_reference_fails_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "checked", lambda *args: check_of(0.5))
+    with pytest.raises(CheckFailed, match=r"c: relative error 5.00e-01, allowed"):
+        optimize(GEMM, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_spill_fails_the_static_verdict(tmp_path, monkeypatch):
-    plain = pipeline.build
+    plain = Selected.build
 
-    def spilling(*args, **options):
-        built = plain(*args, **options)
+    def spilling(chosen):
+        built = plain(chosen)
         return replace(built, resources=replace(built.resources, spill_bytes=8))
 
-    monkeypatch.setattr(pipeline, "build", spilling)
-    with pytest.raises(CheckFailed, match="8 B of registers spilled"):
+    monkeypatch.setattr(Selected, "build", spilling)
+    with pytest.raises(CheckFailed, match="lcsf: 8 B of registers spilled"):
         optimize(GEMM, tmp_path)
     assert not (tmp_path / "report.html").exists()
 
@@ -80,8 +117,10 @@ def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
         pipeline, "measure_in_worker", lambda *args: replace(wrong, check=check_of(0.0))
     )
     found = optimize(GEMM, tmp_path)
-    rows = dict(found.measured.rows(found.chosen))
+    rows = dict(found.measured.rows(found.chosen.predicted))
     assert "1024 counted at 1.50 GHz" in rows["cycles an iteration, loop i"]
+    uncounted = replace(wrong, counted={}, uncounted="nvcc is needed")
+    assert dict(uncounted.rows({}))["cycles an iteration"] == "not counted: nvcc is needed"
 
 
 def test_a_time_that_cannot_be_is_refused(tmp_path, monkeypatch):
@@ -118,7 +157,7 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 
 
 def test_the_page_escapes_what_it_shows():
-    page = Page("<b>", "s", "", "p", [], "", [], "", [], [], [], "")
+    page = Page("<b>", "s", "", "p", "", [], "", [], "", [], [], [])
     assert "&lt;b&gt;" in page_html(page)
 
 
@@ -126,7 +165,7 @@ def test_an_interrupt_leaves_no_report(tmp_path, monkeypatch):
     def stop(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "static_verdict", stop)
+    monkeypatch.setattr(choosing, "static_verdict", stop)
     arguments = ["optimize", "gemm", "--schedule", "lcsf", "--measure", "none"]
     done = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "o")])
     assert isinstance(done.exception, Interrupted) and done.exception.exit_code == 130
@@ -143,59 +182,101 @@ def test_bench_lists_and_says_that_no_gpu_is_here(monkeypatch):
         runner.invoke(app, ["bench", "gemm"], catch_exceptions=False)
 
 
-def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(tmp_path, monkeypatch):
+CYCLES = {"slow": 2000.0, "fast": 2100.0, "wrong": 1900.0}
+TIMES = {"slow": 30.0, "fast": 20.0, "wrong": 10.0}
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    """Compiling, replaying and measuring by the schedule's name; gives what was compiled."""
+    names: list[str] = []
+    passing = static_verdict(select("gemm", {}).build())
+
+    def built(chosen):
+        if chosen.name == "spills":
+            raise CheckFailed("8 B of registers spilled")
+        if chosen.name == "new":
+            raise ToolMissing("nvcc 13.3 or newer is needed")
+        names.append(chosen.name)
+        return chosen.name
+
+    def measured(name, settings, chosen, built, say):
+        error = 0.5 if built == "wrong" else 0.0
+        return Measured("GPU", check_of(error), {"m": 1}, TIMES[built], 1.0, 0.0)
+
+    def replayed(chosen, built, gpu):
+        return {"predicted": {"i": Prediction("i", CYCLES.get(built, 3000.0), 1024, "TC", 1)}}
+
+    monkeypatch.setattr(Selected, "build", built)
+    monkeypatch.setattr(choosing, "measure_in_worker", measured)
+    monkeypatch.setattr(choosing, "_replayed", replayed)
+    monkeypatch.setattr(choosing, "static_verdict", lambda built, allow: passing)
+    return names
+
+
+def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(stubbed, monkeypatch):
     """Five candidates: slow, fast, wrong on the GPU, refused by the compiler, and one that nobody
     compiled before, on a machine without a compiler."""
     settings = replace(GEMM, schedule="solve", candidates=5)
-    config = pipeline.configure("gemm", {})[0]
-    program = pipeline.entry("gemm").program(config)
-    plan = pipeline.entry("gemm").schedule(config).launch
-    offered = [
-        Candidate(name, pipeline.schedule_named(program, "multistage", plan), cycles)
-        for name, cycles in (
-            ("slow", 1.0),
-            ("fast", 2.0),
-            ("wrong", 3.0),
-            ("spills", 4.0),
-            ("new", 5.0),
-        )
-    ]
-    offered = [replace(c, schedule=replace(c.schedule, name=c.name)) for c in offered]
-    times = {"slow": 30.0, "fast": 20.0, "wrong": 10.0}
-    names: list[str] = []
-
-    def built(program, schedule, arch):
-        if schedule.name == "spills":
-            raise CheckFailed("8 B of registers spilled")
-        if schedule.name == "new":
-            raise ToolMissing("nvcc 13.3 or newer is needed")
-        names.append(schedule.name)
-        return schedule.name
-
-    def measured(name, settings, built, say):
-        error = 0.5 if built == "wrong" else 0.0
-        return Measured("GPU", check_of(error), {"m": 1}, times[built], 1.0, 0.0)
-
-    paces = {"slow": 2000.0, "fast": 2100.0, "wrong": 1900.0}
-    monkeypatch.setattr(pipeline, "build", built)
-    monkeypatch.setattr(pipeline, "measure_in_worker", measured)
-    monkeypatch.setattr(pipeline, "replayed", lambda _p, _s, built, _g: paces[built])
+    plain = select("gemm", {}, policy="multistage").schedule
+    offered = [Candidate(name, plain, 1.0) for name in ("slow", "fast", "wrong", "spills", "new")]
+    monkeypatch.setattr(choosing, "portfolio", lambda *args: offered)
     said: list[str] = []
-    schedule, kept, trials = pipeline.choose(program, offered, settings, True, said.append)
-    assert schedule.name == kept == "fast" and names == ["slow", "fast", "wrong"]
+    best, trials = choosing.choose(settings, True, said.append)
+    assert best.selected.name == best.built == "fast" and stubbed == ["slow", "fast", "wrong"]
     assert [bool(trial.refused) for trial in trials] == [False, False, True, True, True]
-    assert "wrong numbers" in trials[2].refused and "spilled" in said[3] and "nvcc" in said[4]
-    schedule, _, trials = pipeline.choose(program, offered, settings, False, said.append)
+    assert "wrong numbers" in trials[2].refused
+    assert any("spilled" in line for line in said) and any("nvcc" in line for line in said)
+    best, trials = choosing.choose(settings, False, said.append)
     # Without a GPU nothing is known to be wrong: what replays fastest.
-    assert schedule.name == "wrong" and all(trial.microseconds is None for trial in trials)
-    assert [trial.cycles for trial in trials[:3]] == [2000.0, 2100.0, 1900.0]
-    with pytest.raises(CheckFailed, match=r"none of 2.*spilled"):
-        pipeline.choose(program, offered[3:], settings, False, said.append)
+    assert best.built == "wrong" and all(trial.microseconds is None for trial in trials)
+    monkeypatch.setattr(choosing, "portfolio", lambda *args: offered[3:])
+    with pytest.raises(CheckFailed, match=r"spills: 8 B of registers spilled; new: nvcc"):
+        choosing.choose(settings, False, said.append)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "refused", "kept"),
+    [
+        ({"lcsf": 1378.0, "solve": 1323.0}, (), "solve"),
+        ({"lcsf": 1323.0, "solve": 1378.0}, (), "lcsf"),
+        ({"lcsf": 1323.0, "solve": 1378.0}, ("lcsf",), "solve"),
+        ({"inflight": 1500.0}, ("lcsf", "solve", "unpipelined", "multistage"), "inflight"),
+    ],
+)
+def test_what_is_predicted_slower_is_never_built(stubbed, monkeypatch, cycles, refused, kept):
+    """Of the named and the solved schedule the faster; where neither compiles, another one."""
+    for name, value in cycles.items():
+        monkeypatch.setitem(CYCLES, name, value)
+    stub = Selected.build
+
+    def built(chosen):
+        if chosen.name in refused:
+            raise CheckFailed("spills 8 B of registers")
+        return stub(chosen)
+
+    monkeypatch.setattr(Selected, "build", built)
+    settings = OptimizeSettings("examples/tile_rmsnorm_linear.py:kernel", seconds=2.0)
+    best, trials = choosing.choose(settings, False, lambda _: None)
+    assert best.selected.name == kept
+    assert {trial.name for trial in trials if trial.refused} == set(refused)
+    assert not set(stubbed) - {"lcsf", "solve", kept}, "no schedule is compiled for the table only"
+
+
+def test_compare_tries_every_name_and_keeps_what_was_measured(stubbed):
+    """A replay, whose cycles are those of one tile, does not overrule the tuned table."""
+    settings = OptimizeSettings("gemm", compare=True, seconds=2.0)
+    best, trials = choosing.choose(settings, False, lambda _: None)
+    assert best.selected.tuned and len(trials) == 8
+    assert min(trials, key=lambda trial: trial.rank).tuned
+    assert {trial.name for trial in trials} >= {"lcsf", "inflight", "multistage"}
 
 
 def test_candidates_go_with_solving_only():
     with pytest.raises(InputError, match="--candidates goes with"):
         replace(GEMM, candidates=2)
+    with pytest.raises(InputError, match="--compare goes with"):
+        replace(GEMM, compare=True)
     with pytest.raises(InputError, match="expected 1 to 32"):
         replace(GEMM, schedule="solve", candidates=0)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from warploom.report.sass_html import show_html
 from warploom.report.sass_tables import stats_lines
-from warploom.report.sass_text import show
+from warploom.report.sass_text import show, source_files
 from warploom.report.sass_words import block_list, register_ranges
 from warploom.sass.cubin import Cubin
 from warploom.sass.explain import explain
@@ -127,7 +128,10 @@ def test_listing_has_every_instruction_and_block(kernels_of: Kernels) -> None:
 
 def test_source_lines_are_shown(cubin_of: Callable[[str], Cubin]) -> None:
     kernel = decode(cubin_of(ATTENTION), None, with_source=True)
-    text = "\n".join(line.plain for line in show(kernel, explain(kernel), 2, source=True))
+    text = "\n".join(
+        line.plain
+        for line in show(kernel, explain(kernel), 2, sources=source_files(kernel, Path()))
+    )
     assert "attention.py:" in text
     assert "block 3" not in text
 

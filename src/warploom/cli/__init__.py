@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 from warploom import __version__
-from warploom.errors import InputError, WarploomError
+from warploom.errors import InputError, WarploomError, WarploomWarning
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 
@@ -73,6 +74,7 @@ def root(version: bool = typer.Option(False, "--version", help="print the versio
 
 def main() -> None:
     """Entry point: errors of ours become one line on stderr and their exit code."""
+    warnings.showwarning = _show_warning
     try:
         code: Any = app(prog_name="warploom", standalone_mode=False)
     except WarploomError as error:
@@ -90,6 +92,22 @@ def main() -> None:
     if code == INTERRUPTED:
         leave("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning of ours in one line; anybody else's as Python shows it."""
+    if issubclass(category, WarploomWarning):
+        print(f"warploom: {message}", file=sys.stderr)
+    else:
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        print(text, file=file or sys.stderr, end="")
 
 
 def usage(error: Exception, message: str) -> str:

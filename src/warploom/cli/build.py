@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from warploom.codegen.build import ALLOWED, BUILD_ARCHITECTURES, GPU_ARCHITECTURES
-from warploom.codegen.build import build as build_kernel
+from warploom.codegen.build import ALLOWED, BUILD_ARCHITECTURES, GPU_ARCHITECTURES, program_key
 from warploom.codegen.plan import KernelSchedule
-from warploom.codegen.schedules import NAMES, schedule_named
+from warploom.codegen.schedules import NAMES
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.files import write_text_atomically
+from warploom.files import check_folder
 from warploom.kernels.library import configure, entry
-from warploom.pipeline.built import BUILD_NOTE
+from warploom.kernels.select import Selected, select
+from warploom.pipeline.built import write_build_note
 
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
 Gpu = Annotated[str, typer.Option(help=", ".join(GPU_ARCHITECTURES))]
@@ -39,8 +41,11 @@ def settings_of(texts: list[str] | None) -> dict[str, str]:
     return result
 
 
-def read_schedule(path: Path) -> KernelSchedule | SimtSchedule:
-    """A schedule from a JSON file; raises `InputError` naming file and place."""
+def read_schedule(path: Path) -> tuple[KernelSchedule | SimtSchedule, str]:
+    """A schedule from a JSON file, and the key of the program it was made for ("": it says none).
+
+    Raises `InputError` naming file and place.
+    """
     try:
         data: Any = json.loads(path.read_text())
     except OSError as error:
@@ -50,9 +55,25 @@ def read_schedule(path: Path) -> KernelSchedule | SimtSchedule:
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a JSON object, a kernel schedule")
     table = cast("dict[str, Any]", data)
+    made_for = str(table.get("program", ""))
     if table.get("schema") == SIMT_SCHEMA:
-        return SimtSchedule.from_json(table, str(path))
-    return KernelSchedule.from_json(table, str(path))
+        return SimtSchedule.from_json(table, str(path)), made_for
+    return KernelSchedule.from_json(table, str(path)), made_for
+
+
+def from_file(path: Path, name: str, settings: Mapping[str, str], gpu: str) -> Selected:
+    """The schedule of a file with the program it is for: the one that the kernel gets by default,
+    or the one as it was written, where the file says no other. Raises `InputError` for a file made
+    for neither.
+    """
+    given, made_for = read_schedule(path)
+    chosen = select(name, settings, gpu)
+    config, _ = configure(name, settings)
+    written = replace(chosen, config=config, program=entry(name).program(config), allow=())
+    for one in (written, chosen):
+        if made_for in ("", program_key(str(one.program))):
+            return replace(one, name=str(path), schedule=given, tuned=False)
+    raise InputError(f"{path}: made for another program than {name} under these settings")
 
 
 def build(
@@ -70,32 +91,29 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json, build.json."""
-    if gpu not in BUILD_ARCHITECTURES:
-        raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(BUILD_ARCHITECTURES)}")
-    arch = BUILD_ARCHITECTURES[gpu]
     started = time.perf_counter()
-    config, _ = configure(name, settings_of(settings))
-    kernel = entry(name)
-    program = kernel.program(config)
-    chosen = kernel.schedule(config)
+    check_folder(out)
+    given, accepted = settings_of(settings), tuple(allow or ())
     if schedule.endswith(".json"):
-        chosen = read_schedule(Path(schedule))
-    elif schedule != "default":
-        chosen = schedule_named(program, schedule, chosen.launch, gpu, arch=arch)
-    elif arch != "sm_90a" and isinstance(chosen, KernelSchedule):
-        # The default of a program is made for Hopper: elsewhere loads run ahead and matmuls do not.
-        chosen = schedule_named(program, "lcsf", chosen.launch, arch=arch)
-    built = build_kernel(program, chosen, arch, tuple(allow or ()))
+        chosen = from_file(Path(schedule), name, given, gpu)
+    else:
+        chosen = select(name, given, gpu, schedule, allow=accepted, say=_say)
+    chosen = replace(chosen, allow=(*chosen.allow, *accepted))
+    built = chosen.build()
     built.write(out)
-    note = {"kernel": name, "settings": settings_of(settings), "gpu": gpu}
-    write_text_atomically(out / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
+    write_build_note(out, name, given, gpu, built)
     seconds = time.perf_counter() - started
     if as_json:
         typer.echo(json.dumps({**built.manifest(), "seconds": round(seconds, 3)}))
         return
     res = built.resources
     typer.echo(
-        f"{program.name} for {gpu}, schedule {chosen.name}: {built.source.threads} threads, "
+        f"{name} for {gpu}, {chosen}: {built.source.threads} threads, "
         f"{res.registers} registers at entry, {built.source.shared_bytes} B of shared memory, "
         f"{res.compiler}, {seconds:.2f} s -> {out}"
     )
+
+
+def _say(text: str) -> None:
+    """Progress, beside the result."""
+    typer.echo(text, err=True)

@@ -13,7 +13,7 @@ from warploom.cli.build import Gpu, Name, Settings, settings_of
 from warploom.codegen.schedules import NAMES
 from warploom.errors import Interrupted
 from warploom.pipeline.optimize import optimize as run_optimize
-from warploom.pipeline.optimized import Optimized, OptimizeSettings
+from warploom.pipeline.optimized import BEST, Optimized, OptimizeSettings, order_of
 
 
 def optimize(
@@ -21,7 +21,9 @@ def optimize(
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the results")],
     gpu: Gpu = "h200",
     settings: Settings = None,
-    schedule: Annotated[str, typer.Option(help=", ".join(NAMES))] = "solve",
+    schedule: Annotated[
+        str, typer.Option(help="best (of the tuned table, else of several), " + ", ".join(NAMES))
+    ] = BEST,
     measure: Annotated[
         str, typer.Option(help="gpu, none, or auto: the GPU when there is one")
     ] = "auto",
@@ -29,14 +31,17 @@ def optimize(
     candidates: Annotated[
         int, typer.Option(help="distinct schedules to build; the fastest measured is kept")
     ] = 1,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="compile every named schedule too, for the table")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
-    """Program, solved schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
+    """Program, schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
     request = OptimizeSettings(
-        name, gpu, settings_of(settings), schedule, measure, time_limit, candidates
+        name, gpu, settings_of(settings), schedule, measure, time_limit, candidates, compare
     )
     try:
-        found = run_optimize(request, out, lambda text: print(text, file=sys.stderr))
+        found = run_optimize(request, out, lambda text: print(text, file=sys.stderr, flush=True))
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; what lies in {out} is whole") from None
     typer.echo(json.dumps(found.to_json()) if as_json else summary(found))
@@ -44,20 +49,17 @@ def optimize(
 
 def summary(found: Optimized) -> str:
     """The result in a few lines, with where it lies."""
-    lines = ["schedule      cycles an iteration (predicted)"]
-    for name, rows in found.predictions.items():
-        mark = " <- built" if name == found.settings.schedule else ""
-        if isinstance(rows, str):
-            lines.append(f"  {name:12}does not fit: {rows[:90]}")
-            continue
-        text = ", ".join(f"{row.cycles:.0f} (bound {row.bound})" for row in rows.values())
-        lines.append(f"  {name:12}{text}{mark}")
+    lines = [f"built: {found.selected}", f"  {order_of(found.selected)}"]
+    for trial in found.trials:
+        mark = "  <- built" if trial.name == found.chosen.name else ""
+        lines.append(f"  {trial}{mark}")
     lines.append(f"static verdict: {found.verdict}")
+    lines.append(f"interpreted: {found.check}")
     if found.measured is None:
         lines.append("not measured: no GPU was used")
     else:
-        lines += [f"{what}: {value}" for what, value in found.measured.rows(found.chosen)]
-    spent = ", ".join(f"{name} {value:.1f} s" for name, value in found.seconds.items())
-    lines.append(f"{spent}")
+        rows = found.measured.rows(found.chosen.predicted)
+        lines += [f"{what}: {value}" for what, value in rows]
+    lines.append(", ".join(f"{name} {value:.1f} s" for name, value in found.seconds.items()))
     lines.append(f"result: {found.folder}/report.html")
     return "\n".join(lines)

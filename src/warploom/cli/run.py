@@ -9,10 +9,11 @@ import typer
 
 from warploom.cli.build import Json, Name, Settings, settings_of
 from warploom.errors import InputError
-from warploom.kernels.check import checked, checked_on_gpu
+from warploom.kernels.check import checked
 from warploom.kernels.library import configure
+from warploom.kernels.select import select
 
-PLACES = {"cpu": checked, "gpu": checked_on_gpu}
+PLACES = ("cpu", "gpu")
 
 
 def run(
@@ -29,7 +30,9 @@ def run(
         raise InputError(f"--on {on!r}: expected {' or '.join(PLACES)}")
     if seed < 0:
         raise InputError(f"--seed {seed}, expected at least 0")
-    config, sizes = configure(name, settings_of(settings))
-    result = PLACES[on](name, config, sizes, seed=seed)
+    sizes = configure(name, settings_of(settings))[1]
+    chosen = select(name, settings_of(settings))
+    built = chosen.build() if on == "gpu" else None
+    result = checked(name, chosen.config, sizes, built, seed)
     typer.echo(json.dumps(result.to_json()) if as_json else str(result))
     result.require()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +15,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from warploom.errors import InputError
+from warploom.errors import InputError, WarploomWarning
 from warploom.files import write_text_atomically
 from warploom.report.sass_html import diff_html, show_html
 from warploom.report.sass_tables import diff_lines, lint_lines, stats_lines
 from warploom.report.sass_text import show as show_lines
+from warploom.report.sass_text import source_files
 from warploom.report.sass_words import defs_and_uses, reasons
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, load
@@ -45,6 +47,13 @@ Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="cubin file
 KernelName = Annotated[
     str | None,
     typer.Option("--kernel", metavar="NAME", help="which one, if a file has several"),
+]
+Alias = Annotated[
+    AliasMode,
+    typer.Option(
+        "--alias",
+        help="; ".join(f"{mode.value}: {mode.about}" for mode in AliasMode),
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="plain text on a terminal too")]
@@ -83,7 +92,20 @@ def show(
     if json_output:
         _print_json(_show_json(cubin, decoded, explanation, block))
     elif html is None:
-        _print(show_lines(decoded, explanation, block, defuse, source), no_color)
+        sources = source_files(decoded, file.parent) if source else None
+        _warn_of_missing(file, sources or {})
+        _print(show_lines(decoded, explanation, block, defuse, sources), no_color)
+
+
+def _warn_of_missing(cubin: Path, sources: Mapping[str, Path | None]) -> None:
+    if missing := [name for name, path in sources.items() if path is None]:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        warnings.warn(
+            f"{cubin} was compiled from {missing[0]}{others}, which is not there: only line "
+            f"numbers are shown; put {Path(missing[0]).name} beside {cubin.name} for the lines",
+            WarploomWarning,
+            stacklevel=1,
+        )
 
 
 @sass.command()
@@ -132,9 +154,7 @@ def verify(
     original: File,
     candidate: File,
     kernel: KernelName = None,
-    alias: Annotated[
-        AliasMode, typer.Option("--alias", help="what is assumed about pointers, see docs/sass.md")
-    ] = AliasMode.STRICT,
+    alias: Alias = AliasMode.STRICT,
     lineage: Annotated[
         Path | None, typer.Option(help="folder of a tuned result's steps, each to be proved")
     ] = None,

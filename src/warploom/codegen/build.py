@@ -19,15 +19,22 @@ from typing import Any
 
 from warploom import toolchain
 from warploom.codegen.emit import CudaSource, emit
-from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
+from warploom.codegen.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
+from warploom.codegen.entry import entry_registers
 from warploom.codegen.entry_image import with_entry
 from warploom.codegen.lower import lower
 from warploom.codegen.nvrtc import compile_here
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.errors import CheckFailed, InputError, ToolMissing
-from warploom.files import cache_folder, write_bytes_atomically, write_text_atomically
+from warploom.errors import CheckFailed, InputError, Spills, ToolMissing
+from warploom.files import (
+    cache_folder,
+    keep,
+    read_kept,
+    write_bytes_atomically,
+    write_text_atomically,
+)
 from warploom.tile import Array, Index, Program, dtype
 from warploom.tile.ops import OPS
 
@@ -36,7 +43,6 @@ VERSION = 1
 ARCHITECTURES = ("sm_90a",)
 GPU_ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}  # what the commands build for, by GPU
 BUILD_ARCHITECTURES = {**GPU_ARCHITECTURES, "a100": "sm_80"}  # what `warploom build` takes
-SM80_ARCHITECTURES = tuple(SHARED_LIMITS)  # cp.async and mma.sync
 SIMT_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
 # What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.
 FAULTS = {
@@ -44,6 +50,7 @@ FAULTS = {
     "setmaxnreg": r"setmaxnreg.*ignored",
     "injected": r"warpgroup\.(wait|arrive).*(injected|inserted)",
 }
+GIVEN = "registers_up<"  # in the text of a kernel whose groups do not all have equally many
 ALLOWED = ("spills", "stack", *FAULTS)  # what a build may be told to accept
 
 
@@ -94,9 +101,12 @@ class Built:
     def write(self, folder: Path) -> None:
         """Write `NAME.cu`, `NAME.cubin`, `schedule.json` and `manifest.json`."""
         name = self.source.name
-        write_text_atomically(folder / f"{name}.cu", self.source.text)
+        write_text_atomically(folder / self.source.file, self.source.text)
         write_bytes_atomically(folder / f"{name}.cubin", self.cubin)
-        write_text_atomically(folder / "schedule.json", json.dumps(self.schedule, indent=1) + "\n")
+        order = dict(self.schedule)
+        if self.program_text:
+            order["program"] = program_key(self.program_text)
+        write_text_atomically(folder / "schedule.json", json.dumps(order, indent=1) + "\n")
         write_text_atomically(
             folder / "manifest.json", json.dumps(self.manifest(), indent=1) + "\n"
         )
@@ -130,6 +140,11 @@ class Built:
         )
         resources = _resources(data["resources"])
         return cls(source, cubin, resources, data["arch"])
+
+
+def program_key(text: str) -> str:
+    """What tells a program from others, by its text: a schedule is for one program."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def build(
@@ -180,7 +195,7 @@ def compile_source(
         known = dict.fromkeys((*architectures, *ARCHITECTURES, *SM80_ARCHITECTURES))
         raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(known)}")
     folder = (cache or cache_folder()) / "cubin"
-    stem = hashlib.sha256(f"{arch} {source.text}".encode()).hexdigest()[:32]
+    stem = hashlib.sha256(f"{arch} {source.file} {source.text}".encode()).hexdigest()[:32]
     try:
         tool = toolchain.find("nvcc")
     except ToolMissing:
@@ -189,19 +204,20 @@ def compile_source(
         if not brought:
             raise
         resources = _resources(json.loads(brought[-1].with_suffix(".json").read_text()))
-        _judge(source.name, resources, allow)
+        _judge(source, arch, resources, allow)
         return brought[-1].read_bytes(), resources
     report, image = (folder / f"{stem}-{tool.version}.{end}" for end in ("json", "cubin"))
-    if report.is_file() and image.is_file():
-        resources = _resources(json.loads(report.read_text()))
-        _judge(source.name, resources, allow)
-        return image.read_bytes(), resources
+    noted, kept = read_kept(report), read_kept(image)
+    if noted is not None and kept is not None:
+        resources = _resources(json.loads(noted))
+        _judge(source, arch, resources, allow)
+        return kept, resources
     cubin, resources = _run(tool, source, arch)
-    _judge(source.name, resources, allow)
+    _judge(source, arch, resources, allow)
     if source.told:
         cubin = with_entry(cubin, source.threads)
-    write_bytes_atomically(image, cubin)
-    write_text_atomically(report, json.dumps(asdict(resources)))
+    keep(image, cubin)
+    keep(report, json.dumps(asdict(resources)).encode())
     return cubin, resources
 
 
@@ -213,12 +229,13 @@ def _resources(data: dict[str, Any]) -> Resources:
 def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Resources]:
     started = time.perf_counter()
     flags = (f"-arch={arch}", "-std=c++17", "-lineinfo", "-diag-suppress=177")
-    here = compile_here(tool, source.text, (*flags, "--ptxas-options=-v"))
+    file = source.file  # beside the cubin where both are written: `sass show --source` looks there
+    here = compile_here(tool, source.text, file, (*flags, "--ptxas-options=-v"))
     if here is not None:
         return here[0], _report(here[1], tool.version, time.perf_counter() - started)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "kernel.cu").write_text(source.text)
+        (folder / file).write_text(source.text)
         done = tool.run(
             "-cubin",
             *flags,
@@ -227,7 +244,7 @@ def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Re
             "-v",
             "-o",
             str(folder / "kernel.cubin"),
-            str(folder / "kernel.cu"),
+            str(folder / file),
         )
         if done.returncode:
             lines = [
@@ -258,11 +275,16 @@ def _report(text: str, version: str, seconds: float) -> Resources:
     )
 
 
-def _judge(name: str, resources: Resources, allow: tuple[str, ...]) -> None:
+def _judge(source: CudaSource, arch: str, resources: Resources, allow: tuple[str, ...]) -> None:
+    name = source.name
     if resources.spill_bytes and "spills" not in allow:
-        raise CheckFailed(
-            f"{name} spills {resources.spill_bytes} B of registers; make its tile smaller, give "
-            "its groups more registers, or allow 'spills'"
+        where, remedy = "", "give its groups more registers, "
+        if GIVEN not in source.text:
+            most = entry_registers(source.threads, arch)
+            where, remedy = f": its {source.threads} threads have {most} each on {arch}", ""
+        raise Spills(
+            f"{name} spills {resources.spill_bytes} B of registers{where}; make its tile smaller, "
+            f"{remedy}or allow 'spills'"
         )
     if resources.stack_bytes and "stack" not in allow:
         raise CheckFailed(f"{name} has a stack frame of {resources.stack_bytes} B; allow 'stack'")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from warploom.codegen.predict import cycles_of
 from warploom.codegen.replay import replay
 from warploom.codegen.solve import VERSION, Search, solve_kernel
 from warploom.errors import CheckFailed, InputError, WarploomError
-from warploom.files import cache_folder, write_text_atomically
+from warploom.files import cache_folder, keep, read_kept
 from warploom.schedule.costs import costs
 from warploom.tile import Program
 
@@ -43,8 +43,11 @@ def chosen_kernel(
     search: Search | None = None,
     registers: tuple[int, int] | None = None,
     cache: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> KernelSchedule:
     """The solved schedule that replays fastest; arguments as those of `codegen.solve.solve_kernel`.
+
+    `say` hears of every answer, which take seconds each.
 
     Raises what the solver raises when it has no answer at all, and `CheckFailed` when none of its
     answers compiles.
@@ -54,13 +57,14 @@ def chosen_kernel(
     text = repr((VERSION, REPLAY_VERSION, str(program), launch, table, asked, registers))
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
     kept = (cache or cache_folder()) / "chosen" / f"{key}.json"
-    if kept.is_file():
-        return KernelSchedule.from_json(json.loads(kept.read_text()), str(kept))
+    if (data := read_kept(kept)) is not None:
+        return KernelSchedule.from_json(json.loads(data), str(kept))
+    say(f"solving at the {asked.cost_end} end of the costs")
     first = solve_kernel(program, launch, gpu, asked, registers, cache)
     best: tuple[float, KernelSchedule] | None = None
     refusals: list[str] = []
     seen: set[str] = set()
-    for schedule in _answers(program, first, launch, gpu, asked, registers, cache):
+    for schedule in _answers(program, first, launch, gpu, asked, registers, cache, say):
         steps = steps_of(program, schedule)
         if steps in seen:
             continue
@@ -69,13 +73,15 @@ def chosen_kernel(
             cycles = paced(program, schedule, gpu, cache)
         except CheckFailed as error:
             refusals.append(str(error))
+            say(f"an answer of no use: {error}")
             continue
+        say(f"an answer of {cycles:.0f} cycles an iteration, replayed")
         if best is None or cycles < best[0] * (1 - EQUAL):
             best = cycles, schedule
     if best is None:
         raise CheckFailed(f"{program.name}: no solved schedule is of use: {refusals[0]}")
     result = _with_least_rings(program, best, gpu, cache)
-    write_text_atomically(kept, json.dumps(result.to_json()))
+    keep(kept, json.dumps(result.to_json()).encode())
     return result
 
 
@@ -111,6 +117,7 @@ def _answers(
     asked: Search,
     registers: tuple[int, int] | None,
     cache: Path | None,
+    say: Callable[[str], None],
 ) -> Iterator[KernelSchedule]:
     for end in dict.fromkeys((asked.cost_end, "nominal")):
         for expand in dict.fromkeys((asked.expand, True)):
@@ -118,6 +125,8 @@ def _answers(
             try:
                 answer = first
                 if other != asked:
+                    copies = " with copies of tiles" if expand else ""
+                    say(f"solving at the {end} end of the costs{copies}")
                     answer = solve_kernel(program, launch, gpu, other, registers, cache)
             except WarploomError:
                 continue  # not every variation of the search has an answer

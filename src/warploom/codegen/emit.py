@@ -22,20 +22,14 @@ from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.scratch import region_bytes
-from warploom.codegen.targets import check_types
+from warploom.codegen.targets import check_threads, check_types, shared_limit
 from warploom.codegen.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.values import Values
-from warploom.errors import InputError
+from warploom.errors import DoesNotFit, InputError
 from warploom.tile import Array, Index, Var
 from warploom.tile.interpret import meetings
 
-SHARED_LIMIT = 232448  # bytes a block may have on sm_90 (CUDA programming guide, table 21)
 BARRIER_BYTES = 8
-
-
-def shared_limit(resident: int) -> int:
-    """Bytes of shared memory a block may have when so many share an SM (1 KiB a block is taken)."""
-    return (SHARED_LIMIT + 1024) // resident - 1024
 
 
 @dataclass(frozen=True)
@@ -63,6 +57,11 @@ class CudaSource:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def file(self) -> str:
+        """The name of the file it is written to."""
+        return f"{self.name}.cu"
 
 
 def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
@@ -103,6 +102,7 @@ class Emitter:
         parameters = self._parameters()
         signature = ",\n    ".join(_declaration(p) for p in parameters)
         threads = 32 * sum(role.warps for role in self.block.roles)
+        check_threads(self.program.name, threads, self.plan.resident, self.arch)
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
         told = threads_told(threads, self.helpers)
         head = [
@@ -179,7 +179,7 @@ class Emitter:
         resident = self.plan.resident
         # The base is rounded up to 1024, except where blocks share an SM and every KiB counts.
         self.shared_bytes = used + (1024 if resident == 1 else 0)
-        if self.shared_bytes > (limit := shared_limit(resident)):
+        if self.shared_bytes > (limit := shared_limit(resident, self.arch)):
             rings = ", ".join(f"{r.name} {r.depth} x {r.slot_bytes:,}" for r in self.block.rings)
             others = {
                 "store panels": self.maps.panel_bytes(),
@@ -188,10 +188,10 @@ class Emitter:
             }
             rest = "".join(f", {what} {n * self.parts:,}" for what, n in others.items() if n)
             many = f" a block for {resident} on an SM" if resident > 1 else ""
-            raise InputError(
+            raise DoesNotFit(
                 f"kernel {self.program.name} needs {self.shared_bytes:,} B of shared memory "
-                f"({rings}{rest}), the GPU has {limit:,}{many}; make a ring shallower or the tile "
-                "smaller"
+                f"({rings}{rest}), {self.arch} has {limit:,}{many}; make a ring shallower or the "
+                "tile smaller"
             )
         return at
 

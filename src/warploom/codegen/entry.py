@@ -12,16 +12,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-REGISTER_FILE = 65536  # 32-bit registers of an SM (CUDA programming guide, compute capability 9.0)
-GRAIN = 8  # registers a thread are granted in multiples of it
+from warploom import machine
+
 WARP_GROUP = 128
 NAMED_BESIDE = 26  # registers that ptxas wants beside an instruction's sums: 154 for 128
 _WGMMA = re.compile(r"wgmma_m64n(\d+)_")
 
 
-def entry_registers(threads: int) -> int:
-    """Registers of a thread when a block of so many threads begins."""
-    return REGISTER_FILE // threads // GRAIN * GRAIN
+def entry_registers(threads: int, arch: str = "sm_90a", resident: int = 1) -> int:
+    """Registers of a thread when `resident` blocks of so many threads begin on an SM."""
+    gpu = machine.architecture(arch)
+    file = min(gpu.integer("registers.per_block_max"), gpu.integer("registers.per_sm") // resident)
+    grain = gpu.integer("registers.warp_granularity") // gpu.integer("limits.warp_size")
+    return min(file // threads, gpu.integer("registers.per_thread_max")) // grain * grain
 
 
 def threads_told(threads: int, helpers: Iterable[str]) -> int:

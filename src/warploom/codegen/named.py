@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from warploom.codegen.entry import WARP_GROUP, entry_registers
 from warploom.codegen.place import Placement, matmul_loads, place
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.rings import joined, unique
@@ -29,7 +30,7 @@ def groups(compute: int, registers: tuple[int, int] | None = None) -> tuple[Grou
         raise InputError(f"{compute} compute groups: expected one of {sorted(REGISTERS)}")
     producer, consumer = registers or REGISTERS[compute]
     # What a block has at entry, in multiples of 8 a thread; asking for more waits for ever.
-    pool = (compute + 1) * min(248, 512 // (compute + 1) // 8 * 8)
+    pool = (compute + 1) * entry_registers((compute + 1) * WARP_GROUP)
     if producer + compute * consumer > pool or producer % 8 or consumer % 8:
         raise InputError(
             f"registers {producer} and {compute} x {consumer}: expected multiples of 8 that add up "

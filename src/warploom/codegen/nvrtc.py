@@ -35,13 +35,17 @@ def library(tool: Tool) -> ctypes.CDLL | None:
     return None
 
 
-def compile_here(tool: Tool, text: str, options: tuple[str, ...]) -> tuple[bytes, str] | None:
-    """The cubin and what the compiler said; None when NVRTC is not there or refuses."""
+def compile_here(
+    tool: Tool, text: str, file: str, options: tuple[str, ...]
+) -> tuple[bytes, str] | None:
+    """The cubin, whose line table names `file`, and what the compiler said; None when NVRTC is not
+    there or refuses."""
     nvrtc = library(tool)
     if nvrtc is None:
         return None
     program = ctypes.c_void_p()
-    if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None):
+    created = ctypes.byref(program), text.encode(), file.encode()
+    if nvrtc.nvrtcCreateProgram(*created, 0, None, None):
         return None
     try:
         flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from warploom.errors import InputError
+from warploom.machine import architecture
 from warploom.schedule.schedule import Schedule
 
 SCHEMA = "warploom.kernel-schedule"
 VERSION = 1
-MOST_BLOCKS = 8  # of a portable cluster (CUDA programming guide, thread block clusters)
+MOST_BLOCKS = architecture("sm_90a").integer("cluster.size_portable")  # of a cluster
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from collections.abc import Callable
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.chosen import chosen_kernel
 from warploom.codegen.depths import MOST_DEPTH
-from warploom.codegen.emit import emit, shared_limit
-from warploom.codegen.emit_sm80 import SHARED_LIMITS, emit_sm80
+from warploom.codegen.emit import emit
+from warploom.codegen.emit_sm80 import emit_sm80
 from warploom.codegen.lower import lower
 from warploom.codegen.named import multistage, overlapped
 from warploom.codegen.place import ROWS_PER_GROUP, runs_along
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.solve import Search, row_axis, solve_kernel
+from warploom.codegen.targets import shared_limit
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
@@ -83,6 +84,7 @@ def schedule_named(
     search: Search | None = None,
     registers: tuple[int, int] | None = None,
     arch: str = "sm_90a",
+    say: Callable[[str], None] = lambda _: None,
 ) -> KernelSchedule:
     """The schedule of that name for a program under a launch plan.
 
@@ -103,8 +105,9 @@ def schedule_named(
         launch = older_plan(launch or LaunchPlan())
     if name == "solve":
         asked = search or Search(replayed=True)
-        make_solved = chosen_kernel if asked.replayed else solve_kernel
-        return make_solved(program, launch, gpu, asked, registers)
+        if asked.replayed:
+            return chosen_kernel(program, launch, gpu, asked, registers, say=say)
+        return solve_kernel(program, launch, gpu, asked, registers)
     plan = launch or LaunchPlan()
     plan = plan if plan.split else plan.with_options(split=row_axis(program))
     rows = {
@@ -139,6 +142,6 @@ def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str)
     block: BlockProgram = lower(program, make(2))
     hopper = arch == "sm_90a"
     taken = (emit(block) if hopper else emit_sm80(block, arch)).shared_bytes
-    limit = shared_limit(block.schedule.launch.resident) if hopper else SHARED_LIMITS[arch]
+    limit = shared_limit(block.schedule.launch.resident, arch)
     slots = sum(ring.slot_bytes for ring in block.rings if ring.depth == 2)
     return min(MOST_DEPTH, 2 + max(0, limit - taken) // max(1, slots))

@@ -24,7 +24,7 @@ from typing import Any
 from warploom.codegen.block import BlockProgram
 from warploom.codegen.copies import expandable
 from warploom.codegen.depths import deepen
-from warploom.codegen.emit import SHARED_LIMIT, emit
+from warploom.codegen.emit import emit
 from warploom.codegen.extract import Extraction, extract
 from warploom.codegen.lower import lower
 from warploom.codegen.named import REGISTERS, groups, multistage
@@ -33,8 +33,9 @@ from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.predict import cycles_of, predict
 from warploom.codegen.refine import Walker, fewest_copies, refine
 from warploom.codegen.releases import releases
+from warploom.codegen.targets import shared_limit
 from warploom.errors import CheckFailed, InputError
-from warploom.files import cache_folder, write_text_atomically
+from warploom.files import cache_folder, keep, read_kept
 from warploom.schedule.bounds import lower_bounds
 from warploom.schedule.costs import CostTable, costs
 from warploom.schedule.rules import Rules
@@ -179,8 +180,8 @@ def _solved(
         raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
     key = _key(problems, plan, search, registers)
     kept = (cache or cache_folder()) / "schedule" / f"{key}.json"
-    if kept.is_file():
-        return KernelSchedule.from_json(json.loads(kept.read_text()), str(kept))
+    if (data := read_kept(kept)) is not None:
+        return KernelSchedule.from_json(json.loads(data), str(kept))
     answers = {e.loop: _answer(e, search) for e in problems}
     if search.expand:
         for number, loop in enumerate(program.loops()):
@@ -192,7 +193,7 @@ def _solved(
     result = assemble(placement, plan, problems, answers, fixed, registers)
     result = _refined(result, placement, table.at("nominal"), search)
     result = in_turns(result, program, table)
-    write_text_atomically(kept, json.dumps(result.to_json()))
+    keep(kept, json.dumps(result.to_json()).encode())
     return result
 
 
@@ -281,7 +282,7 @@ def assemble(
                 f"loop {name}: its compute groups need {need} registers a thread, "
                 f"{placement.parts} groups have {own[1].registers}; make the tile smaller"
             )
-    depths = deepen(placement, answers, SHARED_LIMIT - fixed)
+    depths = deepen(placement, answers, shared_limit(plan.resident) - fixed)
     plain = {
         name: replace(answer, ring_depth=depths[name], groups=own)
         for name, answer in answers.items()

@@ -1,14 +1,33 @@
-"""What the instruction sets of the targets lack, refused before the compiler sees it."""
+"""What the targets lack or have too little of, refused before the compiler sees it."""
 
 from __future__ import annotations
 
-from warploom.errors import InputError
+from warploom import machine
+from warploom.errors import DoesNotFit, InputError
 from warploom.tile import Op
 
 FP8 = ("e4m3", "e5m2")
 FP8_FROM = 89  # sm_89 is the first with conversions of fp8 (PTX ISA 9.7.9.21)
 BF16_ADD_FROM = 90  # red.add.noftz.bf16 (PTX ISA 9.7.13.6)
 ADDED = ("fp32", "fp16", "bf16", "int32")  # element types the GPU adds in memory
+
+
+def shared_limit(resident: int = 1, arch: str = "sm_90a") -> int:
+    """Bytes of shared memory a block may have when so many share an SM of the architecture."""
+    gpu = machine.architecture(arch)
+    share = gpu.integer("smem.per_sm") // resident - gpu.integer("smem.reserved_per_block")
+    return min(share, gpu.integer("smem.per_block_max"))
+
+
+def check_threads(name: str, threads: int, resident: int, arch: str) -> None:
+    """Raise `InputError` when an SM cannot hold so many blocks of so many threads."""
+    gpu = machine.architecture(arch)
+    block, every = (gpu.integer(f"limits.threads_per_{what}") for what in ("block", "sm"))
+    if threads > block or threads * resident > every:
+        raise DoesNotFit(
+            f"kernel {name}: {resident} blocks of {threads} threads on an SM, {arch} takes "
+            f"{block} a block and {every} in all; make the tile smaller or share with fewer"
+        )
 
 
 def check_types(op: Op, arch: str) -> None:

@@ -90,7 +90,8 @@ def scalar_form(body: Diagram, node: Node, axis: str) -> Scalar | Refusal:
             return symbol(name)
         if not above[name] & closing:
             box = body.node.get(name)
-            if box is not None and box.kind == "const":
+            follows = box is not None and box.attr("power") is not None
+            if box is not None and box.kind == "const" and not follows:
                 return sp.Rational(Fraction(str(box.attr("value"))))
             kind = leaves if axis in body.axes_of(name) else parameters
             kind[symbol_name(name)] = name

@@ -45,6 +45,7 @@ class Derivation:
     capacity: float
     bound: Bound
     gpu: str = ""
+    """A machine's name, or the path of its file."""
     dtype: str = ""
     estimates: tuple[timing.Estimate, ...] = ()
     regions: int = 0
@@ -176,7 +177,9 @@ class Derivation:
     def __str__(self) -> str:
         """The report: what was fused, sizes, cost against bound, pseudocode."""
         where = (
-            f" on {self.gpu} in {self.dtype}" if self.gpu else f" at M = {self.capacity:.0f} values"
+            f" on {gpu(self.gpu).name} in {self.dtype}"
+            if self.gpu
+            else f" at M = {self.capacity:.0f} values"
         )
         lines = [f"{self.diagram.name}{where}", ""]
         if self.lemmas:
@@ -248,11 +251,14 @@ def derive(
     split: bool = False,
     objective: str = "time",
     streams: int = MAX_STREAMS,
+    lemmas: bool = True,
 ) -> Derivation:
     """Derive an algorithm, either for `memory` values of fast memory or for a GPU.
 
-    `objective` is what a GPU derivation minimises, "time" or "energy"; `streams` is the most
-    stream loops in one nest (1 for kernels that are to be compiled).
+    `gpu_name` is a shipped machine's name or the path of a .toml file. `objective` is what a GPU
+    derivation minimises, "time" or "energy"; `streams` is the most stream loops in one nest (1 for
+    kernels that are to be compiled). Without `lemmas` the registered ones are not looked at: every
+    streaming form is searched for, with the same certificates.
 
     Raises `InputError` when nothing fits or a name is unknown, `BoundBroken` when the result claims
     less traffic than is proven necessary.
@@ -262,14 +268,15 @@ def derive(
     if memory is not None:
         if not memory >= 1 or not math.isfinite(memory):
             raise InputError(f"memory is {memory} values: give a finite number of at least 1")
-        plan = search(exchange(diagram), Setting(memory, {}, split=split, streams=streams))
+        setting = Setting(memory, {}, split=split, streams=streams, lemmas=lemmas)
+        plan = search(exchange(diagram), setting)
         return _checked(Derivation(diagram, plan.kernels, memory, _PENDING), plan)
     assert gpu_name is not None
     machine = gpu(gpu_name)
     machine.flops(dtype)
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}: choose {' or '.join(OBJECTIVES)}")
-    return _for_gpu(diagram, machine, dtype, objective, streams)
+    return _for_gpu(diagram, machine, dtype, objective, streams, lemmas)
 
 
 PARTITIONS: dict[str, LoopKind] = {"group": "group", "split": "split", "stream": "stream"}
@@ -285,7 +292,7 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {
 
 
 def _for_gpu(
-    diagram: Diagram, machine: Gpu, dtype: str, objective: str, streams: int
+    diagram: Diagram, machine: Gpu, dtype: str, objective: str, streams: int, lemmas: bool
 ) -> Derivation:
     """The least modelled time or energy on a machine."""
     score, floor = OBJECTIVES[objective]
@@ -299,11 +306,14 @@ def _for_gpu(
         floor(machine, dtype),
         split=True,
         streams=streams,
+        lemmas=lemmas,
     )
     plan = search(rewritten, setting)
     plan = replace(plan, kernels=tuple(_whole_slices(kernel) for kernel in plan.kernels))
     estimates = tuple(timing.estimate(kernel, machine, dtype) for kernel in plan.kernels)
-    found = Derivation(diagram, plan.kernels, capacity, _PENDING, machine.name, dtype, estimates)
+    found = Derivation(
+        diagram, plan.kernels, capacity, _PENDING, machine.reference, dtype, estimates
+    )
     return _checked(found, plan)
 
 
@@ -325,7 +335,11 @@ def _checked(found: Derivation, plan: Plan) -> Derivation:
 
 
 def by_hand(
-    diagram: Diagram, loops: Mapping[str, str], tiles: Mapping[str, int], memory: float
+    diagram: Diagram,
+    loops: Mapping[str, str],
+    tiles: Mapping[str, int],
+    memory: float,
+    lemmas: bool = True,
 ) -> Derivation:
     """One fused kernel with a nest chosen by a person: `loops` maps axis to group, split or stream.
 
@@ -340,7 +354,8 @@ def by_hand(
                 )
             wanted.append(Loop(axis, PARTITIONS[word]))
     order = {"group": 0, "split": 1, "stream": 2}
-    kernel = make_kernel(diagram, sorted(wanted, key=lambda loop: order[loop.kind]))
+    nest = sorted(wanted, key=lambda loop: order[loop.kind])
+    kernel = make_kernel(diagram, nest, lemmas=lemmas)
     if isinstance(kernel, Refusal):
         raise InputError(str(kernel))
     sized = kernel.tiled(

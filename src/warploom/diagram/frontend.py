@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from warploom.diagram.graph import Array, Attr, Diagram, Node
+from warploom.diagram.graph import Array, Attr, Diagram, Node, followed
 from warploom.diagram.ops import MASKED, op
 from warploom.errors import InputError
 
@@ -120,6 +120,13 @@ def tensor(name: str, axes: str | Sequence[str], dtype: str = "") -> Expr:
 def const(value: float) -> Expr:
     """A number, woven over whatever it meets."""
     return Expr("const", (), (), (), (("value", float(value)),), f"{value:g}")
+
+
+def power_of_size(axis: str, power: float) -> Expr:
+    """The length of an axis to a power, woven over whatever it meets; it follows the axis when a
+    diagram is resized."""
+    label = f"1/√{axis}" if power == -0.5 else f"{axis}^{power:g}"
+    return Expr("const", (), (), (), (("axis", axis), ("power", power)), label)
 
 
 def apply(name: str, *values: Expr | float) -> Expr:
@@ -321,7 +328,19 @@ def _split_axes(
     }
     if unknown := sorted(set(given) - set(sizes)):
         raise InputError(f"{name}: size given for {unknown[0]!r}; its axes are {sorted(sizes)}")
-    return Diagram(name, tuple(arrays), tuple(nodes), tuple(outputs.values()), tuple(sizes.items()))
+    _check_powers(name, nodes, used)
+    results = tuple(outputs.values())
+    return Diagram(name, tuple(arrays), followed(nodes, sizes), results, tuple(sizes.items()))
+
+
+def _check_powers(name: str, nodes: Sequence[Node], used: Mapping[str, int]) -> None:
+    """Refuse a power of the length of an axis of which there is none, or more than one."""
+    for axis in (str(node.attr("axis")) for node in nodes if node.attr("power") is not None):
+        if used.get(axis) != 1:
+            raise InputError(
+                f"{name}: a power of the length of {axis!r}, of which there are "
+                f"{used.get(axis, 0)}: expected one axis of that name among {sorted(used)}"
+            )
 
 
 def _renamed_map(mapping: Any, source: str, label: str, rename: Any) -> tuple[Any, ...]:

@@ -136,7 +136,7 @@ class Diagram:
                 f"{self.name}: no axis {unknown[0]!r} to set; its axes are {sorted(self.size)}"
             )
         merged = {**self.size, **sizes}
-        return replace(self, sizes=tuple(merged.items()))
+        return replace(self, sizes=tuple(merged.items()), nodes=followed(self.nodes, merged))
 
     @cached_property
     def digest(self) -> str:
@@ -190,6 +190,21 @@ class Diagram:
         arrays = [f"  {a.name}[{','.join(a.axes)}]" for a in self.inputs]
         boxes = [f"  {node}" for node in self.nodes]
         return "\n".join([f"{self.name} ({sizes})", *arrays, *boxes, f"  -> {self.outputs}"])
+
+
+def followed(nodes: Iterable[Node], sizes: Mapping[str, int]) -> tuple[Node, ...]:
+    """The boxes, constants that stand for a power of an axis's length (attributes `axis` and
+    `power`) set to what the lengths make them; an axis without a length leaves its constants."""
+    return tuple(_at_length(node, sizes) for node in nodes)
+
+
+def _at_length(node: Node, sizes: Mapping[str, int]) -> Node:
+    """One box of `followed`."""
+    axis = node.attr("axis")
+    if node.kind != "const" or axis not in sizes:
+        return node
+    value = float(sizes[axis]) ** node.attr("power")
+    return replace(node, attrs=tuple({**dict(node.attrs), "value": value}.items()))
 
 
 def _check_node(diagram: str, node: Node, known: Mapping[str, tuple[str, ...]]) -> None:

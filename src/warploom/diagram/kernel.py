@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from warploom.diagram.cascade import ancestors, closes
-from warploom.diagram.graph import Array, Diagram, Node
+from warploom.diagram.graph import Array, Diagram, Node, followed
 from warploom.diagram.streaming import Correction
 from warploom.errors import InputError
 
@@ -72,9 +72,11 @@ class Kernel:
         return replace(self, tiles=tuple(chosen.items()))
 
     def resized(self, sizes: Mapping[str, int]) -> Kernel:
-        """The same kernel with other axis lengths (axes it does not have are ignored)."""
+        """The same kernel with other axis lengths (of axes it does not have, only constants that
+        follow them change)."""
         known = {axis: size for axis, size in sizes.items() if axis in self.body.size}
-        return replace(self, body=self.body.resized(known))
+        body = replace(self.body, nodes=followed(self.body.nodes, sizes))
+        return replace(self, body=body.resized(known))
 
     @cached_property
     def depth_of_axis(self) -> dict[str, int]:

@@ -26,6 +26,12 @@ class Formula:
     source: str = ""
 
 
+LATENT_WIDTH = 128 + 64
+"""Elements of a head's query in DeepSeek-V2 (2405.04434, section 3.1.2: d_h and d_h^R):
+the scores are divided by its root. It is no axis once the queries are multiplied into the latent
+space, whose width is `d`."""
+
+
 def _matmul() -> Expr:
     return (tensor("A", "a b") @ tensor("B", "b c")).named("C")
 
@@ -39,7 +45,7 @@ def _qkv(heads: str = "", groups: str = "") -> tuple[Expr, Expr, Expr]:
 def _scores(q: Expr, k: Expr) -> Expr:
     """q·kᵀ / √d with the batch axes that both or one of them carry."""
     out = (*(a for a in q.axes if a != "d"), "x")
-    return (f.contract(q, k, out=out) * 0.125).named("S")
+    return (f.contract(q, k, out=out) * f.power_of_size("d", -0.5)).named("S")
 
 
 def _attend(p: Expr, v: Expr) -> Expr:
@@ -71,7 +77,8 @@ def _latent() -> Expr:
     q, c = tensor("Q", "h q d"), tensor("C", "x d")
     qr, kr = tensor("Qr", "h q r"), tensor("Kr", "x r")
     score = f.contract(q, c, out=("h", "q", "x")) + f.contract(qr, kr, out=("h", "q", "x"))
-    return f.contract(f.softmax((score * 0.125).named("S"), "x"), c, out=("h", "q", "d"))
+    scaled = (score * LATENT_WIDTH**-0.5).named("S")
+    return f.contract(f.softmax(scaled, "x"), c, out=("h", "q", "d"))
 
 
 def _causal(window: int = 0) -> Expr:
@@ -167,21 +174,23 @@ _ATTN = {"q": 4096, "x": 4096, "d": 128, "e": 128}
 FORMULAS: tuple[Formula, ...] = (
     Formula("matmul", "A B", _matmul, {"a": 8192, "b": 8192, "c": 8192}),
     Formula("attention", "softmax(Q Kᵀ / √d) V", _attention, _ATTN, "2205.14135"),
-    Formula("mha", "softmax(Q_h K_hᵀ) V_h", _multi_head, {"h": 32, **_ATTN}),
-    Formula("gqa", "softmax(Q_nh K_nᵀ) V_n", _grouped, {"n": 8, "h": 4, **_ATTN}, "2305.13245"),
+    Formula("mha", "softmax(Q_h K_hᵀ / √d) V_h", _multi_head, {"h": 32, **_ATTN}),
+    Formula(
+        "gqa", "softmax(Q_nh K_nᵀ / √d) V_n", _grouped, {"n": 8, "h": 4, **_ATTN}, "2305.13245"
+    ),
     Formula(
         "gqa_decode", "gqa with one query", _grouped, {"n": 8, "h": 8, **_ATTN, "q": 1, "x": 32768}
     ),
-    Formula("mqa", "softmax(Q_h Kᵀ) V", _multi_query, {"h": 32, **_ATTN}, "1911.02150"),
+    Formula("mqa", "softmax(Q_h Kᵀ / √d) V", _multi_query, {"h": 32, **_ATTN}, "1911.02150"),
     Formula(
         "mla",
-        "softmax(Q C ᵀ + Q_r K_rᵀ) C",
+        "softmax((Q Cᵀ + Q_r K_rᵀ) / √192) C",
         _latent,
         {"h": 128, "q": 1, "x": 8192, "d": 512, "r": 64},
         "2405.04434",
     ),
-    Formula("causal", "softmax(mask(Q Kᵀ)) V", _causal, _ATTN),
-    Formula("window", "softmax(window(Q Kᵀ)) V", lambda: _causal(1024), _ATTN, "2004.05150"),
+    Formula("causal", "softmax(mask(Q Kᵀ / √d)) V", _causal, _ATTN),
+    Formula("window", "softmax(window(Q Kᵀ / √d)) V", lambda: _causal(1024), _ATTN, "2004.05150"),
     Formula("spherical", "(Q Kᵀ / |Q Kᵀ|) V", _spherical, _ATTN, "2505.09326"),
     Formula(
         "cross_entropy",

@@ -13,7 +13,7 @@ from warploom.codegen.build import build
 from warploom.codegen.launch import Kernel
 from warploom.errors import InputError
 from warploom.integrations.torch_program import check_devices, refuse_backward, torch_module
-from warploom.kernels.attention import AttentionConfig
+from warploom.kernels.attention import AttentionConfig, refuse_scale
 from warploom.kernels.attention import attention as attention_program
 from warploom.kernels.choices import choose_attention, choose_gemm
 from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, combine_schedule
@@ -30,7 +30,8 @@ GEMM_SCHEMA = (
     "float scale=1.0) -> Tensor"
 )
 ATTENTION_SCHEMA = (
-    "(Tensor q, Tensor k, Tensor v, bool causal=False, int? window=None, float? scale=None)"
+    "(Tensor q, Tensor k, Tensor v, bool causal=False, int? window=None, float? scale=None, "
+    "bool exact=False)"
 )
 
 
@@ -181,7 +182,7 @@ def _gemm_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return left, right, bias, grad if need_residual else None, None, None
 
 
-def _attention_check(q: Any, k: Any, v: Any, window: int | None) -> int:
+def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | None) -> int:
     """Query heads a key head; raises `InputError` for what the kernel does not take."""
     check_devices("attention", {"q": q, "k": k, "v": v})
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
@@ -202,13 +203,21 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None) -> int:
     _type_of(q, "attention q", ("bf16", "fp16"))
     if window is not None and window < 1:
         raise InputError(f"attention window={window}: expected at least 1")
+    refuse_scale(scale)
     return q.shape[1] // k.shape[1]
 
 
 def _attend(
-    q: Any, k: Any, v: Any, causal: bool, window: int | None, scale: float | None, lse: bool
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    exact: bool,
+    lse: bool,
 ) -> tuple[Any, Any]:
-    group = _attention_check(q, k, v, window)
+    group = _attention_check(q, k, v, window, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sums = torch.empty(q.shape[:3] if lse else (0,), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
@@ -221,6 +230,7 @@ def _attend(
         group=group,
         lse=lse,
         scale=scale,
+        exact=exact,
     )
     choice = choose_attention(q.shape[2], base, k.shape[2], q.shape[0] * q.shape[1])
     config = choice.config(base)
@@ -240,8 +250,9 @@ def _attention(
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
+    exact: bool = False,
 ) -> Any:
-    return _attend(q, k, v, causal, window, scale, False)[0]
+    return _attend(q, k, v, causal, window, scale, exact, False)[0]
 
 
 def _attention_with_lse(
@@ -251,8 +262,9 @@ def _attention_with_lse(
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
+    exact: bool = False,
 ) -> Any:
-    return _attend(q, k, v, causal, window, scale, True)
+    return _attend(q, k, v, causal, window, scale, exact, True)
 
 
 def _attention_fake(
@@ -262,8 +274,9 @@ def _attention_fake(
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
+    exact: bool = False,
 ) -> Any:
-    _attention_check(q, k, v, window)
+    _attention_check(q, k, v, window, scale)
     return q.new_empty(q.shape)
 
 
@@ -274,8 +287,9 @@ def _attention_with_lse_fake(
     causal: bool = False,
     window: int | None = None,
     scale: float | None = None,
+    exact: bool = False,
 ) -> Any:
-    _attention_check(q, k, v, window)
+    _attention_check(q, k, v, window, scale)
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 

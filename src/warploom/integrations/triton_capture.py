@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from warploom.errors import InputError
 from warploom.integrations.deploy import content_key
 from warploom.integrations.triton_access import jit_function, triton_module
+from warploom.runtime.dtypes import DTYPES
 from warploom.runtime.launch import Argument, Buffer, Dim3, LaunchSpec, Null, Pointer, Scalar
 from warploom.toolchain import version_of
 
@@ -108,18 +109,34 @@ def capture(
 
     `arguments` names the run-time parameters, `constexprs` the compile-time ones; together they
     must cover the signature (defaults count). `options` are further Triton options (`num_ctas`,
-    `maxnreg` ...). Raises `InputError` naming a missing, unknown or unusable argument.
+    `maxnreg` ...). Raises `InputError` naming a missing, unknown or unusable argument, and in one
+    line what Triton says of a function that it does not compile.
     """
     triton = triton_module()
     compiler: Any = triton_module("triton.compiler")
     backends: Any = triton_module("triton.backends.compiler")
     jit = jit_function(function)
+    if not isinstance(cast("object", arguments), Mapping):
+        raise InputError(
+            f"{jit.__name__}: arguments are {type(arguments).__name__}, expected a dictionary "
+            "{parameter: TensorArgument or ScalarArgument}"
+        )
+    for name, argument in arguments.items():
+        _check_argument(name, argument)
+    _check_grid(jit.__name__, grid)
+    _check_options(jit.__name__, options or {})
     signature, constants, attributes = specialise(jit, arguments, constexprs or {})
-    kernel = triton.compile(
-        compiler.ASTSource(jit, signature, constants, attributes),
-        target=backends.GPUTarget("cuda", arch, 32),
-        options={"num_warps": num_warps, "num_stages": num_stages, **(options or {})},
-    )
+    try:
+        kernel = triton.compile(
+            compiler.ASTSource(jit, signature, constants, attributes),
+            target=backends.GPUTarget("cuda", arch, 32),
+            options={"num_warps": num_warps, "num_stages": num_stages, **(options or {})},
+        )
+    except Exception as error:
+        # Triton and its passes raise what they like: CompilationError, AssertionError, ValueError.
+        raise InputError(
+            f"Triton does not compile {jit.__name__} for sm_{arch}: {_reason(error)}"
+        ) from error
     metadata: dict[str, Any] = dict(kernel.metadata._asdict())
     run_time = {name: arguments[name] for name, kind in signature.items() if kind != "constexpr"}
     return CapturedKernel(
@@ -133,6 +150,55 @@ def capture(
         ptxas_version=ptxas_version(arch),
         metadata=metadata,
     )
+
+
+def _check_argument(name: str, argument: Any) -> None:
+    """Refuse a description that is none, or that a launch could not be made of."""
+    if isinstance(argument, TensorArgument):
+        if ELEMENT_TYPES.get(argument.dtype, argument.dtype) not in DTYPES:
+            meant = TENSOR_TYPES.get(argument.dtype)
+            known = (*FLOAT_TYPES, *INTEGER_TYPES, *ELEMENT_TYPES)
+            expected = repr(meant) if meant else f"one of {', '.join(dict.fromkeys(known))}"
+            raise InputError(f"argument {name!r}: dtype {argument.dtype!r}, expected {expected}")
+        shape: Any = argument.shape
+        if not isinstance(shape, tuple | list) or not all(
+            isinstance(extent, int) for extent in cast("Sequence[Any]", shape)
+        ):
+            raise InputError(f"argument {name!r}: shape {shape!r}, expected a tuple of integers")
+        return
+    if not isinstance(argument, ScalarArgument):
+        raise InputError(
+            f"argument {name!r} is {type(argument).__name__} {argument!r}, expected "
+            "TensorArgument(dtype, shape) or ScalarArgument(dtype, value)"
+        )
+    value: Any = argument.value
+    if not isinstance(value, int | float):
+        raise InputError(f"argument {name!r}: value {value!r}, expected a number")
+
+
+def _check_grid(kernel: str, grid: Any) -> None:
+    sizes = cast("Sequence[Any]", grid) if isinstance(grid, tuple | list) else ()
+    if len(sizes) != 3 or not all(isinstance(extent, int) and extent > 0 for extent in sizes):
+        raise InputError(f"{kernel}: grid {grid!r}, expected three positive integers (x, y, z)")
+
+
+def _check_options(kernel: str, options: Mapping[str, Any]) -> None:
+    """Refuse what Triton would leave out without a word, such as a misspelt parameter."""
+    backend: Any = triton_module("triton.backends.nvidia.compiler")
+    known = backend.CUDAOptions.__dataclass_fields__
+    if unknown := [name for name in options if name not in known]:
+        raise InputError(f"{kernel}: {unknown[0]!r} is no parameter of it and no Triton option")
+
+
+def _reason(error: Exception) -> str:
+    """What Triton says, in one line: the place in the kernel, and the innermost message."""
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    said = str(getattr(inner, "error_message", None) or inner).strip()
+    text = said.splitlines()[-1] if said else type(inner).__name__
+    node = getattr(error, "node", None)
+    return text if node is None else f"line {node.lineno} of it: {text}"
 
 
 def capture_call(

@@ -19,7 +19,6 @@ from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
-    FP16,
     FP32,
     INT32,
     Array,
@@ -55,6 +54,16 @@ from warploom.tile import (
 )
 
 LOG2E = math.log2(math.e)
+LEAST_SCALE = 2.0**-120  # such factors and what is made of them are normal numbers of fp32
+
+
+def refuse_scale(scale: float | None) -> None:
+    """Refuse a factor under which the largest score is not the one of the largest weight."""
+    if scale is not None and not LEAST_SCALE <= scale <= 1.0 / LEAST_SCALE:
+        raise InputError(
+            f"attention scale={scale}: expected a number above 0, {LEAST_SCALE:.0e} to "
+            f"{1.0 / LEAST_SCALE:.0e}"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,9 +71,9 @@ class AttentionConfig:
     """What is static: element types, head size, masks, query heads a key head, and the tile.
 
     `window` w lets row position p see keys p - w + 1 ... (None: all); `tile` is (rows, keys);
-    `scale` defaults to 1 / sqrt(head_dim). The sums of a row are rescaled only when its maximum
-    has grown by more than `slack` powers of 2, so that most blocks need no rescaling
-    (the rule of FlashAttention-4; weights then reach 2 ** slack: at most 15 for fp16).
+    `scale` is above 0 and defaults to 1 / sqrt(head_dim). The sums of a row are rescaled only when
+    its maximum has grown by more than `slack` powers of 2, so that most blocks need no rescaling
+    (the rule of FlashAttention-4; fp16 weights then reach 2 ** slack: at most 15).
     `apart`: blocks that all rows see run in a loop of their own, which has no mask: better for
     long sequences, worse for short ones, as the pipeline drains between the loops.
     `packed`: sequences of different lengths behind one another, see `task_table`.
@@ -72,6 +81,8 @@ class AttentionConfig:
     maximum nor a rescaling. Where the sums of a row have grown beyond 2 ** guess it is raised;
     only where a block's weights add up to more than `widest` is it weighed again by its maximum.
     For 16-bit elements; at most 15, which fp16 holds.
+    `exact`: every block is weighed under the largest score so far, as FlashAttention does it: no
+    guess, no slack, for the variants (`attention_variants`) too.
     `shared`: so many neighbouring row tiles go over the same blocks of keys, those that any of
     them sees, so that a cluster of blocks can bring each block of keys once for all of them.
     """
@@ -89,6 +100,7 @@ class AttentionConfig:
     packed: bool = False
     shared: int = 1
     guess: float = 0.0
+    exact: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -103,6 +115,11 @@ class AttentionConfig:
             raise InputError(
                 f"attention shared={self.shared} packed={self.packed}: expected >= 1, and 1 for "
                 "packed sequences, whose row tiles stand in a table"
+            )
+        refuse_scale(self.scale)
+        if self.exact and (self.guess or self.slack):
+            raise InputError(
+                f"attention exact=True guess={self.guess} slack={self.slack}: expected neither"
             )
         if self.group < 1 or (self.window is not None and self.window < 1):
             raise InputError(f"attention group={self.group} window={self.window}: expected >= 1")
@@ -119,13 +136,22 @@ class AttentionConfig:
 
     @property
     def lift(self) -> float:
-        """Powers of 2 by which weights are raised: 8-bit ones would lose what is below 2 ** -9."""
-        return 4.0 if self.narrow else 0.0
+        """The power of 2 that the weight of a row's largest score is, where that is looked for.
+
+        8-bit weights would lose what is below 2 ** -9. Those of bf16 that may grow later begin so
+        low that they never add up to more than 1 by guess, nor exceed 1 lazily: huge values times
+        them do not overflow where the result does not.
+        """
+        if self.narrow:
+            return 4.0
+        if self.dtype is not BF16:
+            return 0.0
+        return -2.0 * self.guess - 1.0 if self.guess else -self.slack
 
     @property
     def widest(self) -> float:
         """With a guess: the power of 2 that a block's weights may add up to."""
-        return 15.0 if self.dtype is FP16 else 2.0 * self.guess
+        return 2.0 * self.guess + self.lift if self.dtype is BF16 else 15.0
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -167,10 +193,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Rows:
-    """What is kept of every query row: the maximum that it is weighed by, the sum of weights, and
-    the weighted sum of values."""
+    """What is kept of every query row: the base that it is weighed by, the sum of weights, and the
+    weighted sum of values.
 
-    top: Tile
+    The weight of a score is 2 ** (score * scale - base): the base is a power of 2, and rounded. Old
+    sums are brought to a new base by what lies between the two as they are, so that equal scores
+    have equal weights however large they are.
+    """
+
+    base: Tile
     total: Tile
     acc: Tile
 
@@ -236,7 +267,7 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         scale = load(rest["scale_q"], 0) * load(rest["scale_k"], 0) * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
     rows = Rows(full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=config.head_dim))
-    top, total, acc = rows.top, rows.total, rows.acc
+    base, total, acc = rows.base, rows.total, rows.acc
 
     def step(j: Index, masked: bool) -> None:
         scores = task.queries @ task.key_block(j)
@@ -259,26 +290,25 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     out = (acc * share).cast(BF16 if config.narrow else config.dtype)
     if not config.lse:
         return task.put(out, None)
-    natural = top * scale + (log2(total) - config.lift if config.lift else log2(total))
-    return task.put(out, where(none, -math.inf, natural * (1.0 / LOG2E)))
+    natural = (base + log2(total)) * (1.0 / LOG2E)
+    return task.put(out, where(none, -math.inf, natural))
 
 
 def _weighed(
     config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
 ) -> Tile:
     """The weights of a block under the maximum of all so far; the sums are rescaled to it."""
-    top, total, acc = rows.top, rows.total, rows.acc
-    highest = maximum(top, max_along(scores, "keys"))
+    base, total, acc = rows.base, rows.total, rows.acc
+    highest = maximum(base, _as_base(config, max_along(scores, "keys"), scale))
     if config.slack:
         slack = min(config.slack, 8.0 - config.lift)
-        highest = where((highest - top) * scale <= slack, top, highest)
+        highest = where(highest - base <= slack, base, highest)
     # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
-    base = where(highest.equals(-math.inf), 0.0, highest) if masked else highest
-    rescale = exp2((top - base) * scale)
-    least = base * scale - config.lift if config.lift else base * scale
-    weights = exp2(scores * scale - least)
+    under = where(highest.equals(-math.inf), 0.0, highest) if masked else highest
+    rescale = exp2(base - under)
+    weights = exp2(scores * scale - under)
     total[:] = total * rescale + sum_along(weights, "keys")
-    top[:] = highest
+    base[:] = highest
     packed = weights.cast(config.dtype)
     acc[:] = acc * rescale
     return packed
@@ -293,26 +323,32 @@ def _guessed(
     the weights would then not fit their type, are no numbers, or nothing was seen before, is the
     maximum found and the block weighed again.
     """
-    top, total, acc = rows.top, rows.total, rows.acc
+    base, total, acc = rows.base, rows.total, rows.acc
     # Sums keep half of the powers: fp16 weights far below 1 would lose bits.
-    calm, kept = total <= 2.0**config.guess, config.guess / 2
+    calm, kept = total <= 2.0 ** (config.guess + config.lift), config.guess / 2 + config.lift
     rescale = full(1.0, rows=config.tile[0])
-    rescale[:] = where(calm, rescale, reciprocal(total) * 2.0**kept)
-    top[:] = where(calm, top, top + (log2(total) - kept) * (1.0 / scale))
-    weights = exp2(scores * scale - top * scale)
+    raised = base + (log2(total) - kept)
+    rescale[:] = where(calm, rescale, exp2(base - raised))
+    base[:] = where(calm, base, raised)
+    weights = exp2(scores * scale - base)
     part, packed = sum_along(weights, "keys"), weights.cast(config.dtype)
     # In the first block nothing was: the compiler sees that there, and leaves the guess out.
     right = (total > 0.0) & (part <= 2.0**config.widest)
-    after = maximum(top, max_along(scores, "keys"))
-    base = where(after.equals(-math.inf), 0.0, after) if masked else after
-    rescale[:] = where(right, rescale, rescale * exp2((top - base) * scale))
-    scores[:] = where(right, scores, exp2(scores * scale - base * scale))
+    after = maximum(base, _as_base(config, max_along(scores, "keys"), scale))
+    under = where(after.equals(-math.inf), 0.0, after) if masked else after
+    rescale[:] = where(right, rescale, rescale * exp2(base - under))
+    scores[:] = where(right, scores, exp2(scores * scale - under))
     packed[:] = where(right, packed, scores.cast(config.dtype))
     again = sum_along(scores, "keys")
-    top[:] = where(right, top, after)
+    base[:] = where(right, base, after)
     total[:] = total * rescale + where(right, part, again)
     acc[:] = acc * rescale
     return packed
+
+
+def _as_base(config: AttentionConfig, highest: Tile, scale: Tile | float) -> Tile:
+    """The base under which the largest score of a block has the weight 2 ** lift."""
+    return highest * scale - config.lift if config.lift else highest * scale
 
 
 def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index) -> Tile:

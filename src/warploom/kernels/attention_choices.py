@@ -5,7 +5,7 @@
 A task is a row tile of one head, a step one block of keys of one task; how many there are follows
 from the shape and the masks. `task` and `step` are microseconds of a variant on one SM for a head
 size and kind of mask: `bench/fit_attention.py` fits them to the measured rows of
-`bench/results/attention_forward.json` and says what the choice for each length would lose had that
+`bench/results/attention_variants.json` and says what the choice for each length would lose had that
 length's rows been left out. A measured length may be a test of the chooser, never its table.
 """
 
@@ -20,9 +20,10 @@ from warploom.codegen.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig
 from warploom.kernels.attention_variants import ATTENTION_CHOICES, AttentionChoice
+from warploom.machine import load
 
 CONSTANTS_FILE = Path(__file__).with_name("data") / "attention_model.json"
-SMS = 132  # streaming multiprocessors of H100 SXM and H200
+SMS = load("h200").integer("sm.count")  # the constants were measured there
 START = 3.0  # microseconds: launch, barriers, first copies, last stores
 HEAD_DIMS = (64, 96, 128, 256)  # the constants of the next larger one hold for a head size
 FITS_ALL = "128x64"  # its tile and rings fit with every head size

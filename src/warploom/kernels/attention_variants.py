@@ -52,6 +52,8 @@ class AttentionChoice:
 
     def takes(self, base: AttentionConfig) -> bool:
         """Whether there is a kernel of this variant for a configuration."""
+        if base.exact and (self.guess or self.slack):
+            return False
         if base.narrow:
             # Fragments of 32 keys; results are wider than queries; weights saturate.
             over = bool(self.launch.get("store_over"))

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.codegen.build import Built, build
+from warploom.codegen.build import Built
 from warploom.codegen.on_gpu import run_on_gpu
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.library import Entry, Values, entry
@@ -153,15 +153,6 @@ def checked(
         raise InputError(f"{name}: arrays of {text} do not fit this computer's memory") from None
     dims = {dim: sizes[dim] for dim in program.dims}
     return CheckResult(name, "gpu" if built else "cpu", kernel.judge, dims, **found)
-
-
-def checked_on_gpu(
-    name: str, config: Any, sizes: Mapping[str, int], seed: int = 0, arch: str = "sm_90a"
-) -> CheckResult:
-    """`checked` of a kernel compiled with its default schedule."""
-    kernel = entry(name)
-    built = build(kernel.program(config), kernel.schedule(config), arch)
-    return checked(name, config, sizes, built, seed)
 
 
 def _refuse(name: str, program: Program, sizes: Mapping[str, int]) -> None:

@@ -14,16 +14,17 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warploom.codegen.emit import shared_limit
 from warploom.codegen.emit_mma import MOST_COLUMNS
 from warploom.codegen.layout import padded
 from warploom.codegen.named import multistage
 from warploom.codegen.place import ROWS_PER_GROUP
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.targets import shared_limit
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.machine import load
 
-SMS = 132  # streaming multiprocessors of H100 SXM and H200
+SMS = load("h200").integer("sm.count")  # the constants were measured there
 FASTEST = 1024 / 1980  # microseconds: the tensor cores' cycles for a UNIT's step at 1980 MHz
 BASE_BYTES = 1024  # of shared memory lost to aligning its base, where a block is alone on an SM
 BARRIER_BYTES = 512  # of shared memory, at most
@@ -141,6 +142,7 @@ class GemmChoice:
     across: bool = False
     store_rows: int = 0
     ahead: int = 1
+    allow: tuple[str, ...] = ()
 
     @property
     def workspace(self) -> bool:

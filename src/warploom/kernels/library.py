@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels import attention, attention_reference, gemm, gemm_reference
+from warploom.kernels.attention_choices import choose_attention
+from warploom.kernels.gemm_choices import choose_gemm
 from warploom.kernels.user import (
     UserKernel,
     load_kernel,
@@ -28,6 +30,25 @@ from warploom.objects import names_object
 from warploom.tile import BF16, Program, dtype
 
 Values = dict[str, NDArray[Any]]
+Sizes = Mapping[str, int]
+
+
+class Variant(Protocol):
+    """An entry of a tuned table: the tile and the schedule that a configuration gets."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def allow(self) -> tuple[str, ...]: ...
+
+    def config(self, base: Any) -> Any: ...
+
+    def schedule(self, config: Any) -> KernelSchedule: ...
+
+
+def _no_variant(config: Any, sizes: Sizes, given: frozenset[str]) -> None:
+    """A kernel without a tuned table."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +56,12 @@ class Entry:
     """A kernel that can be built and run.
 
     `settings` are the names of the configuration's fields with the kind of each; `sizes` the array
-    dimensions `run` uses unless told otherwise; `outputs` the right results in float64, `judge`
-    what gave them; `bound` the relative error a run may have against them (None: what rounding
-    explains, see `kernels.check`).
+    dimensions `run` uses unless told otherwise, `full` those of them that fill a GPU, `alike` says
+    which size another one is when only that is given; `outputs` the right results in float64,
+    `judge` what gave them; `bound` the relative error a run may have against them (None: what
+    rounding explains, see `kernels.check`).
+    `variant(config, sizes, given)` is the tuned table's choice, None where a field that it would
+    set was `given`; `schedule` is what a configuration gets then.
     """
 
     config: Callable[..., Any]
@@ -48,6 +72,9 @@ class Entry:
     sizes: Mapping[str, int]
     bound: float | None = None
     judge: str = "float64"
+    full: Sizes = field(default_factory=dict[str, int])
+    alike: Mapping[str, str] = field(default_factory=dict[str, str])
+    variant: Callable[[Any, Sizes, frozenset[str]], Variant | None] = _no_variant
     follow: Callable[[Any, dict[str, int]], None] = lambda config, sizes: None
     arrays: Callable[[Program, Mapping[str, int], int], Values] = random_arrays
     scalars: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -82,6 +109,27 @@ def _attention_sizes(config: attention.AttentionConfig, sizes: dict[str, int]) -
     sizes["heads"] = sizes["kv_heads"] * config.group
 
 
+# Fields that a variant sets: who gives one gets the textbook schedule of what was given.
+GEMM_TILE = frozenset(("tile", "slices", "together", "across", "ahead"))
+ATTENTION_TILE = frozenset(("tile", "apart", "shared", "guess"))
+
+
+def _gemm_variant(config: gemm.GemmConfig, sizes: Sizes, given: frozenset[str]) -> Variant | None:
+    if given & GEMM_TILE:
+        return None
+    batch = sizes["batch"] if config.batched else 1
+    return choose_gemm(sizes["m"], sizes["n"], sizes["k"], config, batch)
+
+
+def _attention_variant(
+    config: attention.AttentionConfig, sizes: Sizes, given: frozenset[str]
+) -> Variant | None:
+    if given & ATTENTION_TILE:
+        return None
+    heads = sizes["batch"] * sizes["heads"]
+    return choose_attention(sizes["rows"], config, sizes["keys"], heads)
+
+
 KERNELS: dict[str, Entry] = {
     "gemm": Entry(
         _gemm_config,
@@ -90,6 +138,8 @@ KERNELS: dict[str, Entry] = {
         gemm.default_schedule,
         _gemm_outputs,
         {"m": 200, "n": 264, "k": 136, "batch": 2, "one": 1},
+        full={"m": 4096, "n": 4096, "k": 4096, "batch": 4},
+        variant=_gemm_variant,
         arrays=scaled_arrays,
     ),
     "attention": Entry(
@@ -99,6 +149,9 @@ KERNELS: dict[str, Entry] = {
         attention.default_schedule,
         _attention_outputs,
         {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 200, "one": 1},
+        full={"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
+        alike={"keys": "rows"},
+        variant=_attention_variant,
         follow=_attention_sizes,
         arrays=scaled_arrays,
     ),
@@ -126,6 +179,7 @@ def _user_entry(kernel: UserKernel) -> Entry:
         kernel.default_sizes(),
         kernel.bound,
         "the reference given" if kernel.reference else "the program's own meaning in float64",
+        full=kernel.full_sizes(),
         arrays=kernel.arrays,
         scalars=kernel.scalars,
     )
@@ -136,6 +190,8 @@ def configure(name: str, settings: Mapping[str, str]) -> tuple[Any, dict[str, in
     kernel = entry(name)
     chosen: dict[str, Any] = {}
     sizes = dict(kernel.sizes)
+    alike = {size: of for size, of in kernel.alike.items() if size not in settings}
+    settings = {**{size: settings[of] for size, of in alike.items() if of in settings}, **settings}
     for key, text in settings.items():
         if key in kernel.settings:
             chosen[key] = _parse(name, key, text, kernel.settings[key])

@@ -11,6 +11,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -29,6 +30,8 @@ from warploom.tile.widen import widened
 Values = Mapping[str, NDArray[Any]]
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
+FILLING = 4096  # of a dimension nobody gave, to time a kernel at
+MOST_ELEMENTS = 2**27  # of an array then
 USUAL_SIZE = 200  # of a dimension nobody gave: not a multiple of a tile, so tails are run
 NO_RESULT = -1515870811  # stands in int32 arrays that are to be written, as NaN in floating ones
 KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float", str: "str", DType: "DType"}
@@ -87,6 +90,17 @@ class UserKernel:
                     f"{self.where}: size {dim}={given!r}, expected a whole number, at least 0"
                 )
         return {dim: int(self.sizes.get(dim, USUAL_SIZE)) for dim in program.dims}
+
+    def full_sizes(self) -> dict[str, int]:
+        """Every dimension under the default settings, those that nobody gave as long as fills a GPU
+        and leaves every array within `MOST_ELEMENTS`."""
+        program, length = self.trace({}), FILLING
+        while True:
+            sizes = {dim: int(self.sizes.get(dim, length)) for dim in program.dims}
+            largest = max(prod(sizes[dim] for dim in one.dims) for one in program.arrays)
+            if largest <= MOST_ELEMENTS or length == 1:
+                return sizes
+            length //= 2
 
     def arrays(
         self, program: Program, sizes: Mapping[str, int], seed: int

@@ -15,6 +15,8 @@ A file reads
     bandwidth = { value = 4.8e12, unit = "B/s", source = "sheet", kind = "datasheet" }
 
 A `source` of one word must be a name of `[sources]`; anything with a space is a citation in itself.
+What all GPUs of one compute capability have (registers, threads, shared memory) stands in
+`data/architectures/`, once for each, and is the base of their files.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from warploom.machine.machine import Machine, Quantity, check_quantity
 
 _HEADER = ("name", "title", "base", "without", "aliases", "sources")
 _FIELDS = ("value", "unit", "source", "kind")
+_GPUS, _ARCHITECTURES = "data", "data/architectures"
 
 
 def names() -> list[str]:
@@ -50,6 +53,28 @@ def load(name_or_path: str | Path) -> Machine:
     if isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path:
         return _load_file(Path(name_or_path), ())
     return _load_shipped(_canonical(name_or_path), ())
+
+
+def architecture(target: str) -> Machine:
+    """What all GPUs of a compile target have: `sm_86`, or with a feature suffix `sm_90a`.
+
+    Raises `InputError` for a target without data, listing those with.
+    """
+    name = target.rstrip("af")
+    if name not in _documents(_ARCHITECTURES):
+        known = ", ".join(architectures())
+        raise InputError(f"no limits are known of architecture {target!r}: expected {known}")
+    return _load_shipped(name, ())
+
+
+def architectures() -> list[str]:
+    """The compile targets whose limits are known, without feature suffixes."""
+    return sorted(_documents(_ARCHITECTURES), key=lambda name: (len(name), name))
+
+
+def largest(key: str) -> int:
+    """The largest value of a limit on any architecture: beyond it no GPU goes."""
+    return max(architecture(name).integer(key) for name in architectures())
 
 
 def overlay(machine: Machine, values: str | Path | Mapping[str, Any]) -> Machine:
@@ -73,11 +98,15 @@ def overlay(machine: Machine, values: str | Path | Mapping[str, Any]) -> Machine
     return replace(machine, quantities=merged, overlays=(*machine.overlays, label))
 
 
-@functools.cache
 def _shipped() -> dict[str, dict[str, Any]]:
-    """Every shipped document by canonical name."""
+    """Every shipped GPU's document by canonical name."""
+    return _documents(_GPUS)
+
+
+@functools.cache
+def _documents(folder: str) -> dict[str, dict[str, Any]]:
     documents: dict[str, dict[str, Any]] = {}
-    for entry in resources.files("warploom.machine").joinpath("data").iterdir():
+    for entry in resources.files("warploom.machine").joinpath(folder).iterdir():
         if entry.name.endswith(".toml"):
             document = _read_toml(entry.read_text, entry.name)
             documents[document["name"]] = document
@@ -106,7 +135,8 @@ def _canonical(name: str, where: str = "") -> str:
 
 @functools.cache
 def _load_shipped(name: str, seen: tuple[str, ...]) -> Machine:
-    return _build(_shipped()[name], f"{name}.toml", (*seen, name), None)
+    document = (_shipped() | _documents(_ARCHITECTURES))[name]
+    return _build(document, f"{name}.toml", (*seen, name), None)
 
 
 def _load_file(path: Path, seen: tuple[str, ...]) -> Machine:
@@ -141,7 +171,8 @@ def _build(
 def _base(name: str, where: str, seen: tuple[str, ...], folder: Path | None) -> Machine:
     if name.endswith(".toml") and folder is not None:
         return _load_file(folder / name, seen)
-    canonical = _canonical(name, f"{where}: ")
+    known = name in _documents(_ARCHITECTURES)
+    canonical = name if known else _canonical(name, f"{where}: ")
     if canonical in seen:
         raise InputError(f"{where}: base {name!r} leads back to itself")
     return _load_shipped(canonical, seen if folder is None else ())

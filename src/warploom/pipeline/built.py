@@ -1,4 +1,4 @@
-"""A folder that `warploom build` wrote, as something to tune: launch, sizes, reference, result.
+"""A folder that `warploom build` or `optimize` wrote, as something to tune.
 
 `build.json` says which kernel of the library (or FILE.py:OBJECT) was built with which settings, so
 that the sizes to measure at and the right results in float64 are known again.
@@ -6,6 +6,7 @@ that the sizes to measure at and the right results in float64 are known again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import tempfile
@@ -86,26 +87,54 @@ class BuildFolder:
         """Write this kernel with another cubin to `folder`: a build folder like any other."""
         built = replace(self.built, cubin=cubin, schedule=self._schedule())
         built.write(folder)
-        note = {"kernel": self.kernel, "settings": dict(self.settings), "gpu": self.gpu}
-        write_text_atomically(folder / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
+        write_build_note(folder, self.kernel, self.settings, self.gpu, built)
         return replace(self, folder=folder, built=built)
 
     def _schedule(self) -> Mapping[str, Any]:
         return json.loads((self.folder / "schedule.json").read_text())
 
 
+def write_build_note(
+    folder: Path, kernel: str, settings: Mapping[str, str], gpu: str, built: Built
+) -> None:
+    """Write `build.json` beside a kernel that `built.write(folder)` wrote.
+
+    `kernel` is the name that was asked for (of the library, or FILE.py:OBJECT), `settings` the
+    `--set` texts. The cubin's hash ties the note to the file that it describes.
+    """
+    note = {
+        "kernel": kernel,
+        "settings": dict(settings),
+        "gpu": gpu,
+        "schedule": built.schedule["name"],
+        "cubin_sha256": hashlib.sha256(built.cubin).hexdigest(),
+    }
+    write_text_atomically(folder / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
+
+
 def read_build(folder: Path) -> BuildFolder:
-    """The kernel of a folder; raises `InputError` when `warploom build` did not write it."""
+    """The kernel of a folder.
+
+    Raises `InputError` when neither `build` nor `optimize` wrote it, or when its `build.json` was
+    written for another cubin than the one that lies there.
+    """
     built = Built.read(folder)
     path = folder / BUILD_NOTE
     try:
         note = cast("dict[str, Any]", json.loads(path.read_text()))
-        kernel, settings, gpu = note["kernel"], note["settings"], note["gpu"]
+        kernel, settings, gpu = str(note["kernel"]), dict(note["settings"]), str(note["gpu"])
+        described = str(note["cubin_sha256"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path}: does not say what was built ({error}); run warploom build again"
+            f"{path}: does not say what was built ({type(error).__name__}: {error}); run warploom "
+            "build or optimize again"
         ) from None
-    return BuildFolder(folder, built, str(kernel), dict(settings), str(gpu))
+    if described != hashlib.sha256(built.cubin).hexdigest():
+        raise InputError(
+            f"{path} describes another cubin than {folder / built.source.name}.cubin; run warploom "
+            "build or optimize again"
+        )
+    return BuildFolder(folder, built, kernel, settings, gpu)
 
 
 def _check(folder: Path) -> CheckResult:

@@ -1,142 +1,94 @@
-"""The whole path for one kernel of the library: program to schedule to CUDA to cubin to verdicts.
+"""The whole path for one kernel: program to schedule to CUDA to cubin to verdicts.
 
 Everything but measuring works without a GPU. The folder gets `NAME.cu`, `NAME.cubin`,
-`schedule.json`, `manifest.json`, `schedule.svg`, `result.json` and `report.html`; every file is
-written whole or not at all, the report last, so that an interrupted run leaves no wrong report.
+`schedule.json`, `manifest.json`, `build.json`, `schedule.svg`, `result.json` and `report.html`;
+every file is written whole or not at all, the report last, so that an interrupted run leaves no
+wrong report.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
-from warploom.codegen.build import GPU_ARCHITECTURES, Built, build
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.portfolio import Candidate, portfolio
-from warploom.codegen.predict import Prediction, cycles_of
-from warploom.codegen.replay import replay
-from warploom.codegen.schedules import NAMES, schedule_named
-from warploom.codegen.solve import Search
-from warploom.diagram.bounds import check as check_bound
-from warploom.diagram.derive import derive
-from warploom.diagram.library import FORMULAS, formula
-from warploom.errors import CheckFailed, DeviceError, InputError, ToolMissing, WarploomError
-from warploom.files import write_text_atomically
-from warploom.kernels.library import configure, entry
+from warploom.diagram.built import derive_program
+from warploom.errors import CheckFailed, InputError, ToolMissing
+from warploom.files import check_folder, write_text_atomically
+from warploom.kernels.check import CheckResult, checked
+from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.machine import load as load_machine
+from warploom.objects import names_object
+from warploom.pipeline.built import write_build_note
+from warploom.pipeline.choose import choose
 from warploom.pipeline.optimize_measure import Measured, measure_in_worker
 from warploom.pipeline.optimize_page import pictures, report_page
-from warploom.pipeline.optimized import Optimized, OptimizeSettings, Trial, proofs
-from warploom.pipeline.static_verdict import static_verdict
+from warploom.pipeline.optimized import Optimized, OptimizeSettings, Say
 from warploom.report.optimize_html import page_html
 from warploom.runtime.driver import device_count
 from warploom.tile import Program
-
-FORMULA = {"gemm": "matmul"}  # the formula of a kernel, where the names differ
-
-Say = Callable[[str], None]
 
 
 def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -> Optimized:
     """Run the whole path and write the folder.
 
-    Raises `InputError` for what cannot be used, `CheckFailed` when a schedule does not exist, the
-    compiler refuses the code, or the static verdict or the numerics fail.
+    Raises `InputError` for what cannot be used, and `CheckFailed` when no schedule compiles to code
+    that passes the static verdict, or when the numerics fail.
     """
-    if out.exists() and not out.is_dir():
-        raise InputError(f"-o {out}: is a file, expected a folder")
+    clock = _Clock(say)
+    check_folder(out)
     measuring = _measuring(settings)
-    kernel = entry(settings.name)
-    config, sizes = configure(settings.name, settings.settings)
-    clock = _Clock()
-    program = kernel.program(config)
-    launch = kernel.schedule(config).launch
-    clock.lap("trace")
-    derivation = _derivation(settings)
-    clock.lap("derive")
-    search = Search(seconds=settings.seconds, replayed=True)
-    if settings.candidates > 1:
-        offered = portfolio(program, launch, settings.gpu, search, settings.candidates)
-        clock.lap("schedule")
-        schedule, built, trials = choose(program, offered, settings, measuring, say)
-    else:
-        trials = ()
-        schedule = schedule_named(program, settings.schedule, launch, settings.gpu, search)
-        clock.lap("schedule")
-        built = build(program, schedule, GPU_ARCHITECTURES[settings.gpu])
-    say(f"schedule {schedule.name}: {proofs(schedule)}")
-    clock.lap("compile")
-    verdict = static_verdict(built)
-    say(f"static verdict: {verdict}")
-    clock.lap("verdict")
-    predictions = _predictions(program, launch, settings, schedule, built)
-    clock.lap("predict")
+    sizes = check_sizes(settings.name, settings.settings)
+    clock.say(f"{settings.name} for {settings.gpu}")
+    best, trials = choose(settings, measuring, clock.say)
+    selected, built = best.selected, best.built
+    clock.say(f"kept {selected}: {best.verdict}")
+    clock.lap("choose and compile")
+    interpreted = _interpreted(settings, selected, sizes, clock)
+    clock.lap("interpret")
     built.write(out)
-    if not verdict.passed:
-        raise CheckFailed(f"{settings.name}: {'; '.join(verdict.faults)}; see {out}")
+    write_build_note(out, settings.name, settings.settings, settings.gpu, built)
     measured: Measured | None = None
     if measuring:
-        measured = measure_in_worker(settings.name, settings.settings, built, say)
+        measured = measure_in_worker(settings.name, settings.settings, selected, built, clock.say)
         clock.lap("measure")
         if not measured.correct:
-            raise CheckFailed(f"{settings.name}: wrong numbers on the GPU: {measured.errors}")
-        check_rate(measured, program, settings.gpu)
-    result = Optimized(settings, schedule, predictions, verdict, measured, clock.laps, out, trials)
-    drawn = pictures(program, schedule, settings.gpu)
+            problems = "; ".join(measured.check.problems)
+            raise CheckFailed(f"{settings.name}: wrong numbers on the GPU: {problems}")
+        check_rate(measured, selected.program, settings.gpu)
+    result = Optimized(
+        settings, selected, best.trial, trials, best.verdict, interpreted, measured, clock.laps, out
+    )
+    drawn = pictures(selected, settings.gpu)
+    page = report_page(result, built, drawn, _derivation(settings, selected))
     write_text_atomically(out / "schedule.svg", drawn[0] if drawn else "")
     write_text_atomically(out / "result.json", json.dumps(result.to_json(), indent=1) + "\n")
-    page = report_page(result, program, built, derivation, drawn, sizes)
     write_text_atomically(out / "report.html", page_html(page))
     return result
 
 
-def choose(
-    program: Program,
-    offered: Sequence[Candidate],
-    settings: OptimizeSettings,
-    measuring: bool,
-    say: Say,
-) -> tuple[KernelSchedule, Built, tuple[Trial, ...]]:
-    """The fastest of some schedules as measured, or without a GPU as its machine code replays.
-
-    What does not compile (or was not brought, where there is no compiler), measures wrong or fails
-    on the GPU is told and left out. Raises
-    `CheckFailed` when nothing is left. The winner's time is measured again by the caller: the least
-    of several noisy times is too good.
-    """
-    trials: list[Trial] = []
-    kept: list[tuple[float, KernelSchedule, Built]] = []
-    for one in offered:
-        trial = Trial(one.name, one.cycles)
-        try:
-            built = build(program, one.schedule, GPU_ARCHITECTURES[settings.gpu])
-            time_of = replayed(program, one.schedule, built, settings.gpu)
-            trial = replace(trial, cycles=time_of)
-            if measuring:
-                measured = measure_in_worker(settings.name, settings.settings, built, say)
-                time_of = measured.microseconds
-                trial = replace(trial, microseconds=time_of)
-                if not measured.correct:
-                    raise CheckFailed(f"wrong numbers on the GPU: {measured.errors}")
-            kept.append((time_of, one.schedule, built))
-        except (CheckFailed, DeviceError, ToolMissing) as error:
-            trial = replace(trial, refused=str(error))
-        say(str(trial))
-        trials.append(trial)
-    if not kept:
-        raise CheckFailed(
-            f"{program.name}: none of {len(offered)} schedules is of use: {trials[0].refused}"
-        )
-    _, schedule, built = min(kept, key=lambda item: item[0])
-    return schedule, built, tuple(trials)
+def _interpreted(
+    settings: OptimizeSettings, selected: Selected, sizes: Mapping[str, int], clock: _Clock
+) -> CheckResult:
+    """What the interpreter makes of the program that was built; raises `CheckFailed` if wrong."""
+    text = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    clock.say(f"interpreting the program at {text}")
+    return checked(settings.name, selected.config, sizes).require()
 
 
-def replayed(program: Program, schedule: KernelSchedule, built: Built, gpu: str) -> float:
-    """Cycles an iteration of all loops of a built kernel, by the replay of its machine code."""
-    return cycles_of(replay(program, schedule, built.cubin, gpu))
+def _derivation(settings: OptimizeSettings, selected: Selected) -> str:
+    """Why the formula is fused and streamed as it is at the sizes the kernel was chosen for, in the
+    words of the derivation; or why there is none."""
+    sizes = full_sizes(settings.name, settings.settings)
+    if names_object(settings.name):
+        return "None: a program of one's own comes without the formula that it computes."
+    try:
+        fields = cast("Mapping[str, Any]", vars(selected.config))
+        return str(derive_program(settings.name, fields, sizes, settings.gpu))
+    except InputError as error:
+        return f"None: {error}"
 
 
 def check_rate(measured: Measured, program: Program, gpu: str) -> None:
@@ -153,9 +105,15 @@ def check_rate(measured: Measured, program: Program, gpu: str) -> None:
 
 
 class _Clock:
-    def __init__(self) -> None:
+    """Progress with the seconds since the start, and what each stage took."""
+
+    def __init__(self, say: Say) -> None:
         self.laps: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self._say = say
+        self._start = self._last = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        self._say(f"{time.perf_counter() - self._start:5.1f} s  {text}")
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
@@ -175,37 +133,3 @@ def _measuring(settings: OptimizeSettings) -> bool:
     if settings.measure == "gpu" and not there:
         raise InputError("--measure gpu: no GPU here; use --measure none or auto")
     return there
-
-
-def _derivation(settings: OptimizeSettings) -> str:
-    """Why the formula is fused and streamed as it is, in the words of the diagram floor."""
-    name = FORMULA.get(settings.name, settings.name)
-    if name not in {one.name for one in FORMULAS}:
-        return ""
-    found = derive(formula(name), gpu_name=settings.gpu)
-    check_bound(found.diagram, found.traffic, found.capacity)
-    return str(found)
-
-
-def _predictions(
-    program: Program,
-    launch: LaunchPlan,
-    settings: OptimizeSettings,
-    schedule: KernelSchedule,
-    built: Built,
-) -> dict[str, Mapping[str, Prediction] | str]:
-    """Every schedule by name, built and replayed, or why it does not fit this program."""
-    found: dict[str, Mapping[str, Prediction] | str] = {}
-    for name in NAMES:
-        try:
-            if name == "solve" != settings.schedule:
-                continue  # solving is asked for by name
-            if name == settings.schedule:
-                found[name] = replay(program, schedule, built.cubin, settings.gpu)
-                continue
-            one = schedule_named(program, name, launch, settings.gpu)
-            other = build(program, one, GPU_ARCHITECTURES[settings.gpu])
-            found[name] = replay(program, one, other.cubin, settings.gpu)
-        except WarploomError as error:
-            found[name] = str(error)
-    return found

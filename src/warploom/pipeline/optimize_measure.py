@@ -20,17 +20,15 @@ from warploom.codegen.build import Built, compile_source
 from warploom.codegen.launch import Kernel
 from warploom.codegen.predict import Prediction
 from warploom.codegen.probe import LOG, WORDS, probe, readings
+from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
+from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.pipeline.own_process import answer_of
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program
 
-SIZES: dict[str, dict[str, int]] = {
-    "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 1},
-    "attention": {"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
-}
 ROUNDS, REPEATS = 15, 5
 
 
@@ -40,7 +38,7 @@ class Measured:
 
     check       what a run at small sizes showed
     microseconds, control   medians of two interleaved series of the same kernel
-    counted     loop -> [cycles an iteration, SM clock in GHz]
+    counted     loop -> [cycles an iteration, SM clock in GHz]; empty with the reason in `uncounted`
     """
 
     device: str
@@ -50,6 +48,7 @@ class Measured:
     control: float
     flops: float
     counted: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    uncounted: str = ""
 
     @property
     def correct(self) -> bool:
@@ -82,48 +81,60 @@ class Measured:
             rate = self.flops / self.microseconds * 1e-6
             rows.append(("rate", f"{rate:.0f} TFLOP/s"))
         for loop, (cycles, clock) in self.counted.items():
-            model = predicted[loop].cycles
-            rows.append(
-                (
-                    f"cycles an iteration, loop {loop}",
-                    f"{cycles:.0f} counted at {clock:.2f} GHz, {model:.0f} predicted "
-                    f"({model / cycles - 1:+.1%})",
-                )
-            )
+            told = f"{cycles:.0f} counted at {clock:.2f} GHz"
+            if loop in predicted:
+                model = predicted[loop].cycles
+                told += f", {model:.0f} predicted ({model / cycles - 1:+.1%})"
+            rows.append((f"cycles an iteration, loop {loop}", told))
+        if self.uncounted:
+            rows.append(("cycles an iteration", f"not counted: {self.uncounted}"))
         return rows
 
 
 def measure_in_worker(
-    name: str, settings: Mapping[str, str], built: Built, say: Callable[[str], None]
+    name: str,
+    settings: Mapping[str, str],
+    selected: Selected,
+    built: Built,
+    say: Callable[[str], None],
 ) -> Measured:
-    """Measure in a new process; raises `DeviceError` when it fails or hangs."""
+    """Measure in a new process; raises `DeviceError` when it fails or hangs.
+
+    The kernel with counters in it has to be compiled; where that cannot be, nothing is counted.
+    """
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         built.write(folder / "plain")
-        source, loops = probe(built.source)
-        cubin, resources = compile_source(source, built.arch, ("spills", "stack"))
-        replace(built, source=source, cubin=cubin, resources=resources).write(folder / "probe")
+        loops: tuple[str, ...] = ()
+        uncounted = ""
+        try:
+            source, loops = probe(built.source)
+            cubin, resources = compile_source(source, built.arch, ("spills", "stack"))
+            counting = replace(built, source=source, cubin=cubin, resources=resources)
+            counting.write(folder / "probe")
+        except (ToolMissing, CheckFailed, InputError) as error:
+            uncounted = str(error)
         request = {"name": name, "settings": dict(settings), "loops": list(loops)}
         (folder / "request.json").write_text(json.dumps(request))
-        say("measuring on the GPU")
+        say(f"measuring {selected} on the GPU: 5 to 20 s")
         done = answer_of("warploom.pipeline.optimize_measure", folder, name, "measuring")
         fields: dict[str, Any] = {**done, "check": CheckResult.from_json(done["check"])}
-        return Measured(**fields)
+        return replace(Measured(**fields), uncounted=uncounted)
 
 
 def measure(folder: Path) -> Measured:
     """The worker's side: what `measure_in_worker` wrote to `folder`."""
     request = json.loads((folder / "request.json").read_text())
     name, loops = request["name"], tuple(request["loops"])
-    config, small = configure(name, request["settings"])
-    program = entry(name).program(config)
-    built = Built.read(folder / "plain")
-    sizes = {**small, **SIZES.get(name, {}), **_given(small, request["settings"])}
+    config, small = configure(name, request["settings"])[0], check_sizes(name, request["settings"])
+    program, built = entry(name).program(config), Built.read(folder / "plain")
+    sizes = full_sizes(name, request["settings"])
     device = CudaDevice(0)
     memory = _memory(program, sizes)
-    plain = Kernel(built)
-    times = _times(device, plain, memory)
-    counted = _counted(device, Kernel(Built.read(folder / "probe")), memory, loops)
+    times = _times(device, Kernel(built), memory)
+    counted: dict[str, list[float]] = {}
+    if (folder / "probe").is_dir() and loops:
+        counted = _counted(device, Kernel(Built.read(folder / "probe")), memory, loops)
     return Measured(
         device.info.name,
         checked(name, config, small, built),
@@ -133,10 +144,6 @@ def measure(folder: Path) -> Measured:
         _flops(name, config, sizes),
         counted,
     )
-
-
-def _given(sizes: Mapping[str, int], settings: Mapping[str, str]) -> dict[str, int]:
-    return {name: sizes[name] for name in settings if name in sizes}
 
 
 def _memory(program: Program, sizes: Mapping[str, int]) -> dict[str, DeviceArray]:

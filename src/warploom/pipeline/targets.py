@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from warploom.errors import InputError
+from warploom.errors import InputError, WarploomError
 from warploom.objects import load_object, names_object
 from warploom.pipeline.built import BuildFolder, read_build
 from warploom.runtime.launch import LaunchSpec
@@ -59,6 +59,8 @@ def read_target(
     cubin = load(text)
     code = cubin.kernel(kernel)
     spec = read_launch(launch) if launch is not None else None
+    if spec is not None and spec.kernel != code.name:
+        raise InputError(f"{launch} launches {spec.kernel}, not {code.name} of {text}")
     return Target(cubin, code.name, spec, text)
 
 
@@ -82,19 +84,29 @@ def _folder(
 def read_launch(path: Path) -> LaunchSpec:
     """A launch description from JSON: the spec itself, or a manifest that holds one."""
     try:
-        data = json.loads(path.read_text())
+        data: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a launch description ({error})") from None
-    return LaunchSpec.from_json(data.get("launch", data))
+    table = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    described = table.get("launch", table)
+    if not described or not isinstance(described, dict):
+        raise InputError(f"{path}: not a launch description (expected a JSON object)")
+    try:
+        return LaunchSpec.from_json(cast("dict[str, Any]", described))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _captured(source: str, kernel: str | None, arch: int | None) -> Target:
     found = load_object(source)
+    if type(found).__module__.startswith("triton."):
+        raise InputError(
+            f"{source} is a Triton kernel, and how it is launched is not known; name a function "
+            "that returns warploom.integrations.triton.capture(KERNEL, ARGUMENTS, grid=...), as in "
+            "docs/triton.md"
+        )
     if callable(found) and not hasattr(found, "cubin"):
-        accepts = "arch" in inspect.signature(found).parameters
-        if arch is not None and not accepts:
-            raise InputError(f"{source} takes no arch; leave out --arch")
-        found = found(arch=arch) if arch is not None else found()
+        found = _called(source, found, arch)
     for attribute in ("cubin", "launch", "name"):
         if not hasattr(found, attribute):
             raise InputError(
@@ -106,3 +118,28 @@ def _captured(source: str, kernel: str | None, arch: int | None) -> Target:
         raise InputError(f"{source} is kernel {captured.name}, not {kernel}")
     cubin = parse(captured.cubin, source)
     return Target(cubin, captured.name, captured.launch, source)
+
+
+def _called(source: str, function: Any, arch: int | None) -> Any:
+    """What a user's function gives; every error in it is one of the input."""
+    parameters = inspect.signature(function).parameters
+    if arch is not None and "arch" not in parameters:
+        raise InputError(f"{source} takes no arch; leave out --arch")
+    needed = [
+        name
+        for name, one in parameters.items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if missing := [name for name in needed if name != "arch" or arch is None]:
+        raise InputError(
+            f"{source} needs {', '.join(missing)}; expected a function that is called without "
+            "arguments, but for arch"
+        )
+    try:
+        return function(arch=arch) if arch is not None else function()
+    except WarploomError:
+        raise
+    except SystemExit as error:
+        raise InputError(f"{source} leaves Python with code {error.code}") from None
+    except Exception as error:
+        raise InputError(f"{source} fails: {type(error).__name__}: {error}") from error

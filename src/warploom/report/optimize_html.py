@@ -15,6 +15,7 @@ from warploom import __version__
 class Page:
     """What the page shows, as text and rows of text; empty parts are said to be absent.
 
+    checked     what the interpreter said of the program
     schedules   (name, cycles an iteration, bound or why not, note)
     pictures    SVG documents of ours, one a loop; every other string is escaped
     measured    (what, value); empty: nothing was measured
@@ -24,6 +25,7 @@ class Page:
     summary: str
     derivation: str
     program: str
+    checked: str
     schedules: list[tuple[str, str, str, str]]
     schedule_text: str
     pictures: list[str]
@@ -31,7 +33,6 @@ class Page:
     facts: list[tuple[str, str]]
     measured: list[tuple[str, str]]
     seconds: list[tuple[str, str]]
-    sizes: str
 
 
 @cache

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from rich.text import Text
 
@@ -38,9 +39,10 @@ def show(
     explanation: Explanation,
     block: int | None = None,
     defuse: bool = False,
-    source: bool = False,
+    sources: Mapping[str, Path | None] | None = None,
 ) -> Iterator[Text]:
-    """The lines of a kernel's listing (or of one block of it)."""
+    """The lines of a kernel's listing (or of one block of it), with source lines where `sources`
+    says which file a recorded name is (`source_files`)."""
     loops = natural_loops(kernel)
     depth = depths(kernel, loops)
     following = block_edges(kernel)
@@ -56,7 +58,7 @@ def show(
             continue
         yield Text()
         yield _heading(kernel, entry, loops, depth[entry.index], following)
-        yield from _lines(kernel, entry, explanation, depth[entry.index], defuse, source)
+        yield from _lines(kernel, entry, explanation, depth[entry.index], defuse, sources)
 
 
 def _heading(
@@ -92,13 +94,14 @@ def _lines(
     explanation: Explanation,
     depth: int,
     defuse: bool,
-    source: bool,
+    sources: Mapping[str, Path | None] | None,
 ) -> Iterator[Text]:
     last: tuple[str, int] | None = None
     for item in kernel.instructions[block.start : block.end]:
-        if source and item.line.source is not None and item.line.source != last:
+        if sources is not None and item.line.source is not None and item.line.source != last:
             last = item.line.source
-            yield Text("│" * depth).append(_source_line(*last), "italic blue")
+            line = _source_line(sources[last[0]], *last)
+            yield Text("│" * depth).append(line, "italic blue")
         yield _line(kernel, item, explanation, depth)
         if defuse:
             writes, reads = defs_and_uses(item)
@@ -107,10 +110,21 @@ def _lines(
             )
 
 
-def _source_line(path: str, number: int) -> str:
+def source_files(kernel: Kernel, folder: Path) -> dict[str, Path | None]:
+    """The files that the kernel's lines name: each in `folder`, where the cubin is, else where it
+    was compiled; None for one that is in neither place."""
+    named = dict.fromkeys(i.line.source[0] for i in kernel.instructions if i.line.source)
+    places = {name: (folder / Path(name).name, Path(name)) for name in named}
+    return {
+        name: next((path for path in paths if path.is_file()), None)
+        for name, paths in places.items()
+    }
+
+
+def _source_line(path: Path | None, name: str, number: int) -> str:
     """`file:line`, with the line itself where the file is at hand."""
-    code = linecache.getline(path, number).strip()
-    return f"  {path}:{number}  {code}".rstrip()
+    code = linecache.getline(str(path), number).strip() if path else ""
+    return f"  {path or name}:{number}  {code}".rstrip()
 
 
 def _line(kernel: Kernel, item: Instruction, explanation: Explanation, depth: int) -> Text:

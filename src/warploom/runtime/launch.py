@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from warploom.errors import InputError
+from warploom.machine import largest
 from warploom.runtime.dtypes import DTYPES, dtype_named, encode
 
 SCHEMA_VERSION = 1
@@ -184,8 +185,8 @@ class LaunchSpec:
         for name, dims in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
             if len(dims) != 3 or any(extent < 1 for extent in dims):
                 raise InputError(f"launch of {self.kernel}: {name} {dims}, expected three >= 1")
-        if math.prod(self.block) > 1024:
-            raise InputError(f"launch of {self.kernel}: block {self.block} has over 1024 threads")
+        if math.prod(self.block) > (most := largest("limits.threads_per_block")):
+            raise InputError(f"launch of {self.kernel}: block {self.block} has over {most} threads")
         if any(grid % cluster for grid, cluster in zip(self.grid, self.cluster, strict=True)):
             raise InputError(
                 f"launch of {self.kernel}: grid {self.grid} is no multiple of the cluster "
@@ -236,7 +237,7 @@ class LaunchSpec:
             values["buffers"] = tuple(Buffer(**_tupled(entry)) for entry in values["buffers"])
             values["arguments"] = tuple(_argument(entry) for entry in values["arguments"])
             return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"launch spec is malformed: {error}") from None
 
 

@@ -2,9 +2,11 @@
 
 An issue time splits into stage and phase, t = stage * II + phase with 0 <= phase < II. Everything
 that repeats every II cycles is stated on phases: a reservation is laid down twice, at phase and
-at phase + II, and no-overlap (or cumulative) over both copies is exact modulo II, because a
-reservation is never longer than II. The model is invariant under a common shift, so the phase
-of one anchor operation is 0. II is a number or, to prove a bound over many, a variable.
+at phase + II, and no-overlap over both copies is exact modulo II, because a reservation is never
+longer than II. What may last longer (a value in memory, a reservation on a unit of several
+instances) is laid down once more for each interval that it lasts. The model is invariant under a
+common shift, so the phase of one anchor operation is 0. II is a number or, to prove a bound over
+many, a variable.
 
 Sources: the constraints are the paper's (handbook section 6.5); the form is ours.
 """
@@ -20,7 +22,15 @@ from itertools import pairwise
 from warploom.schedule.bounds import lower_bounds
 from warploom.schedule.graph import Graph, Node
 from warploom.schedule.rules import Rules
-from warploom.schedule.solver import BoolVar, CpModel, IntervalVar, IntVar, Linear, only_if
+from warploom.schedule.solver import (
+    BoolVar,
+    CpModel,
+    IntervalVar,
+    IntVar,
+    Linear,
+    new_model,
+    only_if,
+)
 from warploom.schedule.subtiles import chains
 from warploom.schedule.target import Target
 
@@ -31,7 +41,8 @@ FAMILIES = ("registers", "waits", "handoffs", "memory", "issue", "carried")
 class Encoding:
     """A model under construction and the variables by which its answer is read.
 
-    `without` names families of constraints left out, for explaining an infeasible interval.
+    `shortest` and `longest` are the ends of the interval's range. `without` names families of
+    constraints left out, for explaining an infeasible interval.
     """
 
     graph: Graph
@@ -39,6 +50,7 @@ class Encoding:
     rules: Rules
     stages: int
     interval: int | IntVar
+    shortest: int
     longest: int
     model: CpModel
     without: frozenset[str]
@@ -80,12 +92,16 @@ class Encoding:
         """Position of each node in the graph."""
         return {node.id: position for position, node in enumerate(self.graph.nodes)}
 
-    def second(self, name: str, first: Linear) -> Linear:
-        """`first` + II as an affine expression, which interval constraints ask for."""
-        if isinstance(self.interval, int):
-            return first + self.interval
-        later = self.model.new_int_var(0, self.horizon + self.longest, f"again[{name}]")
-        self.model.add(later == first + self.interval)
+    def copy(self, name: str, k: int) -> Linear:
+        """phase[name] + k * II as an affine expression, which interval constraints ask for."""
+        if k == 0 or isinstance(self.interval, int):
+            return self.phase[name] + k * self.interval
+        if k == 1 and name in self.again:
+            return self.again[name]
+        # Phases end below II, so the domain must reach (k + 1) * II: a smaller one would cut off
+        # intervals, which a solver that minimises over them would report as refuted.
+        later = self.model.new_int_var(0, (k + 1) * self.longest, f"{name}+{k}")
+        self.model.add(later == self.phase[name] + k * self.interval)
         return later
 
 
@@ -104,10 +120,10 @@ def encode_times(
     `interval` is a number or a range to be minimised over; `stages` bounds the length,
     length <= stages * II. `symmetric` allows interchangeable sub-tiles to be ordered.
     """
-    model = CpModel()
+    model = new_model()
     low, high = interval if isinstance(interval, tuple) else (interval, interval)
     cycles = interval if isinstance(interval, int) else model.new_int_var(low, high, "interval")
-    it = Encoding(graph, target, rules, stages, cycles, high, model, without)
+    it = Encoding(graph, target, rules, stages, cycles, low, high, model, without)
     anchor, grain = _anchor(graph, target, low if low == high else None)
     it.anchor = anchor
     for node in graph.nodes:
@@ -152,7 +168,7 @@ def _add_time(it: Encoding, node: Node, *, fixed: bool, grain: int) -> None:
     else:
         phase = model.new_int_var(0, it.longest - 1, f"phase[{name}]")
     it.phase[name] = phase
-    it.again[name] = it.second(name, phase)
+    it.again[name] = it.copy(name, 1)
     if isinstance(it.interval, int):
         model.add(it.time[name] == it.interval * stage + phase)
         return
@@ -193,29 +209,27 @@ def _add_units(it: Encoding) -> None:
                 sum(use.cycles * use.amount for _, use in uses) <= it.interval * unit.capacity
             )
             continue
-        intervals: list[tuple[IntervalVar, IntervalVar]] = []
+        copies: list[IntervalVar] = []
+        demands: list[int] = []
         for name, use in uses:
-            first, second = _offset(it, name, use.start)
-            label = f"{unit.name}[{name}+{use.start}]"
-            intervals.append(
-                (
-                    model.new_fixed_size_interval_var(first, use.cycles, label),
-                    model.new_fixed_size_interval_var(second, use.cycles, f"{label}'"),
-                )
-            )
-            model.add(it.interval >= use.cycles * -(-use.amount // unit.capacity))
-        both = [copy for pair in intervals for copy in pair]
+            key = _offset(it, name, use.start)
+            at_once = unit.capacity // use.amount
+            model.add(it.interval * at_once >= use.cycles)
+            # On a unit of several instances a reservation may be longer than the interval.
+            for k in range(1 + min(at_once, -(-use.cycles // it.shortest))):
+                label = f"{unit.name}[{name}+{use.start}]+{k}"
+                copies.append(model.new_fixed_size_interval_var(it.copy(key, k), use.cycles, label))
+                demands.append(use.amount)
         if unit.capacity == 1:
-            model.add_no_overlap(both)
+            model.add_no_overlap(copies)
         else:
-            demands = [use.amount for _, use in uses for _ in range(2)]
-            model.add_cumulative(both, demands, unit.capacity)
+            model.add_cumulative(copies, demands, unit.capacity)
 
 
-def _offset(it: Encoding, name: str, start: int) -> tuple[Linear, Linear]:
-    """Both copies of the phase `start` cycles after the operation's own."""
+def _offset(it: Encoding, name: str, start: int) -> str:
+    """The key of the phase `start` cycles after the operation's own."""
     if start == 0:
-        return it.phase[name], it.again[name]
+        return name
     key = f"{name}+{start}"
     if key not in it.phase:
         wraps = start // (it.longest if isinstance(it.interval, int) else 1) + 1
@@ -230,8 +244,8 @@ def _offset(it: Encoding, name: str, start: int) -> tuple[Linear, Linear]:
             it.model.add(phase + product == it.phase[name] + start)
             it.model.add(phase <= it.interval - 1)
         it.phase[key] = phase
-        it.again[key] = it.second(key, phase)
-    return it.phase[key], it.again[key]
+        it.again[key] = it.copy(key, 1)
+    return key
 
 
 def times_of(it: Encoding, value: Mapping[str, int]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from warploom.schedule.encoding import Encoding
+from warploom.schedule.encoding_lives import least_life, longest_life
 from warploom.schedule.graph import Graph
 from warploom.schedule.solver import IntervalVar
 
@@ -26,13 +27,18 @@ from warploom.schedule.solver import IntervalVar
 def add_exclusive(it: Encoding, pins: Mapping[str, str]) -> None:
     """No-overlap of the lifetimes of values that do not fit beside each other."""
     for group, names in _members(it, pins).items():
-        wide = exclusive(it.graph, names, it.target.words_per_warp)
+        wide = [
+            name
+            for name in exclusive(it.graph, names, it.target.words_per_warp)
+            if least_life(it, it.graph.by_id[name]) > 0  # one that dies at once meets nobody
+        ]
         if len(wide) < 2:
             continue
         both: list[IntervalVar] = []
         for name in wide:
             for number, start in enumerate((it.phase[name], it.again[name])):
-                end = it.model.new_int_var(0, 4 * it.longest + 2 * it.horizon, "")
+                last = 2 * it.longest + longest_life(it, it.graph.by_id[name])
+                end = it.model.new_int_var(0, last, "")
                 both.append(
                     it.model.new_interval_var(
                         start, it.life[name], end, f"{group}: {name} alive{'+' * number}"

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from warploom.schedule.encoding import Encoding
 from warploom.schedule.encoding_exclusive import add_exclusive
+from warploom.schedule.encoding_lives import add_lifetimes, least_life, most_intervals
 from warploom.schedule.graph import Edge, Graph, Node
 from warploom.schedule.rules import Rules
 from warploom.schedule.solver import BoolVar, Linear, only_if
@@ -174,36 +175,6 @@ def _may_share(it: Encoding, first: str, second: str) -> bool:
     )
 
 
-def add_lifetimes(it: Encoding) -> None:
-    """life[v] = time from issue to the death of v's value (0 when nothing reads it)."""
-    for node in it.graph.nodes:
-        if not node.registers and not node.memory:
-            continue
-        uses = [edge for edge in it.graph.outgoing[node.id] if edge.kind != "order"]
-        longest = it.horizon + max((e.distance for e in uses), default=0) * it.longest
-        reach = max((it.graph.by_id[e.dst].span + e.spill_cost for e in uses), default=0)
-        life = it.model.new_int_var(0, longest + reach, f"life[{node.id}]")
-        ends = [
-            it.time[e.dst] - it.time[node.id] + e.distance * it.interval + held_after(it, e)
-            for e in uses
-        ]
-        for end in ends:  # at least: a longer life never helps, so no equality is needed
-            it.model.add(life >= end)
-        it.life[node.id] = life
-
-
-def held_after(it: Encoding, edge: Edge) -> int:
-    """Cycles a value stays alive after the issue of this reader (see `Rules.lifetime`)."""
-    source, reader = it.graph.by_id[edge.src], it.graph.by_id[edge.dst]
-    if it.rules.lifetime == "issue" or reader.in_place == edge.src:
-        return 0
-    if edge.kind == "ring":
-        return reader.span + edge.spill_cost
-    if source.memory:
-        return reader.drain if reader.asynchronous else reader.span
-    return reader.span if reader.asynchronous else 0
-
-
 def _add_registers(it: Encoding) -> None:
     """REGLIMIT per group, and the setmaxnreg budget over all groups.
 
@@ -218,9 +189,9 @@ def _add_registers(it: Encoding) -> None:
     ]
     for node in values:
         most = it.rules.unroll or max(1, limit // node.words_per_warp)
-        model.add(it.life[node.id] <= min(most, it.stages + 2) * it.interval)
+        model.add(it.life[node.id] <= min(most, most_intervals(it, node)) * it.interval)
     for born in values:
-        alive: list[Linear] = [born.words_per_warp]
+        alive: list[Linear] = []
         for other in values:
             if _may_share(it, born.id, other.id):
                 alive += _alive_at(it, other, born)
@@ -235,13 +206,15 @@ def _add_registers(it: Encoding) -> None:
 def _alive_at(it: Encoding, value: Node, born: Node) -> list[Linear]:
     """Words that copies of `value` hold in the group of `born` at its birth.
 
-    Copy k is alive iff (phase[born] - phase[value]) mod II + k * II < life[value].
+    Copy k is alive iff (phase[born] - phase[value]) mod II + k * II < life[value]. The one just
+    born is, unless nothing reads it.
     """
     model = it.model
     most = it.rules.unroll or max(1, it.target.words_per_warp // value.words_per_warp)
     words: list[Linear] = []
-    for k in range(min(most, it.stages + 2)):
-        if value.id == born.id and k == 0:
+    for k in range(min(most, most_intervals(it, value))):
+        if value.id == born.id and k == 0 and least_life(it, born) > 0:
+            words.append(born.words_per_warp)
             continue
         alive = model.new_bool_var(f"{value.id}+{k} alive at {born.id}")
         age = it.phase[born.id] - it.phase[value.id] + k * it.interval

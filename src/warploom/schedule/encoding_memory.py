@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from warploom.schedule.encoding import Encoding
 from warploom.schedule.encoding_groups import carries_registers, same_group
+from warploom.schedule.encoding_lives import longest_life, most_intervals
 from warploom.schedule.solver import IntervalVar, Linear, only_if
 
 HANDOFF_MEMORY = "smem"
@@ -43,29 +44,27 @@ def add_memory(it: Encoding, *, groups: bool) -> None:
             # More live copies than fit are refused by the capacity, so need not be laid out.
             most = capacity // node.memory[memory]
             it.model.add(it.life[node.id] <= most * it.interval)
-            start = it.phase[node.id]
-            for k in range(min(most, it.stages + 2) + 1):
-                end = it.model.new_int_var(0, (most + 8) * 4 * it.longest + 4 * it.horizon, "")
+            # What lives n intervals is still there when its n-th copy after it is born.
+            for k in range(min(most, most_intervals(it, node)) + 1):
+                last = (k + 1) * it.longest + longest_life(it, node)
+                end = it.model.new_int_var(0, last, "")
                 copies.append(
                     it.model.new_interval_var(
-                        start, it.life[node.id], end, f"{memory}[{node.id}]+{k}"
+                        it.copy(node.id, k), it.life[node.id], end, f"{memory}[{node.id}]+{k}"
                     )
                 )
                 demands.append(node.memory[memory])
-                start = it.again[node.id] if k == 0 else it.second(node.id, start)
         it.model.add_cumulative(copies, demands, left)
 
 
 def _add_ring(it: Encoding, name: str) -> None:
     node = it.graph.by_id[name]
-    most = it.stages + 2
+    most = most_intervals(it, node)
     for memory, capacity in it.target.memories.items():
         if node.memory.get(memory, 0):
             most = min(most, max(1, capacity // node.memory[memory]))
     depth = it.model.new_int_var(1, most, f"depth[{name}]")
     it.depth[name] = depth
-    if name not in it.life:
-        return
     if isinstance(it.interval, int):
         it.model.add(it.life[name] <= depth * it.interval)
         return

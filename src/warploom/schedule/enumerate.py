@@ -24,7 +24,9 @@ def top_schedules(problem: Problem, best: Schedule, count: int) -> list[Schedule
     Fewer than `count` when there are no more, or when the time limit of one solve is reached.
     Requires objectives of `best` to be those of `problem`, in the same order.
     """
-    it = joint_encoding(problem, best.initiation_interval, best.proof.stages or best.stages)
+    it = joint_encoding(
+        problem, best.initiation_interval, best.proof.objective_stages or best.stages
+    )
     for stage, objective in zip(problem.objectives, best.objectives, strict=False):
         it.model.add(stage.expression(it, problem.prices) <= objective.value)
     # Whole iterations of delay are not another program: the earliest issue is in iteration 0.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from warploom.errors import InputError
-from warploom.schedule.solver import CpModel, Effort, run
+from warploom.schedule.solver import Effort, new_model, run
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def normalise(cycles: Sequence[int], most: int = 300, effort: Effort | None = No
     """
     if not cycles or min(cycles) <= 0:
         raise InputError(f"normalise: cycles {list(cycles)[:5]}, expected numbers above 0")
-    model = CpModel()
+    model = new_model()
     values = sorted(set(cycles))
     small = {value: model.new_int_var(0, most, f"c{value}") for value in values}
     total = sum(small[value] for value in cycles)

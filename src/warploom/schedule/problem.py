@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from warploom.schedule.encoding import Encoding, encode_times
-from warploom.schedule.encoding_groups import add_groups, add_lifetimes
+from warploom.schedule.encoding_groups import add_groups
+from warploom.schedule.encoding_lives import add_lifetimes
 from warploom.schedule.encoding_memory import add_memory
 from warploom.schedule.graph import Graph
 from warploom.schedule.objectives import STAGES, Stage
 from warploom.schedule.rules import OURS, Prices, Rules
 from warploom.schedule.solver import Effort, Variable
+from warploom.schedule.subtiles import pins_allow_exchange
 from warploom.schedule.target import Target
 from warploom.schedule.uniform import add_uniform
 
@@ -93,6 +95,7 @@ def joint_encoding(
     without: frozenset[str] = frozenset(),
 ) -> Encoding:
     """The full model at an interval, or over a range of them."""
+    free = problem.uniform or not problem.pins
     it = encode_times(
         problem.graph,
         problem.target,
@@ -100,7 +103,7 @@ def joint_encoding(
         stages,
         interval,
         without,
-        symmetric=problem.uniform or not problem.pins,
+        symmetric=free and pins_allow_exchange(problem.graph, problem.target, problem.pins),
     )
     if problem.uniform:
         add_uniform(it)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -58,6 +58,10 @@ class Proof:
                     (the solver refuted every smaller one), "unproved", or "written" (by a person)
     reason          the binding resource in words
     stages          most overlapped iterations the refutation allowed; 0: any number
+    objective_stages    the same for the bounds of the objectives
+    unreached       objectives that time did not reach: nothing is known of how low they could be
+    confirmed       what code that shares nothing with the solver's model says of the lower bound
+                    (`schedule.refute`): "" where it was not asked, "confirmed", or why not
     """
 
     lower_bound: int
@@ -66,6 +70,9 @@ class Proof:
     solver: str = ""
     seconds: float = 0.0
     stages: int = 0
+    objective_stages: int = 0
+    unreached: tuple[str, ...] = ()
+    confirmed: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,8 +120,10 @@ class Schedule:
     @property
     def proved(self) -> bool:
         """Whether the interval and every stage of the objective are proved optimal."""
-        return self.proof.status in ("analytic", "infeasible") and all(
-            objective.proved for objective in self.objectives
+        return (
+            self.proof.status in ("analytic", "infeasible")
+            and not self.proof.unreached
+            and all(objective.proved for objective in self.objectives)
         )
 
     def stage(self, node: str) -> int:
@@ -132,6 +141,7 @@ class Schedule:
             body = " ".join(f"{node}@{start}" for start, node in own)
             lines.append(f"  {group.name} ({group.warps} warps, {group.registers} regs): {body}")
         lines += [f"  {objective}" for objective in self.objectives]
+        lines += [f"  {name} not reached in time" for name in self.proof.unreached]
         lines.append(f"  proof: {self.proof.status}: {self.proof.reason}")
         return "\n".join(lines)
 
@@ -166,7 +176,8 @@ class Schedule:
                 Objective(**item) for item in _tables(table.get("objectives", []))
             )
             if "proof" in table:
-                table["proof"] = Proof(**table["proof"])
+                proof = Proof(**table["proof"])
+                table["proof"] = replace(proof, unreached=tuple(proof.unreached))
             table["rules"] = Rules.from_json(table.get("rules", {}))
             return cls(**table)
         except (KeyError, TypeError) as error:

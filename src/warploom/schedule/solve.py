@@ -39,10 +39,19 @@ from warploom.schedule.problem import Clock, Problem, decisions, joint_encoding
 from warploom.schedule.readout import read_schedule
 from warploom.schedule.recount import recount
 from warploom.schedule.schedule import Objective, Proof, Schedule
-from warploom.schedule.solver import NAME, Answer, Effort, IntVar, Style, Variable, run
+from warploom.schedule.solver import (
+    Answer,
+    Effort,
+    IntVar,
+    Style,
+    Variable,
+    run,
+    solver_name,
+)
 
 EXTRA_STAGES = 2
 GRACE = 10.0
+OPEN = 0.6  # of the time left: what an interval that is not settled may take from the objectives
 PLACING = 0.3  # of the time left: what placing without search may take
 MOST_POINTS = 1 << 40
 TIMES = Style(2)  # how sums of times are minimised before there are groups
@@ -52,11 +61,13 @@ TIMES = Style(2)  # how sums of times are minimised before there are groups
 class Modulo:
     """The answer without warp groups: interval, length, and how they are proved.
 
-    `seconds` of the processor until the interval was settled.
+    `stages`: most overlapped iterations for which the intervals below the bound were refuted; 0:
+    any number. `seconds` of the processor until the interval was settled.
     """
 
     interval: int
     interval_bound: int
+    stages: int
     length: int
     length_bound: int
     seconds: float
@@ -74,16 +85,17 @@ def solve(problem: Problem) -> Schedule:
         most = -(-modulo.length // modulo.interval) + 1
         problem = replace(problem, stages=most)
     start = _settle_interval(problem, modulo, clock)
+    start = _bettered(problem, start, clock)
     settled = clock.spent
     it = start.model
     if it is None:
         assert start.placed is not None
-        proof = _prove(problem, bounds, start, settled)
+        proof = _prove(problem, bounds, start, settled, ())
         return replace(start.placed, rules=problem.rules, proof=proof)
     if it.length is not None and start.interval == modulo.interval:
         it.model.add(it.length >= modulo.length_bound)  # groups only make it longer
     objectives, values = _optimise(problem, it, start.values, clock)
-    proof = _prove(problem, bounds, start, settled)
+    proof = _prove(problem, bounds, start, settled, objectives)
     schedule = recount(
         problem.graph, problem.rules, read_schedule(it, values, start.interval, objectives, proof)
     )
@@ -96,27 +108,29 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
     alone = replace(problem, target=replace(problem.target, groups=()), pins={})
     begin, low = time.process_time(), bounds.minimum
     found = _first(alone, low, clock.share(0.2))
-    bound = low
+    bound, most = low, _stages(alone, low)
     if not found.answer.found:
         bound = low + 1 if found.answer.status == "INFEASIBLE" else low
         placed = _placed(alone, bound, clock)
-        found = _given(placed, bound)
+        found = _given(placed, bound, most)
         high = placed.initiation_interval
-        least, bound = _minimised(alone, bound, high, _stages(alone, bound), 0.2, clock)
+        least, bound = _minimised(alone, bound, high, most, 0.2, clock)
         if least.found:
             again = _first(alone, least.value, clock.share(0.2))
             found = again if again.answer.found else found
         if found.placed is not None:
             length, path = placed.length, longest_path(problem.graph, found.interval)
             seconds = time.process_time() - begin
-            return Modulo(found.interval, bound, length, min(length, path), seconds)
+            allowed = most if bound > low else 0
+            return Modulo(found.interval, bound, allowed, length, min(length, path), seconds)
     seconds = time.process_time() - begin
     it = found.model or joint_encoding(alone, found.interval, found.stages)
     it.model.minimize(LENGTH.expression(it, problem.prices))
     answer = run(it.model, clock.share(0.15), decisions(it), found.answer.values, TIMES)
     if not answer.found:
         answer = replace(found.answer, value=found.stages * found.interval)
-    return Modulo(found.interval, bound, answer.value, answer.bound, seconds)
+    allowed = most if bound > low else 0
+    return Modulo(found.interval, bound, allowed, answer.value, answer.bound, seconds)
 
 
 @dataclass(frozen=True)
@@ -134,10 +148,18 @@ class Found:
     placed: Schedule | None = None
 
 
-def _given(schedule: Schedule, least: int) -> Found:
-    """A schedule that was placed, as the outcome of looking for one."""
-    del least
+def _given(schedule: Schedule, refuted: int, most: int) -> Found:
+    """A schedule that was placed, as the outcome of looking for one.
+
+    Raises `CheckFailed` where the checker passed it below `refuted` with at most `most` stages:
+    the intervals below were refuted, so the model refutes too much.
+    """
     interval, stages = schedule.initiation_interval, schedule.stages
+    if interval < refuted and stages <= most:
+        raise CheckFailed(
+            f"graph {schedule.graph}: the solver's model refutes every interval below {refuted} "
+            f"with up to {most} stages, the checker passes a schedule of {interval} with {stages}"
+        )
     return Found(interval, stages, Answer("SAT", 0, 0, 0.0, {}), None, schedule)
 
 
@@ -150,15 +172,16 @@ def _stages(problem: Problem, interval: int) -> int:
 def _first(problem: Problem, interval: int, effort: Effort) -> Found:
     """Any schedule at this interval, with as few overlapped iterations as it takes.
 
-    INFEASIBLE only when the largest number of stages is refuted, which includes all smaller.
+    INFEASIBLE only when the largest number of stages is refuted, which includes all smaller: that
+    fewer were refuted before time was up says nothing of the interval.
     """
     most = _stages(problem, interval)
     least = min(most, -(-longest_path(problem.graph, interval) // interval))
     clock = Clock(effort)
-    answer = Answer("UNKNOWN", 0, 0, 0.0, {})
+    unknown = answer = Answer("UNKNOWN", 0, 0, 0.0, {})
     for stages in range(least, most + 1):
         if not clock.affords(problem):
-            break
+            return Found(interval, most, unknown)
         it = clock.building(problem, partial(joint_encoding, problem, interval, stages))
         part = clock.share(1 / (most + 1 - stages))
         answer = run(it.model, part, decisions(it))
@@ -171,11 +194,13 @@ def _first(problem: Problem, interval: int, effort: Effort) -> Found:
 class Start:
     """The settled interval, its proved lower bound, and a schedule to optimise from.
 
-    Where time did not suffice for a model, `placed` is the schedule and there is none.
+    `refuted` are the stages that the refutations below the bound allowed (0: any number), `stages`
+    those of the model. Where time did not suffice for one, `placed` is the schedule.
     """
 
     interval: int
     bound: int
+    refuted: int
     stages: int
     values: Mapping[int, int]
     model: Encoding | None
@@ -186,11 +211,15 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
     """The joint problem's interval: the modulo one if it can be, else the least that is found."""
     found = _first(problem, modulo.interval, clock.share(0.4))
     if found.answer.found:
-        values = found.answer.values
-        return Start(modulo.interval, modulo.interval_bound, found.stages, values, found.model)
-    refuted = found.answer.status == "INFEASIBLE"
-    bound = modulo.interval + 1 if refuted else modulo.interval_bound
+        values, model = found.answer.values, found.model
+        low = modulo.interval_bound
+        return Start(modulo.interval, low, modulo.stages, found.stages, values, model)
+    bound = modulo.interval_bound
+    if found.answer.status == "INFEASIBLE" and bound == modulo.interval:
+        bound += 1  # else intervals between the modulo bound and its interval are undecided
+    refuted = min(modulo.stages or problem.stages, problem.stages)
     placed = _placed(problem, bound, clock)
+    _given(placed, bound, refuted)
     interval, stages = placed.initiation_interval, placed.stages
     # Where minimising settles it, it does so soon; else a shorter range is easier.
     least, bound = _minimised(problem, bound, interval, problem.stages, 0.2, clock)
@@ -206,11 +235,37 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
         probed = again if again.answer.found else probed
     if probed is not None:
         it, values = probed.model, probed.answer.values
-        return Start(probed.interval, bound, probed.stages, values, it)
+        return Start(probed.interval, bound, refuted, probed.stages, values, it)
     if not clock.affords(problem):
-        return Start(interval, bound, stages, {}, None, placed)
+        return Start(interval, bound, refuted, stages, {}, None, placed)
     it = clock.building(problem, lambda: joint_encoding(problem, interval, stages))
-    return Start(interval, bound, stages, values_of(it, placed), it, placed)
+    return Start(interval, bound, refuted, stages, values_of(it, placed), it, placed)
+
+
+def _bettered(problem: Problem, start: Start, clock: Clock) -> Start:
+    """An open interval is searched again, longer each time, while the limit leaves time for it.
+
+    A share of the limit that was too short for one search is no reason to stop: on a machine with
+    other work that is what most of them are.
+    """
+    left = clock.share(OPEN if problem.objectives else 1.0)
+    limit = Clock(left, built=clock.built)
+    while start.bound < start.interval and limit.affords(problem):
+        found = _first(problem, start.bound, limit.share(0.5))
+        if found.answer.found:
+            values, model = found.answer.values, found.model
+            return Start(start.bound, start.bound, start.refuted, found.stages, values, model)
+        if found.answer.status == "INFEASIBLE":
+            start = replace(start, bound=start.bound + 1)
+        low, high, stages = start.bound, start.interval, problem.stages
+        least, bound = _minimised(problem, low, high, stages, 0.5, limit)
+        start = replace(start, bound=bound)
+        if least.found:
+            again = _first(problem, least.value, limit.share(0.5))
+            if again.answer.found:
+                values, model = again.answer.values, again.model
+                start = Start(least.value, bound, start.refuted, again.stages, values, model)
+    return start
 
 
 def _bound_after(answer: Answer, low: int, high: int) -> int:
@@ -311,6 +366,11 @@ def _optimise(
         wanted = [*decisions(it), *totals, total]
         answer = _improve(it, stage.styles, wanted, values, clock, max(0.4, 1 / left))
         it.model.clear_objective()
+        if answer.status == "INFEASIBLE":
+            raise CheckFailed(
+                f"graph {it.graph.name}: the solver's model refutes the schedule it has found "
+                f"while it minimises {stage.name}"
+            )
         if not answer.found:
             break  # time is up: the stages so far stand, this one keeps the schedule it had
         values = answer.values
@@ -363,20 +423,31 @@ def _improve(
     return best
 
 
-def _prove(problem: Problem, bounds: Bounds, start: Start, seconds: float) -> Proof:
-    seconds = round(seconds, 3)
+def _prove(
+    problem: Problem,
+    bounds: Bounds,
+    start: Start,
+    seconds: float,
+    objectives: tuple[Objective, ...],
+) -> Proof:
+    unreached = tuple(stage.name for stage in problem.objectives[len(objectives) :])
     interval, bound = start.interval, start.bound
+
+    def proof(lower: int, status: str, reason: str, stages: int) -> Proof:
+        spent, model = round(seconds, 3), start.stages if objectives else 0
+        return Proof(lower, status, reason, solver_name(), spent, stages, model, unreached)
+
     if interval <= bounds.minimum:
-        return Proof(bounds.minimum, "analytic", bounds.reason, NAME, seconds, start.stages)
+        return proof(bounds.minimum, "analytic", bounds.reason, 0)
     if bound >= interval:
         reason = (
-            f"every interval below {interval} is refuted with up to {problem.stages} stages"
+            f"every interval below {interval} is refuted with up to {start.refuted} stages"
             f"{' among uniform schedules' * problem.uniform}; "
             f"the unit and recurrence bound is {bounds.minimum} ({bounds.reason})"
         )
-        return Proof(interval, "infeasible", reason, NAME, seconds, start.stages)
+        return proof(interval, "infeasible", reason, start.refuted)
     reason = (
         f"time limit: intervals {bound} to {interval - 1} are undecided, "
         f"gap {(interval - bound) / interval:.1%}"
     )
-    return Proof(bound, "unproved", reason, NAME, seconds, start.stages)
+    return proof(bound, "unproved", reason, start.refuted if bound > bounds.minimum else 0)

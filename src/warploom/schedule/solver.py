@@ -1,6 +1,7 @@
 """OR-Tools' CP-SAT behind one door: typed names, one deterministic way to run it, words for it.
 
-Everything else here works without OR-Tools: graphs, bounds, checker, simulator and pictures.
+OR-Tools is imported when the first model is made or run: importing takes a second, and graphs,
+bounds, checker, simulator and pictures do without it.
 """
 
 from __future__ import annotations
@@ -9,25 +10,46 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from warploom.errors import ToolMissing
 
-try:
-    from ortools.init.python import init
+if TYPE_CHECKING:
     from ortools.sat.python import cp_model
-except ImportError:
-    raise ToolMissing(
-        "OR-Tools is needed to solve schedules; install it with: pip install 'warploom[solver]'"
-    ) from None
 
-BoolVar = cp_model.BoolVarT
-CpModel = cp_model.CpModel
-IntVar = cp_model.IntVar
-IntervalVar = cp_model.IntervalVar
+    BoolVar = cp_model.BoolVarT
+    CpModel = cp_model.CpModel
+    IntVar = cp_model.IntVar
+    IntervalVar = cp_model.IntervalVar
+    Variable = IntVar | BoolVar
+else:
+    BoolVar = CpModel = IntervalVar = IntVar = Variable = Any
+
 Linear = Any  # a number, a variable or a sum of them: the stubs' operators do not compose
-Variable = IntVar | BoolVar
-NAME = f"OR-Tools CP-SAT {init.OrToolsVersion.version_string()}"
+
+
+@cache
+def _ortools(name: str) -> Any:
+    """A module of OR-Tools, or a `ToolMissing` with the install line."""
+    try:
+        return import_module(f"ortools.{name}")
+    except ImportError:
+        raise ToolMissing(
+            "OR-Tools is needed to solve schedules; install it with: pip install 'warploom[solver]'"
+        ) from None
+
+
+def new_model() -> CpModel:
+    """An empty model. Raises `ToolMissing` when OR-Tools is not installed."""
+    return _ortools("sat.python.cp_model").CpModel()
+
+
+def solver_name() -> str:
+    """The solver and its version, for proofs and evidence."""
+    version = _ortools("init.python.init").OrToolsVersion
+    return f"OR-Tools CP-SAT {version.version_string()}"
 
 
 def only_if(constraint: Any, *literals: BoolVar) -> None:
@@ -101,7 +123,8 @@ def run(
     style: Style = Style(),
 ) -> Answer:
     """Solve a model and return the values of the `wanted` variables by their index."""
-    solver = cp_model.CpSolver()
+    sat = _ortools("sat.python.cp_model")
+    solver = sat.CpSolver()
     solver.parameters.num_workers = effort.workers
     solver.parameters.linearization_level = style.linear
     if not style.cuts:
@@ -121,14 +144,14 @@ def run(
     status = _stoppable(solver, model)
     seconds = time.perf_counter() - begin
     words = {
-        cp_model.OPTIMAL: "OPTIMAL",
-        cp_model.FEASIBLE: "SAT",
-        cp_model.INFEASIBLE: "INFEASIBLE",
-        cp_model.UNKNOWN: "UNKNOWN",
+        sat.OPTIMAL: "OPTIMAL",
+        sat.FEASIBLE: "SAT",
+        sat.INFEASIBLE: "INFEASIBLE",
+        sat.UNKNOWN: "UNKNOWN",
     }
     if status not in words:
         raise AssertionError(f"the encoding is not a model: {model.validate()}")
-    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    found = status in (sat.OPTIMAL, sat.FEASIBLE)
     values = {v.index: solver.value(v) for v in variables} if found else {}
     bounded = found and model.has_objective()
     value = round(solver.objective_value) if bounded else 0

@@ -8,8 +8,10 @@ and divides it by k! for k. The exchange is verified, never assumed.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from warploom.schedule.graph import Graph
+from warploom.schedule.target import Target
 
 
 def chains(graph: Graph) -> list[list[str]]:
@@ -28,6 +30,36 @@ def chains(graph: Graph) -> list[list[str]]:
         key=lambda images: sum(use.cycles for use in graph.by_id[images[0]].uses),
     )
     return [heaviest]
+
+
+def pins_allow_exchange(graph: Graph, target: Target, pins: Mapping[str, str]) -> bool:
+    """Whether exchanging sub-tiles keeps the pins, but for the names of groups of one kind.
+
+    An operation of no sub-tile that is pinned into the group of one of them tells them apart.
+    """
+    kinds = {group.name: (group.warps, group.loads) for group in target.groups}
+    roles = _roles(graph)
+    count = max((len(images) for images in roles.values()), default=0)
+    if any(len(images) != count for images in roles.values()):
+        return False
+    return all(
+        _is_renaming(pins, kinds, _exchange(graph, roles, index)) for index in range(count - 1)
+    )
+
+
+def _is_renaming(
+    pins: Mapping[str, str],
+    kinds: Mapping[str, tuple[int, bool]],
+    image: Mapping[str, str],
+) -> bool:
+    """Whether the image of every pinned operation sits in the image of its group."""
+    renamed: dict[str, str] = {}
+    for name, group in pins.items():
+        other = pins.get(image.get(name, name))
+        if other is None or renamed.setdefault(group, other) != other:
+            return False
+    several = len(set(renamed.values())) == len(renamed)
+    return several and all(kinds[one] == kinds[other] for one, other in renamed.items())
 
 
 def corresponding(graph: Graph) -> list[list[str]]:
@@ -50,12 +82,20 @@ def _roles(graph: Graph) -> dict[tuple[str, int], list[str]]:
     return dict(roles)
 
 
-def _is_automorphism(graph: Graph, roles: dict[tuple[str, int], list[str]], index: int) -> bool:
-    """Whether exchanging sub-tiles `index` and `index + 1` maps the graph onto itself."""
+def _exchange(
+    graph: Graph, roles: Mapping[tuple[str, int], list[str]], index: int
+) -> dict[str, str]:
+    """Every operation's image when sub-tiles `index` and `index + 1` change places."""
     image = {node.id: node.id for node in graph.nodes}
     for images in roles.values():
         first, second = images[index], images[index + 1]
         image[first], image[second] = second, first
+    return image
+
+
+def _is_automorphism(graph: Graph, roles: dict[tuple[str, int], list[str]], index: int) -> bool:
+    """Whether exchanging sub-tiles `index` and `index + 1` maps the graph onto itself."""
+    image = _exchange(graph, roles, index)
 
     def cost(name: str, renamed: bool) -> tuple[object, ...]:
         node = graph.by_id[name]

@@ -9,6 +9,7 @@ their kind, from the bytes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -45,6 +46,11 @@ class Step:
     cubin: bytes
     why: str
     rotation: Rotation | None = None
+
+
+def ordered(image: bytes) -> Step:
+    """What a search does to the program it plays on: the last step to most results."""
+    return Step("order", image, "instructions and control fields in another order")
 
 
 @dataclass(frozen=True)
@@ -198,14 +204,22 @@ def _rotated(
 
 
 def write_steps(folder: Path, steps: Sequence[Step]) -> None:
-    """Write a lineage: `N-KIND.cubin` and `lineage.json`."""
+    """Write a lineage: `N-KIND-HASH.cubin` and, last, `lineage.json`.
+
+    A file's name says its content, so that the `lineage.json` that is there always names whole
+    steps of its own; those of an older lineage are taken away afterwards.
+    """
     rows: list[dict[str, Any]] = []
     for number, step in enumerate(steps):
-        file = f"{number}-{step.kind}.cubin"
+        file = f"{number}-{step.kind}-{hashlib.sha256(step.cubin).hexdigest()[:8]}.cubin"
         write_bytes_atomically(folder / file, step.cubin)
         claim = step.rotation and [step.rotation.header, step.rotation.count, step.rotation.latch]
         rows.append({"file": file, "kind": step.kind, "why": step.why, "rotation": claim})
     write_text_atomically(folder / "lineage.json", json.dumps(rows, indent=1) + "\n")
+    named = {row["file"] for row in rows}
+    for path in folder.glob("[0-9]*-*.cubin"):
+        if path.name not in named:
+            path.unlink(missing_ok=True)
 
 
 def read_steps(folder: Path) -> tuple[Step, ...]:

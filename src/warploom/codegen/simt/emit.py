@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.emit import SHARED_LIMIT, CudaSource
+from warploom.codegen.emit import CudaSource
 from warploom.codegen.names import c_name, kernel_name
 from warploom.codegen.prelude import needed
 from warploom.codegen.simt import emit_axis, emit_exchange
@@ -26,10 +26,10 @@ from warploom.codegen.simt.forms import (
 )
 from warploom.codegen.simt.prelude import SIMT_PRELUDE
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.codegen.targets import check_types
+from warploom.codegen.targets import check_threads, check_types, shared_limit
 from warploom.codegen.tasks import task_lines
 from warploom.codegen.values import c_index
-from warploom.errors import InputError
+from warploom.errors import DoesNotFit, InputError
 from warploom.tile import BOOL, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
@@ -53,6 +53,7 @@ class _Emitter:
             op.array.name for op in program.ops() if op.array and op.kind.startswith("store")
         }
         self.loaded = {op.array.name for op in program.ops() if op.array and op.kind == "load"}
+        self.arch = arch
         self._check(arch)
 
     def _check(self, arch: str) -> None:
@@ -60,13 +61,14 @@ class _Emitter:
             raise InputError(
                 f"schedule {self.schedule.name}: dependent launch has code for sm_90, not {arch}"
             )
+        check_threads(self.program.name, self.schedule.threads, 1, arch)
         for op in self.program.ops():
             if op.kind == "mma":
                 raise InputError(
                     f"{op.where}: a matmul; SIMT schedules are for programs without one"
                 )
             if op.dst is not None:
-                check_registers(self.layout, op, self.forms[op.dst.name])
+                check_registers(self.layout, op, self.forms[op.dst.name], arch)
             check_types(op, arch)
             if OPS[op.kind].group in ("reduce", "scan") and op.srcs[0].type.dtype is BOOL:
                 raise InputError(f"{op.where}: {op.kind} of conditions; cast to int32 first")
@@ -84,10 +86,10 @@ class _Emitter:
             *tail.split("\n"),
         ]
         shared = self.shared
-        if shared > SHARED_LIMIT:
-            raise InputError(
+        if shared > (limit := shared_limit(arch=self.arch)):
+            raise DoesNotFit(
                 f"kernel {self.program.name} needs {shared:,} B of shared memory for its largest "
-                f"exchange, the GPU has {SHARED_LIMIT:,}; make the tile smaller"
+                f"exchange, {self.arch} has {limit:,}; make the tile smaller"
             )
         parameters = self._parameters()
         signature = ",\n    ".join(_declaration(p) for p in parameters)

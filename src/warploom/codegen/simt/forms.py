@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.codegen.entry import entry_registers
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import Op, Program, TileType, Var
@@ -30,7 +31,7 @@ MEMORY_TYPES = {
     "e5m2": "E5m2",
     "bool": "unsigned char",
 }
-MOST_REGISTERS = 224  # of one tile: the rest of the 255 a thread may have is for everything else
+BESIDE_A_TILE = 24  # registers of a thread for everything else
 
 
 @dataclass(frozen=True)
@@ -122,15 +123,19 @@ def _vector_form(op: Op, dst: Var, found: dict[str, str], rows: set[str], cols: 
     return ROW if axis in rows and axis not in cols else COL
 
 
-def check_registers(layout: Layout, op: Op, form: str) -> None:
+def check_registers(layout: Layout, op: Op, form: str, arch: str) -> None:
     """Raise `InputError` when one tile is more than a thread can hold."""
     assert op.dst is not None
+    held = entry_registers(layout.schedule.threads, arch)
     count = 1
     for extent in layout.extents(op.dst.type, form):
         count *= extent
-    if count > MOST_REGISTERS:
+    if count > held - BESIDE_A_TILE:
+        threads = layout.schedule.threads
+        # Beyond so many threads that their registers fill the file, more have fewer each.
+        more = entry_registers(2 * threads, arch) == held
         raise InputError(
             f"{op.where}: tile {op.dst.name}: {op.dst.type} takes {count} registers of each of "
-            f"{layout.schedule.threads} threads, which have 255 for everything; use more threads "
-            "or a smaller tile"
+            f"{threads} threads, which have {held} for everything on {arch}; use "
+            f"{'more threads or ' * more}a smaller tile"
         )

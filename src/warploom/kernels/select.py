@@ -1,0 +1,124 @@
+"""The one chooser: the kernel that a program gets for sizes on a GPU.
+
+`build`, `run`, `optimize`, `tune` and the operators all ask here. By policy:
+
+    default   a kernel of the library on Hopper: the variant of its tuned table for the sizes; any
+              other program: the named schedule that suits its loops
+    a name    that of `codegen.schedules`, for the program as it was written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from warploom.codegen.build import BUILD_ARCHITECTURES, Built, build
+from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.schedules import NAMES, schedule_named
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.codegen.solve import Search
+from warploom.errors import InputError
+from warploom.kernels.library import Entry, configure, entry
+from warploom.kernels.older import older_kernel
+from warploom.tile import Program
+
+DEFAULT = "default"
+HOPPER = "sm_90a"
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What is to be compiled.
+
+    `name` is that of the tuned table's variant, where `tuned`, else that of the schedule. `config`
+    is the configuration of `program`: a variant sets tiles of its own. `allow` names what the
+    compiler may do to it (`codegen.build.ALLOWED`).
+    """
+
+    name: str
+    config: Any
+    program: Program
+    schedule: KernelSchedule | SimtSchedule
+    arch: str = HOPPER
+    allow: tuple[str, ...] = ()
+    tuned: bool = False
+
+    def __str__(self) -> str:
+        return f"the tuned table's variant {self.name}" if self.tuned else f"schedule {self.name}"
+
+    @property
+    def launch(self) -> LaunchPlan:
+        """The launch plan of the schedule."""
+        return self.schedule.launch
+
+    def build(self) -> Built:
+        """Compile it; raises what `codegen.build.build` raises."""
+        return build(self.program, self.schedule, self.arch, self.allow)
+
+
+def select(
+    name: str,
+    settings: Mapping[str, str],
+    gpu: str = "h200",
+    policy: str = DEFAULT,
+    search: Search | None = None,
+    allow: tuple[str, ...] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Selected:
+    """The kernel `name` (of the library, or FILE.py:OBJECT) under `key=value` settings.
+
+    Sizes that the settings do not give are those of `Entry.full`. A field of the configuration that
+    they do give is kept: where no variant has it, the textbook schedule is what there is. GPUs
+    before Hopper get the largest tile that they hold (`kernels.older`), under the compiler's faults
+    that are accepted (`allow`). `say` hears of tiles not taken and how far a solver is. Raises
+    `InputError` for an unknown GPU, policy or setting.
+    """
+    if gpu not in BUILD_ARCHITECTURES:
+        raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(BUILD_ARCHITECTURES)}")
+    if policy not in (DEFAULT, *NAMES):
+        raise InputError(f"--schedule {policy!r}: expected {DEFAULT} or one of {', '.join(NAMES)}")
+    kernel, arch = entry(name), BUILD_ARCHITECTURES[gpu]
+    config, _ = configure(name, settings)
+    if arch != HOPPER and isinstance(kernel.schedule(config), KernelSchedule):
+        # The default of a program is made for Hopper: elsewhere loads run ahead and matmuls do not.
+        order, fixed = "lcsf" if policy == DEFAULT else policy, "tile" in settings
+        config, schedule = older_kernel(kernel, config, arch, order, allow, fixed, say)
+        return Selected(order, config, kernel.program(config), schedule, arch)
+    if policy == DEFAULT:
+        return _default(kernel, config, full_sizes(name, settings), frozenset(settings), arch)
+    program = kernel.program(config)
+    launch = kernel.schedule(config).launch
+    schedule = schedule_named(program, policy, launch, gpu, search, arch=arch, say=say)
+    return Selected(policy, config, program, schedule, arch)
+
+
+def full_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
+    """Array sizes to choose and to time a kernel for: those given, others fill the GPU."""
+    kernel = entry(name)
+    full = {
+        dim: str(kernel.full.get(dim, extent))
+        for dim, extent in kernel.sizes.items()
+        if kernel.alike.get(dim) not in settings
+    }
+    return configure(name, {**full, **settings})[1]
+
+
+def check_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
+    """Array sizes to check a kernel at: those given, but none above what `run` takes by itself."""
+    kernel = entry(name)
+    fields = {key: text for key, text in settings.items() if key in kernel.settings}
+    usual, given = configure(name, fields)[1], configure(name, settings)[1]
+    return {dim: min(size, given[dim]) for dim, size in usual.items()}
+
+
+def _default(
+    kernel: Entry, config: Any, sizes: Mapping[str, int], given: frozenset[str], arch: str
+) -> Selected:
+    variant = kernel.variant(config, sizes, given) if arch == HOPPER else None
+    if variant is None:
+        schedule = kernel.schedule(config)
+        return Selected(schedule.name, config, kernel.program(config), schedule, arch)
+    tuned = variant.config(config)
+    program, schedule = kernel.program(tuned), variant.schedule(tuned)
+    return Selected(variant.name, tuned, program, schedule, arch, variant.allow, True)
