@@ -28,19 +28,19 @@ from warploom.tile.ir import Loop, Op, Program
 from warploom.tile.widen import widened
 
 HALF_ULP = 2.0**-24  # of fp32, relative
-TINY = 2.0**-126  # the special functions of the GPU give 0 for what is smaller
+TINY = 2.0**-126  # the special functions of the GPU may give 0 for what is smaller
 # Largest error of the code that `codegen` emits for a function: (relative, absolute). PTX ISA 9.0:
 # ex2, lg2, rcp, rsqrt, tanh .approx; CUDA C programming guide, intrinsics: __fdividef 2 ulp;
 # `codegen.prelude_values` for erf, sin and cos.
 APPROXIMATED: dict[str, tuple[float, float]] = {
-    "exp": (2.0**-22, TINY),
-    "exp2": (2.0**-22, TINY),
+    "exp": (2.0**-22, 0.0),
+    "exp2": (2.0**-22, 0.0),
     "log": (2.0**-22, 2.0**-22),
     "log2": (2.0**-22, 2.0**-22),
-    "rsqrt": (2.0**-22.9, TINY),
-    "reciprocal": (2.0**-23, TINY),
-    "div": (2.0**-22, TINY),
-    "tanh": (2.0**-11, TINY),
+    "rsqrt": (2.0**-22.9, 0.0),
+    "reciprocal": (2.0**-23, 0.0),
+    "div": (2.0**-22, 0.0),
+    "tanh": (2.0**-11, 0.0),
     "erf": (HALF_ULP, 2e-7),
     "sin": (HALF_ULP, 1e-7),
     "cos": (HALF_ULP, 1e-7),
@@ -166,10 +166,15 @@ class _Noise:
         kind = own.dst.type.dtype if own.dst else own.array.dtype if own.array else FP32
         if op.kind in EXACT or not kind.is_float:
             return value
-        relative, absolute = APPROXIMATED.get(op.kind, (0.0, 0.0))
-        unit = self._sum_unit(op) + relative
-        if unit or absolute:
-            value = self._moved(value, unit) + absolute * self._uniform(value)
+        unit = self._sum_unit(op)
+        if op.kind in APPROXIMATED:
+            relative, absolute = APPROXIMATED[op.kind]
+            size = np.abs(value)
+            value = value + np.where(size < TINY, size, relative * size + absolute) * (
+                self._uniform(value)
+            )
+        elif unit:
+            value = self._moved(value, unit)
         # What a sum in fp32 is off by has its last rounding in it.
         return value if unit and kind is FP32 else self._rounded(kind, value)
 
