@@ -25,7 +25,7 @@ def body_of(form):
             new = t.max_along(s, "n")
             first = best >= new * 0.5
             o[:] = t.where(first, o, o * 0.5)
-            other[:] = t.where(first, other, other + new)
+            other[:] = t.where(first, other, other + new + 1.0)
             second = (new <= 6.0) if form == "apart" else first & (best >= new)
             if form == "changed":
                 second = first & (other >= new)
