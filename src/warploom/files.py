@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import warnings
@@ -37,41 +36,23 @@ def _put(path: Path, data: bytes) -> None:
         raise
 
 
-def check_folder(path: Path) -> None:
-    """Raise `InputError` unless files can be written to the folder, which need not exist yet."""
+def check_folder(path: Path, option: str = "-o") -> None:
+    """Raise `InputError` unless files can be written to the folder, which need not exist yet.
+
+    For the beginning of long work; leaves nothing behind. `option` names the path in the message.
+    """
     present = path.absolute()
     while not present.exists() and present != present.parent:
         present = present.parent
     if not present.is_dir():
         what = "is a file" if present == path.absolute() else f"cannot be made: {present} is a file"
-        raise InputError(f"{path}: {what}, expected a folder")
+        raise InputError(f"{option} {path}: {what}, expected a folder")
     try:
         with tempfile.TemporaryFile(dir=present):
             return
     except OSError as error:
-        raise InputError(f"{path}: cannot write to {present}: {error.strerror or error}") from None
-
-
-def check_folder(option: str, folder: Path) -> None:
-    """Raise `InputError` naming the option unless files can be written into `folder`.
-
-    For the beginning of long work. Leaves nothing behind: folders that were missing are missing.
-    """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{option} {folder}: is a file, expected a folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"{option} {folder}: cannot write there ({error.strerror or error})"
-        ) from None
-    finally:
-        for path in missing:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        reason = error.strerror or error
+        raise InputError(f"{option} {path}: cannot write to {present}: {reason}") from None
 
 
 def cache_folder() -> Path:

@@ -253,4 +253,4 @@ def test_the_check_of_a_default_is_quick() -> None:
         config, sizes = configure(name, {})
         started = time.process_time()
         checked(name, config, sizes)
-        assert time.process_time() - started < 2.0
+        assert time.process_time() - started < 5.0

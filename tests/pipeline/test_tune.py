@@ -146,7 +146,7 @@ def test_where_the_result_goes_is_looked_at_before_any_work(tmp_path: Path) -> N
     file.write_text("mine")
     slow = tmp_path / "slow.py"
     slow.write_text("raise AssertionError('the target was run')")
-    for out, message in ((file, "is a file, expected a folder"), (file / "in", "cannot write")):
+    for out, message in ((file, "is a file, expected a folder"), (file / "in", "cannot be made")):
         result = _run(["tune", f"{slow}:kernel", "-o", str(out)])
         assert isinstance(result.exception, InputError)
         assert f"-o {out}: {message}" in str(result.exception)

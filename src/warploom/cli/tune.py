@@ -68,7 +68,7 @@ def tune(
     """Search for a faster order and control code of one kernel; verify, test, write the result."""
     seconds = parse_duration(budget)
     chosen_moves = moves_of(MOVES if moves == "all" else moves.split(","))
-    check_folder("-o", out)
+    check_folder(out)
     console = Console(seconds)
     if names_object(target):
         console.say(f"running {target}")  # a Triton kernel is compiled: seconds

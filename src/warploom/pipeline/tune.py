@@ -56,7 +56,7 @@ def tune(
             "file.py:object, or use --measure model"
         )
     # What is refused is refused before anything is written or taken away.
-    check_folder("-o", folder)
+    check_folder(folder)
     keeper = Keeper(target, settings, folder)
     player = _player(settings, keeper)
     keeper.begin()
