@@ -29,7 +29,7 @@ from warploom.runtime import (
 )
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.verdict import Verdict
-from warploom.sass.verify import Verifier
+from warploom.sass.verify import Verifier, counted
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.lineage import Step, ordered, prove, read_steps, write_steps
@@ -190,7 +190,7 @@ def _choose(
         )
         if place is not None:
             chosen = parse(leaders[place], "result")
-    verdict = verifier.check_file(chosen)
+    verdict = counted(verifier.check_file(chosen), target.cubin, chosen, target.kernel)
     steps: tuple[Step, ...] = ()
     if not verdict.legal:
         verdict, steps = _lineage(target, settings, chosen, verdict, keeper.folder)
@@ -211,5 +211,5 @@ def _lineage(
             write_steps(folder / "lineage", (*before, last))
             base = parse(before[-1].cubin, target.kernel)
             found = Verifier(base, target.kernel, settings.mode).check_file(chosen)
-            return found, (*before, last)
+            return counted(found, base, chosen, target.kernel), (*before, last)
     return verdict, ()

@@ -14,7 +14,7 @@ from warploom.pipeline.tune_keep import LINEAGE, Keeper
 from warploom.pipeline.tuned import CHAINS, LEADERS, TuneReport, TuneSettings
 from warploom.runtime import Measurer, Timing
 from warploom.sass.cubin import Cubin, parse
-from warploom.sass.verify import Verifier
+from warploom.sass.verify import Verifier, counted
 from warploom.search.driver import Budget, Progress, SearchResult
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.lineage import Base, Step, make_base, prove, write_steps
@@ -74,7 +74,7 @@ def play_programs(
         raise CheckFailed(f"{target.source}: the result is not proved: {findings[0]}")
     image = original if chosen is None else parse(chosen.image, "result")
     base = original if chosen is None else chosen.base.cubin
-    verdict = Verifier(base, name, settings.mode).check_file(image)
+    verdict = counted(Verifier(base, name, settings.mode).check_file(image), base, image, name)
     write_steps(keeper.folder / LINEAGE, steps)
     return TuneReport(target, settings, whole, image, verdict, speedup, timing, lineage=steps)
 

@@ -31,7 +31,7 @@ from warploom.sass.renaming.verify import verify_renaming
 from warploom.sass.rotation.rotate import Rotation, may_cross, padding, rotate, rotations
 from warploom.sass.rotation.verify import verify_rotation
 from warploom.sass.verdict import Finding, Verdict
-from warploom.sass.verify import Verifier
+from warploom.sass.verify import Verifier, counted
 
 TRIES: Final = 40  # changes of scoreboards that the timing model is asked about
 SHARES: Final = (0.15, 0.3, 0.6)  # of the values that can move, how many get another register
@@ -97,14 +97,13 @@ def prove_lineage(
     steps = read_steps(folder)
     if not steps or steps[-1].cubin != candidate.data:
         finding = Finding("LINEAGE", 0, name, f"the steps in {folder} do not end in the candidate")
-        return Verdict(False, mode, (finding,), 0, 0)
+        return Verdict(False, mode, (finding,))
     findings = prove(original, name, steps, mode)
-    moved = edits = 0
-    if not findings and steps[-1].kind == "order":
-        before = original if len(steps) == 1 else parse(steps[-2].cubin, name)
-        last = Verifier(before, name, mode).check_file(candidate)
-        moved, edits = last.moved, last.control_edits
-    return Verdict(not findings, mode, tuple(findings), moved, edits)
+    verdict = Verdict(not findings, mode, tuple(findings))
+    if steps[-1].kind != "order":
+        return verdict
+    before = original if len(steps) == 1 else parse(steps[-2].cubin, name)
+    return counted(verdict, before, candidate, name)
 
 
 def make_base(
