@@ -20,7 +20,7 @@ from warploom.diagram.chunk import exchange
 from warploom.diagram.cost import FULL, PAPER, Accounting, numbers, resident, traffic
 from warploom.diagram.counts import exact_traffic, exact_transfers
 from warploom.diagram.drawing import draw
-from warploom.diagram.evaluate import compare, evaluate, random_inputs
+from warploom.diagram.evaluate import compare, evaluate, random_inputs, shrunk_sizes
 from warploom.diagram.execute import run_kernels
 from warploom.diagram.gpu import Gpu, gpu
 from warploom.diagram.graph import Diagram
@@ -221,26 +221,6 @@ def not_fits(kernel: Kernel, derivation: Derivation) -> bool:
     if derivation.gpu:
         accounting = timing.accounting(gpu(derivation.gpu), derivation.dtype)
     return resident(kernel, accounting) > derivation.capacity * (1 + 1e-9)
-
-
-def shrunk_sizes(diagram: Diagram, limit: int) -> dict[str, int]:
-    """Small, uneven axis lengths; axes tied by a view or fixed by an attribute stay consistent."""
-    sizes = {
-        axis: min(size, limit - 2 * (i % 3) - 1) for i, (axis, size) in enumerate(diagram.sizes)
-    }
-    rows = {str(n.attr("row")): str(n.attr("column")) for n in diagram.nodes if n.kind == "mask"}
-    for row, column in rows.items():
-        sizes[row] = min(sizes[row], sizes[column])
-    for node in diagram.nodes:
-        if node.op == "topk":
-            sizes[str(node.attr("axis"))] = int(node.attr("k"))
-        if node.kind == "view":
-            small = {a: min(sizes[a], 7) for a in node.axes}
-            sizes |= small
-            for source, terms in node.attr("map"):
-                if [t[0] for t in terms] != [source]:
-                    sizes[source] = 1 + sum(s * (sizes[a] - 1) for a, s in terms)
-    return sizes
 
 
 def derive(
