@@ -256,12 +256,15 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         refused |= wrong | left_out
     if options.prepare:
         return {"refused": refused, "checks": checks}
-    if not bases:
-        raise InputError(f"{name}: no baseline ran: {refused}")
-    candidates = {**bases, st.CONTROL: next(iter(bases.values())), **ours}
-    timer = (st.Dry if options.dry else st.Gpu)(
-        *(() if options.dry else (torch,)), candidates, eager=case.tables
-    )
+    candidates = {**bases, **ours}
+    if options.dry:
+        timer: st.Timer = st.Dry(candidates, eager=case.tables)
+    else:
+        timer = st.Gpu(torch, candidates, eager=case.tables)
+    ran = [b for b in bases if b in timer.names]
+    if not ran:
+        raise InputError(f"{name}: no baseline ran: {refused | timer.refused}")
+    timer.again(ran[0])
     alone = name in ALONE and not options.no_alone
     return {
         "shape": case.shape,
@@ -269,7 +272,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         "default": entry["variant"],
         "compiler": built["default"].resources.compiler,
         "work": work_of(case),
-        "baselines": [b for b in bases if b in timer.names],
+        "baselines": ran,
         "refused": refused | timer.refused,
         "checks": checks,
         "same image": all(one.cubin == built["default"].cubin for one in built.values()),

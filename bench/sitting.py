@@ -65,6 +65,10 @@ class Timer(Protocol):
     names: list[str]
     refused: dict[str, str]
 
+    def again(self, name: str) -> None:
+        """Take a second copy of a candidate as the control."""
+        ...
+
     def burst(self, name: str) -> tuple[float, float]:
         """Milliseconds a call and MHz."""
         ...
@@ -111,6 +115,11 @@ class Dry:
         for call in calls.values():
             call()
 
+    def again(self, name: str) -> None:
+        """One candidate more."""
+        assert name in self.names
+        self.names.append(CONTROL)
+
     def burst(self, name: str) -> tuple[float, float]:
         """A made-up time."""
         return 1.0 + 0.01 * self.names.index(name), 1980.0
@@ -138,6 +147,12 @@ class Gpu:
                 self.refused[name] = f"{type(error).__name__}: {error}"[:200]
             else:
                 self.names.append(name)
+
+    def again(self, name: str) -> None:
+        """A second copy of a candidate, captured anew, as the control."""
+        self._calls[CONTROL] = self._calls[name]
+        self._runs[CONTROL] = self._captured(self._calls[name], BURST)
+        self.names.append(CONTROL)
 
     def _captured(self, call: Callable[[], Any], seconds: float) -> tuple[Callable[[], None], int]:
         for _ in range(3):
