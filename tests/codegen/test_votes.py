@@ -26,7 +26,7 @@ def body_of(form):
             first = best >= new * 0.5
             o[:] = t.where(first, o, o * 0.5)
             other[:] = t.where(first, other, other + new + 1.0)
-            second = (new <= 6.0) if form == "apart" else first & (best >= new)
+            second = (new <= 99.0) if form == "apart" else first & (best >= new)
             if form == "changed":
                 second = first & (other >= new)
             s[:] = t.where(second, s, s - new)
