@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -14,7 +15,7 @@ from fixtures import graph_a, graph_b
 from solutions import problem, solved
 
 from warploom.errors import InputError
-from warploom.schedule import Graph, Schedule, Target
+from warploom.schedule import Graph, Schedule, Target, check
 from warploom.schedule.gantt import show
 from warploom.schedule.picture import svg
 from warploom.schedule.steady import steady_rows
@@ -106,6 +107,59 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
     quiet = run("gemm", "--json", "-", cwd=tmp_path)
     assert json.loads(quiet.stdout)["schedule"]["initiation_interval"] == 1024
+
+
+def test_what_json_wrote_is_taken_back(tmp_path: Path) -> None:
+    """Where a graph is expected it is solved again, on the target that it was solved for."""
+    first = run("gemm", "--gpu", "h200", "--registers", "240", "--json", "o.json", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    data = json.loads((tmp_path / "o.json").read_text())
+    (tmp_path / "printed.json").write_text(
+        run("o.json", "--time-limit", "20", "--json", "-", cwd=tmp_path).stdout
+    )
+    again = json.loads((tmp_path / "printed.json").read_text())
+    assert again["graph"] == data["graph"] and again["target"] == data["target"]
+    assert (again["target"]["name"], again["target"]["registers_per_thread"]) == ("h200", 240)
+    assert again["schedule"]["time"] == data["schedule"]["time"]
+    assert again["schedule"]["proof"]["confirmed"] == "confirmed by a second search"
+    path = tmp_path / "printed.json"
+    schedule, graph = Schedule.read(path), Graph.read(path)
+    where = Target.from_json(again)
+    assert check(graph, where, schedule).passed
+    assert (schedule.graph, schedule.target) == (graph.name, where.name)
+    moved = run("o.json", "--gpu", "h100", "--json", "-", cwd=tmp_path)  # asked for, so honoured
+    assert json.loads(moved.stdout)["target"]["name"] == "h100"
+
+
+def test_a_damaged_file_of_json_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "o.json"
+    for data, message in (
+        ({"schema": "warploom.solved", "version": 1}, "o.json: expected a JSON object"),
+        ({"schema": "warploom.solved", "graph": graph_a().to_json(), "target": {"schema": 1}},
+         "o.json: schema 1"),
+        ({"schema": "warploom.solved", "graph": graph_a().to_json(), "target": {
+            "schema": "warploom.target", "version": 1, "units": [], "groups": []}},
+         "o.json: incomplete target"),
+    ):  # fmt: skip
+        path.write_text(json.dumps(data))
+        done = run("o.json", cwd=tmp_path)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_progress_says_the_step_and_how_long_it_may_take(tmp_path: Path) -> None:
+    done = run("attention_backward", "--time-limit", "4", "--svg", "a.svg", cwd=tmp_path)
+    first = done.stderr.splitlines()[0]
+    assert re.fullmatch(r" +1 s of at most 6: .+", first), done.stderr
+    assert done.returncode == 0 and "II" in done.stdout
+
+
+def test_outputs_are_tried_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for option in ("--json", "--svg", "--trace"):
+        done = run("attention_backward", option, "file/o.out", cwd=tmp_path)
+        assert done.returncode == 2 and "file: is a file, expected a folder" in done.stderr
+        assert done.stderr.count("\n") == 1 and not done.stdout
 
 
 def test_json_round_trips() -> None:

@@ -3,19 +3,63 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+import time
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from warploom.errors import InputError
-from warploom.files import write_text_atomically
+from warploom.files import check_folder, write_text_atomically
+from warploom.schedule import service
+
+BEAT = 2.0  # seconds between lines of progress; what is done sooner says nothing
+
+
+class Progress:
+    """Which step is on, and how long the whole may still take: a line on stderr now and then."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._begin = limit, time.perf_counter()
+        self._step, self._done = "reading", threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def say(self, step: str) -> None:
+        """The step that begins."""
+        self._step = step
+
+    def _beat(self) -> None:
+        wait = BEAT / 2  # the first line soon
+        while not self._done.wait(wait):
+            spent, wait = time.perf_counter() - self._begin, BEAT
+            most = (1 + service.CONFIRMING) * self._limit
+            print(f"{spent:5.0f} s of at most {most:.0f}: {self._step}", file=sys.stderr)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join()
 
 
 def schedule(
-    name: str = typer.Argument(help="a built-in graph (list: 'list') or a graph's .json file"),
-    gpu: str = typer.Option("h100", help="the machine whose costs and limits apply"),
+    name: str = typer.Argument(
+        help="a built-in graph (list: 'list'), a graph's .json file or one that --json wrote"
+    ),
+    gpu: str = typer.Option(
+        "", help="the machine whose costs and limits apply: h100, or the one a file was solved for"
+    ),
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="a parameter, e.g. --set keys=176")
     ] = None,
@@ -40,9 +84,8 @@ def schedule(
     for path in (json_out, trace, svg):
         if Path(path or "-").is_dir():
             raise InputError(f"cannot write {path}: it is a directory, expected a file name")
-    # Not at the top: other commands need not load the solver, and work without it.
-    from warploom.schedule import service  # noqa: PLC0415
-
+        if path and path != "-":
+            check_folder(Path(path).parent)
     request = service.Request(
         name=name,
         gpu=gpu,
@@ -65,7 +108,8 @@ def schedule(
     if tiles:
         service.show_tiles(request, console)
         return
-    result = service.answer(request)
+    with Progress(time_limit) as progress:
+        result = service.answer(request, progress.say)
     service.show(result, console)
     if json_out == "-":
         typer.echo(json.dumps(service.to_json(result)))

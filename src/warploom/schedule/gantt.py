@@ -92,6 +92,10 @@ def show(graph: Graph, target: Target, schedule: Schedule, console: Console | No
         out.print(f"  {per:.0f} useful FLOP a cycle and SM ({graph.flops} an iteration)")
     word = {"analytic": "proved", "infeasible": "proved"}.get(proof.status, proof.status)
     out.print(f"  II {word}: {proof.reason} [dim]({proof.seconds:.2f} s)[/]")
+    if proof.confirmed:
+        out.print(f"  lower bound {proof.lower_bound}: {proof.confirmed}")
+    for name in proof.unreached:
+        out.print(f"  {name}: not reached in time")
     for objective in schedule.objectives:
         out.print(f"  {objective} [dim]({objective.seconds:.2f} s)[/]")
     rings = ", ".join(f"{name} x{depth}" for name, depth in schedule.ring_depth.items())

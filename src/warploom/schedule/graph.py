@@ -20,6 +20,7 @@ from warploom.errors import InputError
 
 SCHEMA = "warploom.graph"
 VERSION = 1
+SOLVED = "warploom.solved"  # what `warploom schedule --json` writes: graph, target and schedule
 EDGE_KINDS = ("data", "order", "ring", "alias")
 
 
@@ -169,8 +170,11 @@ class Graph:
 
     @classmethod
     def from_json(cls, data: Any, origin: str = "graph") -> Graph:
-        """A graph back from JSON data; `origin` names the file in messages."""
-        table = expect_schema(data, SCHEMA, VERSION, origin)
+        """A graph back from JSON data, or from what `warploom schedule --json` wrote.
+
+        `origin` names the file in messages.
+        """
+        table = expect_schema(part_of(data, "graph"), SCHEMA, VERSION, origin)
         known = {"schema", "version", "name", "flops", "params", "nodes", "edges"}
         refuse_unknown(table, known, origin)
         nodes = tuple(_node_from_json(item, origin) for item in _list(table, "nodes", origin))
@@ -197,6 +201,18 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: not a text file, expected JSON") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: not JSON at line {error.lineno}: {error.msg}") from None
+
+
+def part_of(data: Any, name: str) -> Any:
+    """That part of what `warploom schedule --json` wrote; other data as it is."""
+    if is_solved(data):
+        return data.get(name)
+    return data
+
+
+def is_solved(data: Any) -> bool:
+    """Whether the data is what `warploom schedule --json` wrote."""
+    return isinstance(data, dict) and cast("dict[str, Any]", data).get("schema") == SOLVED
 
 
 def expect_schema(data: Any, schema: str, version: int, origin: str) -> dict[str, Any]:

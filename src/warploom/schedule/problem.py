@@ -47,11 +47,12 @@ class Problem:
 
 @dataclass
 class Clock:
-    """The time limit of one solve, shared by its steps."""
+    """The time limit of one solve, shared by its steps; `say` hears which step begins."""
 
     effort: Effort
     begin: float = field(default_factory=time.perf_counter)
     built: float = 0.0  # seconds the last model with groups took to build
+    say: Callable[[str], None] = field(default=lambda _: None)
 
     @property
     def spent(self) -> float:

@@ -34,7 +34,7 @@ from warploom.schedule.schedule import Proof, Schedule
 
 Matrix = NDArray[np.int64]
 NEVER = -(10**12)  # a path that does not exist
-CONFIRMED = "confirmed"
+CONFIRMED = "confirmed by a second search"
 Say = Callable[[str], None]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from warploom.errors import InputError
-from warploom.schedule.graph import expect_schema, read_json, refuse_unknown
+from warploom.schedule.graph import expect_schema, part_of, read_json, refuse_unknown
 from warploom.schedule.rules import OURS, Rules
 
 SCHEMA = "warploom.schedule"
@@ -166,8 +166,11 @@ class Schedule:
 
     @classmethod
     def from_json(cls, data: Any, origin: str = "schedule") -> Schedule:
-        """A schedule back from JSON data; raises `InputError` naming what is wrong."""
-        table = dict(expect_schema(data, SCHEMA, VERSION, origin))
+        """A schedule back from JSON data, or from what `warploom schedule --json` wrote.
+
+        Raises `InputError` naming what is wrong.
+        """
+        table = dict(expect_schema(part_of(data, "schedule"), SCHEMA, VERSION, origin))
         del table["schema"], table["version"]
         refuse_unknown(table, cls.__dataclass_fields__, origin)
         try:

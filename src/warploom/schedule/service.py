@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from warploom.schedule.catalogue import GRAPHS, build, parameters, parse_params
 from warploom.schedule.checker import Report, check
 from warploom.schedule.costs import CostTable, costs, read_overrides, target
 from warploom.schedule.enumerate import top_schedules
-from warploom.schedule.graph import Graph
+from warploom.schedule.graph import SOLVED, Graph, is_solved, read_json
 from warploom.schedule.picture import svg
+from warploom.schedule.refute import confirmed
 from warploom.schedule.schedule import Schedule
 from warploom.schedule.simulate import Rates, verify
 from warploom.schedule.solve import Problem, solve
@@ -26,13 +28,16 @@ from warploom.schedule.target import Target
 from warploom.schedule.templates import pinned, template, templates
 from warploom.schedule.trace import chrome_trace
 
+GPU = "h100"  # where neither the request nor a file names a machine
+CONFIRMING = 0.5  # of the time limit: what proving a bound again may take
+
 
 @dataclass(frozen=True)
 class Request:
     """What a person asked for; see the options of `warploom schedule`."""
 
     name: str
-    gpu: str = "h100"
+    gpu: str = ""
     settings: tuple[str, ...] = ()
     costs: str = ""
     cost_end: str = "nominal"
@@ -67,7 +72,7 @@ class Result:
 
 def table_of(request: Request) -> CostTable:
     """The cost table a request names, with its overrides."""
-    table = costs(request.gpu, "nominal").at(request.cost_end)
+    table = costs(request.gpu or GPU, "nominal").at(request.cost_end)
     if request.costs:
         table = table.override("command line", **read_overrides(request.costs))
     return table
@@ -76,22 +81,32 @@ def table_of(request: Request) -> CostTable:
 def problem_of(request: Request) -> Problem:
     """The problem a request poses."""
     table = table_of(request)
+    where = target(table, request.groups, request.registers)
     if request.name.endswith(".json"):
         if request.settings:
             raise InputError(f"--set {request.settings[0]!r}: a JSON graph has no parameters")
-        graph = Graph.read(Path(request.name))
+        data = read_json(Path(request.name))
+        graph = Graph.from_json(data, request.name)
+        if is_solved(data) and not (request.gpu or request.groups or request.registers):
+            where = Target.from_json(data, request.name)
     else:
         graph = build(request.name, table, parse_params(list(request.settings)))
     effort = Effort(request.time_limit, request.workers, request.seed)
-    where = target(table, request.groups, request.registers)
     problem = Problem(graph, where, effort=effort, stages=request.stages)
     return pinned(template(request.template), problem) if request.template else problem
 
 
-def answer(request: Request) -> Result:
-    """Solve, check and simulate; raises what a person has to know."""
+def answer(request: Request, say: Callable[[str], None] = lambda _: None) -> Result:
+    """Solve, prove the bound again, check and simulate; raises what a person has to know.
+
+    `say` hears which step begins.
+    """
     problem = problem_of(request)
-    schedule = solve(problem)
+    schedule = solve(problem, say)
+    say(f"proving the lower bound {schedule.proof.lower_bound} again")
+    proof = confirmed(problem, schedule.proof, CONFIRMING * request.time_limit)
+    schedule = replace(schedule, proof=proof)
+    say("simulating")
     report = check(problem.graph, problem.target, schedule, problem.prices)
     rates = verify(problem.graph, problem.target, schedule)
     others: tuple[Schedule, ...] = ()
@@ -123,8 +138,10 @@ def _rules(result: Result) -> str:
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """Graph, target and schedule: enough to check the schedule elsewhere."""
+    """Graph, target and schedule: enough to check the schedule elsewhere, or to solve again."""
     return {
+        "schema": SOLVED,
+        "version": 1,
         "graph": result.graph.to_json(),
         "target": result.target.to_json(),
         "schedule": result.schedule.to_json(),

@@ -14,7 +14,7 @@ found (section 4.4); minimising over a range proves the same without stepping.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -73,18 +73,23 @@ class Modulo:
     seconds: float
 
 
-def solve(problem: Problem) -> Schedule:
+def solve(problem: Problem, say: Callable[[str], None] = lambda _: None) -> Schedule:
     """The optimal schedule under the problem's rules, or the best found marked unproved.
 
-    Raises `CheckFailed` when no schedule exists even with nothing overlapped.
+    `say` hears which step begins. Raises `CheckFailed` when no schedule exists even with nothing
+    overlapped.
     """
-    clock = Clock(problem.effort)
+    clock = Clock(problem.effort, say=say)
+    clock.say("units and dependences alone")
     bounds = lower_bounds(problem.graph, problem.target)
     modulo = modulo_schedule(problem, bounds, clock)
     if not problem.stages:
         most = -(-modulo.length // modulo.interval) + 1
         problem = replace(problem, stages=most)
+    clock.say(f"warp groups, from II {modulo.interval} up")
     start = _settle_interval(problem, modulo, clock)
+    if start.bound < start.interval:
+        clock.say(f"II {start.interval} found, intervals from {start.bound} up are open")
     start = _bettered(problem, start, clock)
     settled = clock.spent
     it = start.model
@@ -364,6 +369,7 @@ def _optimise(
         it.model.minimize(total)
         left = len(problem.objectives) - position
         wanted = [*decisions(it), *totals, total]
+        clock.say(f"{stage.name}, {position + 1} of {len(problem.objectives)} objectives")
         answer = _improve(it, stage.styles, wanted, values, clock, max(0.4, 1 / left))
         it.model.clear_objective()
         if answer.status == "INFEASIBLE":

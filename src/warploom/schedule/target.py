@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from warploom.errors import InputError
-from warploom.schedule.graph import Graph, expect_schema
+from warploom.schedule.graph import Graph, expect_schema, part_of
 
 SCHEMA = "warploom.target"
 VERSION = 1
@@ -166,9 +166,16 @@ class Target:
 
     @classmethod
     def from_json(cls, data: Any, origin: str = "target") -> Target:
-        """A target back from JSON data."""
-        table = dict(expect_schema(data, SCHEMA, VERSION, origin))
+        """A target back from JSON data, or from what `warploom schedule --json` wrote.
+
+        Raises `InputError` naming what is wrong.
+        """
+        table = dict(expect_schema(part_of(data, "target"), SCHEMA, VERSION, origin))
         del table["schema"], table["version"]
-        table["units"] = tuple(Unit(**item) for item in cast("list[Any]", table["units"]))
-        table["groups"] = tuple(GroupSpec(**item) for item in cast("list[Any]", table["groups"]))
-        return cls(**table)
+        try:
+            table["units"] = tuple(Unit(**item) for item in cast("list[Any]", table["units"]))
+            groups = cast("list[Any]", table["groups"])
+            table["groups"] = tuple(GroupSpec(**item) for item in groups)
+            return cls(**table)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{origin}: incomplete target: {error}") from None
