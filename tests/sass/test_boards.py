@@ -6,6 +6,7 @@ scoreboard 49, wait mask 52, stall 41).
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 
 from warploom.sass.aliasing import AliasMode, is_sync
 from warploom.sass.boards.renumber import Renumberer
-from warploom.sass.boards.verify import events, lates, number_of, verify_boards
-from warploom.sass.control import Control
+from warploom.sass.boards.verify import events, lates, named_boards, number_of, verify_boards
+from warploom.sass.control import NO_SCOREBOARD, Control
 from warploom.sass.cubin import Cubin
 from warploom.sass.kernel import Kernel, decode
+from warploom.sass.scoreboard import takes_no_wait
 from warploom.sass.verify import Verifier
 from warploom.search.lineage import Base, make_base, prove
 
@@ -180,3 +182,25 @@ def test_a_base_with_other_scoreboards_has_a_lineage(makers: dict[str, Renumbere
     base = next((one for one in bases if one.steps), Base(maker.original))
     assert [step.kind for step in base.steps] == ["boards"]
     assert prove(maker.original, maker.name, base.steps, AliasMode.TRITON) == []
+
+
+def test_an_increment_shows_one_cycle_after_its_issue(makers: dict[str, Renumberer]) -> None:
+    """A wait in the next cycle does not see it, a wait in the one after does."""
+    maker = makers[NAMES[0]]
+    kernel = decode(maker.original, maker.name)
+    named = named_boards(kernel)
+    planted = [
+        (setter.index, setter.control.write_sb)
+        for setter, waiter in itertools.pairwise(kernel.instructions)
+        if setter.control.write_sb != NO_SCOREBOARD
+        and not named >> setter.control.write_sb & 1
+        and setter.control.stall == 1
+        and not takes_no_wait(waiter)
+        and not waiter.control.wait >> setter.control.write_sb & 1
+    ]
+    assert planted
+    index, board = planted[0]
+    wait = kernel.instructions[index + 1].control.wait | 1 << board
+    early = edited(maker, maker.original, index + 1, wait=wait)
+    assert rules(maker, early) == {"BOARD_VISIBLE"}
+    assert "BOARD_VISIBLE" not in rules(maker, edited(maker, early, index, stall=2))

@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from warploom.sass.aliasing import AliasMode
+from warploom.sass.control import NO_SCOREBOARD
 from warploom.sass.cubin import Cubin
 from warploom.sass.edit import Editor
-from warploom.sass.kernel import decode
+from warploom.sass.kernel import Instruction, Kernel, decode
+from warploom.sass.paths import block_edges
 from warploom.sass.renaming.infer import infer_base
 from warploom.sass.renaming.rename import Renamer, Renaming, renamed
 from warploom.sass.renaming.verify import verify_renaming
@@ -27,7 +29,7 @@ NAMES = (
     "triton_layernorm_1x4096_w8_s1_sm90",
     "prebuilt_gemm_leaky_relu_sm90a",
 )
-RD, RA, GUARD = 16, 24, 12
+RD, RA, RB, RC, GUARD = 16, 24, 32, 64, 12
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +215,109 @@ def test_a_new_dependence_that_is_too_close_is_found(renamers: dict[str, Renamer
         if "NEW_DEPENDENCE" in found:
             break
     assert "NEW_DEPENDENCE" in found
+
+
+def carried(kernel: Kernel) -> Iterator[tuple[int, int, int]]:
+    """(writer, register, reader): blocks meet where the register is read; one of them writes it
+    last with `writer`, which nothing else reads, and all others write it too."""
+    before: dict[int, set[int]] = {}
+    for block, following in enumerate(block_edges(kernel)):
+        for other in following:
+            before.setdefault(other, set()).add(block)
+    for place, sources in before.items():
+        written: set[int] = set()
+        for item in _items(kernel, place):
+            for access in item.effects.reads:
+                register = access.resource
+                if register in written or not 1 < register < 250:
+                    continue
+                last = {source: _last_write(kernel, source, register) for source in sources}
+                writer = last.get(place - 1)
+                if len(sources) > 1 and all(last.values()) and writer is not None:
+                    yield writer.index, register, item.index
+            written |= {access.resource for access in item.effects.writes}
+
+
+def _items(kernel: Kernel, block: int) -> tuple[Instruction, ...]:
+    shape = kernel.blocks[block]
+    return kernel.instructions[shape.start : shape.end]
+
+
+def _last_write(kernel: Kernel, block: int, register: int) -> Instruction | None:
+    """What leaves this block in the register, when it is written for certain and not read there."""
+    for item in reversed(_items(kernel, block)):
+        if any(access.resource == register for access in item.effects.writes):
+            alone = len(item.effects.writes) == 1 and not item.effects.partial
+            return item if alone and item.low >> RD & 0xFF == register else None
+        if any(access.resource == register for access in item.effects.reads):
+            return None
+    return None
+
+
+def test_where_paths_meet_only_what_all_of_them_say_holds(
+    cubin_of: Callable[[str], Cubin],
+) -> None:
+    """One of two writers of a loop's register goes elsewhere; then its reader follows it, and is
+    right for that path only."""
+    cubin = cubin_of("cuda_sgemm_sm90a")
+    kernel = decode(cubin)
+    rows = list(carried(kernel))
+    assert rows
+    for writer, register, reader in rows[:2]:
+        image = patched(cubin, writer, RD, 8, register ^ 1)
+        assert ("DATAFLOW", 16 * reader) in _broken(cubin, image, kernel.name)
+        item = kernel.instructions[reader]
+        whole = item.low | item.high << 64
+        field = next(bit for bit in (RA, RB, RC) if whole >> bit & 0xFF == register)
+        image = patched(image, reader, field, 8, register ^ 1)
+        assert ("DATAFLOW", 16 * reader) in _broken(cubin, image, kernel.name)
+
+
+def _broken(original: Cubin, image: Cubin, name: str) -> set[tuple[str, int]]:
+    return {(one.rule, one.offset) for one in verify_renaming(original, image, name)}
+
+
+def overwriting(renamer: Renamer) -> Iterator[tuple[Renaming, int]]:
+    """Renamings into a register that an instruction has still to read, and that instruction."""
+    kernel = renamer.kernel
+    for block in kernel.blocks:
+        for item in kernel.instructions[block.start : block.end]:
+            board = item.control.read_sb
+            if board == NO_SCOREBOARD:
+                continue
+            open_until = next(
+                (
+                    later.index
+                    for later in kernel.instructions[item.index + 1 : block.end]
+                    if later.control.wait >> board & 1
+                ),
+                block.end,
+            )
+            sources = {access.resource for access in item.effects.reads}
+            for group in renamer.webs.groups:
+                if not group.movable or not renamer._encodable(group) or not group.touched:
+                    continue
+                if not item.index < min(group.touched) < open_until or group.width > 1:
+                    continue
+                for source in sources:
+                    if source < 250 and renamer._is_free(group, source, {}):
+                        yield (
+                            Renaming(group.number, source - group.registers[0], "planted"),
+                            item.index,
+                        )
+
+
+def test_a_register_still_to_be_read_is_found(renamers: dict[str, Renamer]) -> None:
+    """The values are right: only what is outstanding speaks against it."""
+    renamer = renamers[NAMES[0]]
+    planted = [(row, reader) for row, reader in overwriting(renamer) if row.distance]
+    assert planted
+    for row, reader in planted[:2]:
+        image, name = renamer.rewrite([row]), renamer.kernel.name
+        found = verify_renaming(renamer.original, image, name)
+        assert "DATAFLOW" not in {one.rule for one in found}
+        before = decode(image).instructions[reader]
+        assert any(f"still in use by {before}, and nothing waits" in one.reason for one in found)
 
 
 def test_registers_that_live_through_a_call_keep_their_meaning(

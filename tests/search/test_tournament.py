@@ -131,7 +131,7 @@ def test_no_search_is_begun_when_the_time_is_over(cubin_of: Callable[[str], Cubi
         bases,
         PLAYERS["random"],
         lambda _: BaseModel(original, original, name),
-        Budget(0.1),
+        Budget(0.0),
         name,
         MODE,
     )
