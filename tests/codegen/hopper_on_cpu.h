@@ -4,7 +4,8 @@
 // earlier, so that a missing wait, a slot given back early or a register touched too soon gives
 // wrong results. Faults: generic writes that no fence has made visible to the other proxy, barriers
 // that copies or other blocks use before the fence of their initialisation, matmuls without a fence
-// since the threads had the registers to themselves.
+// since the threads had the registers to themselves. Registers that no thread gave back are waited
+// for until the run ends.
 // Layouts: PTX ISA 9.x, sections 9.7.15.5 (wgmma), 5.5 (tensors); TMA: `cuTensorMapEncodeTiled`.
 
 namespace machine {
@@ -42,6 +43,9 @@ static std::vector<std::deque<Bulk>> stores;  // by thread and group of stores
 static std::vector<unsigned short> unfenced;  // by byte of shared memory: the thread that wrote, + 1
 static std::vector<std::vector<unsigned>> written_by;
 static Barrier meeting[MOST_BLOCKS];  // of the blocks of a cluster
+static std::vector<long> spare;        // by block: registers that its threads gave back
+// Of a thread when a block begins: an equal share of 64 Ki, in eights, of which it can name 255.
+static int registers_at_entry() { return std::min(65536 / threads_each, 255) / 8 * 8; }
 static int pace[4];  // of copies, matmuls, stores, pushes: 1 in so many turns takes effect
 
 static void proxy_reads(unsigned at) {
@@ -250,6 +254,7 @@ static void hopper(int blocks, int threads, int in_cluster) {
   for (Barrier& one : meeting) one = {};
   matmuls.assign(all, {});
   stores.assign(all, {});
+  spare.assign(blocks, 0);
   written_by.assign(all, {});
   unfenced.assign(size_t(blocks) * ROOM, 0);
   boxes.clear();
@@ -312,8 +317,17 @@ static void add_quad(float* x, unsigned at) {
   read_quad(y, at);
   for (int i = 0; i < 4; ++i) x[i] += y[i];
 }
-template <int kCount> static void registers_down() {}
-template <int kCount> static void registers_up() {}
+template <int kCount> static void registers_down() {
+  const int less = machine::registers_at_entry() - kCount;
+  if (less < 0) machine::fail("registers given back that the thread does not have");
+  machine::spare[machine::block_of()] += less;
+}
+template <int kCount> static void registers_up() {
+  const int more = std::max(0, kCount - machine::registers_at_entry());
+  long& spare = machine::spare[machine::block_of()];
+  machine::yield_until([](const void* s, long n) { return *(const long*)s >= n; }, &spare, more);
+  spare -= more;
+}
 template <class M> static void prefetch_map(const M*) {}
 static void wait_previous_grid() {}
 static void start_next_grid() {}

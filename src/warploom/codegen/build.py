@@ -1,8 +1,8 @@
 """Source to cubin with nvcc's wheel, no GPU needed; what the compiler says is part of the answer.
 
 A note that wgmma was serialised or setmaxnreg ignored, a spill or a stack frame is an error unless
-allowed by name: each is a large silent slow-down (handbook/tiles.md 5.8). Results are cached by the
-hash of source, compiler and architecture.
+allowed by name: each is a large silent slow-down. Results are cached by the hash of source,
+compiler and architecture.
 """
 
 from __future__ import annotations
