@@ -148,9 +148,7 @@ def matmul_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     if not _are_images(diagram, node):
         return None
     work = math.prod(float(diagram.size[a]) for a in (*node.axes, *node.over))
-    value = 2 * work / math.sqrt(capacity) - 2 * capacity * _batches(diagram, node)
-    if _batches(diagram, node) > 1:
-        value = 2 * work / math.sqrt(capacity) - 2 * capacity
+    value = 2 * work / math.sqrt(capacity) - 2 * capacity
     return Bound("matmul", node.name, value, "2mnk/√M - 2M (1702.02017)") if value > 0 else None
 
 
@@ -180,13 +178,6 @@ def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | Non
         best = max(best, float(phase) * math.floor(pairs / (full + reach)))
     statement = "T floor(q x / ((M+T)²/(4d(d+e)) + M + T)) (phases; sharpens 2402.07443)"
     return Bound("sandwich", node.name, best, statement) if best > 0 else None
-
-
-def _batches(diagram: Diagram, node: Node) -> float:
-    """The size of the axes both operands and the result share."""
-    sides = frames(diagram, node)
-    assert sides is not None
-    return math.prod(float(diagram.size[a]) for a in sides[2])
 
 
 def _are_images(diagram: Diagram, node: Node) -> bool:
