@@ -40,6 +40,7 @@ from warploom.diagram.operands import (
     is_general,
     is_image,
     is_opaque,
+    maps_of,
     own_output,
     unused,
 )
@@ -204,7 +205,8 @@ def _are_images(diagram: Diagram, node: Node) -> bool:
 def _second_width(
     diagram: Diagram, node: Node, rows: frozenset[str], columns: frozenset[str]
 ) -> float:
-    """The width e of the V operand: axes of a later contraction's other input besides x; else 0.
+    """The width e of the V operand: axes besides x of what a contraction of a map of S has as its
+    other input; else 0.
 
     V must be another external array than B: latent attention reads one array as both.
     """
@@ -214,7 +216,8 @@ def _second_width(
     for later in diagram.nodes:
         if later.kind != "contract" or node.name not in above[later.name]:
             continue
-        for name in later.inputs:
+        pairs = set(later.inputs) & set(maps_of(diagram, node))
+        for name in later.inputs if pairs else ():
             if name in sources or node.name in above.get(name, frozenset()):
                 continue
             axes = set(diagram.axes_of(name))
