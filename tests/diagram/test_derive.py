@@ -491,13 +491,13 @@ def test_a_machine_of_ones_own_is_derived_for(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     count = '[sm]\ncount = { value = 33, unit = "SM", source = "a slice", kind = "measured" }\n'
     mine.write_text(f'name = "slice"\ntitle = "A quarter"\nbase = "h100"\n{count}')
-    answer = RUN.invoke(app, ["derive", "mha", "--gpu", str(mine), "--json"])
+    answer = RUN.invoke(app, ["derive", "matmul", "--gpu", str(mine), "--json"])
     assert answer.exit_code == 0, answer.output
     found = Derivation.from_json(json.loads(answer.output))
-    whole = derive(formula("mha"), gpu_name="h100")
+    whole = derive(formula("matmul"), gpu_name="h100")
     assert found.seconds == pytest.approx(4 * whole.seconds, rel=0.1)
-    assert str(found).startswith("mha on slice in fp16")
-    rows = RUN.invoke(app, ["derive", "mha", "--gpu", f"h100,{mine}"])
+    assert str(found).startswith("matmul on slice in fp16")
+    rows = RUN.invoke(app, ["derive", "matmul", "--gpu", f"h100,{mine}"])
     assert rows.exit_code == 0 and str(mine) in rows.output
 
 
