@@ -511,6 +511,8 @@ def test_without_registered_lemmas_the_search_finds_flash_attention() -> None:
     assert len(found.kernels) == 1 and set(found.kernels[0].stream_index) == {"x"}
     assert found.traffic == derive(formula("attention"), memory=MEMORY).traffic
     assert found.verify()[0] < 1e-12
+    split = derive(formula("attention"), gpu_name="h200", lemmas=False)
+    assert split.kernels[0].splits == ("x",) and split.verify()[0] < 1e-12
 
 
 def test_bad_nests_are_refused_with_the_nearest_fix() -> None:
