@@ -491,13 +491,13 @@ def test_a_machine_of_ones_own_is_derived_for(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     count = '[sm]\ncount = { value = 33, unit = "SM", source = "a slice", kind = "measured" }\n'
     mine.write_text(f'name = "slice"\ntitle = "A quarter"\nbase = "h100"\n{count}')
-    answer = RUN.invoke(app, ["derive", "mha", "--gpu", str(mine), "--json"])
+    answer = RUN.invoke(app, ["derive", "matmul", "--gpu", str(mine), "--json"])
     assert answer.exit_code == 0, answer.output
     found = Derivation.from_json(json.loads(answer.output))
-    whole = derive(formula("mha"), gpu_name="h100")
+    whole = derive(formula("matmul"), gpu_name="h100")
     assert found.seconds == pytest.approx(4 * whole.seconds, rel=0.1)
-    assert str(found).startswith("mha on slice in fp16")
-    rows = RUN.invoke(app, ["derive", "mha", "--gpu", f"h100,{mine}"])
+    assert str(found).startswith("matmul on slice in fp16")
+    rows = RUN.invoke(app, ["derive", "matmul", "--gpu", f"h100,{mine}"])
     assert rows.exit_code == 0 and str(mine) in rows.output
 
 
@@ -511,6 +511,8 @@ def test_without_registered_lemmas_the_search_finds_flash_attention() -> None:
     assert len(found.kernels) == 1 and set(found.kernels[0].stream_index) == {"x"}
     assert found.traffic == derive(formula("attention"), memory=MEMORY).traffic
     assert found.verify()[0] < 1e-12
+    split = derive(formula("attention"), gpu_name="h200", lemmas=False)
+    assert split.kernels[0].splits == ("x",) and split.verify()[0] < 1e-12
 
 
 def test_bad_nests_are_refused_with_the_nearest_fix() -> None:

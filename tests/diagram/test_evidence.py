@@ -25,7 +25,7 @@ def test_rows_cover_the_claim_and_their_checks_passed() -> None:
         assert 0 < row.checks["percent_of_bound"] <= 100
     searched, registered = [row for row in ROWS if row.unit == "s"]
     assert "--no-lemmas" in searched.shape and "--no-lemmas" not in registered.shape
-    assert registered.ours < searched.ours < 2
+    assert searched.ours < 2 and registered.ours < 2
     (integers,) = [row for row in ROWS if row.kernel == "integer tiles"]
     assert integers.ours <= 1.05 and integers.samples >= 200
 

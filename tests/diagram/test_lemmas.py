@@ -18,9 +18,12 @@ from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.external import sympy
 from warploom.diagram.frontend import build, tensor
 from warploom.diagram.graph import Diagram
+from warploom.diagram.kernel import Loop
+from warploom.diagram.legal import make_kernel
 from warploom.diagram.lemmas import MONOID_IDENTITIES, REGISTERED, Registered
 from warploom.diagram.library import formula
 from warploom.diagram.streaming import make_streamable, monoid_of
+from warploom.diagram.work import operations
 
 CASCADES = (
     ("attention", "x"),
@@ -90,6 +93,30 @@ def test_unstable_algebra_is_rejected() -> None:
     moments = replace(welford, terms=terms)
     assert certify.identity_error(moments) < certify.EXACT
     assert not certify.is_stable(moments, means)
+
+
+def test_stability_is_tested_whatever_the_order_of_the_operands() -> None:
+    """Were the maximum modelled over the values, two-pass evaluation would overflow as well, and
+    exp(-m) Σ v exp(x) would pass."""
+    x, v = tensor("X", "m x"), tensor("V", "m x")
+    weight = f.apply("exp", x - f.reduce("max", x, "x"))
+    for body in (v * weight, weight * v):
+        made = make_streamable(cascade_of(f.reduce("sum", body, "x")), "x", True, False)
+        assert not isinstance(made, Refusal)
+        (lemma,) = made.lemmas
+        assert lemma.terms[0].matrix and "exp" not in str(lemma.terms[0].factor)
+
+
+@pytest.mark.parametrize("name", ["attention", "mlp", "layernorm_matmul", "cross_entropy"])
+def test_a_split_axis_that_is_streamed_is_rewritten_once(name: str) -> None:
+    diagram = formula(name)
+    axis = {"attention": "x", "mlp": "h", "layernorm_matmul": "d", "cross_entropy": "v"}[name]
+    for lemmas in (True, False):
+        once = make_kernel(diagram, [Loop(axis, "stream")], lemmas=lemmas)
+        both = make_kernel(diagram, [Loop(axis, "split"), Loop(axis, "stream")], lemmas=lemmas)
+        assert not isinstance(once, Refusal) and not isinstance(both, Refusal)
+        assert both.body == once.body and both.corrections == once.corrections
+        operations(both)
 
 
 def test_a_planted_wrong_correction_fails_every_check() -> None:

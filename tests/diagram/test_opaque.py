@@ -233,6 +233,31 @@ def test_inputs_that_change_nothing_need_not_be_read() -> None:
     assert compulsory(single).value == WIDTH + 4096 * WIDTH
 
 
+def test_products_that_end_in_nothing_are_not_counted() -> None:
+    q, k, v = tensor("Q", "q d"), tensor("K", "x d"), tensor("V", "x e")
+    weights = f.softmax(contract(q, k, out=("q", "x")), "x")
+    out = contract(weights, v, out=("q", "e"))
+    sizes = {"q": N, "x": N, "d": WIDTH, "e": WIDTH}
+    assert counted(build("kept", out + tensor("C", "q e"), sizes))
+    assert not counted(build("lost", out * 0.0 + tensor("C", "q e"), sizes))
+
+
+def test_values_are_brought_to_pairs_only_where_pairs_are_multiplied_by_them() -> None:
+    """Σ_i P_ij is summed first here: V is needed once a column, not once a pair."""
+    q, k, v = tensor("Q", "q d"), tensor("K", "x d"), tensor("V", "x e")
+    weights = apply("relu", contract(q, k, out=("q", "x")))
+    sizes = {"q": N, "x": N, "d": WIDTH}
+
+    def sandwich(result: Expr, **more: int) -> float:
+        found = lower_bounds(build("probe", result, {**sizes, **more}), MEMORY)
+        return next(one.value for one in found if one.name == "sandwich")
+
+    alone = sandwich(reduce("sum", weights, "q"))
+    summed = sandwich(contract(reduce("sum", weights, "q"), v, out=("e",)), e=8 * WIDTH)
+    assert summed == alone
+    assert sandwich(contract(weights, v, out=("q", "e")), e=8 * WIDTH) > 2 * alone
+
+
 def test_sums_are_merged_through_what_only_looks_like_a_function() -> None:
     """log(exp(A B)) + C D is one running sum; tanh(A B) + C D is not."""
     left, right = product(), contract(tensor("C", "a d"), tensor("D", "d c"), out=("a", "c"))

@@ -40,6 +40,7 @@ from warploom.diagram.operands import (
     is_general,
     is_image,
     is_opaque,
+    maps_of,
     own_output,
     unused,
 )
@@ -148,9 +149,7 @@ def matmul_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     if not _are_images(diagram, node):
         return None
     work = math.prod(float(diagram.size[a]) for a in (*node.axes, *node.over))
-    value = 2 * work / math.sqrt(capacity) - 2 * capacity * _batches(diagram, node)
-    if _batches(diagram, node) > 1:
-        value = 2 * work / math.sqrt(capacity) - 2 * capacity
+    value = 2 * work / math.sqrt(capacity) - 2 * capacity
     return Bound("matmul", node.name, value, "2mnk/√M - 2M (1702.02017)") if value > 0 else None
 
 
@@ -182,13 +181,6 @@ def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | Non
     return Bound("sandwich", node.name, best, statement) if best > 0 else None
 
 
-def _batches(diagram: Diagram, node: Node) -> float:
-    """The size of the axes both operands and the result share."""
-    sides = frames(diagram, node)
-    assert sides is not None
-    return math.prod(float(diagram.size[a]) for a in sides[2])
-
-
 def _are_images(diagram: Diagram, node: Node) -> bool:
     """Whether both operands are elementwise images of external arrays, and not of the same one
     (a Gram matrix needs less: an element serves as row and as column)."""
@@ -213,7 +205,8 @@ def _are_images(diagram: Diagram, node: Node) -> bool:
 def _second_width(
     diagram: Diagram, node: Node, rows: frozenset[str], columns: frozenset[str]
 ) -> float:
-    """The width e of the V operand: axes of a later contraction's other input besides x; else 0.
+    """The width e of the V operand: axes besides x of what a contraction of a map of S has as its
+    other input; else 0.
 
     V must be another external array than B: latent attention reads one array as both.
     """
@@ -223,7 +216,8 @@ def _second_width(
     for later in diagram.nodes:
         if later.kind != "contract" or node.name not in above[later.name]:
             continue
-        for name in later.inputs:
+        pairs = set(later.inputs) & set(maps_of(diagram, node))
+        for name in later.inputs if pairs else ():
             if name in sources or node.name in above.get(name, frozenset()):
                 continue
             axes = set(diagram.axes_of(name))

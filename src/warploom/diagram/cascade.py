@@ -48,6 +48,8 @@ class Scalar:
     bases: Mapping[str, str]
     leaves: Mapping[str, str]
     parameters: Mapping[str, str]
+    carriers: Mapping[str, str]
+    """Base to a leaf that it is a reduction of, where the formula has one."""
 
 
 def closes(node: Node, axis: str) -> bool:
@@ -125,7 +127,13 @@ def scalar_form(body: Diagram, node: Node, axis: str) -> Scalar | Refusal:
                 f"its correction would depend on axis {extra[0]!r}, which it removes",
                 f"keep {extra[0]!r} on {node.name!r} or compute {base!r} in an earlier kernel",
             )
-    return Scalar(node, sp.Mul(*parts), bases, leaves, parameters)
+    carriers = {
+        name: leaf
+        for name, value in bases.items()
+        for leaf, read in leaves.items()
+        if read in above[value]
+    }
+    return Scalar(node, sp.Mul(*parts), bases, leaves, parameters, carriers)
 
 
 def symbol_name(value: str) -> str:

@@ -240,15 +240,17 @@ def law_error(lemma: Lemma, sources: Mapping[str, str], trials: int = 8, seed: i
 
 
 def _bases(lemma: Lemma, sources: Mapping[str, str], stream: Stream) -> dict[str, Any]:
-    """Every base over a slice. A base is modelled as its monoid over the first leaf.
+    """Every base over a slice. A base is modelled as its monoid over a leaf that it is made of.
 
-    What a base reduces does not matter to the lemma, which must hold for any base values; the
-    first leaf (positive for sums) makes the numeric tests meet the values met in practice.
+    What a base reduces does not matter to the lemma, which must hold for any base values, but to
+    the stability test: the maximum of another leaf lets two-pass evaluation overflow, too. Where no
+    leaf is known it is the first one (positive for sums).
     """
-    leaf = next(iter(stream.values()))
+    first = next(iter(stream))
     result: dict[str, Any] = {}
     for name, value in lemma.scalar.bases.items():
         kind = sources[value]
+        leaf = stream[lemma.scalar.carriers.get(name, first)]
         body = leaf if kind in ("max", "min", "mean") else np.abs(leaf) + leaf.dtype.type(0.5)
         result[name] = MONOIDS[kind].reduce(body, 0)
     return result

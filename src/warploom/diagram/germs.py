@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+import numpy as np
+
 from warploom.diagram.ops import op
 
 Kind = Literal["polynomial", "algebraic", "transcendental", "bounded", "other"]
@@ -94,9 +96,10 @@ def _number(name: str, given: Sequence[Germ]) -> Known:
     apply = op(name).apply
     assert apply is not None
     try:
-        value = float(apply(*(float(part.value) for part in given)))
-    except (ValueError, ZeroDivisionError, OverflowError):
-        return None
+        with np.errstate(all="ignore"):
+            value = float(apply(*(np.float64(part.value) for part in given)))
+    except OverflowError:
+        return None  # a coefficient beyond float64
     return polynomial(Fraction(value)) if math.isfinite(value) else None
 
 

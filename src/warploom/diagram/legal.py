@@ -160,6 +160,7 @@ def make_kernel(
     corrections: list[Correction] = []
     used: list[str] = []
     current = body
+    streamed: set[str] = set()
     for loop in loops:
         if refusal := known_axis(current, loop.axis, f"{loop.kind}"):
             return refusal
@@ -167,8 +168,9 @@ def make_kernel(
             if refusal := group(current, loop.axis):
                 return refusal
             continue
-        if not removes(current, loop.axis):
-            continue
+        if loop.axis in streamed or not removes(current, loop.axis):
+            continue  # the parts of a split are streamed, and merged, by the same corrections
+        streamed.add(loop.axis)
         answer = make_streamable(current, loop.axis, search, lemmas)
         if isinstance(answer, Refusal):
             return answer

@@ -66,10 +66,12 @@ def frames(
 def is_opaque(diagram: Diagram, node: Node) -> bool:
     """Whether a product's elements have to exist: wherever they are summed (or scanned, or
     reindexed), it is a function of them that is established to be no polynomial; where their
-    maximum is taken or they are an output, one that is no constant."""
-    if prod(diagram.size[axis] for axis in node.over) < 2:
+    maximum is taken or they are an output, one that is no constant. And no array behind them is
+    without effect on the outputs."""
+    width = prod(diagram.size[axis] for axis in node.over)
+    if width < 2 or ancestors(diagram)[node.name] & unused(diagram):
         return False
-    maps = _maps(diagram, node)
+    maps = maps_of(diagram, node)
     ends = {user: diagram.node[user] for name in maps for user in diagram.consumers[name]}
     boxes = [box for box in ends.values() if box.kind not in ("map", "mask")]
     out = [name for name in maps if name in diagram.outputs]
@@ -80,7 +82,7 @@ def is_opaque(diagram: Diagram, node: Node) -> bool:
     )
 
 
-def _maps(diagram: Diagram, node: Node) -> tuple[str, ...]:
+def maps_of(diagram: Diagram, node: Node) -> tuple[str, ...]:
     """A result and all maps of its elements."""
     found = {node.name: None}
     for box in diagram.nodes:
@@ -317,7 +319,7 @@ def terms(diagram: Diagram, value: str) -> frozenset[str]:
     for node in diagram.nodes:
         if node.kind != "contract" or node.name not in {value, *above.get(value, ())}:
             continue
-        mapped = value in _maps(diagram, node)
+        mapped = value in maps_of(diagram, node)
         if mapped and not no_polynomial(diagram, node, (value,), node.axes):
             found.add(node.name)
     return frozenset(found)
