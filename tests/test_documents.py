@@ -42,7 +42,7 @@ PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 FORMS = ("warploom ", "python ", "make ")
 INLINE = re.compile(r"`(warploom [^`]+)`")
 # The first words of a command: the option that keeps it short here.
-SHORTER = {"tune": "--budget 2s", "schedule": "--time-limit 5"}
+SHORTER = {"tune": "--budget 2s", "schedule": "--time-limit 5", "optimize": "--time-limit 3"}
 
 
 @dataclass(frozen=True)

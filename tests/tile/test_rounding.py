@@ -7,6 +7,7 @@ import pytest
 from tests.codegen.simt_programs import PROGRAMS, make
 
 from warploom import tile as t
+from warploom.tile import rounding
 from warploom.tile.interpret import bind, interpret
 from warploom.tile.rounding import limits, spreads
 
@@ -75,6 +76,19 @@ def test_copies_and_exact_products_have_no_deviation() -> None:
     spread = spreads(program, bind(program, arrays))["y"]
     assert not spread.deviation.any() and spread.known.all()
     assert not limits(spread, 8.0).any()
+
+
+def test_an_output_that_begins_as_numbers_is_known_only_where_tasks_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted fault: numbers that no task wrote would pass for results without any deviation."""
+    monkeypatch.setattr(rounding, "WORK", 1)
+    program = summed(64, t.BF16)
+    x = np.random.default_rng(2).normal(size=(256, 64))
+    for before, ran in ((np.nan, 32), (0.0, 256)):
+        held = bind(program, {"x": x, "y": np.full(256, before)})
+        spread = spreads(program, held)["y"]
+        assert spread.known.sum() == ran and spread.deviation[spread.known].all()
 
 
 def test_some_tasks_stand_for_many() -> None:

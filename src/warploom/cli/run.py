@@ -34,5 +34,5 @@ def run(
     chosen = select(name, settings_of(settings))
     built = chosen.build() if on == "gpu" else None
     result = checked(name, chosen.config, sizes, built, seed)
-    typer.echo(json.dumps(result.to_json()) if as_json else str(result))
+    typer.echo(json.dumps(result.to_json()) if as_json else result.numbers)
     result.require()

@@ -114,15 +114,19 @@ class CheckResult:
             values[name] = tuple(Finding.from_json(one) for one in found)
         return cls(**values)
 
-    def __str__(self) -> str:
-        """A line an output, then a line for everything that is wrong with its elements."""
-        lines = [
+    @property
+    def numbers(self) -> str:
+        """The error of every output, a line each."""
+        return "\n".join(
             f"{self.kernel} {name} on {self.place}: relative error {error:.2e} (bound "
             f"{self.bounds[name]:.1e}) against {self.judge}"
             for name, error in self.errors.items()
-        ]
+        )
+
+    def __str__(self) -> str:
+        """A line an output, then a line for everything that is wrong with its elements."""
         found = [*self.unwritten, *self.overlaps, *self.wrong]
-        return "\n".join([*lines, *map(str, found)])
+        return "\n".join([self.numbers, *map(str, found)])
 
 
 def checked(

@@ -81,17 +81,20 @@ def spreads(
     scalars: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> dict[str, Spread]:
-    """The spread of every array that `program` stores to. `arrays` has them in their types; what
-    is only stored must hold NaN, or integers that are no result: they mark what no task wrote.
+    """The spread of every array that `program` stores to; `arrays` has them in their types.
 
-    Where all tasks would take long some of them run, evenly spread over the grid.
+    Where all tasks would take long some of them run, evenly spread over the grid. NaN in what is
+    stored, or integers that are no result, then mark what no task wrote.
     """
     stored = {op.array.name for op in program.ops() if op.array and op.kind == "store"}
     added = {op.array.name for op in program.ops() if op.array and op.kind == "store_add"}
     loaded = {op.array.name for op in program.ops() if op.array and op.kind == "load"}
     wide, values = widened(program), {k: v.astype(float) for k, v in bind(program, arrays).items()}
     values |= {a.name: arrays[a.name] for a in program.arrays if not a.dtype.is_float}
-    whole = bool(added or stored & loaded)  # every task has a part in what others find
+    # All tasks, where others find what they left, or nothing marks what no task wrote.
+    floats = [name for name in stored if program.array(name).dtype.is_float]
+    kept = any(not np.isnan(values[name]).all() for name in floats)
+    whole = bool(added or stored & loaded or kept)
     tasks = _chosen(program, values, whole)
     exact = interpret(wide, values, scalars, tasks)
     squares = {name: np.zeros(exact[name].shape) for name in stored | added}
