@@ -333,7 +333,7 @@ def _guessed(
     weights = exp2(scores * scale - base)
     part, packed = sum_along(weights, "keys"), weights.cast(config.dtype)
     # In the first block nothing was: the compiler sees that there, and leaves the guess out.
-    right = (total > 0.0) & (part <= 2.0**config.widest)
+    right = (part <= 2.0**config.widest) & (total > 0.0)
     after = maximum(base, _as_base(config, max_along(scores, "keys"), scale))
     under = where(after.equals(-math.inf), 0.0, after) if masked else after
     rescale[:] = where(right, rescale, rescale * exp2(base - under))
@@ -345,7 +345,7 @@ def _guessed(
     else:
         # A key that outweighs all before it: its weight is no power of 2, as under the maximum. The
         # sum of the rounded weights cancels what rounding did to it (but is not what lse is of).
-        minor = right & (part * 0.5 <= total)
+        minor = (part * 0.5 <= total) & right
         part[:] = where(minor, part, sum_along(packed.cast(FP32), "keys"))
     total[:] = total * rescale + part
     acc[:] = acc * rescale
