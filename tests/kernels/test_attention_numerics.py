@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from warploom.codegen.build import build
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_reference import reference
-from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention
+from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention, default_attention
+from warploom.kernels.library import configure
 from warploom.tile import BF16, FP16, interpret
 from warploom.tile.interpret import bind
 
@@ -191,6 +193,21 @@ def test_exact_takes_no_variant_that_guesses():
             assert not weighs_near(chosen.config(base))
             for choice in ATTENTION_CHOICES.values():
                 assert choice.takes(base) <= (not weighs_near(choice))
+
+
+@pytest.mark.parametrize("lse", [False, True])
+def test_the_kernel_of_long_rows_has_registers_enough(lse):
+    """Three groups with 160 registers a thread: one value more and the build is refused."""
+    config, schedule = default_attention(8192, AttentionConfig(lse=lse))
+    assert config.guess and config.tile == (192, 80)
+    assert build(attention(config), schedule).resources.spill_bytes == 0
+
+
+def test_exact_is_a_setting_of_the_command_line():
+    assert configure("attention", {"exact": "true"})[0].exact
+    assert not configure("attention", {})[0].exact
+    with pytest.raises(InputError, match="exact='maybe', expected true or false"):
+        configure("attention", {"exact": "maybe"})
 
 
 def weighs_near(one):
