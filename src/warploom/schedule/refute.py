@@ -35,6 +35,7 @@ from warploom.schedule.schedule import Proof, Schedule
 Matrix = NDArray[np.int64]
 NEVER = -(10**12)  # a path that does not exist
 CONFIRMED = "confirmed by a second search"
+ALONE = "second search"  # the status of a proof that the solver had no time for
 Say = Callable[[str], None]
 
 
@@ -64,6 +65,7 @@ class _Table:
     cycles: Matrix
     turns: Matrix
     sign: Matrix
+    size: Matrix
     count: int
 
     @staticmethod
@@ -75,7 +77,9 @@ class _Table:
             for gap in gaps
         ]
         at = np.array(rows, dtype=np.int64).reshape(-1, 6).T
-        return _Table(at[0], at[1], at[2], at[3], at[4], at[5], len(choices))
+        size = [sum(gap.cycles for gap in (*c.later, *c.sooner)) for c in choices]
+        sizes = np.array(size, dtype=np.int64)
+        return _Table(at[0], at[1], at[2], at[3], at[4], at[5], sizes, len(choices))
 
 
 @dataclass
@@ -212,7 +216,9 @@ class _Search:
         if -1 in state.home:
             return self._homes(state)
         if state.choices:
-            number = int(left.sum(axis=0).argmin())
+            # Few ways first, and of those the longest: it decides most.
+            ways = left.sum(axis=0)
+            number = int(np.where(ways == ways.min(), state.table.size, -1).argmax())
             return self._ways(state, number, left[:, number])
         if state.low < state.high:
             return self._halves(state)
@@ -315,6 +321,27 @@ def refute(
             return Verdict("open", reached, None, search.steps, spent)
         search.unknown, width = False, max(1, width // 8)
     return Verdict("refuted", reached, None, search.steps, time.perf_counter() - begin)
+
+
+def settled(
+    problem: Problem, schedule: Schedule, seconds: float = 30.0, say: Say = lambda _: None
+) -> Schedule:
+    """The schedule with its proof confirmed; and where the solver left intervals open and time is
+    left, proved by this search alone, with that said."""
+    begin = time.perf_counter()
+    proof = confirmed(problem, schedule.proof, seconds, say)
+    interval, stages = schedule.initiation_interval, proof.stages or schedule.stages + 1
+    left = seconds - (time.perf_counter() - begin)
+    if proof.status == "unproved" and proof.confirmed == CONFIRMED and left > 0:
+        low = proof.lower_bound
+        if refute(problem, low, interval - 1, stages, left, say).status == "refuted":
+            reason = (
+                f"every interval below {interval} is refuted with up to {stages} stages by the "
+                f"second search; the solver was open from {low} up"
+            )
+            alone = {"lower_bound": interval, "stages": stages, "reason": reason}
+            proof = replace(proof, status=ALONE, confirmed="by the second search alone", **alone)
+    return replace(schedule, proof=proof)
 
 
 def confirmed(
