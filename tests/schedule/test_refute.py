@@ -271,7 +271,7 @@ def test_every_claim_above_the_truth_is_caught_and_none_below() -> None:
         assert confirmed(it, proof, 20).confirmed == CONFIRMED
         for claim in (least + 1, 2 * least):
             higher = replace(proof, lower_bound=claim, status="infeasible", stages=3)
-            with pytest.raises(AssertionError, match=f"false bound: {claim} is claimed"):
+            with pytest.raises(CheckFailed, match=f"false bound: {claim} is claimed"):
                 confirmed(it, higher, 20)
 
 
@@ -367,7 +367,7 @@ def test_a_fault_of_the_solver_is_caught(fault: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(where, name, wrong)
     claim = solve(it).proof
     assert claim.status == "infeasible" and claim.lower_bound > right.initiation_interval
-    with pytest.raises(AssertionError, match=f"false bound: {claim.lower_bound} is claimed"):
+    with pytest.raises(CheckFailed, match=f"false bound: {claim.lower_bound} is claimed"):
         confirmed(it, claim, 10)
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.errors import CheckFailed
 from warploom.schedule.checker import check
 from warploom.schedule.problem import Problem
 from warploom.schedule.readout import assemble
@@ -349,14 +350,14 @@ def confirmed(
 ) -> Proof:
     """The proof with what `refute` says of its lower bound, interval by interval from 1 up.
 
-    Raises `AssertionError` with the schedule where one is found below the bound.
+    Raises `CheckFailed` with the schedule where one is found below the bound.
     """
     below = proof.lower_bound - 1
     verdict = Verdict("refuted", 1)
     if below > 0:
         verdict = refute(problem, 1, below, proof.stages, seconds, say)
     if verdict.schedule is not None:
-        raise AssertionError(
+        raise CheckFailed(
             f"false bound: {proof.lower_bound} is claimed ({proof.reason}), but an interval of "
             f"{verdict.schedule.initiation_interval} has a schedule: {verdict.schedule}"
         )

@@ -38,7 +38,7 @@ from warploom.schedule.objectives import (
 from warploom.schedule.problem import Clock, Problem, decisions, joint_encoding
 from warploom.schedule.readout import read_schedule
 from warploom.schedule.recount import recount
-from warploom.schedule.refute import refute
+from warploom.schedule.refute import confirmed, refute
 from warploom.schedule.schedule import Objective, Proof, Schedule
 from warploom.schedule.solver import (
     Answer,
@@ -98,7 +98,7 @@ def solve(problem: Problem, say: Callable[[str], None] = lambda _: None) -> Sche
     if it is None:
         assert start.placed is not None
         proof = _prove(problem, bounds, start, settled, ())
-        return replace(start.placed, rules=problem.rules, proof=proof)
+        return replace(start.placed, rules=problem.rules, proof=_added_again(problem, proof))
     if it.length is not None and start.interval == modulo.interval:
         it.model.add(it.length >= modulo.length_bound)  # groups only make it longer
     objectives, values = _optimise(problem, it, start.values, clock)
@@ -107,7 +107,12 @@ def solve(problem: Problem, say: Callable[[str], None] = lambda _: None) -> Sche
         problem.graph, problem.rules, read_schedule(it, values, start.interval, objectives, proof)
     )
     check(problem.graph, problem.target, schedule, problem.prices).raise_if_failed()
-    return schedule
+    return replace(schedule, proof=_added_again(problem, proof))
+
+
+def _added_again(problem: Problem, proof: Proof) -> Proof:
+    """An analytic bound is confirmed at once: that needs no search, only sums and longest paths."""
+    return confirmed(problem, proof) if proof.status == "analytic" else proof
 
 
 def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
