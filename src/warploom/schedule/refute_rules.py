@@ -134,7 +134,12 @@ class Rulebook:
 
     def gaps(self, home: tuple[int, ...]) -> list[Gap]:
         """What holds whatever is chosen, for the homes that are known."""
-        found = self.dependences(home)
+        return self.dependences(home) + self._always
+
+    @cached_property
+    def _always(self) -> list[Gap]:
+        """What holds whoever runs what: an operation and its own copies, and the length."""
+        found: list[Gap] = []
         for number, node in enumerate(self.graph.nodes):
             found += self._alone(number, node)
         if self.stages:

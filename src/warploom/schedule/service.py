@@ -177,8 +177,10 @@ def show_catalogue(console: Console) -> None:
     console.print(written)
 
 
-def show_tiles(request: Request, console: Console) -> None:
-    """The tile grid of a graph, best first."""
+def show_tiles(
+    request: Request, console: Console, say: Callable[[str], None] = lambda _: None
+) -> None:
+    """The tile grid of a graph, best first; `say` hears which shape is on."""
     if request.name not in GRAPHS:
         raise InputError(f"--tiles {request.name!r}, expected one of {list(GRAPHS)}")
     if request.template or request.top > 1:
@@ -189,7 +191,7 @@ def show_tiles(request: Request, console: Console) -> None:
     each = Effort(max(1.0, request.time_limit / max(1, len(grid))), request.workers, request.seed)
     table_ = table_of(request)
     where = target(table_, request.groups, request.registers)
-    results = tiles.search_tiles(request.name, table_, where, grid, each)
+    results = tiles.search_tiles(request.name, table_, where, grid, each, say)
     table = Table(box=None, pad_edge=False)
     for column in ("shape", "II", "cycles/kFLOP", "proof", "binds"):
         table.add_column(column)

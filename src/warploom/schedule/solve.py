@@ -53,6 +53,7 @@ from warploom.schedule.solver import (
 EXTRA_STAGES = 2
 GRACE = 10.0
 OPEN = 0.6  # of the time left: what an interval that is not settled may take from the objectives
+SMALL = 64  # operations: of more, the second search finds nothing in its time
 SECOND = 0.15  # of the time left: what the second search may take to shorten an open interval
 PLACING = 0.3  # of the time left: what placing without search may take
 MOST_POINTS = 1 << 40
@@ -287,6 +288,8 @@ def _searched(problem: Problem, start: Start, clock: Clock) -> Start:
 
     It is the faster of the two where most groups are pinned.
     """
+    if len(problem.graph.nodes) > SMALL:
+        return start
     limit, found = Clock(clock.share(SECOND)), None
     best = start.interval
     while best > start.bound and not limit.over:
