@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.errors import CheckFailed
+from warploom.errors import CheckFailed, InputError
 from warploom.schedule.checker import check
 from warploom.schedule.problem import Problem
 from warploom.schedule.readout import assemble
@@ -294,9 +294,12 @@ def refute(
     """Whether an interval in [low, high] has a schedule of at most `stages` overlapped iterations.
 
     `stages` 0 is any number: then only units and dependences can refute. From `low` up, so that
-    `reached` says how far a search that ran out of time came.
+    `reached` says how far a search that ran out of time came. Raises `InputError` for a target
+    without groups.
     """
     begin = time.perf_counter()
+    if not problem.target.groups:
+        raise InputError(f"target {problem.target.name} has no groups: there is nothing to refute")
     rules = Rulebook(problem.graph, problem.target, problem.rules, problem.pins, stages)
     search = _Search(rules, begin + seconds)
     reached = bisect_left(range(low, high + 1), True, key=lambda n: not search.hopeless(low, n))
