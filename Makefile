@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml
 demo: env  ## the whole path for attention, then tune a real Triton kernel, with no GPU
 	$(BIN)/warploom doctor
 	$(BIN)/warploom optimize attention --gpu h200 -o out/demo/attention
-	$(BIN)/warploom tune examples/tune_gemm_leaky_relu.py:kernel --measure model --search guided --budget 30s -o out/demo
+	$(BIN)/warploom tune examples/tune_gemm_leaky_relu.py:kernel --alias triton --measure model --search guided --budget 30s -o out/demo
 	$(BIN)/warploom sass verify out/demo/original.cubin out/demo/tuned.cubin --alias triton
 	@echo
 	@echo "Attention from the program to the cubin: out/demo/attention/report.html"

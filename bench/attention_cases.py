@@ -93,7 +93,6 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x80-together-apart",
         "128x80-together-apart-slack",
         "128x80-early-apart-slack",
-        "128x80-early-guess",
         "128x80-apart-clusters",
         "128x80-direct-early-apart-slack",
     ),

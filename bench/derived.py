@@ -267,7 +267,7 @@ def rows_of(path: Path) -> list[Evidence]:
                 case["model_seconds"] / seconds,
                 samples=len(case["seconds"]),
                 checks=checks,
-                notes=f"found, compiled and run, no hint: {tiles}; model: {case['binding']} binds",
+                notes=f"found, compiled and run: {tiles}; model: {case['binding']} binds",
             )
         )
     return made

@@ -18,6 +18,10 @@ class InputError(WarploomError):
     """The input cannot be used: names the offending value, the rule and the nearest fix."""
 
 
+class DoesNotFit(InputError):
+    """The GPU has too little shared memory or too few threads for a kernel with these tiles."""
+
+
 class ToolMissing(InputError):
     """An external tool or an optional package is absent or too old; carries the install line."""
 
@@ -41,3 +45,7 @@ class CheckFailed(WarploomError):
     """A verification said no. The message is the first finding, in words."""
 
     exit_code = 1
+
+
+class Spills(CheckFailed):
+    """The GPU has too few registers for a kernel with these tiles."""

@@ -36,19 +36,23 @@ def _put(path: Path, data: bytes) -> None:
         raise
 
 
-def check_folder(path: Path) -> None:
-    """Raise `InputError` unless files can be written to the folder, which need not exist yet."""
+def check_folder(path: Path, option: str = "-o") -> None:
+    """Raise `InputError` unless files can be written to the folder, which need not exist yet.
+
+    For the beginning of long work; leaves nothing behind. `option` names the path in the message.
+    """
     present = path.absolute()
     while not present.exists() and present != present.parent:
         present = present.parent
     if not present.is_dir():
         what = "is a file" if present == path.absolute() else f"cannot be made: {present} is a file"
-        raise InputError(f"{path}: {what}, expected a folder")
+        raise InputError(f"{option} {path}: {what}, expected a folder")
     try:
         with tempfile.TemporaryFile(dir=present):
             return
     except OSError as error:
-        raise InputError(f"{path}: cannot write to {present}: {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise InputError(f"{option} {path}: cannot write to {present}: {reason}") from None
 
 
 def cache_folder() -> Path:

@@ -193,6 +193,17 @@ def test_a_build_goes_on_without_a_cache_it_cannot_write_to(
     assert "set WARPLOOM_CACHE" in line
 
 
+def test_an_older_gpu_gets_a_tile_that_it_holds(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called("build attention -o out --gpu a100", monkeypatch) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("tile 128,128: attention spills ") and err.count("\n") == 1
+    assert (here / "out" / "attention.cubin").is_file()
+    assert called("build attention -o out --gpu a100 --set tile=128,128", monkeypatch) == 1
+    assert "its 384 threads have 168 each on sm_80" in capsys.readouterr().err
+
+
 def test_ctrl_c_is_one_line_and_leaves_no_half_written_kernel(here: Path) -> None:
     command = "from warploom.cli import main; print('in', flush=True); main()"
     arguments = "build attention -o out --schedule solve --set tile=192,128".split()

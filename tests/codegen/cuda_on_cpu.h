@@ -43,7 +43,11 @@ static std::vector<Barrier> warps;
 static std::vector<unsigned long long> slots;
 static std::vector<Barrier> block;
 static std::vector<std::array<Barrier, 16>> named;
-struct Mbarrier { unsigned count = 0, pending = 0, parity = 0; long bytes = 0; };
+struct Mbarrier {
+  unsigned count = 0, pending = 0, parity = 0;
+  long bytes = 0;
+  int private_to = 0;  // the thread that made it, + 1, until its fence; hopper_on_cpu.h asks
+};
 static std::map<unsigned, Mbarrier> mbarriers;
 struct Copy { unsigned to; unsigned char bytes[16]; };
 struct Batch { int thread; unsigned bar; std::vector<Copy> copies; };
@@ -302,7 +306,7 @@ template <int kId, int kThreads> static void named_arrive() {
 static void barrier_init(unsigned bar, unsigned count) {
   bar = machine::global_of(bar);
   machine::at(bar, 8);
-  machine::mbarriers[bar] = {count, count, 0, 0};
+  machine::mbarriers[bar] = {count, count, 0, 0, machine::current + 1};
 }
 static void barrier_arrive(unsigned bar) { machine::arrive(machine::global_of(bar)); }
 static void barrier_wait(unsigned bar, unsigned parity) {

@@ -2,7 +2,9 @@
 // groups, clusters. Copies, matmuls and stores take effect at random times of their own, matmuls
 // of a warp group in order; registers and shared memory are read and written at that time and no
 // earlier, so that a missing wait, a slot given back early or a register touched too soon gives
-// wrong results. Generic writes that no fence has made visible to the other proxy are faults.
+// wrong results. Faults: generic writes that no fence has made visible to the other proxy, barriers
+// that copies or other blocks use before the fence of their initialisation, matmuls without a fence
+// since the threads had the registers to themselves.
 // Layouts: PTX ISA 9.x, sections 9.7.15.5 (wgmma), 5.5 (tensors); TMA: `cuTensorMapEncodeTiled`.
 
 namespace machine {
@@ -27,7 +29,7 @@ struct Product {
   const unsigned* rows[128];
 };
 struct Group { std::deque<Product> queue; long first = 0; };  // first: number of queue.front()
-struct Thread { long issued = 0; std::vector<long> commits; };
+struct Thread { long issued = 0; std::vector<long> commits; bool fenced = false; };
 struct Push { unsigned to, bar; unsigned char bytes[16]; };
 struct Box { TensorView map; std::array<int, 5> at; unsigned place, bar, mask; int row, block; };
 struct Store { TensorView map; std::array<int, 5> at; unsigned place; bool add, read; };
@@ -45,8 +47,14 @@ static int pace[4];  // of copies, matmuls, stores, pushes: 1 in so many turns t
 static void proxy_reads(unsigned at) {
   if (unfenced[at / WINDOW * ROOM + at % WINDOW]) fail("read by the other proxy without a fence");
 }
-static void receive(unsigned bar, unsigned bytes) {
+// A barrier as copies and other blocks see it.
+static Mbarrier& published(unsigned bar) {
   Mbarrier& b = barrier_at(bar);
+  if (b.private_to) fail("a barrier used by a copy or another block before the fence of its making");
+  return b;
+}
+static void receive(unsigned bar, unsigned bytes) {
+  Mbarrier& b = published(bar);
   b.bytes -= bytes;
   complete(b);
 }
@@ -274,6 +282,7 @@ static void barrier_arrive_at(unsigned bar, unsigned rank) {
   for (int f = 0; f < machine::threads_each; ++f)
     alive |= !machine::done[to / machine::WINDOW * machine::threads_each + f];
   if (!alive) machine::fail("an arrival at a block that has ended");
+  machine::published(to);
   machine::arrive(to);
 }
 static unsigned cluster_rank() { return machine::block_of() % machine::cluster; }
@@ -281,7 +290,10 @@ static void cluster_sync() {
   machine::wait(machine::meeting[machine::block_of() / machine::cluster],
                 machine::threads_each * machine::cluster);
 }
-static void fence_barrier_init() {}
+static void fence_barrier_init() {
+  for (auto& one : machine::mbarriers)
+    if (one.second.private_to == machine::current + 1) one.second.private_to = 0;
+}
 static void fence_async() {
   auto& mine = machine::written_by[machine::current];
   for (unsigned place : mine)
@@ -413,9 +425,10 @@ static void store_shared_pair(unsigned at, float a, float b) {
 // ---- wgmma
 template <class... T> static void hold(T...) {}
 template <class T> static void pin(T&) {}
-static void wgmma_fence() {}
+static void wgmma_fence() { machine::matmuls[machine::current].fenced = true; }
 static void wgmma_commit() {
   machine::Thread& mine = machine::matmuls[machine::current];
+  mine.fenced = false;  // between groups of matmuls the thread may use its registers
   mine.commits.push_back(mine.issued);
 }
 template <int kPending> static void wgmma_wait() {
@@ -430,6 +443,7 @@ static machine::Product& joined(float* sums, int columns, int kind, unsigned lon
                                 int accumulate, unsigned long long left, const unsigned* rows,
                                 bool left_across, bool right_across) {
   machine::Group& group = machine::groups[machine::current / 128];
+  if (!machine::matmuls[machine::current].fenced) machine::fail("a matmul without a fence before");
   const size_t place = machine::matmuls[machine::current].issued++ - group.first;
   while (group.queue.size() <= place) group.queue.emplace_back();
   machine::Product& one = group.queue[place];

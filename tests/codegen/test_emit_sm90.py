@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 from tests.codegen import emulate
 from tests.codegen.programs import attention_case, gemm_case
+from tests.codegen.state_program import state_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
 from warploom.codegen.emit import emit
 from warploom.codegen.lower import lower
+from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.schedules import schedule_named
 
 
 def planned(case, **changes):
@@ -26,7 +29,15 @@ def slices(count):
     return planned(case, cluster=("slices_tile", count))
 
 
+def staged():
+    """A state that matmuls read from shared memory, to where the threads copy it."""
+    program, arrays = state_case(200, 64)
+    schedule = schedule_named(program, "multistage", LaunchPlan(store="direct"))
+    return program, schedule, arrays
+
+
 CASES = {
+    "staged": staged,
     "gemm": lambda: gemm_case(150, 72, 40),
     "gemm-cluster": lambda: planned(gemm_case(150, 72, 100, cluster=2), walk="snake"),
     "gemm-transposed": lambda: gemm_case(150, 72, 100, a="km", b="nk", depth=2),
@@ -35,6 +46,8 @@ CASES = {
     "gemm-direct": lambda: planned(gemm_case(150, 72, 40, out=t.FP32), store="direct"),
     "gemm-no-trips": lambda: planned(gemm_case(130, 72, 0), walk="dynamic"),
     "gemm-slices": lambda: slices(2),
+    "gemm-panels": lambda: planned(gemm_case(300, 320, 20), store_panels=1),
+    "gemm-panels-at-once": lambda: gemm_case(600, 120, 20, tile=(128, 128, 16)),
     "attention": lambda: planned(
         attention_case(200, 170, causal=True, lse=True), walk="dynamic", reverse=("rows_tile",)
     ),
@@ -65,7 +78,16 @@ FAULTS = {
     "no-wait-for-a-slot": ("gemm-transposed", r"barrier_wait\(a_b_empty[^;]*;"),
     "no-wait-for-matmuls": ("attention", r"wgmma_wait<\d>\(\);"),
     "no-fence-before-stores": ("gemm", r"fence_async\(\);"),
+    "no-fence-before-matmuls": ("staged", r"fence_async\(\);"),
+    "no-fence-of-barriers": ("gemm", r"fence_barrier_init\(\);"),
+    "no-fence-of-registers": ("attention", r"wgmma_fence\(\);"),
     "no-wait-for-stores": ("gemm", r"store_wait_read<\d>\(\);"),
+    # A block's next task writes the panels again; the wait at its end stays.
+    "no-wait-for-panels": ("gemm-panels", r"if \(threadIdx.x % 128 == 0\) store_wait_read<0>\(\);"),
+    "no-wait-for-all-panels": (
+        "gemm-panels-at-once",
+        r"if \(threadIdx.x % 128 == 0\) store_wait_read<0>\(\);",
+    ),
     "no-turn-of-a-cluster": ("gemm-cluster", r"cluster_sync\(\);"),
     "no-wait-for-parts": ("gemm-slices", r"barrier_wait\(full, meet_parity\);"),
     "no-wait-for-a-task": ("attention", r"barrier_wait\(task_full[^;]*;"),

@@ -1,11 +1,13 @@
 """Kernels that ptxas is told fewer threads of: their images, and code that must not be one."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from warploom.codegen.build import compile_source
 from warploom.codegen.emit import emit
+from warploom.codegen.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
 from warploom.codegen.entry import entry_registers, threads_told
 from warploom.codegen.entry_image import check_entry, with_entry
 from warploom.codegen.lower import lower
@@ -57,3 +59,22 @@ def test_a_role_that_keeps_its_registers_is_found(source):
     broken = replace(source, text="\n".join(kept))
     with pytest.raises(CheckFailed, match="before its role changes its registers; a thread begins"):
         compile_source(broken, "sm_90a", ("setmaxnreg", "spills", "stack", "serialized"))
+
+
+def test_of_n_registers_the_last_is_the_one_before_n():
+    program = gemm(GemmConfig(tile=(64, 64, 16)))
+    launch = LaunchPlan(split="m", store="direct")
+    image, resources = compile_source(
+        emit_sm80(lower(program, multistage(program, 2, launch, 1, in_flight=0))),
+        "sm_80",
+        architectures=SM80_ARCHITECTURES,
+    )
+    kernel = decode(parse(image))  # no role changes its registers: all of it counts
+    numbers = [int(text) for i in kernel.instructions for text in re.findall(r"\bR(\d+)", str(i))]
+    accesses = [a for i in kernel.instructions for a in (*i.effects.reads, *i.effects.writes)]
+    last = max(a.resource for a in accesses if a.resource < 255)
+    # An operand of four is named by its first; the compiler counts what it has named.
+    assert max(numbers) <= last <= max(numbers) + 3 and last < resources.registers
+    check_entry(kernel, last + 1)
+    with pytest.raises(CheckFailed, match=rf"names R{last} before its role .* begins with {last}"):
+        check_entry(kernel, last)

@@ -62,7 +62,8 @@ def test_a_fact_lasts_while_no_where_on_it_comes_after_its_change():
     assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, order, guess) == {TOTAL: 0.0}
     at = order.index(guess.id) + 1
     sooner = (*order[:at], change, *(n for n in order[at:] if n != change))
-    without = tuple(n for n in order if n != change)
+    last = max(op.id for op in body if op.kind == "where")
+    without = tuple(n for n in order if n != last)
     assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, sooner, guess) == {}
     assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, without, guess) == {}
     assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, (), guess) == {}
@@ -70,11 +71,21 @@ def test_a_fact_lasts_while_no_where_on_it_comes_after_its_change():
 
 def guessing(rows, keys, **config):
     """Small attention by guess with scores that rise, so that guesses are wrong now and then."""
-    program, schedule, arrays = attention_case(rows, keys, 2, False, guess=12.0, lse=True, **config)
+    config = {"guess": 12.0, "lse": True} | config
+    program, schedule, arrays = attention_case(rows, keys, 2, False, **config)
     launch = schedule.launch.with_options(skip_unit=True, skip_settled=True)
     arrays["q"][..., 0] = 32**0.5
     arrays["k"][..., 0] = np.linspace(0, 90, keys)
     return program, replace(schedule, launch=launch), arrays
+
+
+def peaked():
+    """Keys that outweigh all before them by a little or by far, huge values, rows without a key."""
+    program, schedule, arrays = guessing(260, 200, causal=True, lse=False)
+    arrays["k"][..., 0] = 0.0
+    arrays["k"][0, 0, [40, 70, 110, 150, 199], 0] = 3.0, 7.0, 22.0, 24.0, 60.0
+    arrays["v"] = np.where(arrays["v"] < 0, -3e38, 3e38)
+    return program, schedule, arrays
 
 
 CASES = {
@@ -82,6 +93,7 @@ CASES = {
     "causal": lambda: guessing(200, 200, causal=True),
     "apart": lambda: guessing(150, 200, causal=True, apart=True),
     "one-block": lambda: guessing(70, 20),
+    "peaks": peaked,
 }
 
 

@@ -1,15 +1,17 @@
 """Masks that hold everywhere are left out, and parts that are masked out end a loop early."""
 
+import operator
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from warploom import tile as t
 from warploom.codegen.block import Pipeline
 from warploom.codegen.emit import emit
 from warploom.codegen.lower import lower
-from warploom.codegen.named import overlapped
+from warploom.codegen.named import multistage, overlapped
 from warploom.codegen.plan import LaunchPlan
 from warploom.codegen.simulate import simulate
 from warploom.codegen.uniform import everywhere
@@ -26,13 +28,16 @@ def as_python(text):
     return re.sub(r"(?<![/])/(?!/)", "//", text)
 
 
+# (rows, keys, tile of rows, block of 32 keys)
 CASES = [(300, 300, 1, 2), (300, 300, 1, 9), (300, 290, 2, 9), (64, 500, 0, 3)]
+# Every position of the last key and of the diagonal beside a block's edge: off by one is wrong.
+EDGES = [(rows, keys, 1, 4) for rows in (128, 200) for keys in range(126, 194)]
 
 
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("part", [0, 1])
-def test_the_guard_holds_only_where_every_element_is_visible(causal, window, part):
+def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal, window, part):
     """The emitted guard, run as Python, against what every row of the part sees."""
     config = AttentionConfig(head_dim=32, causal=causal, window=window, tile=(128, 32))
     program = attention(config)
@@ -42,7 +47,7 @@ def test_the_guard_holds_only_where_every_element_is_visible(causal, window, par
     guard = everywhere(values, mask.srcs[0], {"i": "j"})
     assert guard is not None
     found = set()
-    for rows, keys, tile, j in CASES:
+    for rows, keys, tile, j in (*CASES, *EDGES):
         scope = {"rows": rows, "keys": keys, "rows_tile": tile, "j": j, "part": part}
         row, key = np.indices((64, 32))
         row, key = row + tile * 128 + part * 64 + keys - rows, key + j * 32
@@ -50,9 +55,41 @@ def test_the_guard_holds_only_where_every_element_is_visible(causal, window, par
         seen &= (key <= row) | (not causal)
         seen &= key > row - (window or 10**6)
         holds = bool(eval(as_python(guard), {"min": min, "max": max}, scope))
-        assert not holds or seen.all()
+        assert holds == seen.all(), (rows, keys, tile, j)
         found.add(holds)
-    assert found == ({False, True} if window is None else {False})
+    # 64 rows are more than a window of 40: none of a causal block's keys is seen by all of them.
+    assert found == {False, True} or window
+    assert True not in found or not (window and causal)
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+def test_every_comparison_holds_up_to_its_last_element(compare):
+    def body(a, b, c):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
+        rows, depth = t.span(i * 64, 64), t.span(0, 16)
+        acc = t.load(a, rows, depth) @ t.load(b, depth, t.span(0, 32))
+        for j in t.loop(t.cdiv(t.size("n"), 32)):
+            cols = t.span(j * 32, 32)
+            col = t.coordinate("n", 32, j * 32 + t.size("k"))
+            seen = compare(t.coordinate("m", 64, i * 64), col)
+            acc += t.load(a, rows, depth) @ t.load(b, depth, cols)
+            acc[:] = t.where(seen, acc, -1.0)
+        t.store(c, rows, t.span(0, 32), tile=acc)
+
+    dims = {"a": (t.BF16, "m k"), "b": (t.BF16, "k n"), "c": (t.FP32, "m n")}
+    program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="masked")
+    block = lower(program, multistage(program, 2, LaunchPlan(), 1, in_flight=0))
+    values = Values(block.placement, 0)
+    (mask,) = (op for op in program.ops() if op.kind == "where")
+    guard = everywhere(values, mask.srcs[0], {"i": "j"})
+    assert guard is not None
+    found = set()
+    for tile, j, shift in np.ndindex(4, 8, 3):  # edges that meet, and one element to both sides
+        col, row = np.arange(32) + j * 32 + shift - 1, np.arange(64)[:, None] + tile * 64
+        holds = bool(eval(as_python(guard), {}, {"m_tile": tile, "j": j, "k": shift - 1}))
+        assert holds == compare(row, col).all(), (tile, j, shift)
+        found.add(holds)
+    assert found == {False, True}
 
 
 @pytest.mark.parametrize("turns", [False, True])

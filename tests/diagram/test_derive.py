@@ -1,4 +1,4 @@
-"""Derivations found with no hint, run by the referee and by the tile interpreter."""
+"""Derivations found from a formula alone, run by the referee and by the tile interpreter."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from warploom.diagram.drawing import draw, draw_steps
 from warploom.diagram.evaluate import compare, evaluate, random_inputs
 from warploom.diagram.kernel import Kernel, Loop
 from warploom.diagram.legal import make_kernel
+from warploom.diagram.lemmas import REGISTERED
 from warploom.diagram.library import formula
 from warploom.diagram.lower import check, clean, lower, programs, unsplit
 from warploom.diagram.pseudo import pseudocode
@@ -51,7 +52,7 @@ FOUND = (
 
 
 @pytest.mark.parametrize(("name", "kernels", "streams", "lemma"), FOUND)
-def test_derivations_found_without_a_hint(
+def test_derivations_found_from_the_formula_alone(
     name: str, kernels: int, streams: set[str], lemma: str
 ) -> None:
     found = derive(formula(name), memory=MEMORY)
@@ -448,6 +449,11 @@ BAD_COMMANDS = (
     (["attention", "--nest", "q=group:64"], "--memory"),
     (["attention", "--memory", "9000", "--steps"], "--svg"),
     (["matmul", "--gpu", "a100", "--build", "out"], "h100 or h200"),
+    (["matmul", "--build", "out", "--dtype", "fp8"], "bf16 and fp16"),
+    (["matmul", "--pareto", "--svg", "x.svg"], "leave out"),
+    (["matmul", "--split"], "give --memory"),
+    (["matmul", "--memory", "9000", "--objective", "energy"], "leave out --memory"),
+    (["matmul", "--gpu", "nowhere.toml"], "nowhere.toml"),
     (["nowhere.py:thing"], "no such file"),
     (["nowhere.py"], "FILE.py:OBJECT"),
 )
@@ -459,6 +465,52 @@ def test_bad_commands_are_refused_in_one_line(arguments: list[str], says: str) -
     assert isinstance(answer.exception, InputError), answer.output
     assert says in str(answer.exception)
     assert "\n" not in str(answer.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--svg", "{0}"], "is a folder, expected a file"),
+        (["--svg", "{0}/file/x.svg"], "no folder to write in"),
+        (["--build", "{0}/file"], "is a file, expected a folder"),
+        (["--build", "{0}/file/deeper"], "no folder to write in"),
+    ],
+)
+def test_outputs_are_refused_before_the_work(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    started: list[object] = []
+    monkeypatch.setattr("warploom.cli.derive.run_derive", lambda *a, **k: started.append(a))
+    answer = RUN.invoke(app, ["derive", "matmul", *(a.format(tmp_path) for a in arguments)])
+    assert isinstance(answer.exception, InputError) and says in str(answer.exception)
+    assert not started
+
+
+def test_a_machine_of_ones_own_is_derived_for(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    count = '[sm]\ncount = { value = 33, unit = "SM", source = "a slice", kind = "measured" }\n'
+    mine.write_text(f'name = "slice"\ntitle = "A quarter"\nbase = "h100"\n{count}')
+    answer = RUN.invoke(app, ["derive", "mha", "--gpu", str(mine), "--json"])
+    assert answer.exit_code == 0, answer.output
+    found = Derivation.from_json(json.loads(answer.output))
+    whole = derive(formula("mha"), gpu_name="h100")
+    assert found.seconds == pytest.approx(4 * whole.seconds, rel=0.1)
+    assert str(found).startswith("mha on slice in fp16")
+    rows = RUN.invoke(app, ["derive", "mha", "--gpu", f"h100,{mine}"])
+    assert rows.exit_code == 0 and str(mine) in rows.output
+
+
+def test_without_registered_lemmas_the_search_finds_flash_attention() -> None:
+    answer = RUN.invoke(app, ["derive", "attention", "--memory", str(MEMORY), "--no-lemmas"])
+    assert answer.exit_code == 0, answer.output
+    registered = [entry.name for entry in REGISTERED]
+    assert not any(name in answer.output for name in registered)
+    assert any(name in str(derive(formula("attention"), memory=MEMORY)) for name in registered)
+    found = derive(formula("attention"), memory=MEMORY, lemmas=False)
+    assert len(found.kernels) == 1 and set(found.kernels[0].stream_index) == {"x"}
+    assert found.traffic == derive(formula("attention"), memory=MEMORY).traffic
+    assert found.verify()[0] < 1e-12
 
 
 def test_bad_nests_are_refused_with_the_nearest_fix() -> None:

@@ -110,13 +110,18 @@ def test_what_a_wrong_guess_costs_is_under_tests_of_a_warp(causal):
     body = text[text.index("= i_start + 1;") :]
     body = body[: body.index("finish what is in flight")]
     tests = re.findall(r"if \(!\(__all_sync\(0xffffffffu, (.*)\)\)\) \{", body)
-    rescaled, raised, again = tests
+    rescaled, raised, summed, again = tests
     # Sums of 2^12 and 2^24, of weights of 2^-25 and less.
     assert "== 1.0f" in rescaled and f"<= {2.0**-13}f" in raised and "<= 0.5f" in again
-    between = body[body.index(raised) : body.index(again)]
-    inside = body[body.index(again) :]
+    assert "<= 0.5f" in summed and "* 0.5f)" in summed and "* 0.5f)" not in again
+    between, inside = body[body.index(raised) : body.index(summed)], body[body.index(again) :]
+    sums = inside[inside.index("// Run reduce_sum") :]
     assert body.count("fmaxf(") > 0 and body.count("fmaxf(") == inside.count("fmaxf(")
     assert body.count("log2_fast(") > 0 and body.count("log2_fast(") == between.count("log2_fast(")
+    assert body.count("half_bf16(") > 0 and body.count("half_bf16(") == sums.count("half_bf16(")
+    # The weighing anew stands within the test of what is summed anew; one vote where both hold.
+    depth = [line.index("if") for line in body.split("\n") if "__all_sync" in line]
+    assert depth[3] > depth[2] == depth[1] == depth[0]
     plain = emit(lower(program, overlapped(program, 2, LaunchPlan(split="rows"), early=True))).text
     assert "__all_sync" not in plain, "the plan says whether anything is left out"
 

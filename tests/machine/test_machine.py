@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,21 @@ def test_limits_agree_with_each_other(name: str) -> None:
 )
 def test_aliases_reach_the_machine_however_spelt(spelling: str, name: str) -> None:
     assert machine.load(spelling).name == name
+
+
+def test_no_other_module_writes_down_how_much_shared_memory_a_gpu_has() -> None:
+    sizes = {
+        machine.architecture(name).integer(f"smem.{key}")
+        for name in machine.architectures()
+        for key in ("per_sm", "per_block_max")
+    }
+    found: list[str] = []
+    for path in Path(machine.__file__).parents[1].rglob("*.py"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            literals = re.findall(r"\b\d[\d_]*\b", line)
+            if sizes & {int(text.replace("_", "")) for text in literals}:
+                found.append(f"{path}:{number}: {line.strip()}")
+    assert len(sizes) == 6 and not found
 
 
 def test_names_lists_the_shipped_machines() -> None:

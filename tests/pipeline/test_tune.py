@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.fake_device import image, open_fake, workload
 from typer.testing import CliRunner
 
 from warploom.cli import app
@@ -17,10 +24,15 @@ from warploom.errors import InputError
 from warploom.integrations.deploy import FolderStore, content_key
 from warploom.pipeline.targets import read_target
 from warploom.pipeline.tune import tune
+from warploom.pipeline.tune_compare import fastest
+from warploom.pipeline.tune_keep import Keeper
 from warploom.pipeline.tuned import TuneSettings
+from warploom.runtime import LocalMeasurer
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import load
 from warploom.sass.verify import verify
+from warploom.search.game import Game
+from warploom.search.lineage import make_base
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "tune_gemm_leaky_relu.py"
@@ -76,6 +88,125 @@ def test_resume_goes_on_from_the_best(small: Path, tmp_path: Path) -> None:
     first = tune(target, TuneSettings("greedy", "model", 60.0, candidates=80), tmp_path)
     again = TuneSettings("greedy", "model", 60.0, candidates=40, seed=1, resume=True)
     assert tune(target, again, tmp_path).speedup >= first.speedup
+
+
+def test_the_same_kernel_goes_on_unasked_and_never_loses(small: Path, tmp_path: Path) -> None:
+    target = read_target(str(small), None, None)
+    first = tune(target, TuneSettings("greedy", "model", 60.0, candidates=80), tmp_path)
+    best = (tmp_path / "best.cubin").read_bytes()
+    told: list[str] = []
+    # Another seed and one candidate: begun anew, this would end far below.
+    short = TuneSettings("random", "model", 60.0, candidates=1, seed=3)
+    again = tune(target, short, tmp_path, say=told.append)
+    assert again.speedup == pytest.approx(first.speedup) and again.cubin.data == first.cubin.data
+    assert (tmp_path / "best.cubin").read_bytes() == best
+    assert any("holds a search of this kernel that reached" in line for line in told)
+
+
+def test_a_folder_that_is_not_the_kernels_own_is_left_as_it_is(small: Path, tmp_path: Path) -> None:
+    """Another kernel's search, and a built kernel, whose manifest.json would be written over."""
+    short = TuneSettings("greedy", "model", 60.0, candidates=20)
+    tune(read_target(str(small), None, None), short, tmp_path / "tuned")
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / "manifest.json").write_text('{"schema": "warploom.kernel"}')
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    other = read_target(str(small.parent / "triton_rmsnorm_2x4096_w8_s2_sm90.cubin"), None, None)
+    with pytest.raises(InputError, match="holds the search of another kernel, softmax"):
+        tune(other, short, tmp_path / "tuned")
+    with pytest.raises(InputError, match=r"holds manifest\.json and no search to go on from"):
+        tune(other, short, tmp_path / "built")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_another_program_is_not_gone_on_from_as_an_order(tmp_path: Path) -> None:
+    """The best of `--moves rename` is no reordering of the original; as a program it goes on."""
+    cubin = ROOT / "build" / "corpus" / "triton_rmsnorm_2x4096_w8_s2_sm90.cubin"
+    target = read_target(str(cubin), None, None)
+    moves = frozenset(("order", "rename"))
+    settings = TuneSettings("greedy", "model", 2.0, candidates=2, moves=moves)
+    base = make_base(target.cubin, target.kernel, settings.mode, moves, random.Random(0))
+    state = Game(base.cubin, target.kernel).current()
+    keeper = Keeper(target, settings, tmp_path)
+    keeper.begin()
+    keeper.keep(state, 1.5, base)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="with other --moves or --alias found it"):
+        tune(target, replace(settings, moves=frozenset(("order",))), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    again = Keeper(target, settings, tmp_path).resumed_base()
+    assert again is not None and again.cubin.data == state.cubin
+    assert [step.kind for step in again.steps] == ["registers", "order"]
+    (tmp_path / "lineage" / "lineage.json").unlink()
+    with pytest.raises(InputError, match="the earlier search's best is not proved"):
+        Keeper(target, settings, tmp_path).resumed_base()
+
+
+def test_where_the_result_goes_is_looked_at_before_any_work(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    slow = tmp_path / "slow.py"
+    slow.write_text("raise AssertionError('the target was run')")
+    for out, message in ((file, "is a file, expected a folder"), (file / "in", "cannot be made")):
+        result = _run(["tune", f"{slow}:kernel", "-o", str(out)])
+        assert isinstance(result.exception, InputError)
+        assert f"-o {out}: {message}" in str(result.exception)
+    _run(["tune", f"{slow}:kernel", "-o", str(tmp_path / "a" / "b")])
+    assert not (tmp_path / "a").exists() and file.read_text() == "mine"
+
+
+NEVER_FASTER = (
+    "from warploom.search.evaluate import ModelEvaluator as E; "
+    "E.cycles = lambda self, candidate: 2 * self.original_cycles; "
+)
+MAIN = "from warploom.cli import main; main()"
+
+
+def _started(code: str, arguments: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, "tune", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _wait_for(there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ctrl_c_before_any_gain_can_be_resumed(small: Path, tmp_path: Path) -> None:
+    arguments = [str(small), "-o", str(tmp_path / "out"), "--measure", "model"]
+    with _started(NEVER_FASTER + MAIN, [*arguments, "--budget", "600s"]) as running:
+        assert running.stderr is not None
+        while "of 600 s" not in running.stderr.readline():
+            pass  # the first line of progress: the search has begun
+        time.sleep(0.3)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+    assert "interrupted: the best so far was kept, the same command goes on" in out
+    assert "no win" in out and not (tmp_path / "out" / "best.cubin").exists()
+    again = _run(["tune", *arguments, "--resume", "--candidates", "30", "--search", "greedy"])
+    assert again.exit_code == 0, again.output
+    assert "speed-up: 1." in again.output
+
+
+def test_a_killed_search_leaves_its_best_and_is_gone_on_from(small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [str(small), "-o", str(out), "--measure", "model", "--search", "greedy"]
+    with _started(MAIN, [*arguments, "--budget", "600s"]) as running:
+        _wait_for(lambda: (out / "progress.json").exists() and _speedup(out) > 1.0)
+        running.kill()
+        running.communicate()
+    reached = _speedup(out)
+    assert verify(load(small), load(out / "best.cubin")).legal
+    again = _run(["tune", *arguments, "--candidates", "10"])
+    assert again.exit_code == 0, again.output
+    assert f"reached {reached:.4f}x modelled: going on" in again.output
+    assert json.loads((out / "manifest.json").read_text())["result"]["speedup"] >= reached - 1e-5
+
+
+def _speedup(folder: Path) -> float:
+    return json.loads((folder / "progress.json").read_text())["speedup"]
 
 
 def test_a_folder_of_another_kernel_is_not_resumed(small: Path, tmp_path: Path) -> None:
@@ -219,7 +350,6 @@ BAD = [
         ["tune", "{cubin}", "-o", "{out}", "--candidates", "0"],
         "--candidates 0, expected at least 1",
     ),
-    (["tune", "{cubin}", "-o", "{out}", "--alias", "none"], "expected strict or triton"),
     (["tune", "{cubin}", "-o", "{out}", "--kernel", "other"], "has no kernel 'other'"),
     (["tune", "{cubin}", "-o", "{out}", "--measure", "gpu"], "needs the launch"),
     (["tune", "{cubin}", "-o", "{out}", "--measure", "luck"], "expected gpu or model"),
@@ -247,3 +377,16 @@ def test_bad_input_is_one_clear_line(
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(("times", "place"), [([19.0, 15.0, 18.0], 1), ([21.0, 20.0], None)])
+def test_the_fastest_is_compared_once_more(times: list[float], place: int | None) -> None:
+    told: list[str] = []
+    with LocalMeasurer(open_device=open_fake) as gpu:
+        gpu.prepare(workload())
+        images = [image(us=us) for us in times]
+        found, speedup, timing = fastest(gpu, image(), images, 0.5, told.append)
+    assert found == place, str(timing)
+    assert speedup == pytest.approx(1.0 if place is None else 20.0 / times[place], rel=0.01)
+    # Four reloads of the original, its copy and the leaders, as long as a measurement each.
+    assert told[0].endswith(f"about {4 * (len(times) + 2) * 0.5:.0f} s")

@@ -1,8 +1,9 @@
 """A GPU made of numpy: same protocol, memory in bytearrays, a virtual clock, planted behaviour.
 
-Its "cubins" are JSON: {"behave": ..., "us": ...}. The right kernel writes y = x ^ 0x3C byte by
-byte; the other behaviours are the faults the runtime must survive or find. Helper kernels are the
-real ones' meaning, from the same parameters.
+Its "cubins" are JSON: {"behave": ..., "us": ...}; "cold_us" is the time when so much was written
+since the last kernel that the L2 cache holds none of its data. The right kernel writes y = x ^ 0x3C
+byte by byte; the other behaviours are the faults the runtime must survive or find. Helper kernels
+are the real ones' meaning, from the same parameters.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class FakeDevice:
         self._memory: dict[int, bytearray] = {}
         self._next = 1 << 20
         self._recording: list[Callable[[], None]] | None = None
+        self._written = 0  # bytes set since the last kernel
 
     def load(self, image: bytes) -> Any:
         if image[:4] == b"\x7fELF":
@@ -114,6 +116,7 @@ class FakeDevice:
     def memset(self, address: int, byte: int, nbytes: int) -> None:
         def work() -> None:
             self._view(address, nbytes)[:] = bytes([byte]) * nbytes
+            self._written += nbytes
 
         self._queue(work)
 
@@ -185,7 +188,9 @@ class FakeDevice:
         nbytes = int.from_bytes(slots[2], "little")
         module["launches"] += 1
         self.launched.append(module["behave"])
-        self.now_us += module["us"] * (1 + self.noise * self._rng.standard_normal())
+        cold, self._written = self._written >= 2 * self.info.l2_bytes, 0
+        micros = module.get("cold_us", module["us"]) if cold else module["us"]
+        self.now_us += micros * (1 + self.noise * self._rng.standard_normal())
         right = np.frombuffer(self._view(x, nbytes), np.uint8) ^ 0x3C
         target = self._view(y, nbytes)
         match module["behave"]:
@@ -208,6 +213,9 @@ class FakeDevice:
             case "wrong cold":
                 target[:] = right.tobytes()
                 target[0] ^= int(module["launches"] == 1)
+            case "wrong from memory":
+                target[:] = right.tobytes()
+                target[0] ^= int(cold)
             case "wild":
                 target[:] = right.tobytes()
                 self._view(y + nbytes, 1)[0] = 7

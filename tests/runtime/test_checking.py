@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_device import FakeDevice, image, spec
 
@@ -90,6 +91,7 @@ def test_a_right_candidate_passes_every_pattern(bench: Workbench) -> None:
         (image("wild"), "guard band after y"),
         (image("input"), "input x, element 0"),
         (image("wrong cold"), "cold"),
+        (image("wrong from memory"), "cold"),
         (image("wrong later", after=1), "warm"),
         (image("wrong later", after=5), "back to back"),
         (image("random"), "words differ"),
@@ -129,6 +131,26 @@ def test_a_comparison_that_sees_nothing_fails_the_self_test(bench: Workbench) ->
     assert self_test(bench) == "found"
     bench.helpers.compare = lambda *_: None  # type: ignore[method-assign]
     with pytest.raises(CheckFailed, match="did not find a zeroed output in y"):
+        self_test(bench)
+
+
+def test_a_comparison_that_overlooks_one_word_fails_the_self_test(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds a zeroed output all the same."""
+    whole = FakeDevice._compare_words
+
+    def blind(device: FakeDevice, slots: tuple[bytes, ...]) -> None:
+        first, second, quads = (int.from_bytes(slot, "little") for slot in slots[:3])
+        pairs = [
+            np.frombuffer(device.download(at, 16 * quads), np.uint32) for at in (first, second)
+        ]
+        if np.count_nonzero(pairs[0] != pairs[1]) > 1:
+            whole(device, slots)
+
+    bench.expect(bench.load(image()), 1, ("randn",))
+    monkeypatch.setattr(FakeDevice, "_compare_words", blind)
+    with pytest.raises(CheckFailed, match="did not find one flipped bit in y"):
         self_test(bench)
 
 

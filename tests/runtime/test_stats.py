@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,6 +41,25 @@ def test_a_copy_of_the_base_covers_one_at_about_the_stated_rate() -> None:
         ratio = bootstrap_ratio(simulate(rng, 1.0), seed=trial, resamples=300)
         covered += ratio.low <= 1 <= ratio.high
     assert covered / trials >= 0.90
+
+
+def test_the_interval_holds_95_percent_of_the_resampled_medians() -> None:
+    """Of distinct values the median of a resample is at most the k-th smallest when at least half
+    of it are among the k smallest: a binomial, whose quantiles the interval's ends must be."""
+    count = 1001
+
+    def at_most(k: int) -> float:
+        share = k / count
+        sigma = math.sqrt(share * (1 - share) / count)
+        # With so many draws the binomial is normal; half a draw of continuity correction.
+        return NormalDist().cdf((share - (count + 1) / 2 / count + 0.5 / count) / sigma)
+
+    quantile = [next(k for k in range(1, count) if at_most(k) >= p) for p in (0.025, 0.975)]
+    values = np.random.default_rng(5).permutation(np.arange(1.0, count + 1))
+    ratio = bootstrap_ratio([values])
+    # 90 % would end 5 ranks further in, 99 % 10 further out; 2,000 resamples err by about one.
+    assert [ratio.low, ratio.high] == pytest.approx(quantile, abs=3)
+    assert ratio.median == (count + 1) / 2
 
 
 @given(st.integers(0, 10_000))

@@ -50,6 +50,15 @@ def test_both_modes_measure_the_launch_alone(mode: str) -> None:
     assert "0.5000" in str(timing)
 
 
+@pytest.mark.parametrize(("mode", "micros"), [("warm", [7.0, 14.0]), ("cold", [21.0, 16.0])])
+def test_cold_is_from_memory_and_warm_from_the_cache(mode: str, micros: list[float]) -> None:
+    """The second kernel is slower from the cache and faster from memory."""
+    images = {"a": image(us=7, cold_us=21), "b": image(us=14, cold_us=16)}
+    timing = time_images(make(), images, TimingSettings(mode=mode, rounds=3, reloads=2))
+    assert [timing.median_us["a"], timing.median_us["b"]] == pytest.approx(micros)
+    assert timing.ratios["b"].verdict == ("win" if mode == "cold" else "loss")
+
+
 def test_a_spin_that_ends_too_early_throws_the_batch_away_and_grows() -> None:
     bench = make(late_spins=2)
     watch = Stopwatch(bench)

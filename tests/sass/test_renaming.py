@@ -20,7 +20,7 @@ from warploom.sass.kernel import decode
 from warploom.sass.renaming.infer import infer_base
 from warploom.sass.renaming.rename import Renamer, Renaming, renamed
 from warploom.sass.renaming.verify import verify_renaming
-from warploom.sass.verify import Verifier
+from warploom.sass.verify import Verifier, verify
 
 NAMES = (
     "triton_rmsnorm_2x4096_w8_s2_sm90",
@@ -69,9 +69,11 @@ def test_renamed_kernels_are_proved_found_again_and_reordered(
     editor = Editor(image, kernel, AliasMode.TRITON)
     item = next(i for i in editor.kernel.instructions if editor.window(i.index, 4)[0] < i.index)
     editor.move(item.index, editor.window(item.index, 1)[0])
-    assert isinstance(
-        Verifier(image, kernel, AliasMode.TRITON).check_file(editor.cubin()).moved, int
-    )
+    edited = editor.cubin()
+    verdict = verify(image, edited, kernel, AliasMode.TRITON)
+    assert verdict.legal and verdict.moved == 1, str(verdict)
+    # Of the program it was made from it is none.
+    assert not Verifier(renamer.original, kernel, AliasMode.TRITON).check_file(edited).legal
 
 
 def test_a_file_is_its_own_renaming_and_not_another_files(renamers: dict[str, Renamer]) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, parse
+from warploom.sass.diff import diff
 from warploom.sass.kernel import decode
 from warploom.sass.lint import lint
-from warploom.sass.verify import Verifier
+from warploom.sass.verify import Verifier, verify
 
 DATA = Path(__file__).parent / "data"
 
@@ -57,6 +58,9 @@ def test_a_wait_nobody_needs_after_the_block_is_no_reason_to_refuse() -> None:
     archive = "h200_right/feed_forward_kernel-evolve.tar.xz"
     original = member(archive, "original.cubin")
     right = member(archive, "evolve-0-right.cubin")
-    verdict = Verifier(original, mode=AliasMode.TRITON).check_file(right)
+    verdict = verify(original, right, mode=AliasMode.TRITON)
     assert verdict.legal, str(verdict)
-    assert verdict.moved > 100
+    # A verdict counts as a diff does.
+    (found,) = diff(original, right)
+    assert found.counts["moved"] == verdict.moved and found.moved > 10
+    assert found.counts["control edits"] == verdict.control_edits

@@ -48,7 +48,6 @@ def test_every_original_is_legal(
             verdict = verifier_of(cubin, name, mode).check_file(cubin)
             assert verdict.legal, f"{path.name} {name}: {verdict}"
             assert verdict.mode is mode
-            assert (verdict.moved, verdict.control_edits) == (0, 0)
             count += 1
     assert count >= 60
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping
 
 import pytest
 
 from warploom.sass.cubin import Cubin
 from warploom.search.driver import Budget, SearchResult, run_search
-from warploom.search.game import Candidate
+from warploom.search.game import Candidate, Family, Game
+from warploom.search.play import Play, Player, next_legal
 from warploom.search.players import PLAYERS, Score
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
@@ -130,3 +132,43 @@ def test_new_bests_and_progress_are_told(cubin_of: Callable[[str], Cubin]) -> No
     )
     assert bests == sorted(bests)
     assert bests[-1] == result.best_speedup
+
+
+def _slow(thought_s: float, interrupt_at: int = 1 << 30) -> tuple[Player, list[float]]:
+    """A player that thinks for so long; the thoughts of all chains are listed by their end."""
+    thoughts: list[float] = []
+
+    def play(game: Game, rng: random.Random) -> Play:
+        while True:
+            time.sleep(thought_s)
+            thoughts.append(time.monotonic())
+            if len(thoughts) == interrupt_at:
+                raise KeyboardInterrupt
+            candidate = next_legal(game, rng)
+            assert candidate is not None
+            yield candidate
+
+    return Player("slow", Family.WIDE, play, "thinks"), thoughts
+
+
+@pytest.mark.parametrize("chains", [2, 8])
+def test_the_budget_runs_over_by_one_thought_not_one_of_each_chain(
+    chains: int, cubin_of: Callable[[str], Cubin]
+) -> None:
+    """Of 8 chains the time is over before all have begun; of 2, when both think again."""
+    player, thoughts = _slow(0.4)
+    cubin = cubin_of(RMSNORM)
+    game, began = Game(cubin), time.monotonic()
+    fake = Fake(lambda _: Score(1.0))
+    run_search(cubin, player, fake, Budget(1.0), chains=chains, game=game)
+    assert len([end for end in thoughts if end - began > 1.05]) <= 1 < len(thoughts)
+
+
+def test_ctrl_c_while_a_player_thinks_loses_no_score(cubin_of: Callable[[str], Cubin]) -> None:
+    """Four chains' scores come together; the interrupt falls into the first one's next thought."""
+    player, _ = _slow(0.0, interrupt_at=5)
+    began = time.monotonic()
+    fake = Fake(lambda number: Score(1.0 + number / 100))
+    result = run_search(cubin_of(RMSNORM), player, fake, Budget(60.0), chains=4)
+    assert result.interrupted and result.scored == 4 and result.best_speedup == 1.03
+    assert time.monotonic() - began < 9.0, "nothing is waited for that was collected"

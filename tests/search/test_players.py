@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from tests.search.moves_made import moved
 
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.verify import Verifier
@@ -55,17 +56,22 @@ def test_a_seed_fixes_the_game(cubin_of: Callable[[str], Cubin], name: str) -> N
     assert digests(1) != digests(2)
 
 
-def test_annealing_restores_what_it_refuses(cubin_of: Callable[[str], Cubin]) -> None:
-    cubin = cubin_of(RMSNORM)
-    game = Game(cubin)
-    play = anneal(game, random.Random(0), Annealing(start=1e-6, stop=1e-9, steps=50))
+@pytest.mark.parametrize(
+    ("settings", "score"),
+    [
+        (Annealing(start=1e-6, stop=1e-9, steps=50), Score(0.5)),  # cold, and slower
+        (Annealing(start=100.0, stop=1.0, steps=50), Score(0.0, "wrong")),  # hot, and wrong
+    ],
+)
+def test_annealing_restores_what_it_refuses(
+    settings: Annealing, score: Score, cubin_of: Callable[[str], Cubin]
+) -> None:
+    """Each candidate is one step from the original, never one from a refused one."""
+    game = Game(cubin_of(RMSNORM))
+    play = anneal(game, random.Random(0), settings)
     next(play)
+    steps = [moved(game)]
     for _ in range(20):
-        play.send(Score(0.5))
-    # Cold, and everything was slower: each candidate is one step from the original.
-    play.close()
-    for _ in range(3):
-        play = anneal(game, random.Random(4), Annealing(start=1e-6, stop=1e-9, steps=50))
-        next(play)
-        play.send(Score(0.0, "wrong"))
-        play.close()
+        play.send(score)
+        steps.append(moved(game))
+    assert max(steps) == 1 and sum(steps) > 5, steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -12,9 +12,9 @@ from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, parse
 from warploom.search.actions import MOVES, Move, SetControl, moves_of
 from warploom.search.driver import Budget
-from warploom.search.game import Game
-from warploom.search.lineage import Base, Step, make_base, prove
-from warploom.search.players import PLAYERS
+from warploom.search.game import Candidate, Game
+from warploom.search.lineage import Base, Step, make_base, ordered, prove
+from warploom.search.players import PLAYERS, Score
 from warploom.search.tournament import BaseModel, tournament
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
@@ -69,6 +69,7 @@ def test_a_tournament_over_programs_ends_with_a_lineage_that_is_proved(
     (name,) = original.kernels
     base = make_base(original, name, MODE, frozenset(("order", "rename")), random.Random(0))
     assert [step.kind for step in base.steps] == ["registers"]
+    told: list[tuple[float, Candidate, Base]] = []
     entries = tournament(
         [Base(original), base],
         PLAYERS["greedy"],
@@ -76,7 +77,12 @@ def test_a_tournament_over_programs_ends_with_a_lineage_that_is_proved(
         Budget(300.0, candidates=24),
         name,
         MODE,
+        on_best=lambda candidate, score, one: told.append((score, candidate, one)),
     )
+    # Every gain is told with the program it was found on.
+    assert max(score for score, _, _ in told) == entries[0].score > 1.0
+    for _, candidate, one in told[-2:]:
+        assert prove(original, name, (*one.steps, ordered(candidate.cubin)), MODE) == []
     # Two in the first round, both again in the second; best first.
     assert len(entries) == 4
     assert [entry.score for entry in entries] == sorted((e.score for e in entries), reverse=True)
@@ -87,3 +93,46 @@ def test_a_tournament_over_programs_ends_with_a_lineage_that_is_proved(
     # The same image without its lineage, or with another's, is not proved.
     assert prove(original, name, (last,), MODE)
     assert prove(parse(image, name), name, (*base.steps, last), MODE)
+
+
+class Interrupting:
+    """An evaluator at which the user presses Ctrl-C."""
+
+    name = "interrupting"
+
+    def submit(self, candidate: Candidate) -> int:
+        return 1
+
+    def poll(self, timeout_s: float) -> Mapping[int, Score]:
+        if timeout_s != 0.5:  # not the collecting of what was submitted
+            raise KeyboardInterrupt
+        return {1: Score(1.0)}
+
+
+def test_ctrl_c_ends_all_rounds(cubin_of: Callable[[str], Cubin]) -> None:
+    original = cubin_of(RMSNORM)
+    (name,) = original.kernels
+    made: list[Base] = []
+
+    def evaluator(base: Base) -> Interrupting:
+        made.append(base)
+        return Interrupting()
+
+    bases = [Base(original), Base(original), Base(original)]
+    entries = tournament(bases, PLAYERS["random"], evaluator, Budget(300.0), name, MODE)
+    assert len(entries) == len(made) == 1 and entries[0].result.interrupted
+
+
+def test_no_search_is_begun_when_the_time_is_over(cubin_of: Callable[[str], Cubin]) -> None:
+    original = cubin_of(RMSNORM)
+    (name,) = original.kernels
+    bases = [Base(original), Base(original), Base(original)]
+    entries = tournament(
+        bases,
+        PLAYERS["random"],
+        lambda _: BaseModel(original, original, name),
+        Budget(0.1),
+        name,
+        MODE,
+    )
+    assert len(entries) == 1 and entries[0].result.scored == 1

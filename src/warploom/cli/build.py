@@ -12,7 +12,6 @@ from typing import Annotated, Any, cast
 import typer
 
 from warploom.codegen.build import ALLOWED, BUILD_ARCHITECTURES, GPU_ARCHITECTURES, program_key
-from warploom.codegen.build import build as build_kernel
 from warploom.codegen.plan import KernelSchedule
 from warploom.codegen.schedules import NAMES
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
@@ -94,14 +93,15 @@ def build(
     """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json, build.json."""
     started = time.perf_counter()
     check_folder(out)
+    given, accepted = settings_of(settings), tuple(allow or ())
     if schedule.endswith(".json"):
-        chosen = from_file(Path(schedule), name, settings_of(settings), gpu)
+        chosen = from_file(Path(schedule), name, given, gpu)
     else:
-        chosen = select(name, settings_of(settings), gpu, schedule)
-    allowed = (*chosen.allow, *(allow or ()))
-    built = build_kernel(chosen.program, chosen.schedule, chosen.arch, allowed)
+        chosen = select(name, given, gpu, schedule, allow=accepted, say=_say)
+    chosen = replace(chosen, allow=(*chosen.allow, *accepted))
+    built = chosen.build()
     built.write(out)
-    write_build_note(out, name, settings_of(settings), gpu, built)
+    write_build_note(out, name, given, gpu, built)
     seconds = time.perf_counter() - started
     if as_json:
         typer.echo(json.dumps({**built.manifest(), "seconds": round(seconds, 3)}))
@@ -112,3 +112,8 @@ def build(
         f"{res.registers} registers at entry, {built.source.shared_bytes} B of shared memory, "
         f"{res.compiler}, {seconds:.2f} s -> {out}"
     )
+
+
+def _say(text: str) -> None:
+    """Progress, beside the result."""
+    typer.echo(text, err=True)

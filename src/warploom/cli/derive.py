@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from warploom.diagram.derive import Derivation, by_hand
 from warploom.diagram.derive import derive as run_derive
 from warploom.diagram.drawing import draw, draw_steps
 from warploom.diagram.frontend import Expr, build
+from warploom.diagram.gpu import gpu as machine
 from warploom.diagram.graph import Diagram
 from warploom.diagram.library import FORMULAS, formula
 from warploom.diagram.pareto import front, front_table
@@ -21,11 +23,10 @@ from warploom.diagram.structure import MAX_STREAMS
 from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import write_text_atomically
 from warploom.objects import load_object, names_object
-from warploom.pipeline.derived import build_derivation
+from warploom.pipeline.derived import ELEMENTS, build_derivation
 
 LONGEST = 2**31 - 1
 SYMBOLS = {"group": "g", "split": "w", "stream": "s"}
-HOPPER = ("h100", "h200")
 ONE = 1
 """Stream loops in a nest that is to be compiled: the emitter schedules one loop."""
 TOLERANCE = 1e-9
@@ -34,7 +35,9 @@ TOLERANCE = 1e-9
 
 def derive(
     name: Annotated[str, typer.Argument(help="a formula's name, or FILE.py:OBJECT, or 'list'")],
-    gpu: Annotated[str, typer.Option(help="GPU, or several separated by commas")] = "h200",
+    gpu: Annotated[
+        str, typer.Option(help="GPU or machine FILE.toml, or several separated by commas")
+    ] = "h200",
     dtype: Annotated[str, typer.Option(help="element type, or several")] = "fp16",
     memory: Annotated[float, typer.Option(help="derive for this many values instead of a GPU")] = 0,
     sizes: Annotated[list[str] | None, typer.Option("--set", help="axis=size, repeatable")] = None,
@@ -53,6 +56,9 @@ def derive(
         bool, typer.Option(help="memory against transfer, 2^8 to 2^24 values")
     ] = False,
     steps: Annotated[bool, typer.Option("--steps", help="--svg draws every rewrite")] = False,
+    no_lemmas: Annotated[
+        bool, typer.Option("--no-lemmas", help="search for streaming forms, look none up")
+    ] = False,
 ) -> None:
     """Derive what to fuse, tile and stream, its cost, its distance from a proven bound."""
     if name == "list":
@@ -64,28 +70,37 @@ def derive(
     dtypes = [part for part in dtype.split(",") if part]
     if not gpus or not dtypes:
         raise InputError("--gpu and --dtype need at least one name each")
+    several = len(gpus) > 1 or len(dtypes) > 1
+    if wrong := contradiction(
+        nest, memory, steps, svg, build, gpus, dtypes, pareto, split, objective
+    ):
+        raise InputError(wrong)
+    require_writable(svg, build)
+    lemmas = not no_lemmas
     if pareto:
-        points = front(diagram)
+        points = front(diagram, lemmas=lemmas)
         shown = json.dumps([point.to_json() for point in points], indent=1)
         typer.echo(shown if as_json else front_table(points))
         return
-    several = len(gpus) > 1 or len(dtypes) > 1
-    if wrong := contradiction(nest, memory, steps, svg, build, gpus, several):
-        raise InputError(wrong)
     if not memory and several:
-        rows = compare_gpus(diagram, gpus, dtypes)
+        rows = compare_gpus(diagram, gpus, dtypes, lemmas)
         typer.echo(
             json.dumps([row.to_json() for row in rows], indent=1) if as_json else table(rows)
         )
         return
     if nest:
-        found = by_hand(diagram, *parse_nest(nest), memory)
+        found = by_hand(diagram, *parse_nest(nest), memory, lemmas)
     elif memory:
-        found = run_derive(diagram, memory=memory, split=split)
+        found = run_derive(diagram, memory=memory, split=split, lemmas=lemmas)
     else:
         streams = MAX_STREAMS if build is None else ONE
         found = run_derive(
-            diagram, gpu_name=gpus[0], dtype=dtypes[0], objective=objective, streams=streams
+            diagram,
+            gpu_name=gpus[0],
+            dtype=dtypes[0],
+            objective=objective,
+            streams=streams,
+            lemmas=lemmas,
         )
     report(found, as_json, svg, steps)
     if build is not None:
@@ -99,9 +114,19 @@ def contradiction(
     svg: Path | None,
     build: Path | None,
     gpus: list[str],
-    several: bool,
+    dtypes: list[str],
+    pareto: bool,
+    split: bool,
+    objective: str,
 ) -> str:
     """Why the options do not go together, and what would; "" when they do."""
+    several = len(gpus) > 1 or len(dtypes) > 1
+    if pareto and (nest or memory or svg is not None or build is not None):
+        return "--pareto derives for many memories: leave out --memory, --nest, --svg and --build"
+    if split and (not memory or nest):
+        return "--split is for a nest that is found: give --memory and no --nest"
+    if objective != "time" and (memory or pareto or several):
+        return "--objective is of one GPU and one type: leave out --memory and --pareto"
     if nest and not memory:
         return "--nest takes the memory it has to fit: add --memory VALUES"
     if steps and svg is None:
@@ -110,9 +135,25 @@ def contradiction(
         return "--svg draws one derivation: give one GPU and one type"
     if build is not None and (memory or several):
         return "--build compiles one derivation for a GPU: give one GPU, one type, no --memory"
-    if build is not None and gpus[0] not in HOPPER:
-        return f"--build needs --gpu {' or '.join(HOPPER)}, not {gpus[0]!r}"
+    if build is not None and machine(gpus[0]).family != "Hopper":
+        return f"--build needs a Hopper GPU (--gpu h100 or h200), not {gpus[0]!r}"
+    if build is not None and dtypes[0] not in ELEMENTS:
+        return f"--build compiles {' and '.join(ELEMENTS)}: give one by --dtype, not {dtypes[0]}"
     return ""
+
+
+def require_writable(svg: Path | None, build: Path | None) -> None:
+    """Refuse outputs that could not be written, before anything long begins."""
+    for option, path in (("--svg", svg), ("--build", build)):
+        if path is None:
+            continue
+        if option == "--svg" and path.is_dir():
+            raise InputError(f"--svg {path}: is a folder, expected a file")
+        if option == "--build" and path.exists() and not path.is_dir():
+            raise InputError(f"--build {path}: is a file, expected a folder")
+        there = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if not os.access(there, os.W_OK) or (there != path and not there.is_dir()):
+            raise InputError(f"{option} {path}: {there} is no folder to write in")
 
 
 def write_kernels(found: Derivation, folder: Path, quiet: bool) -> None:

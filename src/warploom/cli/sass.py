@@ -48,6 +48,13 @@ KernelName = Annotated[
     str | None,
     typer.Option("--kernel", metavar="NAME", help="which one, if a file has several"),
 ]
+Alias = Annotated[
+    AliasMode,
+    typer.Option(
+        "--alias",
+        help="; ".join(f"{mode.value}: {mode.about}" for mode in AliasMode),
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="plain text on a terminal too")]
 Html = Annotated[
@@ -147,9 +154,7 @@ def verify(
     original: File,
     candidate: File,
     kernel: KernelName = None,
-    alias: Annotated[
-        AliasMode, typer.Option("--alias", help="what is assumed about pointers, see docs/sass.md")
-    ] = AliasMode.STRICT,
+    alias: Alias = AliasMode.STRICT,
     lineage: Annotated[
         Path | None, typer.Option(help="folder of a tuned result's steps, each to be proved")
     ] = None,

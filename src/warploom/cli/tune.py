@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from warploom.cli.build import settings_of
-from warploom.errors import InputError, WarploomError
+from warploom.cli.sass import Alias
+from warploom.errors import InputError, Interrupted, WarploomError
+from warploom.files import check_folder
+from warploom.objects import names_object
 from warploom.pipeline.targets import read_target
 from warploom.pipeline.tune import tune as run_tune
 from warploom.pipeline.tuned import TuneReport, TuneSettings
@@ -28,7 +32,10 @@ PLAYER_HELP = "; ".join(f"{player.name}: {player.about}" for player in PLAYERS.v
 
 def tune(
     target: Annotated[
-        str, typer.Argument(help="FILE.cubin, a folder of warploom build, or file.py:object")
+        str,
+        typer.Argument(
+            help="FILE.cubin, a folder of warploom build or optimize, or file.py:object"
+        ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the result")],
     search: Annotated[str, typer.Option(help=PLAYER_HELP)] = "guided",
@@ -46,12 +53,12 @@ def tune(
     sizes: Annotated[
         list[str] | None, typer.Option("--set", help="key=value: a size of a build folder's kernel")
     ] = None,
-    alias: Annotated[
-        str, typer.Option(help="strict, or triton: pointer arguments are distinct buffers")
-    ] = "triton",
+    alias: Alias = AliasMode.STRICT,
     samples: Annotated[int, typer.Option(help="random inputs for the final check")] = 0,
     seed: Annotated[int, typer.Option(help="seed of the search")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the best in --out")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="refuse an --out without a search to go on from")
+    ] = False,
     policy: Annotated[
         Path | None, typer.Option(help="ppo: start from this pre-trained policy")
     ] = None,
@@ -59,44 +66,79 @@ def tune(
     json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
 ) -> None:
     """Search for a faster order and control code of one kernel; verify, test, write the result."""
-    modes = {mode.value: mode for mode in AliasMode}
-    if alias not in modes:
-        raise InputError(f"--alias {alias!r}, expected {' or '.join(modes)}")
+    seconds = parse_duration(budget)
+    chosen_moves = moves_of(MOVES if moves == "all" else moves.split(","))
+    check_folder(out)
+    console = Console(seconds)
+    if names_object(target):
+        console.say(f"running {target}")  # a Triton kernel is compiled: seconds
     chosen = read_target(target, kernel, launch, arch, settings_of(sizes))
     settings = TuneSettings(
         player=search,
         measure=_measure(measure),
-        seconds=parse_duration(budget),
+        seconds=seconds,
         candidates=candidates,
-        mode=modes[alias],
+        mode=alias,
         seed=seed,
         samples=samples,
         resume=resume,
         policy=policy,
         steps=steps,
-        moves=moves_of(MOVES if moves == "all" else moves.split(",")),
+        moves=chosen_moves,
     )
-    print(
+    console.say(
         f"{chosen.kernel} ({chosen.cubin.arch}, {chosen.cubin.compiler}): {search} for "
         f"{settings.seconds:g} s, scored by "
-        + ("the GPU" if settings.measure == "gpu" else "the timing model (no measurement)"),
-        file=sys.stderr,
+        + ("the GPU" if settings.measure == "gpu" else "the timing model (no measurement)")
+        + f"; pointers: --alias {alias.value}, {alias.about}"
     )
-    report = run_tune(chosen, settings, out, _show if sys.stderr.isatty() else None)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    try:
+        report = run_tune(chosen, settings, out, console.show, console.say)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; the same command goes on from what lies in {out}"
+        ) from None
     if json_output:
         print(json.dumps(json.loads(report.files["manifest"].read_text()), indent=1))
         return
     print(summary(report))
 
 
-def _show(progress: Progress) -> None:
-    text = (
-        f"\r{progress.seconds:6.1f} s  {progress.scored} candidates ({progress.rate:.0f}/s)  "
-        f"best {progress.best:.4f}x"
-    )
-    print(text, end="", file=sys.stderr, flush=True)
+class Console:
+    """What `tune` tells a person while it works: on a terminal one line that changes, elsewhere a
+    line now and then."""
+
+    EVERY_S = 10.0  # between two lines of progress that are not on a terminal
+
+    def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
+        self._live = sys.stderr.isatty()
+        self._open = False
+        self._began: float | None = None
+        self._last = 0.0
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        print(("\n" if self._open else "") + text, file=sys.stderr, flush=True)
+        self._open = False
+
+    def show(self, progress: Progress) -> None:
+        """How far the search is."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        elif not self._live and now - self._last < self.EVERY_S:
+            return
+        self._last = now
+        text = (
+            f"{now - self._began:6.1f} of {self._budget_s:g} s  {progress.scored} candidates "
+            f"({progress.rate:.1f}/s)  best {progress.best:.4f}x"
+        )
+        if self._live:
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+            self._open = True
+            return
+        print(text, file=sys.stderr, flush=True)
 
 
 def parse_duration(text: str) -> float:
@@ -129,7 +171,7 @@ def summary(report: TuneReport) -> str:
         f"{search.scored} candidates scored in {search.seconds:.1f} s, {refused} refused by the "
         f"static rules, {failed} failed"
         + (
-            " (interrupted: the best so far was kept, --resume goes on)"
+            " (interrupted: the best so far was kept, the same command goes on)"
             if search.interrupted
             else ""
         ),

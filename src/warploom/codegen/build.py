@@ -20,13 +20,14 @@ from typing import Any
 from warploom import toolchain
 from warploom.codegen.emit import CudaSource, emit
 from warploom.codegen.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
+from warploom.codegen.entry import entry_registers
 from warploom.codegen.entry_image import with_entry
 from warploom.codegen.lower import lower
 from warploom.codegen.nvrtc import compile_here
 from warploom.codegen.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.errors import CheckFailed, InputError, ToolMissing
+from warploom.errors import CheckFailed, InputError, Spills, ToolMissing
 from warploom.files import (
     cache_folder,
     keep,
@@ -49,6 +50,7 @@ FAULTS = {
     "setmaxnreg": r"setmaxnreg.*ignored",
     "injected": r"warpgroup\.(wait|arrive).*(injected|inserted)",
 }
+GIVEN = "registers_up<"  # in the text of a kernel whose groups do not all have equally many
 ALLOWED = ("spills", "stack", *FAULTS)  # what a build may be told to accept
 
 
@@ -202,16 +204,16 @@ def compile_source(
         if not brought:
             raise
         resources = _resources(json.loads(brought[-1].with_suffix(".json").read_text()))
-        _judge(source.name, resources, allow)
+        _judge(source, arch, resources, allow)
         return brought[-1].read_bytes(), resources
     report, image = (folder / f"{stem}-{tool.version}.{end}" for end in ("json", "cubin"))
     noted, kept = read_kept(report), read_kept(image)
     if noted is not None and kept is not None:
         resources = _resources(json.loads(noted))
-        _judge(source.name, resources, allow)
+        _judge(source, arch, resources, allow)
         return kept, resources
     cubin, resources = _run(tool, source, arch)
-    _judge(source.name, resources, allow)
+    _judge(source, arch, resources, allow)
     if source.told:
         cubin = with_entry(cubin, source.threads)
     keep(image, cubin)
@@ -273,11 +275,16 @@ def _report(text: str, version: str, seconds: float) -> Resources:
     )
 
 
-def _judge(name: str, resources: Resources, allow: tuple[str, ...]) -> None:
+def _judge(source: CudaSource, arch: str, resources: Resources, allow: tuple[str, ...]) -> None:
+    name = source.name
     if resources.spill_bytes and "spills" not in allow:
-        raise CheckFailed(
-            f"{name} spills {resources.spill_bytes} B of registers; make its tile smaller, give "
-            "its groups more registers, or allow 'spills'"
+        where, remedy = "", "give its groups more registers, "
+        if GIVEN not in source.text:
+            most = entry_registers(source.threads, arch)
+            where, remedy = f": its {source.threads} threads have {most} each on {arch}", ""
+        raise Spills(
+            f"{name} spills {resources.spill_bytes} B of registers{where}; make its tile smaller, "
+            f"{remedy}or allow 'spills'"
         )
     if resources.stack_bytes and "stack" not in allow:
         raise CheckFailed(f"{name} has a stack frame of {resources.stack_bytes} B; allow 'stack'")

@@ -25,7 +25,7 @@ from warploom.codegen.scratch import region_bytes
 from warploom.codegen.targets import check_threads, check_types, shared_limit
 from warploom.codegen.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.values import Values
-from warploom.errors import InputError
+from warploom.errors import DoesNotFit, InputError
 from warploom.tile import Array, Index, Var
 from warploom.tile.interpret import meetings
 
@@ -188,7 +188,7 @@ class Emitter:
             }
             rest = "".join(f", {what} {n * self.parts:,}" for what, n in others.items() if n)
             many = f" a block for {resident} on an SM" if resident > 1 else ""
-            raise InputError(
+            raise DoesNotFit(
                 f"kernel {self.program.name} needs {self.shared_bytes:,} B of shared memory "
                 f"({rings}{rest}), {self.arch} has {limit:,}{many}; make a ring shallower or the "
                 "tile smaller"

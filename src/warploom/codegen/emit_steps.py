@@ -18,10 +18,10 @@ from warploom.codegen.holds import Holds
 from warploom.codegen.names import c_name
 from warploom.codegen.tasks import store_condition
 from warploom.codegen.values import Values, c_index
+from warploom.codegen.votes import Votes
 from warploom.tile import Loop, Op
 
 Names = dict[str, str]
-VOTE = "if (!(__all_sync("
 
 
 class StepCode:
@@ -34,7 +34,6 @@ class StepCode:
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
         self.lazy = self._lazy_zeros()
-        self._guard = ""  # under which the last step was written, if under one
         self.holds, self.holding = Holds(), self.plan.hold_waits
         self.spread: dict[str, str] = {}
         self._learns = True
@@ -254,19 +253,14 @@ class StepCode:
         self, values: Values, steps: tuple[Step, ...], loop: Loop, base: str, plus: int
     ) -> list[str]:
         lines: list[str] = []
+        votes = Votes(values.placement.fusion, values.votes)
         for step in steps:
             shift = plus - step.stage
             value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
             if self.plan.alternate and step.action == "Fill":
                 value = mapped(loop.index, value)
             new = self.lines_of(values, step, {loop.index: value})
-            opening = next((n for n, text in enumerate(new) if text == self._guard), -1)
-            if lines and self._guard and lines[-1] == "}" and 0 <= opening <= 1:
-                # One test for neighbours under the same condition.
-                lines = [*lines[:-1], *new[:opening], *new[opening + 1 :]]
-            else:
-                lines += new
-            self._guard = next((text for text in new[:2] if text.startswith(VOTE)), "")
+            lines = votes.join(lines, new, step.op)
         return lines
 
     def lines_of(self, values: Values, step: Step, names: Names) -> list[str]:

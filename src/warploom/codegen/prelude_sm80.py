@@ -70,29 +70,34 @@ DEVICE void fill_tile(unsigned to, const unsigned short* from, long long pitch, 
                inside ? from + r * pitch + c : from, count);
   }
 }""",
+    # The swizzle repeats every 8 rows: (8 i + r, byte) is 8 i rows beyond (r, byte). Written so,
+    # the offsets of all blocks differ by constants and share registers; else each has its own.
     "read_left": """\
-// Operand A of one mma: rows from `row`, depth from `depth`; kDeep: the depth is contiguous.
+// Operand A of one mma: rows from `row`, depth from `depth`, multiples of 8; kDeep: the depth is
+// contiguous.
 template <int kWidth, int kRows, bool kDeep>
 DEVICE void read_left(unsigned (&x)[4], unsigned tile, int row, int depth) {
   const int lane = threadIdx.x % 32;
   if constexpr (kDeep) {
-    load_matrix(x, tile + tile_offset<kWidth, kRows>(row + lane % 16, (depth + lane / 16 * 8) * 2));
+    const int byte = (depth + lane / 16 * 8) * 2;
+    load_matrix(x, tile + row * kWidth + tile_offset<kWidth, kRows>(lane % 16, byte));
   } else {
-    const int r = depth + lane % 8 + lane / 16 * 8, c = row + lane / 8 % 2 * 8;
-    load_matrix_transposed(x, tile + tile_offset<kWidth, kRows>(r, c * 2));
+    const int r = lane % 8 + lane / 16 * 8, byte = (row + lane / 8 % 2 * 8) * 2;
+    load_matrix_transposed(x, tile + depth * kWidth + tile_offset<kWidth, kRows>(r, byte));
   }
 }""",
     "read_right": """\
-// Operand B of two mma: columns from `col`, 16 of them where the tile has so many.
+// Operand B of two mma: columns from `col`, 16 of them where the tile has so many (8 twice, else).
 template <int kWidth, int kRows, int kCols, bool kDeep>
 DEVICE void read_right(unsigned (&x)[4], unsigned tile, int col, int depth) {
   const int lane = threadIdx.x % 32;
+  const int second = col + 16 <= (kDeep ? kRows : kCols) ? lane / 16 * 8 : 0;
   if constexpr (kDeep) {
-    const int r = ::min(col + lane % 8 + lane / 16 * 8, kRows - 1);
-    load_matrix(x, tile + tile_offset<kWidth, kRows>(r, (depth + lane / 8 % 2 * 8) * 2));
+    const int byte = (depth + lane / 8 % 2 * 8) * 2;
+    load_matrix(x, tile + col * kWidth + tile_offset<kWidth, kRows>(lane % 8 + second, byte));
   } else {
-    const int r = depth + lane % 8 + lane / 8 % 2 * 8, c = ::min(col + lane / 16 * 8, kCols - 8);
-    load_matrix_transposed(x, tile + tile_offset<kWidth, kRows>(r, c * 2));
+    const int r = lane % 8 + lane / 8 % 2 * 8, byte = (col + second) * 2;
+    load_matrix_transposed(x, tile + depth * kWidth + tile_offset<kWidth, kRows>(r, byte));
   }
 }""",
 }

@@ -131,17 +131,32 @@ def _all_rows(values: Values, condition: str) -> str | None:
     each = [
         values.expression(op, At("row", str(t), str(h)), {}) for t in range(blocks) for h in (0, 1)
     ]
-    return f"__all_sync(0xffffffffu, {' && '.join(each)})"
+    vote = f"__all_sync(0xffffffffu, {' && '.join(each)})"
+    values.votes[vote] = condition
+    return vote
 
 
 def _of_rows(values: Values, op: Op) -> bool:
     if op.dst is None or op.kind not in CONDITIONS or values.form(op.dst.type) != "row":
         return False
     inner = values.placement.fusion.inlined
+    compares = OPS[op.kind].group == "compare"
     for src in op.srcs:
         source = inner.get(src.name)
         if source is None or source.kind == "fill":
             continue
-        if not _of_rows(values, source):
+        if not (_row_number(values, source) if compares else _of_rows(values, source)):
             return False
     return True
+
+
+def _row_number(values: Values, op: Op) -> bool:
+    """Whether an inlined op's value is one number a row, made of such numbers."""
+    if op.kind == "fill":
+        return True
+    if op.dst is None or values.form(op.dst.type) != "row":
+        return False
+    if OPS[op.kind].group not in ("unary", "binary"):
+        return False
+    inner = values.placement.fusion.inlined
+    return all(_row_number(values, inner[src.name]) for src in op.srcs if src.name in inner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warploom import machine
-from warploom.errors import InputError
+from warploom.errors import DoesNotFit, InputError
 from warploom.tile import Op
 
 FP8 = ("e4m3", "e5m2")
@@ -24,7 +24,7 @@ def check_threads(name: str, threads: int, resident: int, arch: str) -> None:
     gpu = machine.architecture(arch)
     block, every = (gpu.integer(f"limits.threads_per_{what}") for what in ("block", "sm"))
     if threads > block or threads * resident > every:
-        raise InputError(
+        raise DoesNotFit(
             f"kernel {name}: {resident} blocks of {threads} threads on an SM, {arch} takes "
             f"{block} a block and {every} in all; make the tile smaller or share with fewer"
         )

@@ -181,6 +181,7 @@ class Values:
         self.placement, self.part = placement, part
         self.skip_unit, self.fma_exp2 = skip_unit, fma_exp2
         self.skip_settled = skip_settled
+        self.votes: dict[str, str] = {}  # votes of a warp as C++, and the condition each is on
         self.known: dict[str, float] = {}  # tiles that are constant at this place (`codegen.known`)
         self.straight: tuple[int, ...] = ()  # ops of the straight code at hand, in order
         # (stage, place) of ops in the loop at hand, by id; elsewhere ops are in program order

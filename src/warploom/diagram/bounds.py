@@ -3,7 +3,7 @@
 All hold for one memory of M values in the red-blue pebble game (sequential, recomputation allowed
 unless said), hence for our derivations, whose independent groups can be run one after another.
 
-* compulsory: every external input is read and every output written once.
+* compulsory: every external input that changes an output is read, every output written, once.
 * matmul: 2mnk/√M - 2M for a contraction whose operands are elementwise images of external arrays
   (Smith, Lowery, Langou, van de Geijn 2019, 1702.02017). COSMA's 2mnk/√M + mn (1908.09606) is
   given beside it as the attainable form.
@@ -18,8 +18,9 @@ unless said), hence for our derivations, whose independent groups can be run one
   This sharpens Saha & Ye's Θ(N²d²/M), 2402.07443, with a constant: 2N²d²/M as d²/M -> 0.
   It speaks of schedules that evaluate each S_ij from its own products and each g(S_ij) V_jm by
   itself, in any order, with recomputation; not of fast matrix multiplication or approximation. It
-  asks for an f that is no polynomial: otherwise Σ_j f(S_ij) V_jm reassociates (spherical attention
-  is Q (KᵀV) over the root of qᵀ (KᵀK) q, one pass for M >= d(d + e)), and then it is not given.
+  asks for a composition of maps that is no polynomial: otherwise Σ_j f(S_ij) V_jm reassociates
+  (spherical attention is Q (KᵀV) over the root of qᵀ (KᵀK) q, one pass for M >= d(d + e)), and
+  then it is not given. What is asked for, and how it is established: `operands`.
 * HBL: exponents only (no constant), by the linear program of Dinh & Demmel 2003.00119.
 """
 
@@ -34,7 +35,14 @@ import numpy as np
 from warploom.diagram.cascade import ancestors
 from warploom.diagram.external import linprog
 from warploom.diagram.graph import Diagram, Node
-from warploom.diagram.operands import frames, is_external, is_image, is_opaque
+from warploom.diagram.operands import (
+    frames,
+    is_general,
+    is_image,
+    is_opaque,
+    own_output,
+    unused,
+)
 from warploom.diagram.product_bounds import products_value, sandwich_value
 from warploom.errors import WarploomError
 
@@ -97,9 +105,12 @@ def check(diagram: Diagram, moved: float, capacity: float, recomputed: bool = Fa
 
 
 def compulsory(diagram: Diagram) -> Bound:
-    """Inputs once, outputs once; of a view's source only the elements it touches."""
+    """Inputs that change an output once, outputs once; of a view's source only the elements it
+    touches."""
     moved = 0.0
     for array in diagram.inputs:
+        if array.name in unused(diagram):
+            continue
         count = float(diagram.elements(array.name))
         for user in diagram.consumers[array.name]:
             node = diagram.node[user]
@@ -132,7 +143,7 @@ def matmul_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     """2mnk/√M - 2M for a contraction of two elementwise images of external arrays that is itself,
     up to elementwise boxes, an output."""
     sides = frames(diagram, node)
-    if sides is None or not is_external(diagram, node):
+    if sides is None or not own_output(diagram, node):
         return None
     if not _are_images(diagram, node):
         return None
@@ -152,7 +163,7 @@ def cosma(diagram: Diagram, node: Node, capacity: float) -> float:
 def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     """The phase argument of the module docstring for S = contract(A, B) that is no output."""
     sides = frames(diagram, node)
-    if sides is None or is_external(diagram, node):
+    if sides is None or own_output(diagram, node):
         return None
     if not _are_images(diagram, node):
         return None
@@ -190,7 +201,10 @@ def _are_images(diagram: Diagram, node: Node) -> bool:
         }
         for n in node.inputs
     ]
-    images = all(is_image(diagram, name, diagram.axes_of(name)) for name in node.inputs)
+    images = all(
+        is_image(diagram, name, diagram.axes_of(name)) and is_general(diagram, node, name)
+        for name in node.inputs
+    )
     arrays = [above[n] | {n} for n in node.inputs]
     shared = {a for a in arrays[0] & arrays[1] if len(diagram.axes_of(a)) > 1}
     return images and not sources[0] & sources[1] and not shared

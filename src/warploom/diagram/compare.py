@@ -32,13 +32,15 @@ class Row:
         return asdict(self)
 
 
-def compare_gpus(diagram: Diagram, gpus: Sequence[str], dtypes: Sequence[str]) -> tuple[Row, ...]:
+def compare_gpus(
+    diagram: Diagram, gpus: Sequence[str], dtypes: Sequence[str], lemmas: bool = True
+) -> tuple[Row, ...]:
     """A row for each pair. A type a GPU lacks is a row that says so; an unknown GPU raises."""
     rows: list[Row] = []
     for name in gpus:
         for dtype in dtypes:
             try:
-                rows.append(row_of(derive(diagram, gpu_name=name, dtype=dtype)))
+                rows.append(row_of(derive(diagram, gpu_name=name, dtype=dtype, lemmas=lemmas)))
             except InputError as error:
                 if "tensor core" not in str(error):
                     raise

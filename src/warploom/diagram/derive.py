@@ -20,7 +20,7 @@ from warploom.diagram.chunk import exchange
 from warploom.diagram.cost import FULL, PAPER, Accounting, numbers, resident, traffic
 from warploom.diagram.counts import exact_traffic, exact_transfers
 from warploom.diagram.drawing import draw
-from warploom.diagram.evaluate import compare, evaluate, random_inputs
+from warploom.diagram.evaluate import compare, evaluate, random_inputs, shrunk_sizes
 from warploom.diagram.execute import run_kernels
 from warploom.diagram.gpu import Gpu, gpu
 from warploom.diagram.graph import Diagram
@@ -45,6 +45,7 @@ class Derivation:
     capacity: float
     bound: Bound
     gpu: str = ""
+    """A machine's name, or the path of its file."""
     dtype: str = ""
     estimates: tuple[timing.Estimate, ...] = ()
     regions: int = 0
@@ -176,7 +177,9 @@ class Derivation:
     def __str__(self) -> str:
         """The report: what was fused, sizes, cost against bound, pseudocode."""
         where = (
-            f" on {self.gpu} in {self.dtype}" if self.gpu else f" at M = {self.capacity:.0f} values"
+            f" on {gpu(self.gpu).name} in {self.dtype}"
+            if self.gpu
+            else f" at M = {self.capacity:.0f} values"
         )
         lines = [f"{self.diagram.name}{where}", ""]
         if self.lemmas:
@@ -220,26 +223,6 @@ def not_fits(kernel: Kernel, derivation: Derivation) -> bool:
     return resident(kernel, accounting) > derivation.capacity * (1 + 1e-9)
 
 
-def shrunk_sizes(diagram: Diagram, limit: int) -> dict[str, int]:
-    """Small, uneven axis lengths; axes tied by a view or fixed by an attribute stay consistent."""
-    sizes = {
-        axis: min(size, limit - 2 * (i % 3) - 1) for i, (axis, size) in enumerate(diagram.sizes)
-    }
-    rows = {str(n.attr("row")): str(n.attr("column")) for n in diagram.nodes if n.kind == "mask"}
-    for row, column in rows.items():
-        sizes[row] = min(sizes[row], sizes[column])
-    for node in diagram.nodes:
-        if node.op == "topk":
-            sizes[str(node.attr("axis"))] = int(node.attr("k"))
-        if node.kind == "view":
-            small = {a: min(sizes[a], 7) for a in node.axes}
-            sizes |= small
-            for source, terms in node.attr("map"):
-                if [t[0] for t in terms] != [source]:
-                    sizes[source] = 1 + sum(s * (sizes[a] - 1) for a, s in terms)
-    return sizes
-
-
 def derive(
     diagram: Diagram,
     memory: float | None = None,
@@ -248,11 +231,14 @@ def derive(
     split: bool = False,
     objective: str = "time",
     streams: int = MAX_STREAMS,
+    lemmas: bool = True,
 ) -> Derivation:
     """Derive an algorithm, either for `memory` values of fast memory or for a GPU.
 
-    `objective` is what a GPU derivation minimises, "time" or "energy"; `streams` is the most
-    stream loops in one nest (1 for kernels that are to be compiled).
+    `gpu_name` is a shipped machine's name or the path of a .toml file. `objective` is what a GPU
+    derivation minimises, "time" or "energy"; `streams` is the most stream loops in one nest (1 for
+    kernels that are to be compiled). Without `lemmas` the registered ones are not looked at: every
+    streaming form is searched for, with the same certificates.
 
     Raises `InputError` when nothing fits or a name is unknown, `BoundBroken` when the result claims
     less traffic than is proven necessary.
@@ -262,14 +248,15 @@ def derive(
     if memory is not None:
         if not memory >= 1 or not math.isfinite(memory):
             raise InputError(f"memory is {memory} values: give a finite number of at least 1")
-        plan = search(exchange(diagram), Setting(memory, {}, split=split, streams=streams))
+        setting = Setting(memory, {}, split=split, streams=streams, lemmas=lemmas)
+        plan = search(exchange(diagram), setting)
         return _checked(Derivation(diagram, plan.kernels, memory, _PENDING), plan)
     assert gpu_name is not None
     machine = gpu(gpu_name)
     machine.flops(dtype)
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}: choose {' or '.join(OBJECTIVES)}")
-    return _for_gpu(diagram, machine, dtype, objective, streams)
+    return _for_gpu(diagram, machine, dtype, objective, streams, lemmas)
 
 
 PARTITIONS: dict[str, LoopKind] = {"group": "group", "split": "split", "stream": "stream"}
@@ -285,7 +272,7 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {
 
 
 def _for_gpu(
-    diagram: Diagram, machine: Gpu, dtype: str, objective: str, streams: int
+    diagram: Diagram, machine: Gpu, dtype: str, objective: str, streams: int, lemmas: bool
 ) -> Derivation:
     """The least modelled time or energy on a machine."""
     score, floor = OBJECTIVES[objective]
@@ -299,11 +286,14 @@ def _for_gpu(
         floor(machine, dtype),
         split=True,
         streams=streams,
+        lemmas=lemmas,
     )
     plan = search(rewritten, setting)
     plan = replace(plan, kernels=tuple(_whole_slices(kernel) for kernel in plan.kernels))
     estimates = tuple(timing.estimate(kernel, machine, dtype) for kernel in plan.kernels)
-    found = Derivation(diagram, plan.kernels, capacity, _PENDING, machine.name, dtype, estimates)
+    found = Derivation(
+        diagram, plan.kernels, capacity, _PENDING, machine.reference, dtype, estimates
+    )
     return _checked(found, plan)
 
 
@@ -325,7 +315,11 @@ def _checked(found: Derivation, plan: Plan) -> Derivation:
 
 
 def by_hand(
-    diagram: Diagram, loops: Mapping[str, str], tiles: Mapping[str, int], memory: float
+    diagram: Diagram,
+    loops: Mapping[str, str],
+    tiles: Mapping[str, int],
+    memory: float,
+    lemmas: bool = True,
 ) -> Derivation:
     """One fused kernel with a nest chosen by a person: `loops` maps axis to group, split or stream.
 
@@ -340,7 +334,8 @@ def by_hand(
                 )
             wanted.append(Loop(axis, PARTITIONS[word]))
     order = {"group": 0, "split": 1, "stream": 2}
-    kernel = make_kernel(diagram, sorted(wanted, key=lambda loop: order[loop.kind]))
+    nest = sorted(wanted, key=lambda loop: order[loop.kind])
+    kernel = make_kernel(diagram, nest, lemmas=lemmas)
     if isinstance(kernel, Refusal):
         raise InputError(str(kernel))
     sized = kernel.tiled(

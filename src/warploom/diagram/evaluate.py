@@ -58,6 +58,26 @@ def random_inputs(diagram: Diagram, seed: int = 0, scale: float = 1.0) -> dict[s
     }
 
 
+def shrunk_sizes(diagram: Diagram, limit: int) -> dict[str, int]:
+    """Small, uneven axis lengths; axes tied by a view or fixed by an attribute stay consistent."""
+    sizes = {
+        axis: min(size, limit - 2 * (i % 3) - 1) for i, (axis, size) in enumerate(diagram.sizes)
+    }
+    rows = {str(n.attr("row")): str(n.attr("column")) for n in diagram.nodes if n.kind == "mask"}
+    for row, column in rows.items():
+        sizes[row] = min(sizes[row], sizes[column])
+    for node in diagram.nodes:
+        if node.op == "topk":
+            sizes[str(node.attr("axis"))] = int(node.attr("k"))
+        if node.kind == "view":
+            small = {a: min(sizes[a], 7) for a in node.axes}
+            sizes |= small
+            for source, terms in node.attr("map"):
+                if [t[0] for t in terms] != [source]:
+                    sizes[source] = 1 + sum(s * (sizes[a] - 1) for a, s in terms)
+    return sizes
+
+
 def apply_box(
     node: Node,
     operands: Sequence[tuple[Value, tuple[str, ...]]],

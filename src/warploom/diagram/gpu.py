@@ -26,6 +26,8 @@ class Gpu:
     """Capacities in bytes, rates in units a second for the whole device unless said otherwise."""
 
     name: str
+    reference: str
+    """What `gpu` was asked for: a name, or the path of a file."""
     family: str
     """Architecture (Ampere, Hopper, Blackwell): decides the tensor-core fragment."""
     sms: int
@@ -84,7 +86,8 @@ def element_bytes(dtype: str) -> float:
 
 @cache
 def gpu(name: str) -> Gpu:
-    """The named GPU from the machine floor; raises `InputError` with the nearest names."""
+    """A GPU of the machine floor by its name or the path of its .toml file; raises `InputError`
+    with the nearest names, or with what the file lacks."""
     machine = load(name)
     clock = (machine.get("clock.tensor") or machine.value("clock.boost")) * 1e6
     tensor = {t: machine.value(f"tensor.{t}") for t in BYTES if f"tensor.{t}" in machine}
@@ -97,6 +100,7 @@ def gpu(name: str) -> Gpu:
         l2 = clocks * clock if clocks is not None else 3.5 * dram
     return Gpu(
         machine.name,
+        name,
         machine.text("arch.family"),
         sms,
         clock,

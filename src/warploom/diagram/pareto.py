@@ -16,7 +16,9 @@ MEMORIES = tuple(float(2**power) for power in range(8, 25))
 """Values of fast memory that are tried, unless told otherwise."""
 
 
-def front(diagram: Diagram, memories: Sequence[float] = MEMORIES) -> tuple[Derivation, ...]:
+def front(
+    diagram: Diagram, memories: Sequence[float] = MEMORIES, lemmas: bool = True
+) -> tuple[Derivation, ...]:
     """Derivations by memory such that none moves as little with less memory.
 
     Raises `InputError` when nothing fits the largest.
@@ -25,7 +27,7 @@ def front(diagram: Diagram, memories: Sequence[float] = MEMORIES) -> tuple[Deriv
     refused: InputError | None = None
     for memory in sorted(memories):
         try:
-            made = derive(diagram, memory=memory)
+            made = derive(diagram, memory=memory, lemmas=lemmas)
         except InputError as error:
             refused = error
             continue

@@ -32,7 +32,7 @@ FlashAttention's law is 2qd + 4qxd²/M. So for M >= 4.74 d² no schedule beats i
 M = 4d² the first bound meets it (4d²/M - (4d/√M - 1) = (2d/√M - 1)²); below about 0.69 d² the
 unfused 4qxd/√M + qx is within 2qx of the first bound. Each structure where it is chosen.
 Neither bound speaks of fast matrix multiplication, approximation, or reassociation, which is why
-every intermediate has to pass a function that is no polynomial.
+what is summed over an intermediate has to be established to be no polynomial in it (`operands`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ import numpy as np
 
 from warploom.diagram.cascade import ancestors
 from warploom.diagram.graph import Diagram, Node
-from warploom.diagram.operands import POLYNOMIAL, frames, is_external, is_opaque
+from warploom.diagram.operands import frames, is_general, is_opaque, own_output, terms
 
 MOST_PRODUCTS = 6
 """Contractions whose subsets are all tried."""
@@ -76,16 +76,19 @@ class Product:
 
 
 def tensors(diagram: Diagram) -> tuple[Product, ...]:
-    """The contractions the argument may count: two operands, each an external array's image or an
-    intermediate's; results that are outputs or pass an opaque function."""
+    """The contractions the argument may count: two operands, each an external array's image (of
+    full rank) or an intermediate's; results that are outputs or pass an opaque function."""
     found: list[Product] = []
     for node in diagram.nodes:
         groups = frames(diagram, node) if node.kind == "contract" else None
-        if groups is None or not (is_external(diagram, node) or is_opaque(diagram, node)):
+        if groups is None or not (own_output(diagram, node) or is_opaque(diagram, node)):
             continue
         known = {product.name for product in found}
         classes = [item_class(diagram, name, known) for name in node.inputs]
         if "" in classes or classes[0] == classes[1]:
+            continue
+        given = [i for i, name in zip(node.inputs, classes, strict=True) if name in diagram.array]
+        if not all(is_general(diagram, node, operand) for operand in given):
             continue
         rows, columns, _ = groups
         found.append(
@@ -121,32 +124,9 @@ def mergeable(diagram: Diagram) -> tuple[frozenset[str], ...]:
     found: list[frozenset[str]] = []
     for node in diagram.nodes:
         if node.op in ("add", "sub"):
-            terms = _terms(diagram, *node.inputs)
-            found += [terms] if len(terms) > 1 else []
+            added = frozenset[str]().union(*(terms(diagram, value) for value in node.inputs))
+            found += [added] if len(added) > 1 else []
     return tuple(found)
-
-
-def _terms(diagram: Diagram, *values: str) -> frozenset[str]:
-    """Contractions that some values are linear in."""
-    found: set[str] = set()
-    for node in (diagram.node[value] for value in values if value in diagram.node):
-        if node.kind == "contract":
-            found.add(node.name)
-        elif node.op in POLYNOMIAL or node.op == "div" or node.kind == "mask":
-            found |= _terms(diagram, *node.inputs)
-    return frozenset(found)
-
-
-def _output(diagram: Diagram, value: str) -> str:
-    """The output an external contraction's elements end in."""
-    if value in diagram.outputs:
-        return value
-    axes = set(diagram.axes_of(value))
-    for user in diagram.consumers[value]:
-        box = diagram.node[user]
-        if box.kind == "map" and set(box.axes) == axes and is_external(diagram, box):
-            return _output(diagram, user)
-    return ""
 
 
 def needed(diagram: Diagram, node: Node) -> float:
@@ -243,7 +223,7 @@ def _born(diagram: Diagram, chosen: Sequence[Product]) -> float:
         node = diagram.node.get(name)
         if node is None:
             continue
-        output = _output(diagram, name) if is_external(diagram, node) else ""
+        output = own_output(diagram, node)
         born += 0.0 if output and output not in stored else needed(diagram, node)
         stored.add(output)
     return born

@@ -39,6 +39,8 @@ class Setting:
     split: bool = False
     max_kernels: int = 6
     streams: int = MAX_STREAMS
+    lemmas: bool = True
+    """Whether registered lemmas may be tried before one is searched for."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ def _solve(
     body, _ = _boundary(diagram, names)
     tried["regions"] += 1
     best: tuple[Kernel, float] | None = None
-    for kernel in nests(body, setting.split, setting.streams):
+    for kernel in nests(body, setting.split, setting.streams, setting.lemmas):
         tried["nests"] += 1
         multiples = {axis: m for axis, m in setting.multiples.items() if axis in kernel.body.size}
         try:
@@ -258,7 +260,9 @@ def _solve(
 
 
 @cache
-def nests(body: Diagram, split: bool = False, most: int = MAX_STREAMS) -> tuple[Kernel, ...]:
+def nests(
+    body: Diagram, split: bool = False, most: int = MAX_STREAMS, lemmas: bool = True
+) -> tuple[Kernel, ...]:
     """Every legal nest of a region: up to `most` ordered streams, all other weaved axes grouped (a
     group of the whole axis is no partition), and with `split` one cut axis, its parts streamed or
     taken whole."""
@@ -269,16 +273,16 @@ def nests(body: Diagram, split: bool = False, most: int = MAX_STREAMS) -> tuple[
         for streams in itertools.permutations(axes, count):
             outer = [Loop(axis, "group") for axis in groups if axis not in streams]
             inner = [Loop(axis, "stream") for axis in streams]
-            kernels += _made(body, [*outer, *inner])
+            kernels += _made(body, [*outer, *inner], lemmas)
             cut = [a for a in axes if a not in groups and a not in streams[1:]]
             for axis in cut if split and count else ():
-                kernels += _made(body, [*outer, Loop(axis, "split"), *inner])
+                kernels += _made(body, [*outer, Loop(axis, "split"), *inner], lemmas)
     return tuple(kernels)
 
 
-def _made(body: Diagram, loops: list[Loop]) -> list[Kernel]:
+def _made(body: Diagram, loops: list[Loop], lemmas: bool) -> list[Kernel]:
     """The kernel of a nest when it is legal."""
-    kernel = make_kernel(body, loops)
+    kernel = make_kernel(body, loops, lemmas=lemmas)
     return [] if isinstance(kernel, Refusal) else [kernel]
 
 

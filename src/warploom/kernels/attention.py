@@ -339,9 +339,15 @@ def _guessed(
     rescale[:] = where(right, rescale, rescale * exp2(base - under))
     scores[:] = where(right, scores, exp2(scores * scale - under))
     packed[:] = where(right, packed, scores.cast(config.dtype))
-    again = sum_along(scores, "keys")
     base[:] = where(right, base, after)
-    total[:] = total * rescale + where(right, part, again)
+    if config.lse:
+        part[:] = where(right, part, sum_along(scores, "keys"))
+    else:
+        # A key that outweighs all before it: its weight is no power of 2, as under the maximum. The
+        # sum of the rounded weights cancels what rounding did to it (but is not what lse is of).
+        minor = right & (part * 0.5 <= total)
+        part[:] = where(minor, part, sum_along(packed.cast(FP32), "keys"))
+    total[:] = total * rescale + part
     acc[:] = acc * rescale
     return packed
 

@@ -192,7 +192,6 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             early=True,
             slack=8.0,
         ),
-        _A("128x80-early-guess", (128, 80), 2, False, launch=OVER, early=True, guess=GUESS),
         _A("128x80-apart-clusters", (128, 80), 2, False, WIDE, OVER, apart=True, pair=2),
         _A(
             "128x80-draw16-apart-slack",

@@ -24,8 +24,9 @@ from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 from warploom.machine import load
 
-SMS = load("h200").integer("sm.count")  # the constants were measured there
-FASTEST = 1024 / 1980  # microseconds: the tensor cores' cycles for a UNIT's step at 1980 MHz
+H200 = load("h200")  # where the constants were measured
+SMS = H200.integer("sm.count")
+FASTEST = 1024 / H200.value("clock.boost")  # microseconds: tensor-core cycles of a UNIT's step
 BASE_BYTES = 1024  # of shared memory lost to aligning its base, where a block is alone on an SM
 BARRIER_BYTES = 512  # of shared memory, at most
 PANEL_BYTES = 128  # of a row of the result that are stored together

@@ -20,6 +20,7 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.codegen.solve import Search
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
+from warploom.kernels.older import older_kernel
 from warploom.tile import Program
 
 DEFAULT = "default"
@@ -62,13 +63,16 @@ def select(
     gpu: str = "h200",
     policy: str = DEFAULT,
     search: Search | None = None,
+    allow: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Selected:
     """The kernel `name` (of the library, or FILE.py:OBJECT) under `key=value` settings.
 
     Sizes that the settings do not give are those of `Entry.full`. A field of the configuration that
-    they do give is kept: where no variant has it, the textbook schedule is what there is. `say`
-    hears how far a solver is. Raises `InputError` for an unknown GPU, policy or setting.
+    they do give is kept: where no variant has it, the textbook schedule is what there is. GPUs
+    before Hopper get the largest tile that they hold (`kernels.older`), under the compiler's faults
+    that are accepted (`allow`). `say` hears of tiles not taken and how far a solver is. Raises
+    `InputError` for an unknown GPU, policy or setting.
     """
     if gpu not in BUILD_ARCHITECTURES:
         raise InputError(f"--gpu {gpu!r}: code is emitted for {', '.join(BUILD_ARCHITECTURES)}")
@@ -76,6 +80,11 @@ def select(
         raise InputError(f"--schedule {policy!r}: expected {DEFAULT} or one of {', '.join(NAMES)}")
     kernel, arch = entry(name), BUILD_ARCHITECTURES[gpu]
     config, _ = configure(name, settings)
+    if arch != HOPPER and isinstance(kernel.schedule(config), KernelSchedule):
+        # The default of a program is made for Hopper: elsewhere loads run ahead and matmuls do not.
+        order, fixed = "lcsf" if policy == DEFAULT else policy, "tile" in settings
+        config, schedule = older_kernel(kernel, config, arch, order, allow, fixed, say)
+        return Selected(order, config, kernel.program(config), schedule, arch)
     if policy == DEFAULT:
         return _default(kernel, config, full_sizes(name, settings), frozenset(settings), arch)
     program = kernel.program(config)
@@ -106,14 +115,10 @@ def check_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
 def _default(
     kernel: Entry, config: Any, sizes: Mapping[str, int], given: frozenset[str], arch: str
 ) -> Selected:
-    if arch == HOPPER:
-        variant = kernel.variant(config, sizes, given)
-        if variant is not None:
-            tuned = variant.config(config)
-            program, schedule = kernel.program(tuned), variant.schedule(tuned)
-            return Selected(variant.name, tuned, program, schedule, arch, variant.allow, True)
-    program, schedule = kernel.program(config), kernel.schedule(config)
-    if arch != HOPPER and isinstance(schedule, KernelSchedule):
-        # That schedule is made for Hopper: elsewhere loads run ahead and matmuls do not.
-        schedule = schedule_named(program, "lcsf", schedule.launch, arch=arch)
-    return Selected(schedule.name, config, program, schedule, arch)
+    variant = kernel.variant(config, sizes, given) if arch == HOPPER else None
+    if variant is None:
+        schedule = kernel.schedule(config)
+        return Selected(schedule.name, config, kernel.program(config), schedule, arch)
+    tuned = variant.config(config)
+    program, schedule = kernel.program(tuned), variant.schedule(tuned)
+    return Selected(variant.name, tuned, program, schedule, arch, variant.allow, True)

@@ -135,7 +135,7 @@ def _canonical(name: str, where: str = "") -> str:
 
 @functools.cache
 def _load_shipped(name: str, seen: tuple[str, ...]) -> Machine:
-    document = (_shipped() | _documents(_ARCHITECTURES))[name]
+    document = _documents(_ARCHITECTURES).get(name) or _shipped()[name]
     return _build(document, f"{name}.toml", (*seen, name), None)
 
 

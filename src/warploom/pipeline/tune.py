@@ -1,7 +1,8 @@
 """Tuning one kernel's machine code: search, confirm, verify, test, and write what a user deploys.
 
-The folder holds, from the first improvement on, the best cubin so far; Ctrl-C, a full disk or a
-killed process lose nothing that was found. The result is never a cubin the verifier refuses.
+The folder belongs to one kernel. It holds, from the first improvement on, the best cubin so far;
+Ctrl-C, a full disk or a killed process lose nothing that was found, and the same command goes on
+from it. The result is never a cubin the verifier refuses.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 from warploom.errors import CheckFailed, InputError, ToolMissing
-from warploom.files import write_bytes_atomically
+from warploom.files import check_folder
 from warploom.pipeline.targets import Target
+from warploom.pipeline.tune_compare import fastest
 from warploom.pipeline.tune_keep import Keeper
 from warploom.pipeline.tune_programs import play_programs
 from warploom.pipeline.tune_report import write_report
@@ -23,15 +25,14 @@ from warploom.runtime import (
     Measurer,
     MeasureSettings,
     Timing,
-    TimingSettings,
     Workload,
 )
 from warploom.sass.cubin import Cubin, parse
 from warploom.sass.verdict import Verdict
-from warploom.sass.verify import Verifier
+from warploom.sass.verify import Verifier, counted
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
-from warploom.search.lineage import Step, prove, read_steps, write_steps
+from warploom.search.lineage import Step, ordered, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS, Player
 
 
@@ -40,11 +41,14 @@ def tune(
     settings: TuneSettings,
     folder: Path,
     on_progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> TuneReport:
     """Search one kernel and write the result into `folder`.
 
-    Raises `InputError` when a GPU is asked for and the launch is not known, or the folder cannot be
-    written; `CheckFailed` when the final check fails (the folder then holds the original).
+    A folder that holds a search of the same kernel is gone on from. `say` is told, in a line, what
+    is done before and after the search. Raises `InputError` when a GPU is asked for and the launch
+    is not known, or the folder cannot be written or holds something else; `CheckFailed` when the
+    final check fails (the folder then holds the original).
     """
     if settings.measure == "gpu" and target.launch is None:
         raise InputError(
@@ -52,34 +56,40 @@ def tune(
             "file.py:object, or use --measure model"
         )
     # What is refused is refused before anything is written or taken away.
-    Keeper(target, settings, folder).resumed()
-    player = _player(settings, folder)
-    write_bytes_atomically(folder / "original.cubin", target.cubin.data)
+    check_folder(folder)
+    keeper = Keeper(target, settings, folder)
+    player = _player(settings, keeper)
+    keeper.begin()
+    if keeper.earlier is not None:
+        say(f"{folder} holds a search of this kernel that reached {keeper.earlier}: going on")
     if settings.measure == "model":
         evaluator = ModelEvaluator(target.cubin, target.kernel)
-        return _tune(target, settings, player, folder, evaluator, None, on_progress)
+        return _tune(target, settings, player, keeper, evaluator, None, on_progress, say)
     assert target.launch is not None
     with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:
+        say("preparing the GPU: inputs, the original's outputs and its time")
         measurer.prepare(Workload(target.cubin.data, target.launch))
         evaluator = DeviceEvaluator(measurer)
-        return _tune(target, settings, player, folder, evaluator, measurer, on_progress)
+        return _tune(target, settings, player, keeper, evaluator, measurer, on_progress, say)
 
 
 def _tune(
     target: Target,
     settings: TuneSettings,
     player: Player,
-    folder: Path,
+    keeper: Keeper,
     evaluator: ModelEvaluator | DeviceEvaluator,
     measurer: Measurer | None,
     on_progress: Callable[[Progress], None] | None,
+    say: Callable[[str], None],
 ) -> TuneReport:
     if settings.programs:
-        report = play_programs(target, settings, player, evaluator, measurer, folder, on_progress)
-        return _checked(report, measurer, folder)
+        report = play_programs(
+            target, settings, player, evaluator, measurer, keeper, on_progress, say
+        )
+        return _checked(report, measurer, keeper.folder, say)
     verifier = Verifier(target.cubin, target.kernel, settings.mode)
-    keeper = Keeper(target, settings, folder)
-    resumed = keeper.resumed()
+    resumed = keeper.resumed(verifier)
     search = run_search(
         target.cubin,
         player,
@@ -97,15 +107,18 @@ def _tune(
         on_progress=on_progress,
         on_best=keeper.keep,
     )
-    report = _choose(target, settings, search, verifier, measurer, keeper)
-    return _checked(report, measurer, folder)
+    report = _choose(target, settings, search, verifier, measurer, keeper, resumed, say)
+    return _checked(report, measurer, keeper.folder, say)
 
 
-def _checked(report: TuneReport, measurer: Measurer | None, folder: Path) -> TuneReport:
+def _checked(
+    report: TuneReport, measurer: Measurer | None, folder: Path, say: Callable[[str], None]
+) -> TuneReport:
     """Run what was chosen beside the original, and write everything."""
     target, settings = report.target, report.settings
     report.folder = folder
     if measurer is not None and report.changed:
+        say("running the result beside the original on every input pattern")
         report.check = measurer.check(
             report.cubin.data,
             CheckSettings(samples=settings.samples, state=str(folder / "samples.json")),
@@ -117,12 +130,14 @@ def _checked(report: TuneReport, measurer: Measurer | None, folder: Path) -> Tun
                 f"{target.source}: the result failed its check: {report.check.detail}"
             )
         if target.build is not None:
+            say("comparing the result with the reference in float64")
             report.errors = target.build.check(report.cubin.data)
+    say("writing the result")
     write_report(report)
     return report
 
 
-def _player(settings: TuneSettings, folder: Path) -> Player:
+def _player(settings: TuneSettings, keeper: Keeper) -> Player:
     """The player asked for; a learned one keeps its state in the folder.
 
     Raises `ToolMissing` when the extra `rl` is not installed.
@@ -137,11 +152,11 @@ def _player(settings: TuneSettings, folder: Path) -> Player:
             f"--search {settings.player} needs {error.name}; install it with: "
             "pip install 'warploom[rl]'"
         ) from None
-    state = folder / LEARNER
+    state, resume = keeper.folder / LEARNER, keeper.earlier is not None
     player = learned.player_for(
-        profile, settings.seed, state, settings.resume, settings.policy, settings.steps
+        profile, settings.seed, state, resume, settings.policy, settings.steps
     )
-    if not settings.resume:
+    if not resume:
         (state / learned.CHECKPOINT).unlink(missing_ok=True)
     return player
 
@@ -153,10 +168,11 @@ def _choose(
     verifier: Verifier,
     measurer: Measurer | None,
     keeper: Keeper,
+    resumed: Cubin | None,
+    say: Callable[[str], None],
 ) -> TuneReport:
     """The best candidate: by the model's score, or by a longer comparison on the GPU."""
     leaders = [candidate.cubin for _, candidate in search.best[:LEADERS]]
-    resumed = keeper.resumed()
     if resumed is not None:
         leaders.append(resumed.data)
     timing: Timing | None = None
@@ -169,12 +185,12 @@ def _choose(
             # The model has no noise: what an earlier run in this folder reached still holds.
             chosen, speedup = resumed, keeper.best
     elif leaders:
-        images = {f"leader {number}": image for number, image in enumerate(leaders)}
-        timing = measurer.compare({"original": target.cubin.data, **images}, TimingSettings())
-        name = max(images, key=lambda leader: timing.ratios[leader].median)
-        if timing.ratios[name].clears(timing.control) and timing.ratios[name].median > 1.0:
-            chosen, speedup = parse(images[name], "result"), timing.ratios[name].median
-    verdict = verifier.check_file(chosen)
+        place, speedup, timing = fastest(
+            measurer, target.cubin.data, leaders, search.candidate_s, say
+        )
+        if place is not None:
+            chosen = parse(leaders[place], "result")
+    verdict = counted(verifier.check_file(chosen), target.cubin, chosen, target.kernel)
     steps: tuple[Step, ...] = ()
     if not verdict.legal:
         verdict, steps = _lineage(target, settings, chosen, verdict, keeper.folder)
@@ -190,10 +206,10 @@ def _lineage(
     which is written; what no program explains keeps its verdict."""
     for path in sorted((folder / LEARNER / "programs").glob("*/lineage.json")):
         before = read_steps(path.parent)
-        last = Step("order", chosen.data, "instructions and control fields in another order")
+        last = ordered(chosen.data)
         if not prove(target.cubin, target.kernel, (*before, last), settings.mode):
             write_steps(folder / "lineage", (*before, last))
             base = parse(before[-1].cubin, target.kernel)
             found = Verifier(base, target.kernel, settings.mode).check_file(chosen)
-            return found, (*before, last)
+            return counted(found, base, chosen, target.kernel), (*before, last)
     return verdict, ()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from warploom.errors import CheckFailed
 from warploom.pipeline.targets import Target
+from warploom.pipeline.tune_compare import fastest
+from warploom.pipeline.tune_keep import LINEAGE, Keeper
 from warploom.pipeline.tuned import CHAINS, LEADERS, TuneReport, TuneSettings
-from warploom.runtime import Measurer, Timing, TimingSettings
+from warploom.runtime import Measurer, Timing
 from warploom.sass.cubin import Cubin, parse
-from warploom.sass.verify import Verifier
+from warploom.sass.verify import Verifier, counted
 from warploom.search.driver import Budget, Progress, SearchResult
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.lineage import Base, Step, make_base, prove, write_steps
@@ -28,16 +30,24 @@ def play_programs(
     player: Player,
     evaluator: ModelEvaluator | DeviceEvaluator,
     measurer: Measurer | None,
-    folder: Path,
+    keeper: Keeper,
     on_progress: Callable[[Progress], None] | None,
+    say: Callable[[str], None],
 ) -> TuneReport:
     """A tournament over programs in other registers and with pipelined loops.
 
-    The lineage of the result is written to the folder and proved step by step.
+    The best of an earlier search in the folder plays along. The lineage of the result is written to
+    the folder and proved step by step. Making the programs counts as search: no further one is made
+    when a quarter of the budget is spent.
     """
     original, name = target.cubin, target.kernel
-    bases = [Base(original)]
+    began = time.monotonic()
+    earlier = keeper.resumed_base()
+    bases = [Base(original), *([] if earlier is None else [earlier])]
     for number in range(BASES):
+        if time.monotonic() - began > settings.seconds / 4:
+            break
+        say(f"making program {number + 1} of {BASES} to play on")
         rng = random.Random(f"{settings.seed}/{number}")
         base = make_base(original, name, settings.mode, settings.moves, rng)
         if all(base.cubin.data != other.cubin.data for other in bases):
@@ -46,7 +56,7 @@ def play_programs(
         bases,
         player,
         lambda base: evaluator if measurer is not None else BaseModel(original, base.cubin, name),
-        Budget(settings.seconds, settings.candidates),
+        Budget(max(0.0, settings.seconds - (time.monotonic() - began)), settings.candidates),
         name,
         settings.mode,
         settings.seed,
@@ -54,22 +64,27 @@ def play_programs(
         confirmations=2 if measurer is not None else 0,
         moves=settings.moves,
         on_progress=on_progress,
+        on_best=keeper.keep,
     )
-    chosen, speedup, timing = _leader(original, entries, measurer)
+    whole = _together(entries)
+    chosen, speedup, timing = _leader(original, entries, whole, measurer, say)
+    say("proving the result, step by step")
     steps: tuple[Step, ...] = () if chosen is None else chosen.steps
     if findings := prove(original, name, steps, settings.mode):
         raise CheckFailed(f"{target.source}: the result is not proved: {findings[0]}")
     image = original if chosen is None else parse(chosen.image, "result")
     base = original if chosen is None else chosen.base.cubin
-    verdict = Verifier(base, name, settings.mode).check_file(image)
-    write_steps(folder / "lineage", steps)
-    return TuneReport(
-        target, settings, _together(entries), image, verdict, speedup, timing, lineage=steps
-    )
+    verdict = counted(Verifier(base, name, settings.mode).check_file(image), base, image, name)
+    write_steps(keeper.folder / LINEAGE, steps)
+    return TuneReport(target, settings, whole, image, verdict, speedup, timing, lineage=steps)
 
 
 def _leader(
-    original: Cubin, entries: list[Entry], measurer: Measurer | None
+    original: Cubin,
+    entries: list[Entry],
+    whole: SearchResult,
+    measurer: Measurer | None,
+    say: Callable[[str], None],
 ) -> tuple[Entry | None, float, Timing | None]:
     """The best entry, by the model's score or a longer comparison; None when nothing is faster."""
     faster = [entry for entry in entries if entry.score > 1.0][:LEADERS]
@@ -77,13 +92,9 @@ def _leader(
         return None, 1.0, None
     if measurer is None:
         return faster[0], faster[0].score, None
-    images = {f"leader {number}": entry.image for number, entry in enumerate(faster)}
-    timing = measurer.compare({"original": original.data, **images}, TimingSettings())
-    name = max(images, key=lambda leader: timing.ratios[leader].median)
-    ratio = timing.ratios[name]
-    if ratio.median <= 1.0 or not ratio.clears(timing.control):
-        return None, 1.0, timing
-    return faster[list(images).index(name)], ratio.median, timing
+    leaders = [entry.image for entry in faster]
+    place, speedup, timing = fastest(measurer, original.data, leaders, whole.candidate_s, say)
+    return None if place is None else faster[place], speedup, timing
 
 
 def _together(entries: list[Entry]) -> SearchResult:

@@ -30,6 +30,8 @@ def write_report(report: TuneReport) -> None:
     write_text_atomically(files["diff"], text + "\n")
     write_text_atomically(files["diff_html"], diff_html(target.cubin, report.cubin, diffs))
     summary = _summary(report)
+    # Without a win it is empty, and installing it changes nothing.
+    (folder / "store").mkdir(parents=True, exist_ok=True)
     if report.changed:
         store = FolderStore(folder / "store")
         launch = target.launch.to_json() if target.launch else None

@@ -33,13 +33,17 @@ LEARNED: Final = {
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """What to spend and how. `measure` is `gpu` or `model`."""
+    """What to spend and how.
+
+    `measure` is `gpu` or `model`; `resume` insists on an earlier search in the folder (one of the
+    same kernel is gone on from anyway).
+    """
 
     player: str = "guided"
     measure: str = "model"
     seconds: float = 60.0
     candidates: int | None = None
-    mode: AliasMode = AliasMode.TRITON
+    mode: AliasMode = AliasMode.STRICT
     seed: int = 0
     samples: int = 0
     resume: bool = False
@@ -57,9 +61,6 @@ class TuneSettings:
         moves_of(self.moves)
         if self.player in LEARNED and self.moves != frozenset(STEPS):
             raise InputError("--moves: learned players have the moves of their profile")
-        if self.programs and self.resume:
-            others = ", ".join(PROGRAMS)
-            raise InputError(f"--resume goes on in one program; leave out {others}")
         if self.player not in PLAYERS and self.player not in LEARNED:
             known = ", ".join((*PLAYERS, *LEARNED))
             raise InputError(f"--search {self.player!r}, expected one of {known}")

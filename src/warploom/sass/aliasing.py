@@ -26,6 +26,16 @@ class AliasMode(Enum):
     STRICT = "strict"
     TRITON = "triton"
 
+    @property
+    def about(self) -> str:
+        """The assumption in words."""
+        return _ABOUT[self]
+
+
+_ABOUT: Final = {
+    AliasMode.STRICT: "may point to the same bytes",
+    AliasMode.TRITON: "every pointer argument is a buffer of its own",
+}
 
 _GLOBAL: Final = 1
 _SHARED: Final = 2

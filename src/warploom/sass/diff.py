@@ -66,8 +66,18 @@ class KernelDiff:
     def counts(self) -> dict[str, int]:
         """How many rows of each kind, and how many control edits."""
         found = Counter(row.change.value for row in self.rows)
-        found["control edits"] = sum(bool(row.control) for row in self.rows)
+        found["control edits"] = self.control_edits
         return dict(found)
+
+    @property
+    def moved(self) -> int:
+        """The least number of instructions that must be lifted out and put back elsewhere."""
+        return sum(row.change is Change.MOVED for row in self.rows)
+
+    @property
+    def control_edits(self) -> int:
+        """Instructions whose control field differs, moved or not."""
+        return sum(bool(row.control) for row in self.rows)
 
     @property
     def same(self) -> bool:

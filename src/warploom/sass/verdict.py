@@ -22,16 +22,22 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The static verdict: legal, or the rules it breaks. `mode` is the alias assumption used."""
+    """The static verdict: legal, or the rules it breaks. `mode` is the alias assumption used.
+
+    `moved` and `control_edits` are `sass.diff`'s, of a legal candidate (None: not counted; a search
+    asks for thousands of verdicts, and counting takes longer than judging).
+    """
 
     legal: bool
     mode: AliasMode
     findings: tuple[Finding, ...]
-    moved: int
-    control_edits: int
+    moved: int | None = None
+    control_edits: int | None = None
 
     def __str__(self) -> str:
-        head = f"aliasing {self.mode.value}, {self.moved} moved, {self.control_edits} control edits"
+        head = f"aliasing {self.mode.value}"
+        if self.moved is not None:
+            head += f", {self.moved} moved, {self.control_edits} control edits"
         if self.legal:
             return f"legal ({head})"
         return f"illegal ({head}): {self.findings[0]}" + (

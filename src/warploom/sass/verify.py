@@ -8,6 +8,7 @@ search can ask for a verdict on every candidate it thinks of.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -18,6 +19,7 @@ from warploom.sass.aliasing import AliasMode
 from warploom.sass.constraints import derive
 from warploom.sass.control_rules import ControlRules
 from warploom.sass.cubin import WORD_BYTES, Cubin, parse
+from warploom.sass.diff import diff
 from warploom.sass.disassembly import disassemble
 from warploom.sass.distance_rules import SpacingRules, check_across, check_gaps
 from warploom.sass.kernel import Kernel, build_kernel
@@ -89,7 +91,7 @@ class Verifier:
         """Verdict on a whole file: every byte outside the kernel's code must be the original's."""
         finding = self._check_container(candidate)
         if finding is not None:
-            return Verdict(False, self.mode, (finding,), 0, 0)
+            return Verdict(False, self.mode, (finding,))
         words = instruction_words(candidate, self.kernel.name)
         code = candidate.kernels[self.kernel.name]
         return self.check_words(
@@ -120,10 +122,10 @@ class Verifier:
         count = self.known.count
         if len(low) != count:
             reason = f"{len(low)} instructions, not {count}"
-            return self._verdict([Finding("MULTISET", 0, self.kernel.name, reason)], None)
+            return self._verdict([Finding("MULTISET", 0, self.kernel.name, reason)])
         mapped = self._positions(low, high & CLEAR)
         if isinstance(mapped, Finding):
-            return self._verdict([mapped], None)
+            return self._verdict([mapped])
         state = State(*mapped, control_fields(high))
         findings: list[Finding] = []
         for check in self._rules:
@@ -132,17 +134,10 @@ class Verifier:
                 break
         if info is not None and (every or not findings):
             findings.extend(self._check_info(state.position, info))
-        return self._verdict(findings, state)
+        return self._verdict(findings)
 
-    def _verdict(self, findings: list[Finding], state: State | None) -> Verdict:
-        moved = edits = 0
-        if state is not None:
-            before = self.known.before
-            moved = int(np.count_nonzero(state.position != np.arange(self.known.count)))
-            for name in ("stall", "stay", "wait", "reuse"):
-                now = getattr(state.fields, name)[state.position]
-                edits += int(np.count_nonzero(now != getattr(before, name)))
-        return Verdict(not findings, self.mode, tuple(findings), moved, edits)
+    def _verdict(self, findings: list[Finding]) -> Verdict:
+        return Verdict(not findings, self.mode, tuple(findings))
 
     def _positions(self, low: Words, high: Words) -> tuple[Ints, Ints] | Finding:
         """(new position of each original instruction, original instruction at each position)."""
@@ -198,4 +193,14 @@ def verify(
         raise InputError(
             f"{candidate.origin} is for {candidate.arch}, the original is for {original.arch}"
         )
-    return Verifier(original, kernel, mode).check_file(candidate)
+    return counted(
+        Verifier(original, kernel, mode).check_file(candidate), original, candidate, kernel
+    )
+
+
+def counted(verdict: Verdict, before: Cubin, after: Cubin, kernel: str | None) -> Verdict:
+    """A legal verdict with how far `after` is from `before`, in the words and numbers of a diff."""
+    if not verdict.legal:
+        return verdict
+    (found,) = diff(before, after, before.kernel(kernel).name)
+    return replace(verdict, moved=found.moved, control_edits=found.control_edits)

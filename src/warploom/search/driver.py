@@ -66,6 +66,11 @@ class SearchResult:
         """The best score seen; 1.0 (the original) when nothing beat it."""
         return self.best[0][0] if self.best and self.best[0][0] > 1.0 else 1.0
 
+    @property
+    def candidate_s(self) -> float:
+        """Seconds a measurement took, players' thoughts included; 0 when nothing was measured."""
+        return self.seconds / self.measured if self.measured else 0.0
+
     def record(self, candidate: Candidate, score: Score, parent: Candidate | None = None) -> None:
         """Count a score and keep the candidate when it is among the best.
 
@@ -121,6 +126,9 @@ def run_search(
 ) -> SearchResult:
     """Play until the budget is spent; Ctrl-C ends the search and keeps the best so far.
 
+    The seconds include deriving the rules of the kernel. When they are spent no player is let think
+    again: what runs over is one player's thought (a climb of `guided` takes seconds on a large
+    kernel) and the candidates being measured.
     `start` begins from an earlier result instead of the original. With several chains, one is
     edited and verified while the others are being measured. A score that would be a chain's new
     best is measured `confirmations` times more and counts with its mean. `moves` restricts what the
@@ -128,6 +136,7 @@ def run_search(
     relative to, so that where play starts is scored first, as with a `start`. `on_best` is told of
     every new best. `game` is played instead of a new one; it says itself what is allowed.
     """
+    began = time.monotonic()
     result = SearchResult(player.name, evaluator.name, on_best=on_best)
     elsewhere = elsewhere or start is not None
     if game is None:
@@ -138,27 +147,36 @@ def run_search(
     if start is not None:
         first.editor.adopt(start.kernel(first.kernel.name).words)
     games = [first, *(first.fork() for _ in range(1, min(chains, player.most_chains)))]
-    began = time.monotonic()
+
+    def spent() -> bool:
+        result.seconds = time.monotonic() - began
+        return result.seconds >= budget.seconds
+
+    def report() -> None:
+        if on_progress is not None:
+            on_progress(_progress(result))
+
     running: dict[int, _Chain] = {}
     plays: list[Play] = []
     try:
+        report()
         for number, game in enumerate(games):
+            if number and spent():
+                break
             plays.append(player.play(game, random.Random(f"{seed}/{number}")))
             chain = _Chain(game, plays[-1])
             _advance(chain, None, evaluator, running)
         last_report = 0.0
-        while running:
-            result.seconds = time.monotonic() - began
-            spent = result.seconds >= budget.seconds
+        while running and not spent():
             counted = budget.candidates is not None and result.scored >= budget.candidates
             taken = result.measured + len(running) >= (budget.measurements or 1 << 62)
-            if spent or counted or taken:
+            if counted or taken:
                 break
             finished = evaluator.poll(min(1.0, max(0.0, budget.seconds - result.seconds)))
-            _deliver(finished, running, evaluator, result, confirmations)
-            if on_progress is not None and result.seconds - last_report >= 0.5:
+            _deliver(finished, running, evaluator, result, confirmations, spent)
+            if result.seconds - last_report >= 0.5:
                 last_report = result.seconds
-                on_progress(_progress(result))
+                report()
     except KeyboardInterrupt:
         result.interrupted = True
     result.seconds = time.monotonic() - began
@@ -167,8 +185,7 @@ def run_search(
         play.close()
     for game in games:
         result.tally.update(game.tally)
-    if on_progress is not None:
-        on_progress(_progress(result))
+    report()
     return result
 
 
@@ -178,7 +195,9 @@ def _deliver(
     evaluator: Evaluator,
     result: SearchResult,
     confirmations: int,
+    spent: Callable[[], bool],
 ) -> None:
+    thinking: list[tuple[_Chain, Score]] = []
     for ticket, measured in finished.items():
         chain = running.pop(ticket, None)
         if chain is None or chain.waiting is None:
@@ -194,7 +213,11 @@ def _deliver(
         if right:
             chain.right = chain.waiting
             chain.best = max(chain.best, score.speedup)
-        _advance(chain, score, evaluator, running)
+        thinking.append((chain, score))
+    # Only when all is recorded: players think for seconds, and may be interrupted.
+    for chain, score in thinking:
+        if not spent():
+            _advance(chain, score, evaluator, running)
 
 
 def _wants_confirmation(chain: _Chain, score: Score, confirmations: int) -> bool:

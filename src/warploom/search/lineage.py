@@ -9,6 +9,7 @@ their kind, from the bytes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from warploom.sass.renaming.verify import verify_renaming
 from warploom.sass.rotation.rotate import Rotation, may_cross, padding, rotate, rotations
 from warploom.sass.rotation.verify import verify_rotation
 from warploom.sass.verdict import Finding, Verdict
-from warploom.sass.verify import Verifier
+from warploom.sass.verify import Verifier, counted
 
 TRIES: Final = 40  # changes of scoreboards that the timing model is asked about
 SHARES: Final = (0.15, 0.3, 0.6)  # of the values that can move, how many get another register
@@ -45,6 +46,11 @@ class Step:
     cubin: bytes
     why: str
     rotation: Rotation | None = None
+
+
+def ordered(image: bytes) -> Step:
+    """What a search does to the program it plays on: the last step to most results."""
+    return Step("order", image, "instructions and control fields in another order")
 
 
 @dataclass(frozen=True)
@@ -91,14 +97,13 @@ def prove_lineage(
     steps = read_steps(folder)
     if not steps or steps[-1].cubin != candidate.data:
         finding = Finding("LINEAGE", 0, name, f"the steps in {folder} do not end in the candidate")
-        return Verdict(False, mode, (finding,), 0, 0)
+        return Verdict(False, mode, (finding,))
     findings = prove(original, name, steps, mode)
-    moved = edits = 0
-    if not findings and steps[-1].kind == "order":
-        before = original if len(steps) == 1 else parse(steps[-2].cubin, name)
-        last = Verifier(before, name, mode).check_file(candidate)
-        moved, edits = last.moved, last.control_edits
-    return Verdict(not findings, mode, tuple(findings), moved, edits)
+    verdict = Verdict(not findings, mode, tuple(findings))
+    if steps[-1].kind != "order":
+        return verdict
+    before = original if len(steps) == 1 else parse(steps[-2].cubin, name)
+    return counted(verdict, before, candidate, name)
 
 
 def make_base(
@@ -198,14 +203,22 @@ def _rotated(
 
 
 def write_steps(folder: Path, steps: Sequence[Step]) -> None:
-    """Write a lineage: `N-KIND.cubin` and `lineage.json`."""
+    """Write a lineage: `N-KIND-HASH.cubin` and, last, `lineage.json`.
+
+    A file's name says its content, so that the `lineage.json` that is there always names whole
+    steps of its own; those of an older lineage are taken away afterwards.
+    """
     rows: list[dict[str, Any]] = []
     for number, step in enumerate(steps):
-        file = f"{number}-{step.kind}.cubin"
+        file = f"{number}-{step.kind}-{hashlib.sha256(step.cubin).hexdigest()[:8]}.cubin"
         write_bytes_atomically(folder / file, step.cubin)
         claim = step.rotation and [step.rotation.header, step.rotation.count, step.rotation.latch]
         rows.append({"file": file, "kind": step.kind, "why": step.why, "rotation": claim})
     write_text_atomically(folder / "lineage.json", json.dumps(rows, indent=1) + "\n")
+    named = {row["file"] for row in rows}
+    for path in folder.glob("[0-9]*-*.cubin"):
+        if path.name not in named:
+            path.unlink(missing_ok=True)
 
 
 def read_steps(folder: Path) -> tuple[Step, ...]:

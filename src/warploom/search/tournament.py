@@ -7,15 +7,17 @@ there on. What wins carries its lineage, so that it can be proved from the origi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from warploom.sass.aliasing import AliasMode
 from warploom.sass.cubin import Cubin, parse
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import Evaluator, ModelEvaluator
 from warploom.search.game import Candidate
-from warploom.search.lineage import Base, Step
+from warploom.search.lineage import Base, Step, ordered
 from warploom.search.play import Player, Score
 
 FINALISTS = 2
@@ -41,8 +43,7 @@ class Entry:
     @property
     def steps(self) -> tuple[Step, ...]:
         """How the image came from the original."""
-        last = Step("order", self.image, "instructions and control fields in another order")
-        return (*self.base.steps, last)
+        return (*self.base.steps, ordered(self.image))
 
 
 class BaseModel:
@@ -81,19 +82,23 @@ def tournament(
     starts: Mapping[int, Cubin] | None = None,
     moves: frozenset[str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    on_best: Callable[[Candidate, float, Base], None] | None = None,
 ) -> list[Entry]:
     """Entries of every round, best first. `starts` {place in `bases`: an earlier result on it}.
 
-    Of one base alone the whole budget goes to that one.
+    Of one base alone the whole budget goes to that one. Ctrl-C ends the search that runs and all
+    that would follow; what the clock leaves no time for is not begun.
     """
 
     def play(base: Base, share: float, start: Cubin | None, turn: int) -> Entry:
+        began = time.monotonic()
+        evaluator = evaluator_of(base)
         found = run_search(
             base.cubin,
             player,
-            evaluator_of(base),
+            evaluator,
             Budget(
-                budget.seconds * share,
+                budget.seconds * share - (time.monotonic() - began),
                 None if budget.candidates is None else max(1, int(budget.candidates * share)),
                 None if budget.measurements is None else max(1, int(budget.measurements * share)),
             ),
@@ -106,21 +111,38 @@ def tournament(
             elsewhere=bool(base.steps),
             moves=moves,
             on_progress=on_progress,
+            on_best=on_best and partial(_on_base, on_best, base),
         )
         return Entry.of(base, found)
 
     known = starts or {}
     if len(bases) == 1:
         return [play(bases[0], 1.0, known.get(0), 0)]
-    first = [
-        play(base, 0.5 / len(bases), known.get(number), number) for number, base in enumerate(bases)
-    ]
-    entries = sorted(first, key=lambda entry: -entry.score)
-    if any(entry.result.interrupted for entry in entries):
-        return entries
+    end = time.monotonic() + budget.seconds
+    entries: list[Entry] = []
+    for number, base in enumerate(bases):
+        if number and time.monotonic() >= end:
+            break
+        entries.append(play(base, 0.5 / len(bases), known.get(number), number))
+        if entries[-1].result.interrupted:
+            return sorted(entries, key=lambda entry: -entry.score)
+    entries.sort(key=lambda entry: -entry.score)
     finalists = entries[:FINALISTS]
-    second = [
-        play(entry.base, 0.5 / len(finalists), parse(entry.image, kernel), len(bases) + number)
-        for number, entry in enumerate(finalists)
-    ]
+    second: list[Entry] = []
+    for number, entry in enumerate(finalists):
+        if time.monotonic() >= end:
+            break
+        start = parse(entry.image, kernel)
+        second.append(play(entry.base, 0.5 / len(finalists), start, len(bases) + number))
+        if second[-1].result.interrupted:
+            break
     return sorted([*second, *entries], key=lambda entry: -entry.score)
+
+
+def _on_base(
+    on_best: Callable[[Candidate, float, Base], None],
+    base: Base,
+    candidate: Candidate,
+    speedup: float,
+) -> None:
+    on_best(candidate, speedup, base)

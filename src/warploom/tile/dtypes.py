@@ -86,7 +86,7 @@ def round_to(kind: DType, values: NDArray[np.generic]) -> NDArray[np.generic]:
     if kind.kind == "int":
         return _to_int32(values)
     if kind is FP64:
-        return values.astype(np.float64)
+        return values.astype(np.float64, copy=False)
     if kind is FP32:
         with np.errstate(over="ignore"):
             return values.astype(np.float32)
@@ -107,7 +107,8 @@ def spacing(kind: DType, values: NDArray[np.float64]) -> NDArray[np.float64]:
     It is 2^(max(exponent(x), least) - mantissa); twice the unit roundoff, relative to a power of 2.
     """
     _, exponent = np.frexp(values)
-    return np.ldexp(1.0, np.maximum(exponent - 1, kind.least) - kind.mantissa)
+    exponent = np.where(values == 0, kind.least, np.maximum(exponent - 1, kind.least))
+    return np.ldexp(1.0, exponent - kind.mantissa)
 
 
 def _round_float(kind: DType, exact: NDArray[np.float64]) -> NDArray[np.generic]:

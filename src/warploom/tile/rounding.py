@@ -28,19 +28,19 @@ from warploom.tile.ir import Loop, Op, Program
 from warploom.tile.widen import widened
 
 HALF_ULP = 2.0**-24  # of fp32, relative
-TINY = 2.0**-126  # the special functions of the GPU give 0 for what is smaller
+TINY = 2.0**-126  # the special functions of the GPU may give 0 for what is smaller
 # Largest error of the code that `codegen` emits for a function: (relative, absolute). PTX ISA 9.0:
 # ex2, lg2, rcp, rsqrt, tanh .approx; CUDA C programming guide, intrinsics: __fdividef 2 ulp;
 # `codegen.prelude_values` for erf, sin and cos.
 APPROXIMATED: dict[str, tuple[float, float]] = {
-    "exp": (2.0**-22, TINY),
-    "exp2": (2.0**-22, TINY),
+    "exp": (2.0**-22, 0.0),
+    "exp2": (2.0**-22, 0.0),
     "log": (2.0**-22, 2.0**-22),
     "log2": (2.0**-22, 2.0**-22),
-    "rsqrt": (2.0**-22.9, TINY),
-    "reciprocal": (2.0**-23, TINY),
-    "div": (2.0**-22, TINY),
-    "tanh": (2.0**-11, TINY),
+    "rsqrt": (2.0**-22.9, 0.0),
+    "reciprocal": (2.0**-23, 0.0),
+    "div": (2.0**-22, 0.0),
+    "tanh": (2.0**-11, 0.0),
     "erf": (HALF_ULP, 2e-7),
     "sin": (HALF_ULP, 1e-7),
     "cos": (HALF_ULP, 1e-7),
@@ -52,8 +52,8 @@ SUMS = ("reduce_sum", "cumsum", "reduce_prod", "mma")
 # A tensor core cuts what it adds up: to fp32 for 16-bit operands, to 13 fraction bits for 8-bit
 # ones (Hopper; "Dissecting the NVIDIA Hopper architecture", and DeepSeek-V3, section 3.5.2).
 SUM_UNITS = {8: 2.0**-13, 16: 2.0**-23, 32: HALF_ULP}
-WORK = 8_000_000  # elements computed at most, where fewer tasks can stand for all: half a second
-SAMPLES = (2, 8)
+WORK = 20_000_000  # elements computed at most, where fewer tasks can stand for all: half a second
+SAMPLES = 8  # of two, a few elements of thousands barely move in either
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Spread:
     `known` says where both are: elsewhere no task ran, or a number is not finite.
     """
 
+    kind: DType
     exact: NDArray[np.float64]
     deviation: NDArray[np.float64]
     known: NDArray[np.bool_]
@@ -91,11 +92,11 @@ def spreads(
     wide, values = widened(program), {k: v.astype(float) for k, v in bind(program, arrays).items()}
     values |= {a.name: arrays[a.name] for a in program.arrays if not a.dtype.is_float}
     whole = bool(added or stored & loaded)  # every task has a part in what others find
-    tasks, samples = _chosen(program, values, whole)
+    tasks = _chosen(program, values, whole)
     exact = interpret(wide, values, scalars, tasks)
     squares = {name: np.zeros(exact[name].shape) for name in stored | added}
     with np.errstate(all="ignore"):
-        for sample in range(samples):
+        for sample in range(SAMPLES):
             noise = _Noise(program, np.random.default_rng((seed, sample)))
             moved = interpret(wide, values, noise.scalars(scalars or {}), tasks, noise)
             for name in squares:
@@ -103,29 +104,26 @@ def spreads(
     found: dict[str, Spread] = {}
     for name, total in squares.items():
         known = np.isfinite(total) & np.isfinite(exact[name])
-        if not (whole or program.array(name).dtype.is_float):
+        kind = program.array(name).dtype
+        if not (whole or kind.is_float):
             known &= exact[name] != values[name]
-        deviation = np.where(known, np.sqrt(total / samples), 0.0)
-        found[name] = Spread(exact[name].astype(float), deviation, known)
+        deviation = np.where(known, np.sqrt(total / SAMPLES), 0.0)
+        found[name] = Spread(kind, exact[name].astype(float), deviation, known)
     return found
 
 
-def _chosen(
-    program: Program, values: Mapping[str, Value], whole: bool
-) -> tuple[list[dict[str, int]], int]:
-    """(tasks to run, samples): few samples of many tasks say as much as many of few."""
+def _chosen(program: Program, values: Mapping[str, Value], whole: bool) -> list[dict[str, int]]:
+    """The tasks to run: all, or as many as `WORK` allows, evenly spread over the grid."""
     symbols = sizes(program, values)
     groups = list(companies(program, points(program, symbols)))
-    if not groups:
-        return [], 1
+    if not groups or whole:
+        return [task for group in groups for task in group]
     first = {**symbols, **{read.name: 0 for read in program.reads}}
     heaviest = max(_work(program.body, {**first, **group[0]}) for group in (groups[0], groups[-1]))
-    afford = max(2, WORK // max(1, heaviest * len(groups[0])))
-    least, most = SAMPLES
-    count = len(groups) if whole else min(len(groups), afford // (least + 1))
-    places = sorted({int(at) for at in np.linspace(0, len(groups) - 1, max(2, count))})
-    samples = int(np.clip(afford // len(places) - 1, least, most))
-    return [task for place in places for task in groups[place]], samples
+    count = WORK // max(1, heaviest * len(groups[0]) * (1 + SAMPLES))
+    count = min(len(groups), max(2, count))
+    places = sorted({int(at) for at in np.linspace(0, len(groups) - 1, count)})
+    return [task for place in places for task in groups[place]]
 
 
 def _work(body: Sequence[Op | Loop], symbols: dict[str, int]) -> int:
@@ -168,10 +166,15 @@ class _Noise:
         kind = own.dst.type.dtype if own.dst else own.array.dtype if own.array else FP32
         if op.kind in EXACT or not kind.is_float:
             return value
-        relative, absolute = APPROXIMATED.get(op.kind, (0.0, 0.0))
-        unit = self._sum_unit(op) + relative
-        if unit or absolute:
-            value = self._moved(value, unit) + absolute * self._uniform(value)
+        unit = self._sum_unit(op)
+        if op.kind in APPROXIMATED:
+            relative, absolute = APPROXIMATED[op.kind]
+            size = np.abs(value)
+            value = value + np.where(size < TINY, size, relative * size + absolute) * (
+                self._uniform(value)
+            )
+        elif unit:
+            value = self._moved(value, unit)
         # What a sum in fp32 is off by has its last rounding in it.
         return value if unit and kind is FP32 else self._rounded(kind, value)
 
@@ -205,8 +208,8 @@ def limits(spread: Spread, deviations: float) -> NDArray[np.float64]:
     """How far each element may be from its meaning: so many standard deviations.
 
     Few samples say little of one element, so it has at least the deviation of the elements beside
-    it along the last axis, in the mean, and in proportion where it is larger than they are.
-    Infinite where nothing is known.
+    it along the last axis, in the mean, and in proportion where it is larger than they are, and
+    that of one rounding to its type where anything is rounded. Infinite where nothing is known.
     """
     known = spread.known
     own = np.where(known, spread.deviation, 0.0)
@@ -214,4 +217,7 @@ def limits(spread: Spread, deviations: float) -> NDArray[np.float64]:
     counts = np.maximum(np.sum(known, -1, keepdims=True), 1)
     beside, usual = (np.sqrt(np.sum(x**2, -1, keepdims=True) / counts) for x in (own, size))
     larger = np.maximum(size / np.where(usual > 0, usual, 1.0), 1.0)
-    return np.where(known, deviations * np.maximum(own, beside * larger), np.inf)
+    own = np.maximum(own, beside * larger)
+    if spread.kind.is_float and own.any():
+        own = np.maximum(own, spacing(spread.kind, size) / math.sqrt(12.0))
+    return np.where(known, deviations * own, np.inf)

@@ -1,4 +1,5 @@
-"""Tidying a traced program: a temporary that exists only to be assigned is not made.
+"""Tidying a traced program: a temporary that exists only to be assigned is not made, nor the
+transpose of a load that only a matmul reads.
 
 `m[:] = maximum(m, r)` traces as two ops, `t = max m, r` and `m = copy t`; `acc += a @ b` as
 `t = mma a, b` and `acc = add acc, t`. When `t` has no other reader the pair becomes one op.
@@ -7,20 +8,29 @@
 *before -> after*  `t = f(...); m = copy t` -> `m = f(...)`;
                    `t = mma a, b; c = add c, t` -> `c = mma a, b, c`
 *keeps*  the value of every variable that is still written, at every op
+
+A matmul contracts the axis that both operands have, whichever way round they are, so it reads a
+load as well as the load's transpose.
+
+*requires*  the transpose and the load are the only writers of their variables
+*before -> after*  `t = load x; u = transpose t; c = mma a, u` -> `t = load x; c = mma a, t`
+*keeps*  the value of `c`
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
-from warploom.tile.ir import Loop, Op, Program, walk
+from warploom.tile.ir import Loop, Op, Program, Var, walk
 
 
 def tidy(program: Program) -> Program:
     """Fold the pairs described above, then number the ops in program order."""
     reads = Counter(src.name for op in program.ops() for src in op.srcs)
     body = _fold(program.body, reads)
+    body = _untransposed(body, _transposed_loads(body))
     body = _drop_dead(body)
     return replace(program, body=_number(body, [0]))
 
@@ -63,6 +73,34 @@ def _merge(first: Op, second: Op, reads: Counter[str]) -> Op | None:
     if accumulates and first.kind == "mma" and len(first.srcs) == 2:
         return replace(first, dst=second.dst, srcs=(*first.srcs, second.dst), where=second.where)
     return None
+
+
+def _transposed_loads(body: tuple[Op | Loop, ...]) -> dict[str, Var]:
+    """By the name of a load's transpose, the load's variable."""
+    ops = list(walk(body))
+    writers = Counter(op.dst.name for op in ops if op.dst is not None)
+    loads = {op.dst.name for op in ops if op.kind == "load" and op.dst is not None}
+    return {
+        op.dst.name: op.srcs[0]
+        for op in ops
+        if op.kind == "transpose"
+        and op.dst is not None
+        and op.srcs[0].name in loads
+        and writers[op.dst.name] == writers[op.srcs[0].name] == 1
+    }
+
+
+def _untransposed(body: tuple[Op | Loop, ...], loads: Mapping[str, Var]) -> tuple[Op | Loop, ...]:
+    result: list[Op | Loop] = []
+    for item in body:
+        if isinstance(item, Loop):
+            result.append(replace(item, body=_untransposed(item.body, loads)))
+        elif item.kind == "mma":
+            factors = tuple(loads.get(var.name, var) for var in item.srcs[:2])
+            result.append(replace(item, srcs=(*factors, *item.srcs[2:])))
+        else:
+            result.append(item)
+    return tuple(result)
 
 
 def _drop_dead(body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:

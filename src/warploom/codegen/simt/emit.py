@@ -29,7 +29,7 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.codegen.targets import check_threads, check_types, shared_limit
 from warploom.codegen.tasks import task_lines
 from warploom.codegen.values import c_index
-from warploom.errors import InputError
+from warploom.errors import DoesNotFit, InputError
 from warploom.tile import BOOL, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
@@ -87,7 +87,7 @@ class _Emitter:
         ]
         shared = self.shared
         if shared > (limit := shared_limit(arch=self.arch)):
-            raise InputError(
+            raise DoesNotFit(
                 f"kernel {self.program.name} needs {shared:,} B of shared memory for its largest "
                 f"exchange, {self.arch} has {limit:,}; make the tile smaller"
             )

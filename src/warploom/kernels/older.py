@@ -1,0 +1,78 @@
+"""Default tiles of the library's kernels on GPUs before Hopper: the largest that the GPU holds.
+
+The defaults are Hopper's, whose compute groups take registers from the others. Elsewhere all the
+threads of a block have equally many, and some GPUs have less than half of its shared memory: where
+the architecture's limits (`machine.architecture`) refuse a tile, or the compiler spills it, the
+next smaller one is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from warploom.codegen.build import build
+from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.schedules import schedule_named
+from warploom.errors import DoesNotFit, Spills, WarploomError
+from warploom.kernels.library import Entry
+
+LEAST = 16  # elements of a side: one mma of the tensor core
+HALVINGS = 3  # of each side
+
+
+def older_kernel(
+    kernel: Entry,
+    config: Any,
+    arch: str,
+    name: str = "lcsf",
+    allow: tuple[str, ...] = (),
+    fixed: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Any, KernelSchedule]:
+    """(configuration, schedule) of a kernel for an architecture without TMA and wgmma.
+
+    name, allow  the named schedule and the faults accepted (`codegen.build`)
+    fixed        keep the configuration's tile, whatever comes of it
+    say          told why a tile is not taken
+    Raises what the first tile is refused for where none fits.
+    """
+    launch = _launch(kernel, config)
+    if fixed or not hasattr(config, "tile"):
+        return config, schedule_named(kernel.program(config), name, launch, arch=arch)
+    refusals: list[WarploomError] = []
+    for tile in _tiles(config.tile):
+        try:
+            one = replace(config, tile=tile)
+            program = kernel.program(one)
+            schedule = schedule_named(program, name, launch, arch=arch)
+            build(program, schedule, arch, allow)
+        except (DoesNotFit, Spills) as error:
+            say(f"tile {','.join(map(str, tile))}: {error}: trying a smaller one")
+            refusals.append(error)
+        except WarploomError:
+            if not refusals:
+                raise  # not for its size
+        else:
+            return one, schedule
+    raise refusals[0]
+
+
+def _launch(kernel: Entry, config: Any) -> Any:
+    schedule = kernel.schedule(config)
+    assert isinstance(schedule, KernelSchedule)
+    return schedule.launch
+
+
+def _tiles(largest: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The tile and those with halved sides: the largest area first, then the squarest.
+
+    What is loaded for an element of the result falls with the area. A third number, the depth of a
+    step, stays: rings hold as many steps as fit.
+    """
+    rows, cols = ([side >> n for n in range(HALVINGS + 1)] for side in largest[:2])
+    areas = [(row, col) for row in rows for col in cols if min(row, col) >= LEAST]
+    areas.sort(key=lambda tile: (prod(tile), min(tile)), reverse=True)
+    yield from ((*area, *largest[2:]) for area in areas)

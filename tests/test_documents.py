@@ -1,0 +1,228 @@
+"""Every block of README and docs is run in the order it is written, and prints what the page says.
+
+What a fence holds, and what becomes of it:
+
+* a line `$ COMMAND` is run, in a folder of the page's own that has the repository's `examples`;
+  what would take long gets the documented option that shortens it (`SHORTER`), and what needs a
+  GPU (`--on gpu`) is left out where there is none;
+* a line that begins with `warploom`, `python` or `make` and no `$` is a form, and so is
+  `warploom ...` in the text: the options, scripts and targets it names must exist;
+* Python is run, one namespace a page. Noted `gpu`, only where a GPU is; noted `part`, it goes on
+  from what the reader has: it must parse, and what it imports of warploom must exist;
+* `file=NAME` writes the block to that file; a `text` block is what the block before it printed.
+
+Commands in the docstrings of `examples` are run too.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from warploom.cli import app, main
+from warploom.errors import WarploomError
+from warploom.integrations.triton_swap import uninstall
+
+ROOT = Path(__file__).parent.parent
+FENCE = re.compile(r"^```(\w*)(?: ([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+FORMS = ("warploom ", "python ", "make ")
+INLINE = re.compile(r"`(warploom [^`]+)`")
+# The first words of a command: the option that keeps it short here.
+SHORTER = {"tune": "--budget 2s", "schedule": "--time-limit 5"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, what follows it on the fence, text and line."""
+
+    kind: str
+    note: str
+    text: str
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page, in order."""
+    return [
+        Block(m[1], m[2] or "", m[3], page[: m.start()].count("\n") + 2)
+        for m in FENCE.finditer(page)
+    ]
+
+
+def run_all(page: str, folder: Path, gpu: bool) -> int:
+    """Run a page's blocks in `folder`, and give how many commands and blocks of Python were run;
+    raises where one fails or prints something else."""
+    space: dict[str, Any] = {"__name__": "page"}
+    said, ran = "", 0
+    for block in blocks(page):
+        place = f"line {block.line}"
+        if block.kind == "text":
+            assert said.strip() == block.text.strip(), f"{place} of the page:\n{said}"
+        elif block.note.startswith("file="):
+            (folder / block.note.removeprefix("file=")).write_text(block.text)
+        elif block.kind == "python":
+            ran_now, said = python(block, folder, space, gpu)
+            ran += ran_now
+        else:
+            for line in re.sub(r"\n {4,}(?=\[)", " ", block.text).splitlines():  # forms go on
+                if line.startswith("$ "):
+                    ran += command(line.removeprefix("$ "), place, gpu)
+                elif line.startswith(FORMS):
+                    check_form(line, place)
+    return ran
+
+
+def python(block: Block, folder: Path, space: dict[str, Any], gpu: bool) -> tuple[int, str]:
+    """(1 when the block was run, what it printed)."""
+    # A file, since torch.compile reads the source of what it compiles.
+    source = folder / f"line_{block.line}.py"
+    source.write_text(block.text)
+    code = compile(block.text, str(source), "exec")
+    if block.note == "part" or (block.note == "gpu" and not gpu):
+        check_imports(block)
+        return 0, ""
+    assert block.note in ("", "gpu"), f"line {block.line}: a note {block.note!r} means nothing"
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, space)
+    return 1, out.getvalue()
+
+
+def check_imports(block: Block) -> None:
+    """What a block imports of warploom exists."""
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("warploom"):
+            module = importlib.import_module(node.module or "")
+            for name in node.names:
+                assert hasattr(module, name.name), f"line {block.line}: no {name.name}"
+
+
+def command(line: str, place: str, gpu: bool) -> int:
+    """Run a `warploom ...` line in this process, as short as may be; 1 when it was run."""
+    words = shlex.split(line, comments=True)
+    assert words[0] == "warploom", f"{place}: only warploom's commands are run, not {line}"
+    shorter = SHORTER.get(words[1], "").split()
+    if shorter and shorter[0] not in words and words[2] != "list":
+        words += shorter
+    if not gpu and "--on gpu" in " ".join(words):
+        return 0
+    saved, sys.argv = sys.argv, words
+    code: object = 0
+    try:
+        main()
+    except SystemExit as left:
+        code = left.code or 0
+    finally:
+        sys.argv = saved
+    assert code == 0, f"{place}: {line}"
+    return 1
+
+
+def check_form(line: str, place: str) -> None:
+    """The command and the options of a form exist, and so do scripts and targets."""
+    words = line.replace("[", " ").replace("]", " ").split("#")[0].split()
+    if words[0] == "make":
+        assert re.search(f"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), place
+    elif words[0] == "python" and words[1] != "-m":
+        assert (ROOT / words[1]).is_file(), f"{place}: {words[1]}"
+    elif words[0] == "python":
+        assert importlib.util.find_spec(words[2]), f"{place}: {words[2]}"
+    else:
+        options = [word for word in words if word.startswith("--")]
+        for name in words[1].split("|"):
+            names = [name, *words[2:3]] if name == "sass" else [name]
+            said = CliRunner().invoke(app, [*names, "--help"], terminal_width=200)
+            assert said.exit_code == 0, f"{place}: no warploom {' '.join(names)}"
+            missing = [option for option in options if option not in said.output]
+            assert not missing, f"{place}: {' '.join(names)} has no {missing[0]}"
+
+
+def has_gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A folder with the examples, in which what one page compiled is there for the next."""
+    cache = tmp_path_factory.getbasetemp().parent / "warploom-documents"
+    monkeypatch.setenv("WARPLOOM_CACHE", str(cache))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "gated", raising=False)
+    yield tmp_path
+    uninstall()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks((ROOT / p).read_text())])
+def test_a_page_runs_as_it_is_written(page: str, here: Path) -> None:
+    run_all((ROOT / page).read_text(), here, gpu=False)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_text_exist(page: str) -> None:
+    for form in INLINE.findall((ROOT / page).read_text()):
+        check_form(form, page)
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_the_commands_of_an_example_run(example: str, here: Path) -> None:
+    said = ast.get_docstring(ast.parse((ROOT / "examples" / example).read_text())) or ""
+    for line in said.splitlines():
+        if line.startswith("warploom "):
+            command(line, f"examples/{example}", gpu=False)
+
+
+def test_the_pages_have_something_to_run(here: Path) -> None:
+    """A pattern that finds no block would pass every page."""
+    found = {page: blocks((ROOT / page).read_text()) for page in PAGES}
+    assert len(found["docs/tutorial.md"]) >= 15
+    commands = re.findall(r"^\$ warploom \w+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(commands) >= 9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_a_page_runs_to_the_end_on_a_gpu(page: str, here: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    run_all((ROOT / page).read_text(), here, gpu=True)
+
+
+PLANTED = {
+    "line 6 of the page": "```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n",
+    r"line 2: warploom run nothing": "```console\n$ warploom run nothing\n```\n",
+    "line 2: only warploom's": "```\n$ rm -r out\n```\n",
+    "line 2: no warploom walk": "```\nwarploom walk NAME\n```\n",
+    "line 2: run has no --off": "```\nwarploom run NAME [--off gpu]\n```\n",
+    "line 2: bench/none.py": "```\npython bench/none.py --gpus 0\n```\n",
+    "line 2: no attend": "```python gpu\nfrom warploom.tile import attend\n```\n",
+    "line 2: a note 'gpus'": "```python gpus\nx = 1\n```\n",
+}
+
+
+@pytest.mark.parametrize("message", PLANTED)
+def test_a_page_that_is_not_so_fails(message: str, here: Path) -> None:
+    with pytest.raises(AssertionError, match=message):
+        run_all(PLANTED[message], here, gpu=False)
+
+
+def test_python_that_fails_fails(here: Path) -> None:
+    with pytest.raises(WarploomError, match="unknown machine"):
+        run_all("```python\nfrom warploom import machine\nmachine.load('h900')\n```\n", here, False)

@@ -1,0 +1,86 @@
+"""What rounding explains: the interpreter's own errors, for programs of every family of ops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.codegen.simt_programs import PROGRAMS, make
+
+from warploom import tile as t
+from warploom.tile.interpret import bind, interpret
+from warploom.tile.rounding import limits, spreads
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_interpreter_is_as_exact_as_rounding_allows(name: str) -> None:
+    program, arrays, scalars, _ = make(name)
+    held = bind(program, arrays)
+    got = interpret(program, held, scalars)
+    for output, spread in spreads(program, held, scalars).items():
+        gap = np.abs(got[output].astype(float) - spread.exact)
+        beyond = spread.known & (gap > limits(spread, 8.0))
+        if name == "casts" and output in ("eight", "half", "back"):
+            assert beyond.any()  # numbers that e4m3 or fp16 does not hold: that is found
+            continue
+        assert not beyond.any(), (output, gap[beyond], spread.exact[beyond])
+        size = np.linalg.norm(spread.exact[spread.known]) or 1.0
+        assert np.linalg.norm(gap[spread.known]) / size <= 4 * spread.relative
+
+
+def summed(n: int, kind: t.DType) -> t.Program:
+    def body(x: t.Array, y: t.Array) -> None:
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 16))
+        tile = t.load(x, t.span(i * 16, 16), t.span(0, n))
+        t.store(y, t.span(i * 16, 16), tile=t.sum_along(tile, "n").cast(kind))
+
+    arrays = {"x": t.array(t.FP32, "m n"), "y": t.array(kind, "m")}
+    return t.trace(body, arrays, name="summed")
+
+
+def test_the_deviation_of_a_cast_is_that_of_a_uniform_rounding() -> None:
+    """Half a spacing at most, evenly spread: its root mean square is spacing / sqrt(12)."""
+    arrays = {"x": np.random.default_rng(0).normal(size=(4096, 4)), "y": np.full(4096, np.nan)}
+    program = summed(4, t.BF16)
+    spread = spreads(program, bind(program, arrays))["y"]
+    assert spread.known.all()
+    got = interpret(program, arrays)["y"]
+    actual = np.sqrt(np.mean((got - spread.exact) ** 2))
+    assert actual == pytest.approx(np.sqrt(np.mean(spread.deviation**2)), rel=0.05)
+
+
+def test_a_sum_of_positive_terms_drifts_with_their_number() -> None:
+    """Errors of partial sums add up: beyond the root of the number, where all have one sign."""
+    relative = {}
+    for n in (64, 4096):
+        program = summed(n, t.FP32)
+        x = np.random.default_rng(1).uniform(1, 2, size=(64, n))
+        spread = spreads(program, bind(program, {"x": x, "y": np.full(64, np.nan)}))["y"]
+        relative[n] = spread.relative
+        held = bind(program, {"x": x, "y": np.full(64, np.nan)})
+        plain = np.zeros(64, np.float32)
+        for column in held["x"].T:
+            plain = plain + column  # the worst order there is
+        gap = np.abs(plain - spread.exact) / limits(spread, 8.0)
+        assert gap.max() < 1
+    assert 6 < relative[4096] / relative[64] < 10
+
+
+def test_copies_and_exact_products_have_no_deviation() -> None:
+    def body(x: t.Array, y: t.Array) -> None:
+        rows = t.span(0, 16)
+        t.store(y, rows, tile=(t.load(x, rows).cast(t.FP32) * 0.5).cast(t.BF16))
+
+    program = t.trace(body, {"x": t.array(t.BF16, "m"), "y": t.array(t.BF16, "m")}, name="halved")
+    arrays = {"x": np.arange(16.0), "y": np.full(16, np.nan)}
+    spread = spreads(program, bind(program, arrays))["y"]
+    assert not spread.deviation.any() and spread.known.all()
+    assert not limits(spread, 8.0).any()
+
+
+def test_some_tasks_stand_for_many() -> None:
+    """128 tasks of a long sum: few of them run, and elements of the others are not judged."""
+    program = summed(4096, t.FP32)
+    arrays = {"x": np.ones((2048, 4096), np.float32), "y": np.full(2048, np.nan, np.float32)}
+    spread = spreads(program, arrays)["y"]
+    assert 128 < spread.known.sum() < 1024 and spread.known[0] and spread.known[-1]
+    assert np.isinf(limits(spread, 8.0)[~spread.known]).all()
