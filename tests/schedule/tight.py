@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
@@ -29,6 +30,29 @@ def tight_graphs(draw: st.DrawFn, most: int = 3) -> Graph:
         delay, spill = draw(st.integers(0, 3)), draw(st.sampled_from([0, 1, 5]))
         edges.append(Edge(f"n{a}", f"n{b}", delay, distance, kind, spill, blocking))
     return Graph("tight", nodes, tuple(edges))
+
+
+@st.composite
+def carrying_graphs(draw: st.DrawFn) -> Graph:
+    """Values of half a group's registers, some carried round the loop: two fit beside nothing."""
+    names = [f"n{index}" for index in range(draw(st.integers(2, 3)))]
+    nodes = tuple(
+        Node(
+            name,
+            name,
+            (UnitUse("TC", 1),),
+            latency=draw(st.integers(1, 2)),
+            registers=draw(st.sampled_from([64, 64, 128])),
+            asynchronous=draw(st.booleans()),
+        )
+        for name in names
+    )
+    edges = [Edge(a, b, draw(st.integers(1, 2))) for a, b in pairwise(names)]
+    for _ in range(draw(st.integers(1, 2))):
+        first = draw(st.integers(0, len(names) - 1))
+        last = draw(st.integers(first, len(names) - 1))
+        edges.append(Edge(names[last], names[first], draw(st.integers(0, 1)), 1))
+    return Graph("carrying", nodes, tuple(edges))
 
 
 def _node(draw: st.DrawFn, index: int) -> Node:

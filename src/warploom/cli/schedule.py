@@ -106,7 +106,8 @@ def schedule(
         service.show_catalogue(console)
         return
     if tiles:
-        service.show_tiles(request, console)
+        with Progress(time_limit) as progress:
+            service.show_tiles(request, console, progress.say)
         return
     with Progress(time_limit) as progress:
         result = service.answer(request, progress.say)

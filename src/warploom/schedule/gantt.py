@@ -90,7 +90,7 @@ def show(graph: Graph, target: Target, schedule: Schedule, console: Console | No
     if graph.flops:
         per = graph.flops / interval
         out.print(f"  {per:.0f} useful FLOP a cycle and SM ({graph.flops} an iteration)")
-    word = {"analytic": "proved", "infeasible": "proved"}.get(proof.status, proof.status)
+    word = "unproved" if proof.status in ("unproved", "written") else "proved"
     out.print(f"  II {word}: {proof.reason} [dim]({proof.seconds:.2f} s)[/]")
     if proof.confirmed:
         out.print(f"  lower bound {proof.lower_bound}: {proof.confirmed}")

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from warploom.errors import CheckFailed, InputError
 from warploom.schedule.checker import check
 from warploom.schedule.problem import Problem
 from warploom.schedule.readout import assemble
@@ -35,6 +36,7 @@ from warploom.schedule.schedule import Proof, Schedule
 Matrix = NDArray[np.int64]
 NEVER = -(10**12)  # a path that does not exist
 CONFIRMED = "confirmed by a second search"
+ALONE = "second search"  # the status of a proof that the solver had no time for
 Say = Callable[[str], None]
 
 
@@ -64,6 +66,7 @@ class _Table:
     cycles: Matrix
     turns: Matrix
     sign: Matrix
+    size: Matrix
     count: int
 
     @staticmethod
@@ -75,7 +78,9 @@ class _Table:
             for gap in gaps
         ]
         at = np.array(rows, dtype=np.int64).reshape(-1, 6).T
-        return _Table(at[0], at[1], at[2], at[3], at[4], at[5], len(choices))
+        size = [sum(gap.cycles for gap in (*c.later, *c.sooner)) for c in choices]
+        sizes = np.array(size, dtype=np.int64)
+        return _Table(at[0], at[1], at[2], at[3], at[4], at[5], sizes, len(choices))
 
 
 @dataclass
@@ -212,7 +217,9 @@ class _Search:
         if -1 in state.home:
             return self._homes(state)
         if state.choices:
-            number = int(left.sum(axis=0).argmin())
+            # Few ways first, and of those the longest: it decides most.
+            ways = left.sum(axis=0)
+            number = int(np.where(ways == ways.min(), state.table.size, -1).argmax())
             return self._ways(state, number, left[:, number])
         if state.low < state.high:
             return self._halves(state)
@@ -287,9 +294,12 @@ def refute(
     """Whether an interval in [low, high] has a schedule of at most `stages` overlapped iterations.
 
     `stages` 0 is any number: then only units and dependences can refute. From `low` up, so that
-    `reached` says how far a search that ran out of time came.
+    `reached` says how far a search that ran out of time came. Raises `InputError` for a target
+    without groups.
     """
     begin = time.perf_counter()
+    if not problem.target.groups:
+        raise InputError(f"target {problem.target.name} has no groups: there is nothing to refute")
     rules = Rulebook(problem.graph, problem.target, problem.rules, problem.pins, stages)
     search = _Search(rules, begin + seconds)
     reached = bisect_left(range(low, high + 1), True, key=lambda n: not search.hopeless(low, n))
@@ -317,19 +327,40 @@ def refute(
     return Verdict("refuted", reached, None, search.steps, time.perf_counter() - begin)
 
 
+def settled(
+    problem: Problem, schedule: Schedule, seconds: float = 30.0, say: Say = lambda _: None
+) -> Schedule:
+    """The schedule with its proof confirmed; and where the solver left intervals open and time is
+    left, proved by this search alone, with that said."""
+    begin = time.perf_counter()
+    proof = confirmed(problem, schedule.proof, seconds, say)
+    interval, stages = schedule.initiation_interval, proof.stages or schedule.stages + 1
+    left = seconds - (time.perf_counter() - begin)
+    if proof.status == "unproved" and proof.confirmed == CONFIRMED and left > 0:
+        low = proof.lower_bound
+        if refute(problem, low, interval - 1, stages, left, say).status == "refuted":
+            reason = (
+                f"every interval below {interval} is refuted with up to {stages} stages by the "
+                f"second search; the solver was open from {low} up"
+            )
+            alone = {"lower_bound": interval, "stages": stages, "reason": reason}
+            proof = replace(proof, status=ALONE, confirmed="by the second search alone", **alone)
+    return replace(schedule, proof=proof)
+
+
 def confirmed(
     problem: Problem, proof: Proof, seconds: float = 30.0, say: Say = lambda _: None
 ) -> Proof:
     """The proof with what `refute` says of its lower bound, interval by interval from 1 up.
 
-    Raises `AssertionError` with the schedule where one is found below the bound.
+    Raises `CheckFailed` with the schedule where one is found below the bound.
     """
     below = proof.lower_bound - 1
     verdict = Verdict("refuted", 1)
     if below > 0:
         verdict = refute(problem, 1, below, proof.stages, seconds, say)
     if verdict.schedule is not None:
-        raise AssertionError(
+        raise CheckFailed(
             f"false bound: {proof.lower_bound} is claimed ({proof.reason}), but an interval of "
             f"{verdict.schedule.initiation_interval} has a schedule: {verdict.schedule}"
         )

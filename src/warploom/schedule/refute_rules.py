@@ -17,6 +17,7 @@ from warploom.schedule.target import GroupSpec, Target
 
 NOWHERE = -1
 WORD_BYTES = 4
+MOST_CARRIED = 4  # values that hold what a loop carries: longer cycles are not looked for
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,12 @@ class Rulebook:
 
     def gaps(self, home: tuple[int, ...]) -> list[Gap]:
         """What holds whatever is chosen, for the homes that are known."""
-        found = self.dependences(home)
+        return self.dependences(home) + self._always
+
+    @cached_property
+    def _always(self) -> list[Gap]:
+        """What holds whoever runs what: an operation and its own copies, and the length."""
+        found: list[Gap] = []
         for number, node in enumerate(self.graph.nodes):
             found += self._alone(number, node)
         if self.stages:
@@ -208,12 +214,46 @@ class Rulebook:
     def choices(self, home: tuple[int, ...], limits: Limits) -> list[Choice]:
         """Everything two operations may not do at the same time, for the homes that are known."""
         waits = [self._waits(home, node) for node in self.graph.nodes]
+        carried = self._carried(home)
         found: list[Choice] = []
         for second in range(len(self.graph.nodes)):
             found += self._own_uses(second)
             for first in range(second):
-                found += self._between(home, limits, waits, first, second)
+                found += self._between(home, limits, waits, carried, first, second)
         return found
+
+    def _carried(self, home: tuple[int, ...]) -> list[tuple[int, frozenset[int]]]:
+        """Words alive at every moment, and the values that hold them in turn.
+
+        Round a cycle of reads over one iteration each value lives until the next is born, in the
+        same group. Cycles that share a value count once.
+        """
+        found: list[tuple[int, frozenset[int]]] = []
+        for edge in self.graph.edges:
+            if edge.kind == "data" and edge.distance == 1:
+                last, first = self.place[edge.src], self.place[edge.dst]
+                for values in self._ways(home, (first,), last):
+                    words = min(self.words(self.graph.nodes[v]) for v in values)
+                    found.append((words, frozenset(values)))
+        found.sort(key=lambda item: (-item[0], len(item[1]), sorted(item[1])))
+        apart: list[tuple[int, frozenset[int]]] = []
+        for words, values in found:
+            if words and not any(values & other for _, other in apart):
+                apart.append((words, values))
+        return apart
+
+    def _ways(
+        self, home: tuple[int, ...], way: tuple[int, ...], last: int
+    ) -> Iterator[tuple[int, ...]]:
+        """Short ways of reads within an iteration and a group that end at `last`."""
+        if home[way[-1]] != home[last] or len(way) > MOST_CARRIED:
+            return
+        if way[-1] == last:
+            yield way
+            return
+        for edge in self.graph.outgoing[self.graph.nodes[way[-1]].id]:
+            if edge.kind == "data" and edge.distance == 0:
+                yield from self._ways(home, (*way, self.place[edge.dst]), last)
 
     def _waits(self, home: tuple[int, ...], node: Node) -> bool:
         return any(
@@ -239,7 +279,13 @@ class Rulebook:
         return unit.capacity == 1 and not unit.rate
 
     def _between(
-        self, home: tuple[int, ...], limits: Limits, waits: list[bool], first: int, second: int
+        self,
+        home: tuple[int, ...],
+        limits: Limits,
+        waits: list[bool],
+        carried: Sequence[tuple[int, frozenset[int]]],
+        first: int,
+        second: int,
     ) -> list[Choice]:
         a, b = self.graph.nodes[first], self.graph.nodes[second]
         found: list[Choice] = []
@@ -269,7 +315,14 @@ class Rulebook:
             after, before = max(after, 1), max(before, self._window(b))
         later = [Gap(first, second, after)] if after else []
         sooner = [Gap(second, first, before)] if before else []
-        if self._exclude(home, limits, a, b, together):
+        beside = 0  # words that are alive at every moment, of neither value
+        if together:
+            beside = sum(
+                words
+                for words, values in carried
+                if not values & {first, second} and all(home[v] == home[first] for v in values)
+            )
+        if self._exclude(home, limits, a, b, together, beside):
             later += self.dies(first, 0, second)
             sooner += self.dies(second, 0, first)
         if later and sooner:
@@ -281,12 +334,18 @@ class Rulebook:
         return max(1, node.issue if short else node.latency)
 
     def _exclude(
-        self, home: tuple[int, ...], limits: Limits, a: Node, b: Node, together: bool
+        self,
+        home: tuple[int, ...],
+        limits: Limits,
+        a: Node,
+        b: Node,
+        together: bool,
+        beside: int,
     ) -> bool:
         """Whether both values cannot be alive at the same time, each being alive at all."""
         if not all(any(e.delay + held > 0 for e, held in self.readers(n)) for n in (a, b)):
             return False
-        words = self.words(a) + self.words(b)
+        words = self.words(a) + self.words(b) + beside
         w = home[self.place[a.id]]
         if together and a.registers and b.registers and words > limits.words[w]:
             return True

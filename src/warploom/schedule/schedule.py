@@ -55,7 +55,8 @@ class Proof:
 
     lower_bound     largest interval below which none exists: analytic, or the solver's
     status          "analytic" (the interval meets a resource or recurrence bound), "infeasible"
-                    (the solver refuted every smaller one), "unproved", or "written" (by a person)
+                    (the solver refuted every smaller one), "second search" (it was open, and
+                    `schedule.refute` refuted them), "unproved", or "written" (by a person)
     reason          the binding resource in words
     stages          most overlapped iterations the refutation allowed; 0: any number
     objective_stages    the same for the bounds of the objectives
@@ -121,7 +122,7 @@ class Schedule:
     def proved(self) -> bool:
         """Whether the interval and every stage of the objective are proved optimal."""
         return (
-            self.proof.status in ("analytic", "infeasible")
+            self.proof.status in ("analytic", "infeasible", "second search")
             and not self.proof.unreached
             and all(objective.proved for objective in self.objectives)
         )

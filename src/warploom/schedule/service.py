@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from warploom.schedule.costs import CostTable, costs, read_overrides, target
 from warploom.schedule.enumerate import top_schedules
 from warploom.schedule.graph import SOLVED, Graph, is_solved, read_json
 from warploom.schedule.picture import svg
-from warploom.schedule.refute import confirmed
+from warploom.schedule.refute import settled
 from warploom.schedule.schedule import Schedule
 from warploom.schedule.simulate import Rates, verify
 from warploom.schedule.solve import Problem, solve
@@ -104,8 +104,7 @@ def answer(request: Request, say: Callable[[str], None] = lambda _: None) -> Res
     problem = problem_of(request)
     schedule = solve(problem, say)
     say(f"proving the lower bound {schedule.proof.lower_bound} again")
-    proof = confirmed(problem, schedule.proof, CONFIRMING * request.time_limit)
-    schedule = replace(schedule, proof=proof)
+    schedule = settled(problem, schedule, CONFIRMING * request.time_limit)
     say("simulating")
     report = check(problem.graph, problem.target, schedule, problem.prices)
     rates = verify(problem.graph, problem.target, schedule)
@@ -178,8 +177,10 @@ def show_catalogue(console: Console) -> None:
     console.print(written)
 
 
-def show_tiles(request: Request, console: Console) -> None:
-    """The tile grid of a graph, best first."""
+def show_tiles(
+    request: Request, console: Console, say: Callable[[str], None] = lambda _: None
+) -> None:
+    """The tile grid of a graph, best first; `say` hears which shape is on."""
     if request.name not in GRAPHS:
         raise InputError(f"--tiles {request.name!r}, expected one of {list(GRAPHS)}")
     if request.template or request.top > 1:
@@ -190,7 +191,7 @@ def show_tiles(request: Request, console: Console) -> None:
     each = Effort(max(1.0, request.time_limit / max(1, len(grid))), request.workers, request.seed)
     table_ = table_of(request)
     where = target(table_, request.groups, request.registers)
-    results = tiles.search_tiles(request.name, table_, where, grid, each)
+    results = tiles.search_tiles(request.name, table_, where, grid, each, say)
     table = Table(box=None, pad_edge=False)
     for column in ("shape", "II", "cycles/kFLOP", "proof", "binds"):
         table.add_column(column)

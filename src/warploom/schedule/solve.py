@@ -38,6 +38,7 @@ from warploom.schedule.objectives import (
 from warploom.schedule.problem import Clock, Problem, decisions, joint_encoding
 from warploom.schedule.readout import read_schedule
 from warploom.schedule.recount import recount
+from warploom.schedule.refute import confirmed, refute
 from warploom.schedule.schedule import Objective, Proof, Schedule
 from warploom.schedule.solver import (
     Answer,
@@ -52,6 +53,8 @@ from warploom.schedule.solver import (
 EXTRA_STAGES = 2
 GRACE = 10.0
 OPEN = 0.6  # of the time left: what an interval that is not settled may take from the objectives
+SMALL = 64  # operations: of more, the second search finds nothing in its time
+SECOND = 0.15  # of the time left: what the second search may take to shorten an open interval
 PLACING = 0.3  # of the time left: what placing without search may take
 MOST_POINTS = 1 << 40
 TIMES = Style(2)  # how sums of times are minimised before there are groups
@@ -96,7 +99,7 @@ def solve(problem: Problem, say: Callable[[str], None] = lambda _: None) -> Sche
     if it is None:
         assert start.placed is not None
         proof = _prove(problem, bounds, start, settled, ())
-        return replace(start.placed, rules=problem.rules, proof=proof)
+        return replace(start.placed, rules=problem.rules, proof=_added_again(problem, proof))
     if it.length is not None and start.interval == modulo.interval:
         it.model.add(it.length >= modulo.length_bound)  # groups only make it longer
     objectives, values = _optimise(problem, it, start.values, clock)
@@ -105,7 +108,12 @@ def solve(problem: Problem, say: Callable[[str], None] = lambda _: None) -> Sche
         problem.graph, problem.rules, read_schedule(it, values, start.interval, objectives, proof)
     )
     check(problem.graph, problem.target, schedule, problem.prices).raise_if_failed()
-    return schedule
+    return replace(schedule, proof=_added_again(problem, proof))
+
+
+def _added_again(problem: Problem, proof: Proof) -> Proof:
+    """An analytic bound is confirmed at once: that needs no search, only sums and longest paths."""
+    return confirmed(problem, proof) if proof.status == "analytic" else proof
 
 
 def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
@@ -253,6 +261,8 @@ def _bettered(problem: Problem, start: Start, clock: Clock) -> Start:
     A share of the limit that was too short for one search is no reason to stop: on a machine with
     other work that is what most of them are.
     """
+    if start.bound < start.interval:
+        start = _searched(problem, start, clock)
     left = clock.share(OPEN if problem.objectives else 1.0)
     limit = Clock(left, built=clock.built)
     while start.bound < start.interval and limit.affords(problem):
@@ -271,6 +281,29 @@ def _bettered(problem: Problem, start: Start, clock: Clock) -> Start:
                 values, model = again.answer.values, again.model
                 start = Start(least.value, bound, start.refuted, again.stages, values, model)
     return start
+
+
+def _searched(problem: Problem, start: Start, clock: Clock) -> Start:
+    """A shorter interval that the second search finds: a schedule, never a bound.
+
+    It is the faster of the two where most groups are pinned.
+    """
+    if len(problem.graph.nodes) > SMALL:
+        return start
+    limit, found = Clock(clock.share(SECOND)), None
+    best = start.interval
+    while best > start.bound and not limit.over:
+        left = limit.share().seconds
+        better = refute(problem, start.bound, best - 1, problem.stages, left).schedule
+        if better is None:
+            break
+        best, found = better.initiation_interval, better
+    if found is None or not clock.affords(problem):
+        return start
+    build = partial(joint_encoding, problem, best, found.stages)
+    it = clock.building(problem, build)
+    values = values_of(it, found)
+    return Start(best, start.bound, start.refuted, found.stages, values, it, found)
 
 
 def _bound_after(answer: Answer, low: int, high: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,16 +40,21 @@ def search_tiles(
     target: Target,
     shapes: Iterable[Mapping[str, Any]] | None = None,
     effort: Effort | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[TileResult]:
     """Every shape solved for interval and traffic, best first; shapes that do not fit last.
 
+    `say` hears which shape is on.
     A shape is dropped without solving only when its graph or target refuses it by name.
     """
     grid = list(shapes) if shapes is not None else list(GRAPHS[name].tiles)
     if not grid:
         raise InputError(f"graph {name} has no tile grid of its own, give shapes to try")
     each = effort or Effort(seconds=10)
-    results = [_solve_shape(name, costs, target, params, each) for params in grid]
+    results: list[TileResult] = []
+    for number, params in enumerate(grid):
+        say(f"shape {number + 1} of {len(grid)}")
+        results.append(_solve_shape(name, costs, target, params, each))
     return sorted(results, key=lambda result: result.cycles_per_kflop)
 
 
