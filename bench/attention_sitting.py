@@ -20,9 +20,7 @@ import argparse
 import gc
 import json
 import math
-import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -319,74 +317,6 @@ def judged(
     return right, refused, checks
 
 
-def options_of(args: argparse.Namespace) -> list[str]:
-    """The options of a sitting for its workers."""
-    found = [f"--seed={args.seed}"]
-    found += [f"--{word}" for word in ("dry", "prepare", "no-alone") if vars(args)[_field(word)]]
-    return found + [f"--front-door={case}={folder}" for case, folder in args.front_door]
-
-
-def _field(word: str) -> str:
-    return word.replace("-", "_")
-
-
-def front_door(text: str) -> tuple[str, Path]:
-    """`CASE=FOLDER`."""
-    name, equals, folder = text.partition("=")
-    if not equals or name not in CASES:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected CASE=FOLDER, CASE one of those timed")
-    return name, Path(folder)
-
-
-def arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("mode", choices=("build", "prepare", "sit", "worker", "merge"))
-    parser.add_argument("files", nargs="*", type=Path, help="merge: files of sittings")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/results")))
-    parser.add_argument("--name", default="one", help="sit: of the file, sitting-NAME.jsonl")
-    parser.add_argument("--only", default="", help="cases that contain one of these, by commas")
-    parser.add_argument("--rounds", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0, help="of the order of rounds")
-    parser.add_argument("--dry", action="store_true", help="no GPU, made-up times, nothing merged")
-    parser.add_argument("--no-alone", action="store_true", help="bursts only")
-    parser.add_argument("--front-door", action="append", type=front_door, default=[])
-    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-def _sitting(args: argparse.Namespace, names: list[str]) -> int:
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = f"sitting-{args.name}.jsonl"
-    header = {
-        "argv": kb.command_line(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
-        "rounds": args.rounds,
-        "dry": args.dry,
-        **({} if args.dry else kb.environment()),
-    }
-    (args.out / file).write_text(json.dumps(header) + "\n")
-    results = kb.run_workers(str(Path(__file__)), args, names, file, options_of(args))
-    failed = [r for r in results if "error" in r]
-    failed += [r for r in results if any(c != "pass" for c in r.get("checks", {}).values())]
-    rows: list[list[object]] = [["case", "kernel", "TFLOP/s", "best", "TFLOP/s", "ratio", "MHz"]]
-    for result in (r for r in results if "bursts" in r):
-        seen = st.seen_in_bursts(result)
-        best = max(result["baselines"], key=lambda name: seen.rates[name])
-        for own in result["checks"]:
-            rates = seen.rates[own], best, seen.rates[best], seen.ratio(own, best)
-            rows.append([result["name"], own, *rates, seen.mhz[own]])
-    print(kb.table(rows))
-    refused = {r["name"]: r["refused"] for r in results if r.get("refused")}
-    print(json.dumps({"refused": refused}, indent=1)[:4000])
-    print(f"{len(rows) - 1} rows, {len(failed)} failed: {args.out / file}")
-    for result in failed:
-        print(json.dumps(result)[:400])
-    return 1 if failed else 0
-
-
 def _prepare(args: argparse.Namespace, names: list[str]) -> int:
     """Libraries compile each kind of kernel once, several at a time; their own caches keep it."""
     args.prepare = True
@@ -398,7 +328,7 @@ def _prepare(args: argparse.Namespace, names: list[str]) -> int:
 
     def one(item: tuple[int, str]) -> list[dict[str, Any]]:
         kept = f"prepare-{item[0]}.jsonl"
-        return kb.run_workers(str(Path(__file__)), args, [item[1]], kept, options_of(args))
+        return kb.run_workers(str(Path(__file__)), args, [item[1]], kept, st.options_of(args))
 
     with ThreadPoolExecutor(8) as pool:
         found = [r for part in pool.map(one, enumerate(kinds.values())) for r in part]
@@ -424,7 +354,7 @@ def merge(paths: list[Path], results: Path) -> None:
 
 def main() -> int:
     """Command line."""
-    args = arguments()
+    args = st.arguments(__doc__ or "", CASES, ("build", "prepare", "sit", "worker", "merge"))
     names = [name for name in CASES if any(o in name for o in args.only.split(","))]
     if args.mode == "build":
         build_all()
@@ -437,7 +367,7 @@ def main() -> int:
     if args.mode == "worker":
         kb.work(lambda name, rounds: sit(name, rounds, args), args)
         return 0
-    return (_prepare if args.mode == "prepare" else _sitting)(args, names)
+    return _prepare(args, names) if args.mode == "prepare" else st.sit(__file__, args, names)
 
 
 if __name__ == "__main__":

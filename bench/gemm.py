@@ -163,7 +163,7 @@ def baselines(torch: Any, what: str) -> dict[str, Call]:
     return table[what]
 
 
-def _triton(torch: Any) -> dict[str, Call]:
+def triton(torch: Any) -> dict[str, Call]:
     """The suite's own Triton kernel under its strongest configurations."""
     kernel = importlib.import_module("triton_suite.gemm_leaky_relu").KERNEL
     calls: dict[str, Call] = {}
@@ -229,7 +229,7 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
     calls: dict[str, Call] = dict(bases)
     calls["control"] = next(iter(bases.values()))
     if what == "leaky":
-        calls |= _triton(torch)
+        calls |= triton(torch)
     chosen = default_of(what, (m, n, k))
     for name, variant in {"default": chosen, **{name: name for name in names}}.items():
         count = VARIANTS[variant][0].slices * VARIANTS[variant][0].workspace
@@ -259,7 +259,7 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> Values:
 
 def verify(torch: Any, config: GemmConfig, v: Values, calls: dict[str, Call]) -> dict[str, str]:
     """Whether each candidate agrees with float32 products of some rows of c."""
-    rows = torch.randint(v["c"].shape[-2], (64,), device="cuda")
+    rows = torch.randint(v["c"].shape[-2], (64,), device=v["c"].device)
     want = expected(torch, config, v, rows, torch.float32)
     checks: dict[str, str] = {}
     for name, call in calls.items():

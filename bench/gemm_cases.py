@@ -24,6 +24,7 @@ from warploom.tile import BF16, E4M3, FP16, FP32, Program
 
 Make = Callable[[GemmConfig], KernelSchedule | SimtSchedule]
 Variant = tuple[GemmConfig, Make, Callable[[GemmConfig], Program]]
+DEVICE = "cuda"  # of operands; a dry run has them on the CPU
 WIDE = (40, 232)  # registers a thread where the producer needs more than 24
 
 
@@ -243,7 +244,7 @@ def operands(torch: Any, config: GemmConfig, m: int, n: int, k: int, seed: int) 
     values: dict[str, Any] = {}
     for name, spec in {**config.arrays, **config.epilogue}.items():
         shape = [sizes[dim] for dim in spec.dims]
-        values[name] = torch.randn(*shape, device="cuda").to(kinds[spec.dtype.name])
+        values[name] = torch.randn(*shape, device=DEVICE).to(kinds[spec.dtype.name])
     for name in ("scale_a", "scale_b"):
         if name in values:
             values[name].fill_(0.5 if name == "scale_a" else 1.5)
@@ -251,7 +252,7 @@ def operands(torch: Any, config: GemmConfig, m: int, n: int, k: int, seed: int) 
     lead = (3,) if config.batched else ()
     count = math.prod(lead) * m * n
     kind = kinds[config.out.name]
-    whole = torch.full((count + 2 * guard,), math.nan, device="cuda", dtype=kind)
+    whole = torch.full((count + 2 * guard,), math.nan, device=DEVICE, dtype=kind)
     values["c"] = whole[guard : guard + count].view(*lead, m, n)
     values["whole"] = whole
     return values

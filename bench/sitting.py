@@ -15,9 +15,11 @@ processes and not only what differs between rounds.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import math
+import os
 import random
 import statistics
 import threading
@@ -452,3 +454,67 @@ def _sitting(
 def with_note(rows: Sequence[Evidence], note: str) -> list[Evidence]:
     """The rows, each saying one thing more."""
     return [replace(row, notes=f"{row.notes}; {note}") for row in rows]
+
+
+def arguments(description: str, cases: Sequence[str], modes: Sequence[str]) -> argparse.Namespace:
+    """The command line of a script that has sittings."""
+
+    def front_door(text: str) -> tuple[str, Path]:
+        name, equals, folder = text.partition("=")
+        if not equals or name not in cases:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected CASE=FOLDER, CASE a timed one")
+        return name, Path(folder)
+
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("mode", choices=modes)
+    parser.add_argument("files", nargs="*", type=Path, help="merge: files of sittings")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/results")))
+    parser.add_argument("--name", default="one", help="sit: the file is sitting-NAME.jsonl")
+    parser.add_argument("--only", default="", help="cases that contain one of these, by commas")
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0, help="of the order of rounds")
+    parser.add_argument("--dry", action="store_true", help="no GPU, made-up times, nothing merged")
+    parser.add_argument("--no-alone", action="store_true", help="bursts only")
+    parser.add_argument("--front-door", action="append", type=front_door, default=[])
+    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def options_of(args: argparse.Namespace) -> list[str]:
+    """The options of a sitting for its workers."""
+    flags = {"--dry": args.dry, "--prepare": args.prepare, "--no-alone": args.no_alone}
+    found = [f"--seed={args.seed}", *(flag for flag, given in flags.items() if given)]
+    return found + [f"--front-door={case}={folder}" for case, folder in args.front_door]
+
+
+def sit(script: str, args: argparse.Namespace, names: Sequence[str]) -> int:
+    """A sitting: its file, a header and then a line a case as they come; the exit status."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = f"sitting-{args.name}.jsonl"
+    header = {
+        "argv": kb.command_line(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "rounds": args.rounds,
+        "dry": args.dry,
+        **({} if args.dry else kb.environment()),
+    }
+    (args.out / file).write_text(json.dumps(header) + "\n")
+    results = kb.run_workers(script, args, names, file, options_of(args))
+    failed = [r for r in results if "error" in r]
+    failed += [r for r in results if any(c != "pass" for c in r.get("checks", {}).values())]
+    rows: list[list[object]] = [["case", "kernel", "TFLOP/s", "best", "TFLOP/s", "ratio", "MHz"]]
+    for result in (r for r in results if "bursts" in r):
+        seen = seen_in_bursts(result)
+        best = max(result["baselines"], key=lambda name: seen.rates[name])
+        for own in result["checks"]:
+            rates = seen.rates[own], best, seen.rates[best], seen.ratio(own, best)
+            rows.append([result["name"], own, *rates, seen.mhz[own]])
+    print(kb.table(rows))
+    refused = {r["name"]: r["refused"] for r in results if r.get("refused")}
+    print(json.dumps({"refused": refused}, indent=1)[:4000])
+    for result in failed:
+        print(json.dumps(result)[:400])
+    print(f"{len(rows) - 1} rows, {len(failed)} failed: {args.out / file}")
+    return 1 if failed else 0

@@ -313,6 +313,27 @@ def test_a_dry_sitting_makes_every_kind_of_case(
         assert {"FlashAttention-4", "cuDNN front end"} <= set(found["baselines"])
 
 
+def test_gelu_stands_beside_a_fused_baseline(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    sits, gemm, cases = bench("gemm_sitting"), bench("gemm"), bench("gemm_cases")
+    monkeypatch.setattr(cases, "DEVICE", "cpu")
+    image = SimpleNamespace(cubin=b"", resources=SimpleNamespace(compiler="nvcc"))
+    monkeypatch.setattr(sits.Built, "read", staticmethod(lambda _: image))
+    options = Namespace(dry=True, prepare=False, no_alone=False, seed=0, front_door=[])
+    found = sits.sit("gelu 8192x8192x2048", 6, options)
+    assert set(found["baselines"]) == {"cuBLASLt with gelu", "cuBLAS + activation"}
+    # One kernel or two, the baselines compute what is claimed.
+    (v, *_) = sits.data_of(torch, "gelu", found["default"], sits.SMALL)
+    config = cases.VARIANTS[found["default"]][0]
+    want = cases.expected(torch, config, v, None, torch.float64)
+    for name, call in gemm.baselines(torch, "gelu").items():
+        v["c"].fill_(math.nan)
+        call(v)
+        assert float((v["c"].double() - want).norm() / want.norm()) < 0.01, name
+
+
 def test_scores_jump_by_more_than_a_guess_forgives_in_every_block(
     bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
