@@ -245,23 +245,26 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     make = Listed if options.dry else Kernel
     ours = {own: own_call(torch, make(one), case, rows, pick, stream) for own, one in built.items()}
     what = "packed" if config.packed else case.kind
-    libraries = baselines_of(torch, what, data, pick, config)
+    libraries, left_out = st.kept(baselines_of(torch, what, data, pick, config), options)
     if options.dry:
         cases.expected(torch, config, data[0])
         nothing = {library: (lambda: None) for library in libraries}
-        bases, refused, checks = nothing, dict[str, str](), dict.fromkeys(ours, "pass")
+        bases, refused, checks = nothing, left_out, dict.fromkeys(ours, "pass")
     else:
         bases, refused = usable(torch, libraries)
         bases, wrong, checks = judged(torch, case, data, turn, bases, ours)
-        refused |= wrong
+        refused |= wrong | left_out
     if options.prepare:
         return {"refused": refused, "checks": checks}
-    if not bases:
-        raise InputError(f"{name}: no baseline ran: {refused}")
-    candidates = {**bases, st.CONTROL: next(iter(bases.values())), **ours}
-    timer = (st.Dry if options.dry else st.Gpu)(
-        *(() if options.dry else (torch,)), candidates, eager=case.tables
-    )
+    candidates = {**bases, **ours}
+    if options.dry:
+        timer: st.Timer = st.Dry(candidates, eager=case.tables)
+    else:
+        timer = st.Gpu(torch, candidates, eager=case.tables)
+    ran = [b for b in bases if b in timer.names]
+    if not ran:
+        raise InputError(f"{name}: no baseline ran: {refused | timer.refused}")
+    timer.again(ran[0])
     alone = name in ALONE and not options.no_alone
     return {
         "shape": case.shape,
@@ -269,7 +272,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         "default": entry["variant"],
         "compiler": built["default"].resources.compiler,
         "work": work_of(case),
-        "baselines": [b for b in bases if b in timer.names],
+        "baselines": ran,
         "refused": refused | timer.refused,
         "checks": checks,
         "same image": all(one.cubin == built["default"].cubin for one in built.values()),
@@ -346,7 +349,8 @@ def merge(paths: list[Path], results: Path) -> None:
     write_rows(results / "attention_forward.json", st.with_note(bursts, note))
     alone, less = st.rows_of(paths, "attention-alone", st.seen_alone)
     note = f"alone for {st.ALONE} s after {st.SETTLE} s"
-    write_rows(results / "attention_alone.json", st.with_note(alone, note))
+    if alone:
+        write_rows(results / "attention_alone.json", st.with_note(alone, note))
     print(f"{len(bursts)} rows of bursts, {len(alone)} alone, from {len(paths)} sittings")
     for line in dict.fromkeys(short + less):
         print(f"left out: {line}")

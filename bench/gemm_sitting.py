@@ -91,7 +91,8 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     built = {"default": Built.read(PLAIN / kb.slug(variant))}
     for _, folder in (one for one in options.front_door if one[0] == name):
         built["front-door"] = Built.read(folder)
-    libraries = base.baselines(torch, what) | (base.triton(torch) if what == "leaky" else {})
+    every = base.baselines(torch, what) | (base.triton(torch) if what == "leaky" else {})
+    libraries, left_out = st.kept(every, options)
     ours = dict.fromkeys(built, _nothing)
     if not options.dry:
         ours = {own: _caller(torch, one) for own, one in built.items() if own != "default"}
@@ -103,9 +104,10 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         checks = dict.fromkeys(ours, "pass")
     right = {b: call for b, call in libraries.items() if checks.get(b, "pass") == "pass"}
     calls = {b: bound(call) for b, call in right.items()}
-    calls |= {st.CONTROL: bound(next(iter(right.values())))}
     calls |= {own: bound(call) for own, call in ours.items()}
-    timer = st.Dry(calls) if options.dry else st.Gpu(torch, calls)
+    timer: st.Timer = st.Dry(calls) if options.dry else st.Gpu(torch, calls)
+    ran = [b for b in right if b in timer.names]
+    timer.again(ran[0])
     kind = config.dtype.name if what not in ("fp8", "promoted") else f"{config.dtype.name} {what}"
     return {
         "shape": shape if what in ("time", "fp8", "promoted") else f"{shape} {what}",
@@ -113,8 +115,8 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         "default": variant,
         "compiler": built["default"].resources.compiler,
         "work": 2.0 * m * n * k * (cases.BATCH if config.batched else 1),
-        "baselines": [b for b in right if b in timer.names],
-        "refused": {b: checks[b] for b in libraries if b not in right} | timer.refused,
+        "baselines": ran,
+        "refused": {b: checks[b] for b in libraries if b not in right} | left_out | timer.refused,
         "checks": {own: checks[own] for own in ours},
         "same image": all(one.cubin == built["default"].cubin for one in built.values()),
         **st.measure(timer, rounds, name in ALONE and not options.no_alone, options.seed),
@@ -143,7 +145,8 @@ def merge(paths: list[Path]) -> None:
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     after = f"alone for {st.ALONE} s after {st.SETTLE} s"
     write_rows(RESULTS, st.with_note(bursts, note))
-    write_rows(RESULTS.with_name("gemm_alone.json"), st.with_note(alone, after))
+    if alone:
+        write_rows(RESULTS.with_name("gemm_alone.json"), st.with_note(alone, after))
     print(f"{len(bursts)} rows of bursts, {len(alone)} alone, from {len(paths)} sittings")
     for line in dict.fromkeys(short + less):
         print(f"left out: {line}")

@@ -65,6 +65,10 @@ class Timer(Protocol):
     names: list[str]
     refused: dict[str, str]
 
+    def again(self, name: str) -> None:
+        """Take a second copy of a candidate as the control."""
+        ...
+
     def burst(self, name: str) -> tuple[float, float]:
         """Milliseconds a call and MHz."""
         ...
@@ -111,6 +115,11 @@ class Dry:
         for call in calls.values():
             call()
 
+    def again(self, name: str) -> None:
+        """One candidate more."""
+        assert name in self.names
+        self.names.append(CONTROL)
+
     def burst(self, name: str) -> tuple[float, float]:
         """A made-up time."""
         return 1.0 + 0.01 * self.names.index(name), 1980.0
@@ -138,6 +147,12 @@ class Gpu:
                 self.refused[name] = f"{type(error).__name__}: {error}"[:200]
             else:
                 self.names.append(name)
+
+    def again(self, name: str) -> None:
+        """A second copy of a candidate, captured anew, as the control."""
+        self._calls[CONTROL] = self._calls[name]
+        self._runs[CONTROL] = self._captured(self._calls[name], BURST)
+        self.names.append(CONTROL)
 
     def _captured(self, call: Callable[[], Any], seconds: float) -> tuple[Callable[[], None], int]:
         for _ in range(3):
@@ -478,6 +493,7 @@ def arguments(description: str, cases: Sequence[str], modes: Sequence[str]) -> a
     parser.add_argument("--dry", action="store_true", help="no GPU, made-up times, nothing merged")
     parser.add_argument("--no-alone", action="store_true", help="bursts only")
     parser.add_argument("--front-door", action="append", type=front_door, default=[])
+    parser.add_argument("--without", action="append", default=[], help="a baseline to leave out")
     parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -486,7 +502,14 @@ def options_of(args: argparse.Namespace) -> list[str]:
     """The options of a sitting for its workers."""
     flags = {"--dry": args.dry, "--prepare": args.prepare, "--no-alone": args.no_alone}
     found = [f"--seed={args.seed}", *(flag for flag, given in flags.items() if given)]
+    found += [f"--without={name}" for name in args.without]
     return found + [f"--front-door={case}={folder}" for case, folder in args.front_door]
+
+
+def kept(calls: Calls, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
+    """The baselines that the command line leaves, and those that it does not."""
+    left_out = dict.fromkeys((n for n in calls if n in args.without), "left out by --without")
+    return {name: call for name, call in calls.items() if name not in left_out}, left_out
 
 
 def sit(script: str, args: argparse.Namespace, names: Sequence[str]) -> int:

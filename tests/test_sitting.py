@@ -9,6 +9,7 @@ import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -34,7 +35,7 @@ def coverage(
     interval: Callable[[list[float]], tuple[float, float, float]], draw: Callable[[], list[float]]
 ) -> float:
     """How often an interval holds the true ratio, 1."""
-    trials = 3000
+    trials = 2000
     inside = 0
     for _ in range(trials):
         _, low, high = interval(draw())
@@ -265,6 +266,14 @@ def test_the_table_of_tasks_is_made_inside_of_the_timed_call(
         assert kernel.tables == ["ready", "ready"]
 
 
+def options(*without: str) -> Namespace:
+    """Those of a dry sitting."""
+    return Namespace(
+        dry=True, prepare=False, no_alone=False, seed=0, front_door=[], without=[*without]
+    )
+
+
+PLAIN = ("time", "fp8", "gqa", "jump")  # kinds that torch's cuDNN takes
 KINDS = (
     "time 64 full 1024",
     "fp8 128 causal 8192",
@@ -302,8 +311,8 @@ def test_a_dry_sitting_makes_every_kind_of_case(
     monkeypatch.setattr(sits, "kernel_table", lambda: {name: entry})
     monkeypatch.setattr(sits.Built, "read", staticmethod(lambda _: image))
     monkeypatch.setattr(sits.st, "Dry", Watched)
-    options = Namespace(dry=True, prepare=False, no_alone=False, seed=0, front_door=[])
-    found = sits.sit(name, 6, options)
+    found = sits.sit(name, 6, options("cuDNN"))
+    assert found["refused"] == ({"cuDNN": "left out by --without"} if case.kind in PLAIN else {})
     assert eager == [case.tables]  # what the host does is timed where it is part of the call
     assert set(found["bursts"]) == {*found["baselines"], "control", "default"}
     assert all(len(one["ms"]) == 6 for one in found["bursts"].values())
@@ -321,8 +330,7 @@ def test_gelu_stands_beside_a_fused_baseline(
     monkeypatch.setattr(cases, "DEVICE", "cpu")
     image = SimpleNamespace(cubin=b"", resources=SimpleNamespace(compiler="nvcc"))
     monkeypatch.setattr(sits.Built, "read", staticmethod(lambda _: image))
-    options = Namespace(dry=True, prepare=False, no_alone=False, seed=0, front_door=[])
-    found = sits.sit("gelu 8192x8192x2048", 6, options)
+    found = sits.sit("gelu 8192x8192x2048", 6, options())
     assert set(found["baselines"]) == {"cuBLASLt with gelu", "cuBLAS + activation"}
     # One kernel or two, the baselines compute what is claimed.
     (v, *_) = sits.data_of(torch, "gelu", found["default"], sits.SMALL)
@@ -347,3 +355,100 @@ def test_scores_jump_by_more_than_a_guess_forgives_in_every_block(
     rise = row[block::block] - row[:-block:block][: len(row[block::block])]
     assert float(rise.min()) * math.log2(math.e) > 24
     assert float(row[:block].max()) == 0.0
+
+
+class FakeCuda:
+    """torch.cuda with a clock of its own: 1980 MHz, whatever runs takes the time it says."""
+
+    def __init__(self) -> None:
+        self.now, self.captured = 0.0, None
+        self.log: list[str] = []
+        self.cuda = self
+        self.CUDAGraph, self.Event = lambda: FakeGraph(self), lambda **_: FakeEvent(self)
+
+    def run(self, name: str, ms: float) -> None:
+        if self.captured is not None:
+            self.captured.append((name, ms))
+            return
+        self.now += ms
+        self.log.append(name)
+
+    def _sleep(self, cycles: int) -> None:
+        self.run("spin", cycles / 1980e3)
+
+    @contextmanager
+    def graph(self, graph: FakeGraph) -> Iterator[None]:
+        self.captured = graph.work
+        try:
+            yield
+        finally:
+            self.captured = None
+
+
+class FakeGraph:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.work = cuda, list[tuple[str, float]]()
+
+    def replay(self) -> None:
+        for name, ms in self.work:
+            self.cuda.run(name, ms)
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda, self.at = cuda, 0.0
+
+    def record(self) -> None:
+        self.at = self.cuda.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        return later.at - self.at
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_burst_rests_and_counts_the_calls_alone(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, eager: bool
+) -> None:
+    st = bench("sitting")
+    rests: list[float] = []
+    monkeypatch.setattr(st.time, "sleep", rests.append)
+    torch = FakeCuda()
+
+    def broken() -> None:
+        if torch.captured is not None:
+            raise RuntimeError("cannot be captured")
+        torch.run("broken", 0.1)
+
+    calls = {"quick": lambda: torch.run("quick", 0.1), "slow": lambda: torch.run("slow", 9.0)}
+    gpu = st.Gpu(torch, calls | ({} if eager else {"broken": broken}), eager)
+    assert gpu.names == ["quick", "slow"]
+    assert gpu.refused == ({} if eager else {"broken": "RuntimeError: cannot be captured"})
+    gpu.again("quick")
+    torch.log.clear()
+    assert gpu.burst("quick") == (pytest.approx(0.1), pytest.approx(1980))
+    assert rests == [st.REST]
+    queue = [] if eager else ["spin"]  # the host is timed where it is part of the call
+    assert torch.log == [*queue, *["quick"] * 40, "spin"]
+    assert gpu.burst("slow")[0] == pytest.approx(9.0)
+    assert gpu.burst(st.CONTROL)[0] == pytest.approx(0.1)
+
+
+def test_alone_settles_first(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    st = bench("sitting")
+    torch = FakeCuda()
+    began = st.time.perf_counter()
+    samples = [(began - 9, 100.0, 1980), (began + 9, 699.0, 1400)]
+    meter = SimpleNamespace(samples=samples, reasons=lambda: st.POWER_CAP)
+    monkeypatch.setattr(st, "Meter", lambda _: meter)
+    monkeypatch.setattr(st, "SETTLE", 0.01)
+    monkeypatch.setattr(st, "ALONE", 0.01)
+    found = st.Gpu(torch, {"it": lambda: torch.run("it", 0.5)}).alone("it")
+    assert found.seconds * 1e3 / found.calls == pytest.approx(0.5)
+    assert found.mhz == pytest.approx(1980)
+    assert (found.watts, found.reasons) == (699.0, st.POWER_CAP)
+    assert torch.log.count("it") > found.calls  # what settles is not counted
