@@ -124,6 +124,15 @@ def defaults(rows: list[Evidence]) -> list[Evidence]:
     return [row for row in rows if row.kernel.endswith(" default")]
 
 
+def headline(rows: list[Evidence]) -> list[Evidence]:
+    """Defaults at the shortest and the longest rows, and every one that is not ahead."""
+    return [
+        row
+        for row in defaults(rows)
+        if row.shape.split()[-1] in ("1024", "16384") or verdict(row) != "ahead"
+    ]
+
+
 def ablated(rows: list[Evidence]) -> list[Evidence]:
     """Rows that say what was taken away and what became of it."""
     return [row for row in rows if "ablations" in row.checks]
@@ -152,6 +161,7 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "best-per-shape": best_per_shape,
     "best-per-kernel": best_per_kernel,
     "defaults": defaults,
+    "headline": headline,
     "solved": solved,
     "ablated": ablated,
     "gemm": named("gemm"),

@@ -65,8 +65,17 @@ def test_a_changed_claim_is_noticed(tables: ModuleType) -> None:
 def test_every_headline_table_stands_under_its_claim(tables: ModuleType) -> None:
     """The README's tables of defaults each have the counted sentence before them."""
     text = (ROOT / "README.md").read_text()
-    tabled = {m[2] for m in tables.MARKER.finditer(text) if m[3].split()[0] == "defaults"}
+    tabled = {
+        m[2] for m in tables.MARKER.finditer(text) if m[3].split()[0] in ("defaults", "headline")
+    }
     assert tabled == {match[2] for match in tables.CLAIM.finditer(text)} != set()
+
+
+def test_an_extract_has_every_row_that_is_not_ahead(tables: ModuleType) -> None:
+    rows = tables.defaults(read_rows(ROOT / "bench" / "results" / "attention_forward.json"))
+    behind = replace(rows[0], shape="64 causal 4096", ci95=(0.8, 0.9), ratio_to_best=0.85)
+    ahead = replace(behind, shape="64 full 4096", ci95=(1.8, 1.9), ratio_to_best=1.85)
+    assert tables.headline([behind, ahead]) == [behind]
 
 
 @pytest.mark.parametrize(

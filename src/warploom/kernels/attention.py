@@ -332,9 +332,8 @@ def _guessed(
     base[:] = where(calm, base, raised)
     weights = exp2(scores * scale - base)
     part, packed = sum_along(weights, "keys"), weights.cast(config.dtype)
-    # In the first block nothing was: the compiler sees that there, and leaves the guess out. Tests
-    # in this order take the fewest instructions and registers (replayed for every default).
-    right = (part <= 2.0**config.widest) & (total > 0.0)
+    # In the first block nothing was: the compiler sees that there, and leaves the guess out.
+    right = (total > 0.0) & (part <= 2.0**config.widest)
     after = maximum(base, _as_base(config, max_along(scores, "keys"), scale))
     under = where(after.equals(-math.inf), 0.0, after) if masked else after
     rescale[:] = where(right, rescale, rescale * exp2(base - under))
@@ -347,7 +346,7 @@ def _guessed(
     else:
         # A key that outweighs all before it: its weight is no power of 2, as under the maximum. The
         # sum of the rounded weights cancels what rounding did to it (but is not what lse is of).
-        minor = (part * 0.5 <= total) & right
+        minor = right & (part * 0.5 <= total)
         part[:] = where(minor, part, sum_along(packed.cast(FP32), "keys"))
         total[:] = total * rescale + part
     acc[:] = acc * rescale
