@@ -5,9 +5,9 @@
     python bench/ablation.py merge ROWS         rows of a run to bench/results, predicted anew by
                                                 the model as it stands
 
-Predicted cycles an iteration are the model's (`codegen.replay`: the machine code replayed on one
-scheduler partition), walked ones those of the steps before they are compiled (`codegen.predict`).
-Measured ones are counted by the kernel itself (`codegen.probe`): the SM clock before and after
+Predicted cycles an iteration are the model's (`perf.replay`: the machine code replayed on one
+scheduler partition), walked ones those of the steps before they are compiled (`perf.predict`).
+Measured ones are counted by the kernel itself (`cuda.probe`): the SM clock before and after
 every steady state, over all blocks and groups, divided by the iterations. Times are those of the
 kernel without counters.
 """
@@ -27,25 +27,25 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 import kernel_bench as kb  # noqa: E402
-from warploom.codegen.build import Built, build, compile_source  # noqa: E402
-from warploom.codegen.chosen import shallow  # noqa: E402
-from warploom.codegen.launch import Kernel  # noqa: E402
-from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
-from warploom.codegen.predict import predict  # noqa: E402
-from warploom.codegen.probe import LOG, WORDS, probe, readings  # noqa: E402
-from warploom.codegen.replay import replay  # noqa: E402
-from warploom.codegen.schedules import NAMES, schedule_named  # noqa: E402
-from warploom.codegen.solve import Search  # noqa: E402
+from warploom.autosched.chosen import shallow  # noqa: E402
+from warploom.autosched.schedules import NAMES, schedule_named  # noqa: E402
+from warploom.autosched.solve import Search  # noqa: E402
+from warploom.codegen.compile.build import Built, build, compile_source  # noqa: E402
+from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings  # noqa: E402
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
 from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 from warploom.kernels import attention as attention_kernel  # noqa: E402
 from warploom.kernels import gemm as gemm_kernel  # noqa: E402
+from warploom.perf.predict import predict  # noqa: E402
+from warploom.perf.replay import replay  # noqa: E402
 from warploom.tile import Program  # noqa: E402
 
 FOLDER = kb.ROOT / "out" / "bench" / "ablation"
 SEARCH = Search(seconds=15.0)
 WALKS = 300
-# The solver's first answer, without the choice by replay that `solve` makes (`codegen.chosen`).
+# The solver's first answer, without the choice by replay that `solve` makes (`autosched.chosen`).
 FIRST = "solve+first"
 
 
@@ -110,7 +110,7 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     +turns   groups take the tensor core in turn
     +held    with `hold_waits`: waits for matmuls stay where the schedule has them
     +copies  the solver may give tiles two copies (modulo variable expansion)
-    +walked  the solver's order bettered by walking (`codegen.refine`)
+    +walked  the solver's order bettered by walking (`autosched.refine`)
     +seedN   another seed of the solver and of the refinement
     +shallow two slots a ring
     +nominal the solver takes costs at their values, not at their high ends

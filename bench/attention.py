@@ -33,9 +33,9 @@ from attention_cases import (  # noqa: E402
     pack,
     reshape_scores,
 )
-from warploom.codegen.build import Built, build  # noqa: E402
-from warploom.codegen.launch import Kernel  # noqa: E402
-from warploom.codegen.plan import KernelSchedule  # noqa: E402
+from warploom.codegen.compile.build import Built, build  # noqa: E402
+from warploom.codegen.ir.plan import KernelSchedule  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
 from warploom.kernels.choices import choose_attention  # noqa: E402

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_reference import task_table
 from warploom.kernels.choices import ATTENTION_CHOICES, AttentionChoice

@@ -35,8 +35,8 @@ import attention_cases as cases  # noqa: E402
 import kernel_bench as kb  # noqa: E402
 import sitting as st  # noqa: E402
 from attention_baselines import Lifted, baselines_of, usable  # noqa: E402
-from warploom.codegen.build import Built, build  # noqa: E402
-from warploom.codegen.launch import Kernel  # noqa: E402
+from warploom.codegen.compile.build import Built, build  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
 from warploom.evidence import write_rows  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402

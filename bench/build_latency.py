@@ -4,7 +4,7 @@
 
 Each sample is a process of its own with an empty cache: tracing, the schedule (for `solve` with the
 import of OR-Tools), code and compiler; then the same build again, which the cache answers. `solve`
-compiles several answers and replays them (`codegen.chosen`); `solve+first` is the solver's first
+compiles several answers and replays them (`autosched.chosen`); `solve+first` is the solver's first
 one, as it is. Wall time is the claim; processor time of the process and its children stands beside
 it, since it is what an idle machine would show. `solve` may use both processors of the machine.
 """
@@ -41,9 +41,9 @@ CASES = (
 
 def sample(kernel: str, schedule: str) -> dict[str, object]:
     """One cold build and one from the cache, in this process."""
-    from warploom.codegen.build import build  # noqa: PLC0415 (imports are no part of a build)
-    from warploom.codegen.schedules import schedule_named  # noqa: PLC0415
-    from warploom.codegen.solve import Search  # noqa: PLC0415
+    from warploom.autosched.schedules import schedule_named  # noqa: PLC0415
+    from warploom.autosched.solve import Search  # noqa: PLC0415
+    from warploom.codegen.compile.build import build  # noqa: PLC0415 (imports are no part of a build)
     from warploom.kernels.library import entry  # noqa: PLC0415
 
     known = entry(kernel)
@@ -53,10 +53,8 @@ def sample(kernel: str, schedule: str) -> dict[str, object]:
     for name in TARGETS:
         begin, before = time.perf_counter(), _processor()
         program = known.program(config)
-        if schedule == FIRST:
-            built = build(program, schedule_named(program, "solve", plan, search=Search()))
-        else:
-            built = build(program, schedule, launch=plan)
+        policy, search = ("solve", Search()) if schedule == FIRST else (schedule, None)
+        built = build(program, schedule_named(program, policy, plan, search=search))
         found[name] = time.perf_counter() - begin
         found[f"{name} processor"] = _processor() - before
         found["compiler"] = built.resources.compiler

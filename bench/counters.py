@@ -30,17 +30,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 from warploom import toolchain  # noqa: E402
-from warploom.codegen.build import Built, build  # noqa: E402
-from warploom.codegen.launch import Kernel as Launch  # noqa: E402
-from warploom.codegen.named import multistage, overlapped  # noqa: E402
-from warploom.codegen.plan import LaunchPlan  # noqa: E402
-from warploom.diagram import frontend as front  # noqa: E402
-from warploom.diagram.cache import Level2, Moved, Walk, compulsory_bytes, dram_bytes  # noqa: E402
-from warploom.diagram.cascade import Refusal  # noqa: E402
-from warploom.diagram.graph import Diagram  # noqa: E402
-from warploom.diagram.kernel import Kernel, Loop  # noqa: E402
-from warploom.diagram.legal import make_kernel  # noqa: E402
-from warploom.diagram.library import formula  # noqa: E402
+from warploom.autosched.named import multistage, overlapped  # noqa: E402
+from warploom.codegen.compile.build import Built, build  # noqa: E402
+from warploom.codegen.ir.plan import LaunchPlan  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel as Launch  # noqa: E402
+from warploom.derive.cost.cache import Level2, Moved, Walk, compulsory_bytes, dram_bytes  # noqa: E402
+from warploom.derive.formula import frontend as front  # noqa: E402
+from warploom.derive.formula.graph import Diagram  # noqa: E402
+from warploom.derive.formula.library import formula  # noqa: E402
+from warploom.derive.kernel.kernel import Kernel, Loop  # noqa: E402
+from warploom.derive.kernel.legal import make_kernel  # noqa: E402
+from warploom.derive.lemmas.cascade import Refusal  # noqa: E402
 from warploom.errors import CheckFailed, InputError  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402

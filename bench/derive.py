@@ -20,13 +20,13 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from warploom.diagram import cost
-from warploom.diagram.cascade import Refusal
-from warploom.diagram.derive import derive
-from warploom.diagram.integers import choose
-from warploom.diagram.kernel import Kernel, Loop
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.library import formula
+from warploom.derive.cost import cost
+from warploom.derive.cost.integers import choose
+from warploom.derive.derive import derive
+from warploom.derive.formula.library import formula
+from warploom.derive.kernel.kernel import Kernel, Loop
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
 from warploom.evidence import Evidence, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +90,7 @@ def cold_start(lemmas: bool) -> Evidence:
     """Process start to derivation, with or without the registered lemmas: the best wall clock, and
     the best processor time."""
     code = (
-        "from warploom.diagram.derive import derive\nfrom warploom.diagram.library import formula\n"
+        "from warploom.derive import derive, formula\n"
         f"d = derive(formula('attention'), memory={MEMORY}, lemmas={lemmas})\n"
         "assert len(d.kernels) == 1"
     )

@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src")]
 
-from warploom.codegen.build import Built  # noqa: E402
-from warploom.codegen.launch import Kernel as Launch  # noqa: E402
+from warploom.codegen.compile.build import Built  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel as Launch  # noqa: E402
 from warploom.errors import CheckFailed  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
 
@@ -54,11 +54,11 @@ METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 
 def build_all() -> None:
     """Derive and compile every case; cases.json says what to launch on what."""
-    from warploom.diagram.boxes import clean  # noqa: PLC0415
-    from warploom.diagram.derive import derive  # noqa: PLC0415
-    from warploom.diagram.library import formula  # noqa: PLC0415
-    from warploom.diagram.tracing import part_name  # noqa: PLC0415
-    from warploom.pipeline.derived import build_derivation  # noqa: PLC0415
+    from warploom.derive.derive import derive  # noqa: PLC0415
+    from warploom.derive.formula.library import formula  # noqa: PLC0415
+    from warploom.derive.lower.boxes import clean  # noqa: PLC0415
+    from warploom.derive.lower.tracing import part_name  # noqa: PLC0415
+    from warploom.flows.derived import build_derivation  # noqa: PLC0415
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     cases: list[dict[str, Any]] = []

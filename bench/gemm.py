@@ -33,8 +33,8 @@ from gemm_cases import (  # noqa: E402
     expected,
     operands,
 )
-from warploom.codegen.build import Built  # noqa: E402
-from warploom.codegen.launch import Kernel  # noqa: E402
+from warploom.codegen.compile.build import Built  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 from warploom.kernels.gemm import GemmConfig  # noqa: E402
 

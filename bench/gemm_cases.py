@@ -8,16 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from warploom.codegen.build import Built, build
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.kernels.choices import (
-    GEMM_CHOICES,
-    GemmChoice,
-    choose_gemm,
-    gemm_choice,
-)
+from warploom.kernels.choices import GEMM_CHOICES, GemmChoice, choose_gemm, gemm_choice
 from warploom.kernels.gemm import GemmConfig, combine, combine_schedule, gemm
 from warploom.kernels.gemm_choices import TRANSPOSED
 from warploom.tile import BF16, E4M3, FP16, FP32, Program

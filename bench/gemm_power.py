@@ -35,7 +35,7 @@ from sitting import (  # noqa: E402
     Reading,
     settled,
 )
-from warploom.codegen.build import Built  # noqa: E402
+from warploom.codegen.compile.build import Built  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "gemm_power.json"

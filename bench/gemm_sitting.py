@@ -25,8 +25,8 @@ import gemm as base  # noqa: E402
 import gemm_cases as cases  # noqa: E402
 import kernel_bench as kb  # noqa: E402
 import sitting as st  # noqa: E402
-from warploom.codegen.build import Built  # noqa: E402
-from warploom.codegen.launch import Kernel  # noqa: E402
+from warploom.codegen.compile.build import Built  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.evidence import write_rows  # noqa: E402
 
 RESULTS = kb.ROOT / "bench" / "results" / "gemm_sittings.json"

@@ -32,8 +32,8 @@ import gemm as gemm_bench  # noqa: E402
 import kernel_bench as kb  # noqa: E402
 from attention_baselines import baselines_of  # noqa: E402
 from gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of  # noqa: E402
-from warploom.codegen.build import Built, build  # noqa: E402
-from warploom.codegen.launch import Kernel  # noqa: E402
+from warploom.codegen.compile.build import Built, build  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
 from warploom.kernels.choices import (  # noqa: E402

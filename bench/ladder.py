@@ -21,10 +21,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 import attention_baselines  # noqa: E402
 import kernel_bench as kb  # noqa: E402
-from warploom.codegen.build import Built, build  # noqa: E402
-from warploom.codegen.launch import Kernel  # noqa: E402
-from warploom.codegen.named import multistage, overlapped  # noqa: E402
-from warploom.codegen.plan import KernelSchedule, LaunchPlan  # noqa: E402
+from warploom.autosched.named import multistage, overlapped  # noqa: E402
+from warploom.codegen.compile.build import Built, build  # noqa: E402
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan  # noqa: E402
+from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
 from warploom.kernels.attention_choices import default_attention  # noqa: E402
 from warploom.kernels.gemm import GemmConfig, gemm  # noqa: E402

@@ -30,17 +30,17 @@ for folder in (REPOSITORY, REPOSITORY / "bench"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from warploom.codegen.build import Built, build  # noqa: E402
-from warploom.codegen.plan import LaunchPlan  # noqa: E402
-from warploom.codegen.schedules import NAMES, schedule_named  # noqa: E402
+from warploom.autosched.schedules import NAMES, schedule_named  # noqa: E402
+from warploom.codegen.compile.build import Built, build  # noqa: E402
+from warploom.codegen.ir.plan import LaunchPlan  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
 from warploom.files import write_bytes_atomically, write_text_atomically  # noqa: E402
 from warploom.kernels.library import configure, entry  # noqa: E402
-from warploom.sass.cubin import load  # noqa: E402
-from warploom.sass.kernel import decode_all  # noqa: E402
-from warploom.sass.latency import LONGEST, table_for  # noqa: E402
-from warploom.sass.mining import Mined  # noqa: E402
-from warploom.sass.walls import find_walls, least, wall_keys  # noqa: E402
+from warploom.sass.decode.cubin import load  # noqa: E402
+from warploom.sass.decode.kernel import decode_all  # noqa: E402
+from warploom.sass.flow.latency import LONGEST, table_for  # noqa: E402
+from warploom.sass.flow.mining import Mined  # noqa: E402
+from warploom.sass.flow.walls import find_walls, least, wall_keys  # noqa: E402
 
 PARTS = 5
 LIBRARY: dict[str, tuple[dict[str, str], ...]] = {

@@ -29,18 +29,12 @@ from typing import Any, Final
 from comparison.attribution import summary, take_apart
 from own_kernels_parts.cases import CASES, Case, launch_of, make
 from own_kernels_parts.report import deploy, report
-from warploom.codegen.build import Built
+from warploom.codegen.compile.build import Built
 from warploom.errors import CheckFailed, WarploomError
 from warploom.files import write_bytes_atomically, write_text_atomically
-from warploom.runtime import (
-    CheckSettings,
-    LocalMeasurer,
-    MeasureSettings,
-    TimingSettings,
-    Workload,
-)
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
+from warploom.runtime import CheckSettings, LocalMeasurer, MeasureSettings, TimingSettings, Workload
+from warploom.sass.decode.cubin import parse
+from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.lineage import Base, Step, make_base, prove, read_steps, write_steps

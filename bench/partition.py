@@ -1,4 +1,4 @@
-"""How warps of several groups share a scheduler partition: what `sass.partition` is made of.
+"""How warps of several groups share a scheduler partition: what `timing.partition` is made of.
 
     python bench/partition.py build partition.cubin                 no GPU
     python bench/partition.py run partition.cubin --out RAW         on a Hopper GPU
@@ -28,10 +28,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 from calibrate_kernels import HEADER, TILE_OPS  # noqa: E402
 from calibrate_schedule import SHARED_BASE, Bench, i32, u64  # noqa: E402
 from warploom.errors import CheckFailed  # noqa: E402
-from warploom.sass.cubin import load  # noqa: E402
-from warploom.sass.kernel import decode_all  # noqa: E402
-from warploom.sass.partition import Partition, Slot, slots_of  # noqa: E402
-from warploom.sass.steady import loop_passes  # noqa: E402
+from warploom.sass.decode.cubin import load  # noqa: E402
+from warploom.sass.decode.kernel import decode_all  # noqa: E402
+from warploom.sass.flow.steady import loop_passes  # noqa: E402
+from warploom.sass.timing.partition import Partition, Slot, slots_of  # noqa: E402
 from warploom.toolchain import find  # noqa: E402
 
 REPS = 1000

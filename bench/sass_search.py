@@ -43,10 +43,10 @@ from warploom.runtime import (
     TimingSettings,
     Workload,
 )
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.verify import Verifier
-from warploom.sass.words import instruction_words
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.decode.words import instruction_words
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier
 from warploom.search.driver import Budget as SearchBudget
 from warploom.search.driver import SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator

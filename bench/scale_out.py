@@ -31,9 +31,9 @@ from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.runtime import LocalMeasurer, MeasureSettings, Workload
 from warploom.runtime.driver import device_count
 from warploom.runtime.launch import LaunchSpec
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
-from warploom.sass.verdict import Verdict
+from warploom.sass.decode.cubin import parse
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verdict import Verdict
 from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate

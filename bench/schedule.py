@@ -6,7 +6,7 @@
 
 `ours` and the ratio are about the interval alone, which in all five rows an analytic bound proves:
 the checks beside them have the time for every objective, and which of those were proved. Lower
-bounds are proved again by `schedule.refute`, refutations of ablations too; what was not confirmed
+bounds are proved again by `refute.refute`, refutations of ablations too; what was not confirmed
 in the time given says so.
 
 Seconds are CPU seconds of the one solver thread, which on an idle core are seconds; the wall's
@@ -47,19 +47,19 @@ from warploom.schedule import (  # noqa: E402
     lower_bounds,
     verify,
 )
-from warploom.schedule.catalogue import build  # noqa: E402
-from warploom.schedule.costs import CostTable, costs, target  # noqa: E402
-from warploom.schedule.explain import explain  # noqa: E402
-from warploom.schedule.refute import CONFIRMED, refute, settled  # noqa: E402
-from warploom.schedule.solve import (  # noqa: E402
+from warploom.schedule.model.costs import CostTable, costs, target  # noqa: E402
+from warploom.schedule.published.catalogue import build  # noqa: E402
+from warploom.schedule.published.templates import pinned, template  # noqa: E402
+from warploom.schedule.refute.refute import CONFIRMED, refute, settled  # noqa: E402
+from warploom.schedule.solve.explain import explain  # noqa: E402
+from warploom.schedule.solve.solve import (  # noqa: E402
     Clock,
     Problem,
     joint_encoding,
     modulo_schedule,
     solve,
 )
-from warploom.schedule.solver import Effort, run, solver_name  # noqa: E402
-from warploom.schedule.templates import pinned, template  # noqa: E402
+from warploom.schedule.solve.solver import Effort, run, solver_name  # noqa: E402
 
 RUNS = 5
 FULL_SECONDS = 60.0

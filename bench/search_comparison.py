@@ -33,9 +33,9 @@ from warploom.errors import InputError, WarploomError
 from warploom.evidence import read_rows
 from warploom.files import write_text_atomically
 from warploom.runtime import LocalMeasurer, MeasureSettings, TimingSettings, Workload
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, load, parse
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin, load, parse
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 8

@@ -13,12 +13,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from warploom.diagram import hierarchy as h
-from warploom.diagram.cascade import Refusal
-from warploom.diagram.derive import Derivation, derive
-from warploom.diagram.drawing import draw, draw_steps
-from warploom.diagram.gpu import gpu
-from warploom.diagram.hardware import (
+from warploom.derive.cost import hierarchy as h
+from warploom.derive.cost.gpu import gpu
+from warploom.derive.cost.hardware import (
     Recipe,
     ceiling,
     clock_table,
@@ -29,12 +26,15 @@ from warploom.diagram.hardware import (
     utilisation,
     warps_by_registers,
 )
-from warploom.diagram.kernel import Loop
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.library import BY_NAME, formula
-from warploom.diagram.lower import check
-from warploom.diagram.pareto import front, front_table
-from warploom.diagram.pseudo import pseudocode
+from warploom.derive.derive import Derivation, derive
+from warploom.derive.formula.library import BY_NAME, formula
+from warploom.derive.kernel.kernel import Loop
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
+from warploom.derive.lower.lower import check
+from warploom.derive.pareto import front, front_table
+from warploom.derive.show.drawing import draw, draw_steps
+from warploom.derive.show.pseudo import pseudocode
 from warploom.errors import InputError
 from warploom.files import write_text_atomically
 

@@ -5,8 +5,8 @@ warploom derive examples/derive_my_attention.py:diagram --gpu h200 --svg my_atte
 
 from __future__ import annotations
 
-from warploom.diagram.derive import derive
-from warploom.diagram.frontend import apply, build, softmax, tensor
+from warploom.derive.derive import derive
+from warploom.derive.formula.frontend import apply, build, softmax, tensor
 
 q, k, v, gate = tensor("Q", "q d"), tensor("K", "x d"), tensor("V", "x e"), tensor("G", "q e")
 capped = apply("tanh", (q @ k.T) * 0.02) * 50.0

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from warploom.schedule import check, lower_bounds, verify
-from warploom.schedule.catalogue import build
-from warploom.schedule.costs import costs, target
-from warploom.schedule.gantt import show
-from warploom.schedule.picture import svg
-from warploom.schedule.solve import Problem, solve
-from warploom.schedule.solver import Effort
-from warploom.schedule.templates import pinned, template
+from warploom.schedule.model.costs import costs, target
+from warploom.schedule.published.catalogue import build
+from warploom.schedule.published.templates import pinned, template
+from warploom.schedule.solve.solve import Problem, solve
+from warploom.schedule.solve.solver import Effort
+from warploom.schedule.view.gantt import show
+from warploom.schedule.view.picture import svg
 
 
 def main() -> None:

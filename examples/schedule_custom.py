@@ -6,9 +6,9 @@ python examples/schedule_custom.py
 from __future__ import annotations
 
 from warploom.schedule import Edge, Graph, GroupSpec, Node, Target, Unit, UnitUse
-from warploom.schedule.objectives import LENGTH
-from warploom.schedule.rules import PAPER
-from warploom.schedule.solve import Problem, solve
+from warploom.schedule.model.rules import PAPER
+from warploom.schedule.solve.objectives import LENGTH
+from warploom.schedule.solve.solve import Problem, solve
 
 
 def main() -> None:

@@ -17,13 +17,7 @@ import triton
 import triton.language as tl
 
 from warploom.files import write_bytes_atomically, write_text_atomically
-from warploom.integrations.triton import (
-    ScalarArgument,
-    TensorArgument,
-    capture,
-    events,
-    tuned,
-)
+from warploom.integrations.triton import ScalarArgument, TensorArgument, capture, events, tuned
 
 ROWS, COLS = 8192, 4096
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from warploom.sass import kernel, verify
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, load
-from warploom.sass.disassembly import Listing, disassemble
-from warploom.sass.kernel import Kernel, decode_all
-from warploom.sass.verify import Verifier
+from warploom.sass.decode import kernel
+from warploom.sass.decode.cubin import Cubin, load
+from warploom.sass.decode.disassembly import Listing, disassemble
+from warploom.sass.decode.kernel import Kernel, decode_all
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules import verify
+from warploom.sass.rules.verify import Verifier
 
 BUILDER = Path(__file__).parent / "corpus" / "build.py"
 

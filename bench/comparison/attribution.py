@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.loops import depths, natural_loops
-from warploom.sass.rederive import BlockState
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.edit.edit import Editor
+from warploom.sass.edit.rederive import BlockState
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.loops import depths, natural_loops
 from warploom.search.actions import Reorder
 from warploom.search.game import Candidate, Game
 

@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from comparison.runs import Run, play
 from warploom.files import write_bytes_atomically
 from warploom.runtime import LocalMeasurer
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin
-from warploom.sass.verdict import Verdict
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verdict import Verdict
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate
 
@@ -118,7 +118,7 @@ class Broker:
         # Modules are imported once and every run is forked from there: 30 runs that import for
         # themselves take as long to start as to measure.
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["comparison.runs", "warploom.search.rl.player"])
+        self.context.set_forkserver_preload(["comparison.runs", "warploom.rl.player"])
         self.requests: Any = self.context.Queue()
         self.states: dict[int, _State] = {}
         self.began = time.monotonic()

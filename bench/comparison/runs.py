@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from warploom.errors import InputError
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import parse
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier
 from warploom.search.driver import Budget, SearchResult, run_search
 from warploom.search.evaluate import Evaluator
 from warploom.search.game import Candidate
@@ -88,7 +88,7 @@ class RemoteEvaluator:
 def player_of(run: Run) -> Player:
     """The player of a run; raises `InputError` when this build does not have it."""
     if run.method.startswith("ppo"):
-        from warploom.search.rl.player import player_for  # noqa: PLC0415 - needs torch
+        from warploom.rl.player import player_for  # noqa: PLC0415 - needs torch
 
         profile = PROFILE_OF[run.method]
         start = Path(run.policy) if run.method in TRAINED and run.policy else None

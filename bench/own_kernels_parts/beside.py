@@ -18,8 +18,8 @@ import kernel_bench as kb
 from attention_baselines import baselines_of, usable
 from attention_cases import expected, operands
 from own_kernels_parts.cases import Case, Sizes
-from warploom.codegen.build import Built
-from warploom.codegen.launch import Kernel
+from warploom.codegen.compile.build import Built
+from warploom.codegen.launching.kernel import Kernel
 from warploom.files import write_text_atomically
 from warploom.kernels.attention import AttentionConfig
 

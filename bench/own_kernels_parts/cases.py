@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from warploom import machine
-from warploom.codegen.build import Built, build
-from warploom.codegen.launch_spec import launch_spec
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.launching.spec import launch_spec
 from warploom.files import write_bytes_atomically
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_choices import ATTENTION_CHOICES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
+from warploom.sass.decode.cubin import parse
+from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.game import Game
 from warploom.search.schedules import random_schedules
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from timing_model_parts.make import BEST, TRIPS
 from warploom.evidence import Evidence, write_rows
-from warploom.sass.control import CONTROL_SHIFT, Control
-from warploom.sass.cubin import parse
-from warploom.sass.kernel import Kernel, decode
-from warploom.sass.loops import depths, natural_loops
-from warploom.sass.timing_model import Blocks, ModelSettings, TimingModel
+from warploom.sass.decode.control import CONTROL_SHIFT, Control
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import Kernel, decode
+from warploom.sass.flow.loops import depths, natural_loops
+from warploom.sass.timing.timing_model import Blocks, ModelSettings, TimingModel
 from warploom.search.schedules import ScheduleSet
 
 CLAIM = "timing-model"

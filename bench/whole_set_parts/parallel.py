@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 
 from comparison.runs import RemoteEvaluator
 from warploom.runtime import LocalMeasurer
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
+from warploom.sass.decode.cubin import parse
+from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.actions import OPTIONAL, STEPS
 from warploom.search.driver import Budget, SearchResult, run_search
 from warploom.search.game import Game

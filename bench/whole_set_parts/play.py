@@ -23,8 +23,8 @@ from warploom.runtime import (
     TimingSettings,
     Workload,
 )
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.driver import Budget
 from warploom.search.lineage import Base, Step, prove, read_steps
 from warploom.search.players import PLAYERS

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from warploom.files import write_bytes_atomically, write_text_atomically
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
+from warploom.sass.decode.cubin import parse
+from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.driver import Budget, run_search
 from warploom.search.lineage import Base, make_base, prove, write_steps
 from warploom.search.players import PLAYERS

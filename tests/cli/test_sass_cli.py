@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from warploom.cli import main
-from warploom.sass.control import Control
-from warploom.sass.cubin import load
-from warploom.sass.kernel import decode
+from warploom.sass.decode.control import Control
+from warploom.sass.decode.cubin import load
+from warploom.sass.decode.kernel import decode
 
 BUILDER = Path(__file__).parents[1] / "corpus" / "build.py"
 SOFTMAX = "triton_softmax_1x4096_w8_s1_sm90.cubin"

@@ -3,8 +3,8 @@
 import numpy as np
 
 from warploom import tile as t
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.ir.plan import LaunchPlan
 
 
 def _axes(q, k, total, top, low, product, running, where, part, counts, turned, sums):

@@ -290,7 +290,7 @@ static float value_of(E5m2 x) { return small_value<2, 15>(x.bits); }
 static void set(E5m2& y, float x) { y.bits = small_bits<2, 15>(x, 57344.0f); }
 template <class T> static void add_to(T* p, float x) { set(*p, value_of(*p) + x); }
 
-// ---- helpers of the warp-specialised kernels (codegen/prelude.py, prelude_sm80.py)
+// ---- helpers of the warp-specialised kernels (codegen/cuda/prelude.py, prelude_sm80.py)
 template <class T> static T __ldg(const T* p) { return *p; }
 static size_t __cvta_generic_to_shared(const void* p) {
   const size_t at = (const unsigned char*)p - machine::pool;

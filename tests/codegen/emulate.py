@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from warploom.codegen.prelude import PRELUDE, WGMMA_TYPES, tma_load, tma_store, wgmma
-from warploom.codegen.prelude_sm80 import SM80_PRELUDE
-from warploom.codegen.simt.prelude import TYPES
-from warploom.codegen.tensor_maps import MAP_TYPES
+from warploom.codegen.cuda.prelude import PRELUDE, WGMMA_TYPES, tma_load, tma_store, wgmma
+from warploom.codegen.cuda.prelude_simt import TYPES
+from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
+from warploom.codegen.launching.tensor_maps import MAP_TYPES
 from warploom.runtime.dtypes import decode, dtype_named, encode
 from warploom.tile.interpret import bind, sizes
 

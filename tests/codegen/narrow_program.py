@@ -3,8 +3,8 @@
 import numpy as np
 
 from warploom import tile as t
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.ir.plan import LaunchPlan
 
 ROWS, COLS, DEPTH = 64, 32, 16
 FLAT = {"sums": t.INT32, "tops": t.FP32, "added": t.FP32, "halves": t.BF16}

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from warploom.codegen.named import multistage, overlapped
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import GemmConfig, gemm
 

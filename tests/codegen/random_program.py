@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from warploom import tile as t
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 
 ROWS, COLS, STEP = 64, 32, 16
 FLOATS = (t.FP32, t.BF16, t.FP16, t.E4M3, t.E5M2)

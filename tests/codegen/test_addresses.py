@@ -10,14 +10,14 @@ from collections import ChainMap
 
 import pytest
 
-from warploom.codegen.emit import emit
-from warploom.codegen.emit_tma import is_multicast
-from warploom.codegen.layout import INSTRUCTION_K_BYTES, hardware_address, swizzle
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage, overlapped
-from warploom.codegen.place import contracted
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.prelude import PRELUDE
+from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_tma import is_multicast
+from warploom.codegen.cuda.prelude import PRELUDE
+from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, hardware_address, swizzle
+from warploom.codegen.ir.place import contracted
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import GemmConfig, gemm

@@ -6,12 +6,12 @@ from tests.codegen.axis_program import axis_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.build import build
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.simulate import simulate
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 
 

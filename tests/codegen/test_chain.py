@@ -11,11 +11,11 @@ from tests.codegen import emulate
 from tests.codegen.programs import attention_case, gemm_case
 from tests.gpu.cases import distance
 
-from warploom.codegen.block import Pipeline, Straight
-from warploom.codegen.emit import emit
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.lower import lower
-from warploom.codegen.simulate import simulate
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.ir.block import Pipeline, Straight
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
 from warploom.tile import interpret
 

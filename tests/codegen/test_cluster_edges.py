@@ -7,12 +7,12 @@ import pytest
 from tests.codegen import emulate
 
 from warploom import tile as t
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.simulate import simulate
-from warploom.codegen.tasks import store_condition
+from warploom.autosched.named import multistage
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.tasks import store_condition
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 
 
 def packed(a, b, lengths, c, total):

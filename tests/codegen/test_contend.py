@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.codegen import portfolio as portfolio_module
-from warploom.codegen.contend import busy_cycles, crowded, slowdown, stretch, tensor_cycles
-from warploom.codegen.extract import extract
-from warploom.codegen.lower import lower
-from warploom.codegen.named import overlapped
-from warploom.codegen.place import place
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.portfolio import portfolio
-from warploom.codegen.predict import predict
-from warploom.codegen.refine import Walker, fewest_copies, order_of, refine
-from warploom.codegen.schedules import schedule_named
-from warploom.codegen.simulate import simulate
-from warploom.codegen.solve import Search
+from warploom.autosched import portfolio as portfolio_module
+from warploom.autosched.named import overlapped
+from warploom.autosched.portfolio import portfolio
+from warploom.autosched.refine import Walker, fewest_copies, order_of, refine
+from warploom.autosched.schedules import schedule_named
+from warploom.autosched.solve import Search
+from warploom.codegen.ir.place import place
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
-from warploom.schedule.bounds import lower_bounds
-from warploom.schedule.costs import costs
+from warploom.perf.contend import busy_cycles, crowded, slowdown, stretch, tensor_cycles
+from warploom.perf.extract import extract
+from warploom.perf.predict import predict
+from warploom.schedule.model.bounds import lower_bounds
+from warploom.schedule.model.costs import costs
 from warploom.tile import interpret
 
 _SPEC = importlib.util.spec_from_file_location("programs", Path(__file__).parent / "programs.py")

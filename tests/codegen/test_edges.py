@@ -5,11 +5,11 @@ import pytest
 from tests.codegen import emulate
 
 from warploom import tile as t
-from warploom.codegen.emit import emit
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.tile.index import const, maximum_index, symbol
 
 SIZES = {"m": 100, "n": 32, "k": 40, "blocks": 2, "h": 1}

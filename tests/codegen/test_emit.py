@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from warploom import toolchain
-from warploom.codegen.build import Built, build
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage, overlapped
-from warploom.codegen.names import c_name
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_choices import ATTENTION_CHOICES

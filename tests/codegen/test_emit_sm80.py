@@ -8,13 +8,13 @@ from tests.codegen.programs import attention_case, gemm_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.build import build
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.launch import Kernel
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.values import multiple_of
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.cuda.values import multiple_of
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.launching.kernel import Kernel
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 from warploom.tile.index import const, symbol
@@ -145,7 +145,7 @@ def test_multiples_of_index_expressions():
 def test_a_pitch_that_copies_cannot_take_is_refused_before_the_launch(monkeypatch):
     from tests.codegen.test_launch import Driver, Tensor  # noqa: PLC0415
 
-    from warploom.codegen import launch  # noqa: PLC0415
+    from warploom.codegen.launching import kernel as launch  # noqa: PLC0415
 
     made = Driver(capability=80, shared=166912)
     monkeypatch.setattr(launch, "import_binding", lambda name: made)

@@ -11,10 +11,10 @@ from tests.codegen.state_program import state_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.schedules import schedule_named
+from warploom.autosched.schedules import schedule_named
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 
 
 def planned(case, **changes):

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from warploom.codegen.build import compile_source
-from warploom.codegen.emit import emit
-from warploom.codegen.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
-from warploom.codegen.entry import entry_registers, threads_told
-from warploom.codegen.entry_image import check_entry, with_entry
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import compile_source
+from warploom.codegen.compile.entry_image import check_entry, with_entry
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
+from warploom.codegen.cuda.entry import entry_registers, threads_told
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.gemm import GemmConfig, gemm
-from warploom.sass import nvinfo
-from warploom.sass.cubin import parse
-from warploom.sass.kernel import decode
+from warploom.sass.decode import nvinfo
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode
 
 
 @pytest.fixture(scope="module")

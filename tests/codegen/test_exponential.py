@@ -6,11 +6,11 @@ import subprocess
 import numpy as np
 import pytest
 
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import overlapped
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.prelude import PRELUDE
+from warploom.autosched.named import overlapped
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.prelude import PRELUDE
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
 

@@ -11,24 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.codegen.block import Pipeline
-from warploom.codegen.copies import expandable, extra_tiles
-from warploom.codegen.emit import emit
-from warploom.codegen.extract import extract
-from warploom.codegen.lower import lower
-from warploom.codegen.named import overlapped
-from warploom.codegen.place import place
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.predict import predict
-from warploom.codegen.probe import probe, readings
-from warploom.codegen.schedules import schedule_named
-from warploom.codegen.simulate import simulate
-from warploom.codegen.solve import Search, solve_kernel
+from warploom.autosched.named import overlapped
+from warploom.autosched.schedules import schedule_named
+from warploom.autosched.solve import Search, solve_kernel
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.probe import probe, readings
+from warploom.codegen.ir.block import Pipeline
+from warploom.codegen.ir.place import place
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.copies import expandable, extra_tiles
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import GemmConfig, gemm
-from warploom.schedule.checker import check
-from warploom.schedule.costs import costs
+from warploom.perf.extract import extract
+from warploom.perf.predict import predict
+from warploom.schedule.check.checker import check
+from warploom.schedule.model.costs import costs
 from warploom.tile import interpret
 
 _SPEC = importlib.util.spec_from_file_location("programs", Path(__file__).parent / "programs.py")
@@ -254,13 +254,13 @@ def test_where_the_high_end_has_no_schedule_the_nominal_costs_are_tried(monkeypa
             raise CheckFailed("none found")
         return search
 
-    monkeypatch.setattr("warploom.codegen.solve._solve_at", refuse)
+    monkeypatch.setattr("warploom.autosched.solve._solve_at", refuse)
     assert solve_kernel(program, search=QUICK) == replace(QUICK, cost_end="nominal")
     assert tried == ["high", "nominal"]
 
     def never(program, launch, gpu, search, registers, cache):
         raise CheckFailed(f"none found at {search.cost_end}")
 
-    monkeypatch.setattr("warploom.codegen.solve._solve_at", never)
+    monkeypatch.setattr("warploom.autosched.solve._solve_at", never)
     with pytest.raises(CheckFailed, match="at nominal"):
         solve_kernel(program, search=QUICK)

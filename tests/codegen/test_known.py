@@ -8,11 +8,11 @@ from tests.codegen import emulate
 from tests.codegen.programs import attention_case
 from tests.gpu.cases import distance
 
-from warploom.codegen.emit import emit
-from warploom.codegen.known import lasting, needed, truth
-from warploom.codegen.lower import lower
-from warploom.codegen.place import place
-from warploom.codegen.values import Values
+from warploom.codegen.analysis.known import lasting, needed, truth
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.values import Values
+from warploom.codegen.ir.place import place
+from warploom.codegen.passes.lower import lower
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.tile import interpret
 

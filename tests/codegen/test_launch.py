@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from warploom import tile as t
-from warploom.codegen import launch
-from warploom.codegen.build import Built, build
-from warploom.codegen.launch import Kernel
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.launching import kernel as launch
+from warploom.codegen.launching.kernel import Kernel
 from warploom.codegen.simt.schedule import simt
 from warploom.errors import DeviceError, InputError
 from warploom.kernels.gemm import GemmConfig, gemm

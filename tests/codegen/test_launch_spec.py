@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from warploom import machine
-from warploom.codegen.build import Built, build
-from warploom.codegen.launch_spec import COUNTER, launch_spec, resident_blocks
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.launching.spec import COUNTER, launch_spec, resident_blocks
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_choices import ATTENTION_CHOICES

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warploom.codegen.layout import (
+from warploom.codegen.ir.layout import (
     CORE_ROWS,
     MAX_BOX,
     MAX_ROWS,

@@ -4,15 +4,15 @@ import pytest
 from tests.codegen.programs import gemm_case
 
 from warploom import tile as t
-from warploom.codegen.emit import emit
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.entry import entry_registers
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.cuda.entry import entry_registers
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.targets import shared_limit
+from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt import emit as simt_emit
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.codegen.targets import shared_limit
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 

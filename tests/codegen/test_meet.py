@@ -5,12 +5,12 @@ import re
 import pytest
 from tests.codegen.test_store_panels import THREADS, Group, split, take
 
-from warploom.codegen.build import build
-from warploom.codegen.emit import emit
-from warploom.codegen.emit_meet import shares
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.kernels.gemm import GemmConfig, gemm
 
 WINDOW = 1 << 24  # bytes between the shared memories of a cluster's blocks

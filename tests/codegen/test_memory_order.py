@@ -5,11 +5,11 @@ import pytest
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage, write
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.schedules import schedule_named
-from warploom.codegen.simulate import simulate
+from warploom.autosched.named import multistage, write
+from warploom.autosched.schedules import schedule_named
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 
 HERE, COLS = t.span(0, 64), t.span(0, 64)

@@ -10,12 +10,12 @@ from tests.codegen.narrow_program import FLAT, TILES, added_case, narrow_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.build import build
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.prelude import PRELUDE
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.cuda.prelude import PRELUDE
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 
 

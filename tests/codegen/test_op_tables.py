@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import warploom.tile as t
-from warploom.codegen.emit_ops import ALONG_COLUMNS
-from warploom.codegen.instructions import INSTRUCTIONS
-from warploom.codegen.values import ANY_OPS, FLOAT_OPS, REDUCE
+from warploom.codegen.analysis.instructions import INSTRUCTIONS
+from warploom.codegen.cuda.emit_ops import ALONG_COLUMNS
+from warploom.codegen.cuda.values import ANY_OPS, FLOAT_OPS, REDUCE
 from warploom.tile.ops import OPS
 
 ROOT = Path(__file__).parents[2]

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.codegen.block import Pipeline
-from warploom.codegen.build import build
-from warploom.codegen.emit import emit
-from warploom.codegen.extract import extract
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.pace import as_compiled, pace
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.block import Pipeline
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.gemm import GemmConfig, gemm
-from warploom.sass.cubin import parse
-from warploom.sass.kernel import decode
-from warploom.schedule.costs import costs
+from warploom.perf.extract import extract
+from warploom.perf.pace import as_compiled, pace
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode
+from warploom.schedule.model.costs import costs
 
 _SPEC = importlib.util.spec_from_file_location("programs", Path(__file__).parent / "programs.py")
 assert _SPEC is not None and _SPEC.loader is not None

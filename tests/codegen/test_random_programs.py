@@ -8,9 +8,9 @@ from tests.codegen.random_program import random_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.lower import lower
-from warploom.codegen.simulate import simulate
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 
 SEEDS = range(8)
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen import chosen
-from warploom.codegen.build import build
-from warploom.codegen.chosen import chosen_kernel, shallow
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.predict import cycles_of, predict
-from warploom.codegen.replay import replay
-from warploom.codegen.schedules import schedule_named
-from warploom.codegen.solve import Search
+from warploom.autosched import chosen
+from warploom.autosched.chosen import chosen_kernel, shallow
+from warploom.autosched.schedules import schedule_named
+from warploom.autosched.solve import Search
+from warploom.codegen.compile.build import build
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import CheckFailed
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import GemmConfig, default_schedule, gemm
-from warploom.sass.partition import Partition
+from warploom.perf.predict import cycles_of, predict
+from warploom.perf.replay import replay
+from warploom.sass.timing.partition import Partition
 from warploom.tile import Program
 
 PLAN = LaunchPlan(persistent=True, split="rows")
@@ -70,7 +70,7 @@ def test_a_late_group_begins_late(program: Program, monkeypatch: pytest.MonkeyPa
             starts.append(list(begins))
             super().__init__(groups, begins, *others)
 
-    monkeypatch.setattr("warploom.codegen.replay.Partition", Recorded)
+    monkeypatch.setattr("warploom.perf.replay.Partition", Recorded)
     one = schedule_named(program, "overlapped", PLAN)
     _replayed(program, replace(one, launch=one.launch.with_options(stagger=900)))
     assert starts == [[0.0, 900.0]]

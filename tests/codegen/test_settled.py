@@ -7,12 +7,12 @@ import pytest
 from tests.codegen import emulate
 
 from warploom import tile as t
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.settled import settled
-from warploom.codegen.values import Values
+from warploom.autosched.named import multistage
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.settled import settled
+from warploom.codegen.cuda.values import Values
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 
 PLAN = LaunchPlan(skip_settled=True)
 

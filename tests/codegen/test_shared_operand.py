@@ -9,13 +9,13 @@ from tests.codegen.shared_program import shared_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.build import build
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.lower import lower
-from warploom.codegen.named import overlapped
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.schedules import fitting_name
-from warploom.codegen.simulate import simulate
+from warploom.autosched.named import overlapped
+from warploom.autosched.schedules import fitting_name
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.attention import AttentionConfig, attention
 

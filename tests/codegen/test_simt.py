@@ -9,7 +9,7 @@ from tests.codegen.simt_programs import PROGRAMS, make
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.build import build
+from warploom.codegen.compile.build import build
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.errors import InputError

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.codegen.block import Pipeline, Straight
-from warploom.codegen.lower import lower
-from warploom.codegen.simulate import simulate
+from warploom.codegen.ir.block import Pipeline, Straight
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
 from warploom.tile import interpret
 

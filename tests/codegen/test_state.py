@@ -9,16 +9,16 @@ from tests.codegen.state_program import attended, state_case
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.build import build
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.predict import predict
-from warploom.codegen.schedules import fitting_name, schedule_named
-from warploom.codegen.simulate import simulate
-from warploom.codegen.solve import Search
+from warploom.autosched.named import multistage
+from warploom.autosched.schedules import fitting_name, schedule_named
+from warploom.autosched.solve import Search
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
+from warploom.perf.predict import predict
 
 
 @pytest.mark.parametrize("rows", [64, 128])

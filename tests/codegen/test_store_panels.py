@@ -12,11 +12,11 @@ from itertools import product
 
 import pytest
 
-from warploom.codegen.emit import emit
-from warploom.codegen.layout import swizzle
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.layout import swizzle
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 from warploom.tile import FP16, FP32, array, grid, load, loop, size, span, store, trace, zeros

@@ -5,15 +5,15 @@ import re
 
 import pytest
 
-from warploom.codegen.barriers import TaskRing
-from warploom.codegen.build import build
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import overlapped
-from warploom.codegen.names import c_name
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.simulate import simulate
-from warploom.codegen.tasks import task_lines
+from warploom.autosched.named import overlapped
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.tasks import task_lines
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.barriers import TaskRing
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import GemmConfig, gemm
@@ -126,7 +126,8 @@ def test_a_slot_read_by_too_few_is_noticed(monkeypatch):
     plan = schedule.launch.with_options(walk="dynamic")
     kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns))
     monkeypatch.setattr(
-        "warploom.codegen.simulate.TaskRing", lambda name, slots, readers: TaskRing(name, slots, 3)
+        "warploom.codegen.oracle.simulate.TaskRing",
+        lambda name, slots, readers: TaskRing(name, slots, 3),
     )
     with pytest.raises(CheckFailed, match="deadlock"):
         simulate(kernel, arrays)

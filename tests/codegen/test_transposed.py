@@ -5,11 +5,11 @@ import pytest
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.schedules import fitting_name, schedule_named
+from warploom.autosched.named import multistage
+from warploom.autosched.schedules import fitting_name, schedule_named
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 
 

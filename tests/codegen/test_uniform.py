@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from warploom import tile as t
-from warploom.codegen.block import Pipeline
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage, overlapped
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.simulate import simulate
-from warploom.codegen.uniform import everywhere
-from warploom.codegen.values import Values
+from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.uniform import everywhere
+from warploom.codegen.cuda.values import Values
+from warploom.codegen.ir.block import Pipeline
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.tile import interpret

@@ -5,10 +5,10 @@ import pytest
 from tests.codegen import emulate
 
 from warploom import tile as t
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.lower import lower
 
 
 def body_of(form):

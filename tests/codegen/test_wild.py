@@ -15,11 +15,11 @@ from tests.codegen.wild_simt import wild_layout, wild_threads
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.codegen.emit import emit
-from warploom.codegen.emit_sm80 import emit_sm80
-from warploom.codegen.lower import lower
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
-from warploom.codegen.simulate import simulate
 from warploom.errors import InputError
 
 MATMULS = range(300, 316)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from warploom import tile as t
-from warploom.codegen.named import multistage, overlapped
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.schedules import schedule_named
-from warploom.codegen.solve import Search, row_axis
+from warploom.autosched.named import multistage, overlapped
+from warploom.autosched.schedules import schedule_named
+from warploom.autosched.solve import Search, row_axis
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.tile.ir import walk
 
 NAMED = ("unpipelined", "multistage", "lcsf", "inflight", "overlapped", "pingpong")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from warploom import tile as t
-from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule, simt
 
 from .wild_program import KINDS, Missing, fp32, snap

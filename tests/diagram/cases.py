@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warploom.diagram.cascade import Refusal
-from warploom.diagram.chunk import exchange
-from warploom.diagram.derive import shrunk_sizes
-from warploom.diagram.graph import Diagram
-from warploom.diagram.kernel import Kernel, Loop, LoopKind
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.library import formula
+from warploom.derive.derive import shrunk_sizes
+from warploom.derive.formula.graph import Diagram
+from warploom.derive.formula.library import formula
+from warploom.derive.kernel.chunk import exchange
+from warploom.derive.kernel.kernel import Kernel, Loop, LoopKind
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
 
 KINDS: dict[str, LoopKind] = {"g": "group", "s": "stream", "w": "split"}
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.diagram.bounds import check
-from warploom.diagram.built import derive_program, program_formula
-from warploom.diagram.evaluate import compare, evaluate
+from warploom.derive.bounds.bounds import check
+from warploom.derive.formula.evaluate import compare, evaluate
+from warploom.derive.program import derive_program, program_formula
 from warploom.errors import InputError
 from warploom.kernels import attention_reference, gemm_reference
 from warploom.kernels.library import configure

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diagram.cases import kernel
 
-from warploom.diagram.cache import Level2, Walk, compulsory_bytes, dram_bytes, task_order
-from warploom.diagram.counts import exact_transfers
-from warploom.diagram.kernel import Kernel
+from warploom.derive.cost.cache import Level2, Walk, compulsory_bytes, dram_bytes, task_order
+from warploom.derive.cost.counts import exact_transfers
+from warploom.derive.kernel.kernel import Kernel
 from warploom.errors import CheckFailed, InputError
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "counters.py"

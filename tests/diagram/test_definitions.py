@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from tests.diagram.cases import small
 
-from warploom.diagram.derive import derive
-from warploom.diagram.evaluate import compare, evaluate, random_inputs
-from warploom.diagram.frontend import build, power_of_size, softmax, tensor
-from warploom.diagram.library import FORMULAS, formula
-from warploom.diagram.ops import MAPS
+from warploom.derive.derive import derive
+from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
+from warploom.derive.formula.frontend import build, power_of_size, softmax, tensor
+from warploom.derive.formula.library import FORMULAS, formula
+from warploom.derive.formula.ops import MAPS
 from warploom.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]

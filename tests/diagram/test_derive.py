@@ -16,20 +16,20 @@ from tests.diagram.cases import chunked, kernel, small
 from typer.testing import CliRunner
 
 from warploom.cli import app
-from warploom.diagram.cascade import Refusal
-from warploom.diagram.chunk import exchange
-from warploom.diagram.compare import compare_gpus, table
-from warploom.diagram.derive import Derivation, by_hand, derive, intensity, transfer_rows
-from warploom.diagram.drawing import draw, draw_steps
-from warploom.diagram.evaluate import compare, evaluate, random_inputs
-from warploom.diagram.kernel import Kernel, Loop
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.lemmas import REGISTERED
-from warploom.diagram.library import formula
-from warploom.diagram.lower import check, clean, lower, programs, unsplit
-from warploom.diagram.pseudo import pseudocode
+from warploom.derive.compare import compare_gpus, table
+from warploom.derive.derive import Derivation, by_hand, derive, intensity, transfer_rows
+from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
+from warploom.derive.formula.library import formula
+from warploom.derive.kernel.chunk import exchange
+from warploom.derive.kernel.kernel import Kernel, Loop
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
+from warploom.derive.lemmas.lemmas import REGISTERED
+from warploom.derive.lower.lower import check, clean, lower, programs, unsplit
+from warploom.derive.show.drawing import draw, draw_steps
+from warploom.derive.show.pseudo import pseudocode
 from warploom.errors import InputError
-from warploom.pipeline.derived import build_derivation, padded
+from warploom.flows.derived import build_derivation, padded
 
 MEMORY = 116224
 
@@ -214,7 +214,7 @@ def test_split_axis_for_decoding_is_found_on_a_gpu() -> None:
 
 def test_flash_attention_in_under_two_seconds_from_a_cold_start() -> None:
     code = (
-        "from warploom.diagram.derive import derive\nfrom warploom.diagram.library import formula\n"
+        "from warploom.derive import derive, formula\n"
         f"d = derive(formula('attention'), memory={MEMORY})\nassert len(d.kernels) == 1\n"
     )
     # Processor time, against that of importing sympy alone (0.4 s on an idle machine): the clocks
@@ -368,7 +368,7 @@ def test_command_line(tmp_path: Path) -> None:
     assert "attention" in answer.output
     mine = tmp_path / "mine.py"
     mine.write_text(
-        "from warploom.diagram.frontend import tensor\n"
+        "from warploom.derive.formula.frontend import tensor\n"
         "thing = tensor('A', 'a b') @ tensor('B', 'b c')\nother = 3\n"
     )
     answer = RUN.invoke(app, ["derive", f"{mine}:thing", "--memory", "4096", "--set", "a=128"])
@@ -397,7 +397,7 @@ def test_own_nest_pareto_and_steps_on_the_command_line(tmp_path: Path) -> None:
 def test_user_files_that_break_are_one_line(tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
-        "from warploom.diagram.frontend import tensor\n"
+        "from warploom.derive.formula.frontend import tensor\n"
         "def axes(): return tensor('A', 'a b') @ tensor('B', 'c d')\n"
         "def fails(): return 1 / 0\nnumber = 3\n"
     )

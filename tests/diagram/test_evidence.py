@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from warploom.diagram import build, derive, formula, softmax, tensor
+from warploom.derive import build, derive, formula, softmax, tensor
 from warploom.evidence import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]

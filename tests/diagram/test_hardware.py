@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.diagram.cases import loops
 
-from warploom.diagram import hierarchy as h
-from warploom.diagram.cascade import Refusal
-from warploom.diagram.gpu import gpu
-from warploom.diagram.hardware import (
+from warploom.derive.cost import hierarchy as h
+from warploom.derive.cost.gpu import gpu
+from warploom.derive.cost.hardware import (
     Recipe,
     ceiling,
     clock_table,
@@ -19,9 +18,10 @@ from warploom.diagram.hardware import (
     utilisation,
     warps_by_registers,
 )
-from warploom.diagram.kernel import Kernel
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.library import formula
+from warploom.derive.formula.library import formula
+from warploom.derive.kernel.kernel import Kernel
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
 from warploom.errors import InputError
 
 H100 = gpu("h100")

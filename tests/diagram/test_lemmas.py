@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 from tests.diagram.cases import small
 
-from warploom.diagram import certify, legal
-from warploom.diagram import frontend as f
-from warploom.diagram.cascade import Refusal, dependent, reductions, scalar_form
-from warploom.diagram.discover import Lemma, Term, discover
-from warploom.diagram.evaluate import compare, evaluate, random_inputs
-from warploom.diagram.external import sympy
-from warploom.diagram.frontend import build, tensor
-from warploom.diagram.graph import Diagram
-from warploom.diagram.kernel import Loop
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.lemmas import MONOID_IDENTITIES, REGISTERED, Registered
-from warploom.diagram.library import formula
-from warploom.diagram.streaming import make_streamable, monoid_of
-from warploom.diagram.work import operations
+from warploom.derive.cost.work import operations
+from warploom.derive.formula import frontend as f
+from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
+from warploom.derive.formula.external import sympy
+from warploom.derive.formula.frontend import build, tensor
+from warploom.derive.formula.graph import Diagram
+from warploom.derive.formula.library import formula
+from warploom.derive.kernel import legal
+from warploom.derive.kernel.kernel import Loop
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas import certify
+from warploom.derive.lemmas.cascade import Refusal, dependent, reductions, scalar_form
+from warploom.derive.lemmas.discover import Lemma, Term, discover
+from warploom.derive.lemmas.lemmas import MONOID_IDENTITIES, REGISTERED, Registered
+from warploom.derive.lemmas.streaming import make_streamable, monoid_of
 
 CASCADES = (
     ("attention", "x"),

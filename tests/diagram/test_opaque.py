@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from warploom.diagram import frontend as f
-from warploom.diagram import germs, operands
-from warploom.diagram.bounds import compulsory, lower_bounds
-from warploom.diagram.external import mpmath
-from warploom.diagram.frontend import Expr, apply, build, contract, reduce, tensor
-from warploom.diagram.graph import Diagram
-from warploom.diagram.operands import is_opaque
-from warploom.diagram.product_bounds import products_value, tensors
+from warploom.derive.bounds import germs, operands
+from warploom.derive.bounds.bounds import compulsory, lower_bounds
+from warploom.derive.bounds.operands import is_opaque
+from warploom.derive.bounds.product_bounds import products_value, tensors
+from warploom.derive.formula import frontend as f
+from warploom.derive.formula.external import mpmath
+from warploom.derive.formula.frontend import Expr, apply, build, contract, reduce, tensor
+from warploom.derive.formula.graph import Diagram
 
 N, WIDTH, MEMORY = 65536, 16, 2.0**13
 Map = Callable[[Expr], Expr]

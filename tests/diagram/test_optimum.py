@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from tests.diagram.cases import loops
 
-from warploom.diagram import bounds, closed, continuous, cost, counts
-from warploom.diagram.bounds import BoundBroken, check, hbl, lower_bounds
-from warploom.diagram.cascade import Refusal
-from warploom.diagram.external import sympy
-from warploom.diagram.integers import candidates, choose
-from warploom.diagram.kernel import Kernel
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.library import formula
-from warploom.diagram.posynomial import Posynomial, constant, variable
-from warploom.diagram.structure import Setting, pareto, search
+from warploom.derive.bounds import bounds
+from warploom.derive.bounds.bounds import BoundBroken, check, hbl, lower_bounds
+from warploom.derive.cost import closed, continuous, cost, counts
+from warploom.derive.cost.integers import candidates, choose
+from warploom.derive.cost.posynomial import Posynomial, constant, variable
+from warploom.derive.cost.structure import Setting, pareto, search
+from warploom.derive.formula.external import sympy
+from warploom.derive.formula.library import formula
+from warploom.derive.kernel.kernel import Kernel
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
 from warploom.errors import InputError
 
 SCORE_TILE = cost.Accounting(intermediates=True, statistics=False)

@@ -10,10 +10,10 @@ from itertools import combinations
 
 import pytest
 
-from warploom.diagram import frontend as f
-from warploom.diagram.bounds import lower_bounds
-from warploom.diagram.frontend import build, tensor
-from warploom.diagram.library import formula
+from warploom.derive.bounds.bounds import lower_bounds
+from warploom.derive.formula import frontend as f
+from warploom.derive.formula.frontend import build, tensor
+from warploom.derive.formula.library import formula
 
 
 def most_products(rows: int, columns: int, d: int, e: int, reach: int) -> int:

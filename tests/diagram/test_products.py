@@ -12,23 +12,24 @@ import numpy as np
 import pytest
 from tests.diagram.cases import loops
 
-from warploom.diagram import closed, cost, counts, product_bounds
-from warploom.diagram import frontend as f
-from warploom.diagram.bounds import check, lower_bounds
-from warploom.diagram.cascade import Refusal
-from warploom.diagram.derive import derive
-from warploom.diagram.frontend import Expr, build, tensor
-from warploom.diagram.graph import Diagram
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.library import formula
-from warploom.diagram.product_bounds import (
+from warploom.derive.bounds import product_bounds
+from warploom.derive.bounds.bounds import check, lower_bounds
+from warploom.derive.bounds.product_bounds import (
     embeds,
     piece,
     products_value,
     sandwich_value,
     tensors,
 )
-from warploom.diagram.work import recomputes
+from warploom.derive.cost import closed, cost, counts
+from warploom.derive.cost.work import recomputes
+from warploom.derive.derive import derive
+from warploom.derive.formula import frontend as f
+from warploom.derive.formula.frontend import Expr, build, tensor
+from warploom.derive.formula.graph import Diagram
+from warploom.derive.formula.library import formula
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
 
 Triple = tuple[int, int, int]
 

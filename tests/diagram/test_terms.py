@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 from tests.diagram.cases import small
 
-from warploom.diagram import frontend as f
-from warploom.diagram.evaluate import compare, evaluate, random_inputs
-from warploom.diagram.frontend import build, tensor
-from warploom.diagram.graph import Diagram
-from warploom.diagram.library import FORMULAS, formula
-from warploom.diagram.terms import Box, Identity, Weave, compile_term, copy, of_diagram, permute
+from warploom.derive.formula import frontend as f
+from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
+from warploom.derive.formula.frontend import build, tensor
+from warploom.derive.formula.graph import Diagram
+from warploom.derive.formula.library import FORMULAS, formula
+from warploom.derive.formula.terms import (
+    Box,
+    Identity,
+    Weave,
+    compile_term,
+    copy,
+    of_diagram,
+    permute,
+)
 from warploom.errors import InputError
 
 DOT = Box("contract", (("d",), ("d",)), (), ("d",))

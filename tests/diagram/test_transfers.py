@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from tests.diagram.cases import NESTS, kernel, small, tilings
 
-from warploom.diagram import cost, counts
-from warploom.diagram import frontend as f
-from warploom.diagram.cascade import Refusal
-from warploom.diagram.evaluate import compare, evaluate, random_inputs
-from warploom.diagram.execute import run_kernels
-from warploom.diagram.frontend import build, tensor
-from warploom.diagram.kernel import Loop
-from warploom.diagram.legal import make_kernel
-from warploom.diagram.work import operations
+from warploom.derive.cost import cost, counts
+from warploom.derive.cost.work import operations
+from warploom.derive.execute import run_kernels
+from warploom.derive.formula import frontend as f
+from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
+from warploom.derive.formula.frontend import build, tensor
+from warploom.derive.kernel.kernel import Loop
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
 
 
 @pytest.mark.parametrize(("name", "nest"), NESTS)

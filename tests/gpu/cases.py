@@ -22,11 +22,11 @@ from tests.codegen.simt_programs import PROGRAMS as SIMT_PROGRAMS
 from tests.codegen.simt_programs import make as simt_program
 from tests.codegen.state_program import state_case
 
-from warploom.codegen.build import SIMT_ARCHITECTURES, Built, build, compile_source
-from warploom.codegen.named import multistage
-from warploom.codegen.on_gpu import run_on_gpu
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.schedules import schedule_named
+from warploom.autosched.named import multistage
+from warploom.autosched.schedules import schedule_named
+from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.launching.on_gpu import run_on_gpu
 from warploom.codegen.simt.schedule import simt
 from warploom.kernels.choices import (
     ATTENTION_CHOICES,

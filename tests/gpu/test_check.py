@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from warploom.codegen.build import compile_source
+from warploom.codegen.compile.build import compile_source
 from warploom.errors import CheckFailed
 from warploom.kernels.check import checked
 from warploom.kernels.library import configure

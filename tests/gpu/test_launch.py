@@ -5,7 +5,7 @@ import itertools
 import pytest
 from tests.gpu.cases import OPERATORS, gemm
 
-from warploom.codegen.launch import Kernel
+from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError
 
 torch = pytest.importorskip("torch")

@@ -3,8 +3,8 @@
 import pytest
 
 from warploom import tile as t
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 

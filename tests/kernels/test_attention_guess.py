@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import overlapped
-from warploom.codegen.place import place
-from warploom.codegen.plan import LaunchPlan
-from warploom.codegen.settled import settled
-from warploom.codegen.simulate import simulate
-from warploom.codegen.values import Values
+from warploom.autosched.named import overlapped
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.settled import settled
+from warploom.codegen.cuda.values import Values
+from warploom.codegen.ir.place import place
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_reference import reference

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from warploom.codegen.build import build
+from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_reference import reference

@@ -7,18 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.codegen.build import build
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.simulate import simulate
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.attention_choices import CONSTANTS_FILE, work_of
 from warploom.kernels.attention_reference import task_table
-from warploom.kernels.choices import (
-    ATTENTION_CHOICES,
-    choose_attention,
-)
+from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention
 from warploom.tile import E4M3, FP16, interpret
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tests.codegen import emulate
 from tests.gpu.cases import distance
 
-from warploom.codegen.barriers import PhaseBarrier
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.barriers import PhaseBarrier
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
-from warploom.codegen.simulate import simulate
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention import AttentionConfig, attention
 from warploom.kernels.gemm import (

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.codegen.emit import emit
-from warploom.codegen.lower import lower
-from warploom.codegen.simulate import simulate
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.evidence import read_rows
 from warploom.kernels.gemm import GemmConfig, gemm

@@ -2,7 +2,7 @@
 
 import pytest
 
-from warploom.codegen.build import build
+from warploom.codegen.compile.build import build
 from warploom.errors import DoesNotFit, InputError, Spills
 from warploom.kernels.library import entry
 from warploom.kernels.older import older_kernel

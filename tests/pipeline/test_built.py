@@ -10,16 +10,16 @@ from typer.testing import CliRunner
 
 import warploom
 from warploom.cli import app
-from warploom.codegen.build import Built
-from warploom.codegen.images import image_of
+from warploom.codegen.compile.build import Built
+from warploom.codegen.launching.images import image_of
 from warploom.errors import InputError
+from warploom.flows.built import read_build, write_build_note
+from warploom.flows.targets import read_target
 from warploom.integrations.deploy import FolderStore
 from warploom.integrations.triton_swap import KernelNotStored
-from warploom.pipeline.built import read_build, write_build_note
-from warploom.pipeline.targets import read_target
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
-from warploom.sass.verify import verify
+from warploom.sass.decode.cubin import parse
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import verify
 from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.players import PLAYERS

@@ -8,24 +8,24 @@ import pytest
 from tests.codegen.narrow_program import narrow_case
 from typer.testing import CliRunner
 
+from warploom.autosched.portfolio import Candidate
 from warploom.cli import app
-from warploom.codegen.build import build
-from warploom.codegen.portfolio import Candidate
-from warploom.codegen.predict import Prediction
+from warploom.codegen.compile.build import build
 from warploom.errors import CheckFailed, InputError, Interrupted, ToolMissing
+from warploom.flows import choose as choosing
+from warploom.flows import optimize as pipeline
+from warploom.flows.optimize import optimize
+from warploom.flows.optimize_measure import Measured
+from warploom.flows.optimized import OptimizeSettings
+from warploom.flows.static_verdict import static_verdict
+from warploom.flows.targets import read_target
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import Selected, select
-from warploom.pipeline import choose as choosing
-from warploom.pipeline import optimize as pipeline
-from warploom.pipeline.optimize import optimize
-from warploom.pipeline.optimize_measure import Measured
-from warploom.pipeline.optimized import OptimizeSettings
-from warploom.pipeline.static_verdict import static_verdict
-from warploom.pipeline.targets import read_target
+from warploom.perf.predict import Prediction
 from warploom.report.optimize_html import Page, page_html
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.kernel import Kernel, decode
-from warploom.sass.lint import lint
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.decode.kernel import Kernel, decode
+from warploom.sass.rules.lint import lint
 
 
 @pytest.fixture(autouse=True)

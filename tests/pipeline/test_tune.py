@@ -21,16 +21,16 @@ from typer.testing import CliRunner
 from warploom.cli import app
 from warploom.cli.tune import parse_duration
 from warploom.errors import InputError
+from warploom.flows.targets import read_target
+from warploom.flows.tune import tune
+from warploom.flows.tune_compare import fastest
+from warploom.flows.tune_keep import Keeper
+from warploom.flows.tuned import TuneSettings
 from warploom.integrations.deploy import FolderStore, content_key
-from warploom.pipeline.targets import read_target
-from warploom.pipeline.tune import tune
-from warploom.pipeline.tune_compare import fastest
-from warploom.pipeline.tune_keep import Keeper
-from warploom.pipeline.tuned import TuneSettings
 from warploom.runtime import LocalMeasurer
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import load
-from warploom.sass.verify import verify
+from warploom.sass.decode.cubin import load
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import verify
 from warploom.search.game import Game
 from warploom.search.lineage import make_base
 

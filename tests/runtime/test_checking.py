@@ -12,12 +12,7 @@ from fake_device import FakeDevice, image, spec
 
 from warploom.errors import CheckFailed, InputError
 from warploom.runtime.buffers import GUARD_BYTES, Layout
-from warploom.runtime.correctness import (
-    CheckReport,
-    CheckSettings,
-    check_candidate,
-    self_test,
-)
+from warploom.runtime.correctness import CheckReport, CheckSettings, check_candidate, self_test
 from warploom.runtime.device import CudaError
 from warploom.runtime.dtypes import DTYPES, decode
 from warploom.runtime.helpers import Helpers

@@ -10,13 +10,7 @@ import pytest
 from fake_device import image, open_and_die, open_broken, open_fake, workload
 
 from warploom.errors import CheckFailed, DeviceError, InputError
-from warploom.runtime import (
-    CheckSettings,
-    LocalMeasurer,
-    MeasureSettings,
-    TimingSettings,
-    Workload,
-)
+from warploom.runtime import CheckSettings, LocalMeasurer, MeasureSettings, TimingSettings, Workload
 from warploom.runtime.worker import MAX_RESTARTS_IN_A_ROW, Worker
 
 pytestmark = pytest.mark.timeout(120)

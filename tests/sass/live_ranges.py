@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from warploom import toolchain
-from warploom.sass.cubin import Cubin
-from warploom.sass.resources import PREDICATE_BASE, UNIFORM_BASE, UNIFORM_PREDICATE_BASE
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.resources import PREDICATE_BASE, UNIFORM_BASE, UNIFORM_PREDICATE_BASE
 
 _BASES = {"GPR": 0, "PRED": PREDICATE_BASE, "UGPR": UNIFORM_BASE, "UPRED": UNIFORM_PREDICATE_BASE}
 _ROW = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/")

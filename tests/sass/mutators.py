@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from warploom.sass import nvinfo
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.kernel import Block, Instruction, Kernel
+from warploom.sass.decode import nvinfo
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.kernel import Block, Instruction, Kernel
+from warploom.sass.edit.edit import Editor
 
 STALL, STAY, WRITE, READ, WAIT, REUSE = (41, 4), (45, 1), (46, 3), (49, 3), (52, 6), (58, 4)
 CONTROL = ((1 << 21) - 1) << 41

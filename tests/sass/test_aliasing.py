@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warploom.sass.aliasing import (
+from warploom.sass.decode.kernel import Kernel
+from warploom.sass.flow.aliasing import (
     SPACES,
     AliasMode,
     MemoryAccess,
     memory_accesses,
     must_keep_order,
 )
-from warploom.sass.kernel import Kernel
-from warploom.sass.provenance import address_pointers
+from warploom.sass.flow.provenance import address_pointers
 
 # What each operation touches, from the instruction set: (memories it reads, memories it writes).
 # `LD` and `ST` take a generic address, which may point into any of the three.

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from warploom.sass.branches import relative_target
-from warploom.sass.cubin import load
-from warploom.sass.kernel import Kernel, decode_all, split_blocks
-from warploom.sass.loops import depths, natural_loops
-from warploom.sass.nvinfo import labelled_offsets
-from warploom.sass.opcodes import TERMINATORS
+from warploom.sass.decode.branches import relative_target
+from warploom.sass.decode.cubin import load
+from warploom.sass.decode.kernel import Kernel, decode_all, split_blocks
+from warploom.sass.decode.nvinfo import labelled_offsets
+from warploom.sass.decode.opcodes import TERMINATORS
+from warploom.sass.flow.loops import depths, natural_loops
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

@@ -15,14 +15,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from warploom.sass.aliasing import AliasMode, is_sync
-from warploom.sass.boards.renumber import Renumberer
-from warploom.sass.boards.verify import events, lates, named_boards, number_of, verify_boards
-from warploom.sass.control import NO_SCOREBOARD, Control
-from warploom.sass.cubin import Cubin
-from warploom.sass.kernel import Kernel, decode
-from warploom.sass.scoreboard import takes_no_wait
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.control import NO_SCOREBOARD, Control
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.kernel import Kernel, decode
+from warploom.sass.flow.aliasing import AliasMode, is_sync
+from warploom.sass.flow.scoreboard import takes_no_wait
+from warploom.sass.rewrites.boards.renumber import Renumberer
+from warploom.sass.rewrites.boards.verify import (
+    events,
+    lates,
+    named_boards,
+    number_of,
+    verify_boards,
+)
+from warploom.sass.rules.verify import Verifier
 from warploom.search.lineage import Base, make_base, prove
 
 NAMES = (

@@ -7,11 +7,11 @@ a pair of loads from one address; the last faulted on the GPU.
 import lzma
 from pathlib import Path
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
-from warploom.sass.kernel import decode
-from warploom.sass.lint import lint
-from warploom.sass.verify import verify
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.lint import lint
+from warploom.sass.rules.verify import verify
 
 DATA = Path(__file__).parent / "data" / "borrowed_scoreboard"
 

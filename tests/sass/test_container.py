@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warploom.errors import InputError
-from warploom.sass.control import CONTROL_MASK, Control
-from warploom.sass.cubin import Cubin, load, parse
-from warploom.sass.kernel import decode
+from warploom.sass.decode.control import CONTROL_MASK, Control
+from warploom.sass.decode.cubin import Cubin, load, parse
+from warploom.sass.decode.kernel import decode
 
 SOFTMAX = "triton_softmax_1x4096_w8_s1_sm90"
 WORD = st.integers(0, (1 << 64) - 1)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from warploom.errors import InputError
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, load, parse
-from warploom.sass.edit import Editor
-from warploom.sass.rederive import BlockState
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin, load, parse
+from warploom.sass.edit.edit import Editor
+from warploom.sass.edit.rederive import BlockState
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.sass.live_ranges import live_ranges
 
-from warploom.sass import kernel
-from warploom.sass.cubin import load
-from warploom.sass.disassembly import Line
-from warploom.sass.effects import effects_of
-from warploom.sass.resources import resource_name
+from warploom.sass.decode import kernel
+from warploom.sass.decode.cubin import load
+from warploom.sass.decode.disassembly import Line
+from warploom.sass.decode.effects import effects_of
+from warploom.sass.decode.resources import resource_name
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

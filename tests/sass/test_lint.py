@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from warploom.sass.control import NO_SCOREBOARD, Control
-from warploom.sass.cubin import Cubin, load
-from warploom.sass.dependence import Hazard, dependences
-from warploom.sass.inflight import group_registers, is_asynchronous
-from warploom.sass.kernel import Instruction, Kernel, decode, decode_all
-from warploom.sass.lint import ERROR, RULES, LintFinding, lint
-from warploom.sass.mining import exclusive
-from warploom.sass.opcodes import Pipe
-from warploom.sass.resources import UNIFORM_BASE
+from warploom.sass.decode.control import NO_SCOREBOARD, Control
+from warploom.sass.decode.cubin import Cubin, load
+from warploom.sass.decode.kernel import Instruction, Kernel, decode, decode_all
+from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.decode.resources import UNIFORM_BASE
+from warploom.sass.flow.dependence import Hazard, dependences
+from warploom.sass.flow.inflight import group_registers, is_asynchronous
+from warploom.sass.flow.mining import exclusive
+from warploom.sass.rules.lint import ERROR, RULES, LintFinding, lint
 
 ATTENTION = "triton_attention_128x64_w8_s3_sm90"
 MANY = (

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from warploom import toolchain
-from warploom.sass import operand_slots
-from warploom.sass.control import Control
-from warploom.sass.cubin import load
-from warploom.sass.kernel import RELATIVE, Instruction, Kernel, decode_all
-from warploom.sass.opcodes import UNKNOWN
-from warploom.sass.operand_slots import SLOTS, slot_registers, slot_words
+from warploom.sass.decode import operand_slots
+from warploom.sass.decode.control import Control
+from warploom.sass.decode.cubin import load
+from warploom.sass.decode.kernel import RELATIVE, Instruction, Kernel, decode_all
+from warploom.sass.decode.opcodes import UNKNOWN
+from warploom.sass.decode.operand_slots import SLOTS, slot_registers, slot_words
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 IMAGES = {80: "SM80", 90: "SM90a"}

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from tests.sass.mutators import MUTATORS, Code, closest_neighbours
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.lint import lint
-from warploom.sass.opcodes import Pipe
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.lint import lint
+from warploom.sass.rules.verify import Verifier
 from warploom.search.actions import Move
 from warploom.search.game import Candidate, Game
 

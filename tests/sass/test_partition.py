@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warploom.errors import CheckFailed
-from warploom.sass.control import NO_SCOREBOARD, Control
-from warploom.sass.issue import OCCUPANCY, Cost
-from warploom.sass.opcodes import Pipe
-from warploom.sass.partition import Partition, PartitionCosts, Slot
+from warploom.sass.decode.control import NO_SCOREBOARD, Control
+from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.timing.issue import OCCUPANCY, Cost
+from warploom.sass.timing.partition import Partition, PartitionCosts, Slot
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = PartitionCosts()

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.constraints import derive
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.kernel import Instruction, Kernel, decode
-from warploom.sass.lint import lint
-from warploom.sass.pools import REALLOCATES, registers_at
-from warploom.sass.renaming.verify import verify_renaming
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.decode.kernel import Instruction, Kernel, decode
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.pools import REALLOCATES, registers_at
+from warploom.sass.rewrites.renaming.verify import verify_renaming
+from warploom.sass.rules.constraints import derive
+from warploom.sass.rules.lint import lint
 
 DATA = Path(__file__).parent / "data" / "own"
 NAMES = ("attention-d64-192x128-ahead", "gemm-128x256")

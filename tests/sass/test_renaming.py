@@ -13,16 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.control import NO_SCOREBOARD
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.kernel import Instruction, Kernel, decode
-from warploom.sass.paths import block_edges
-from warploom.sass.renaming.infer import infer_base
-from warploom.sass.renaming.rename import Renamer, Renaming, renamed
-from warploom.sass.renaming.verify import verify_renaming
-from warploom.sass.verify import Verifier, verify
+from warploom.sass.decode.control import NO_SCOREBOARD
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.kernel import Instruction, Kernel, decode
+from warploom.sass.edit.edit import Editor
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.paths import block_edges
+from warploom.sass.rewrites.renaming.infer import infer_base
+from warploom.sass.rewrites.renaming.rename import Renamer, Renaming, renamed
+from warploom.sass.rewrites.renaming.verify import verify_renaming
+from warploom.sass.rules.verify import Verifier, verify
 
 NAMES = (
     "triton_rmsnorm_2x4096_w8_s2_sm90",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.diff import diff
-from warploom.sass.kernel import decode
-from warploom.sass.lint import lint
-from warploom.sass.verify import Verifier, verify
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.decode.kernel import decode
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.lint import lint
+from warploom.sass.rules.verify import Verifier, verify
+from warploom.sass.show.diff import diff
 
 DATA = Path(__file__).parent / "data"
 

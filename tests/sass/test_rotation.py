@@ -12,15 +12,15 @@ from dataclasses import replace
 import pytest
 
 from warploom.errors import InputError
-from warploom.sass import nvinfo
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.control import Control
-from warploom.sass.cubin import Cubin
-from warploom.sass.kernel import decode
-from warploom.sass.loops import natural_loops
-from warploom.sass.rotation import rotate as rotate_module
-from warploom.sass.rotation.rotate import Rotation, rotate, rotations
-from warploom.sass.rotation.verify import verify_rotation
+from warploom.sass.decode import nvinfo
+from warploom.sass.decode.control import Control
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.kernel import decode
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.loops import natural_loops
+from warploom.sass.rewrites.rotation import rotate as rotate_module
+from warploom.sass.rewrites.rotation.rotate import Rotation, rotate, rotations
+from warploom.sass.rewrites.rotation.verify import verify_rotation
 from warploom.search.lineage import Base, Step, pipelined, prove, read_steps, write_steps
 
 GEMM = "prebuilt_gemm_leaky_relu_sm90a"

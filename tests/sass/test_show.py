@@ -13,15 +13,15 @@ from warploom.report.sass_html import show_html
 from warploom.report.sass_tables import stats_lines
 from warploom.report.sass_text import show, source_files
 from warploom.report.sass_words import block_list, register_ranges
-from warploom.sass.cubin import Cubin
-from warploom.sass.explain import explain
-from warploom.sass.kernel import Kernel, decode
-from warploom.sass.loops import natural_loops
-from warploom.sass.mining import issue_times
-from warploom.sass.paths import block_edges
-from warploom.sass.stats import serialised_groups, stats
-from warploom.sass.verify import Verifier
-from warploom.sass.words import instruction_words
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.kernel import Kernel, decode
+from warploom.sass.decode.words import instruction_words
+from warploom.sass.flow.loops import natural_loops
+from warploom.sass.flow.mining import issue_times
+from warploom.sass.flow.paths import block_edges
+from warploom.sass.rules.verify import Verifier
+from warploom.sass.show.explain import explain
+from warploom.sass.show.stats import serialised_groups, stats
 
 ATTENTION = "triton_attention_128x64_w8_s3_sm90"
 NAMES = (

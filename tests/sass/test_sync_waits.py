@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from warploom.sass.aliasing import AliasMode, is_sync
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.rederive import BlockState
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.edit.edit import Editor
+from warploom.sass.edit.rederive import BlockState
+from warploom.sass.flow.aliasing import AliasMode, is_sync
+from warploom.sass.rules.verify import Verifier
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 KERNEL = "triton_attention_128x64_w8_s3_sm90"

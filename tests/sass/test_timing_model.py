@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from warploom.sass.control import NO_SCOREBOARD, Control
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.kernel import Kernel
-from warploom.sass.timing_model import ModelSettings, TimingModel
+from warploom.sass.decode.control import NO_SCOREBOARD, Control
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.kernel import Kernel
+from warploom.sass.edit.edit import Editor
+from warploom.sass.timing.timing_model import ModelSettings, TimingModel
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

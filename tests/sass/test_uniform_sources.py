@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.rederive import BlockState
-from warploom.sass.scoreboard import protected_sources
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.edit.edit import Editor
+from warploom.sass.edit.rederive import BlockState
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.scoreboard import protected_sources
+from warploom.sass.rules.verify import Verifier
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 KERNEL = "triton_tma_gemm_sm90"

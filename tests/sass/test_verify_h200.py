@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import parse
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import parse
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier
 
 ARCHIVES = sorted((Path(__file__).parent / "data" / "h200_wrong").glob("*.tar.xz"))
 

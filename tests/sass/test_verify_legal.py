@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from warploom.errors import InputError
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, load
-from warploom.sass.edit import Editor
-from warploom.sass.verify import Verifier, verify
+from warploom.sass.decode.cubin import Cubin, load
+from warploom.sass.edit.edit import Editor
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier, verify
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

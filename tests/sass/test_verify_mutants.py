@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from tests.sass.mutators import MUTATORS, Code, Mutator, closest_neighbours
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.kernel import Kernel
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.decode.kernel import Kernel
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from warploom.sass.cubin import parse
-from warploom.sass.dependence import Hazard, dependences
-from warploom.sass.kernel import Kernel, decode
-from warploom.sass.latency import table_for
-from warploom.sass.lint import lint
-from warploom.sass.mining import Mined, exclusive, key_of, stays_exclusive
-from warploom.sass.walls import ENOUGH_AT, find_walls, least, wall_keys
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import Kernel, decode
+from warploom.sass.flow.dependence import Hazard, dependences
+from warploom.sass.flow.latency import table_for
+from warploom.sass.flow.mining import Mined, exclusive, key_of, stays_exclusive
+from warploom.sass.flow.walls import ENOUGH_AT, find_walls, least, wall_keys
+from warploom.sass.rules.lint import lint
 
 DATA = Path(__file__).parent / "data" / "own"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-from warploom.schedule.catalogue import build
-from warploom.schedule.costs import costs, target
-from warploom.schedule.schedule import Schedule
-from warploom.schedule.solve import Problem, solve
-from warploom.schedule.solver import Effort
+from warploom.schedule.model.costs import costs, target
+from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.published.catalogue import build
+from warploom.schedule.solve.solve import Problem, solve
+from warploom.schedule.solve.solver import Effort
 
 
 @cache

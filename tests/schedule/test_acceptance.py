@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 from fixtures import graph_a, graph_b, target_a, target_b, witness
 
-import warploom.schedule.solve as solve_module
+import warploom.schedule.solve.solve as solve_module
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import Edge, Graph, Node, UnitUse, check, lower_bounds, verify
-from warploom.schedule.encoding_exclusive import exclusive, standing
-from warploom.schedule.explain import explain
-from warploom.schedule.normalise import normalise
-from warploom.schedule.objectives import LENGTH, TRAFFIC
-from warploom.schedule.readout import assemble
-from warploom.schedule.rules import HANDBOOK_PRICES, PAPER, Rules
-from warploom.schedule.solve import Clock, Problem, joint_encoding, modulo_schedule, solve
-from warploom.schedule.solver import Effort, Style, run
+from warploom.schedule.model.rules import HANDBOOK_PRICES, PAPER, Rules
+from warploom.schedule.solve.encoding_exclusive import exclusive, standing
+from warploom.schedule.solve.explain import explain
+from warploom.schedule.solve.normalise import normalise
+from warploom.schedule.solve.objectives import LENGTH, TRAFFIC
+from warploom.schedule.solve.readout import assemble
+from warploom.schedule.solve.solve import Clock, Problem, joint_encoding, modulo_schedule, solve
+from warploom.schedule.solve.solver import Effort, Style, run
 
 
 def problem_b(groups: int = 2, *, prime: bool = False, stages: int = 0) -> Problem:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from warploom.schedule.catalogue import build
-from warploom.schedule.costs import costs
+from warploom.schedule.model.costs import costs
+from warploom.schedule.published.catalogue import build
 
 BENCH = Path(__file__).parents[2] / "bench"
 RAW = BENCH / "results/raw/schedule-costs-h200.json"

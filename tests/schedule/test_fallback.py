@@ -12,16 +12,16 @@ from solutions import problem
 from test_property import QUICK, small_graphs, small_target, traffic
 
 from warploom.schedule import Graph, check
-from warploom.schedule.backbone import fix_backbone
-from warploom.schedule.bounds import lower_bounds, serial_length
-from warploom.schedule.catalogue import GRAPHS, build
-from warploom.schedule.costs import costs, target
-from warploom.schedule.fallback import serial_schedule, values_of
-from warploom.schedule.objectives import TRAFFIC
-from warploom.schedule.readout import assemble
-from warploom.schedule.rules import OURS
-from warploom.schedule.solve import Problem, decisions, joint_encoding, solve
-from warploom.schedule.solver import Effort, run
+from warploom.schedule.model.bounds import lower_bounds, serial_length
+from warploom.schedule.model.costs import costs, target
+from warploom.schedule.model.rules import OURS
+from warploom.schedule.published.catalogue import GRAPHS, build
+from warploom.schedule.solve.backbone import fix_backbone
+from warploom.schedule.solve.fallback import serial_schedule, values_of
+from warploom.schedule.solve.objectives import TRAFFIC
+from warploom.schedule.solve.readout import assemble
+from warploom.schedule.solve.solve import Problem, decisions, joint_encoding, solve
+from warploom.schedule.solve.solver import Effort, run
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h200", "b200"])

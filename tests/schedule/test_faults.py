@@ -10,9 +10,9 @@ from solutions import problem, solved
 
 from warploom.errors import CheckFailed
 from warploom.schedule import Edge, Graph, Group, Node, Objective, Prices, Schedule, UnitUse, check
-from warploom.schedule.readout import assemble
-from warploom.schedule.rules import OURS, PAPER
-from warploom.schedule.simulate import simulate, verify
+from warploom.schedule.check.simulate import simulate, verify
+from warploom.schedule.model.rules import OURS, PAPER
+from warploom.schedule.solve.readout import assemble
 
 
 def broken(schedule: Schedule, graph: Graph | None = None) -> set[str]:

@@ -16,10 +16,10 @@ from solutions import problem, solved
 
 from warploom.errors import InputError
 from warploom.schedule import Graph, Schedule, Target, check
-from warploom.schedule.gantt import show
-from warploom.schedule.picture import svg
-from warploom.schedule.steady import steady_rows
-from warploom.schedule.trace import chrome_trace
+from warploom.schedule.view.gantt import show
+from warploom.schedule.view.picture import svg
+from warploom.schedule.view.steady import steady_rows
+from warploom.schedule.view.trace import chrome_trace
 
 
 def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

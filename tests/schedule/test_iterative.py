@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from test_property import QUICK, small_graphs, small_target
 
 from warploom.schedule import Edge, Graph, Node, Unit, UnitUse, check, lower_bounds
-from warploom.schedule.catalogue import GRAPHS, build
-from warploom.schedule.costs import costs, target
-from warploom.schedule.fallback import serial_schedule
-from warploom.schedule.iterative import assignments, attempt, bare, iterative_schedule
-from warploom.schedule.rules import OURS, Rules
-from warploom.schedule.solve import Problem, solve
-from warploom.schedule.solver import Effort
-from warploom.schedule.subtiles import corresponding
+from warploom.schedule.model.costs import costs, target
+from warploom.schedule.model.rules import OURS, Rules
+from warploom.schedule.published.catalogue import GRAPHS, build
+from warploom.schedule.solve.fallback import serial_schedule
+from warploom.schedule.solve.iterative import assignments, attempt, bare, iterative_schedule
+from warploom.schedule.solve.solve import Problem, solve
+from warploom.schedule.solve.solver import Effort
+from warploom.schedule.solve.subtiles import corresponding
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h200", "b200"])

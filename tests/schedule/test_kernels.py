@@ -10,17 +10,17 @@ from solutions import problem, solved
 
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import check, lower_bounds, verify
-from warploom.schedule.catalogue import GRAPHS, build, parse_params
-from warploom.schedule.costs import costs, target
-from warploom.schedule.enumerate import top_schedules
-from warploom.schedule.explain import explain
-from warploom.schedule.objectives import TRAFFIC
-from warploom.schedule.rules import HANDBOOK_PRICES, PAPER
-from warploom.schedule.schedule import Schedule
-from warploom.schedule.solve import Problem, solve
-from warploom.schedule.solver import Effort
-from warploom.schedule.templates import pinned, template
-from warploom.schedule.tiles import grid_of, search_tiles
+from warploom.schedule.model.costs import costs, target
+from warploom.schedule.model.rules import HANDBOOK_PRICES, PAPER
+from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.published.catalogue import GRAPHS, build, parse_params
+from warploom.schedule.published.templates import pinned, template
+from warploom.schedule.published.tiles import grid_of, search_tiles
+from warploom.schedule.solve.enumerate import top_schedules
+from warploom.schedule.solve.explain import explain
+from warploom.schedule.solve.objectives import TRAFFIC
+from warploom.schedule.solve.solve import Problem, solve
+from warploom.schedule.solve.solver import Effort
 
 
 def members(schedule: Schedule, group: str) -> set[str]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_property import QUICK
 from tight import STAGES, carrying_graphs, every_schedule, tight_graphs, tight_target
 
-import warploom.schedule.solve as solve_module
+import warploom.schedule.solve.solve as solve_module
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import (
     Edge,
@@ -27,22 +27,22 @@ from warploom.schedule import (
     Unit,
     UnitUse,
     check,
-    encoding_lives,
 )
-from warploom.schedule.catalogue import build
-from warploom.schedule.costs import costs, target
-from warploom.schedule.encoding import Encoding
-from warploom.schedule.fallback import values_of
-from warploom.schedule.objectives import STAGES as STAGES_OF_ALL
-from warploom.schedule.problem import Clock, Problem, joint_encoding
-from warploom.schedule.refute import CONFIRMED, confirmed, refute, settled
-from warploom.schedule.refute_rules import Rulebook
-from warploom.schedule.rules import OURS, PAPER, Rules
-from warploom.schedule.schedule import Schedule
-from warploom.schedule.solve import Modulo, solve
-from warploom.schedule.solver import Answer, Effort, run
-from warploom.schedule.subtiles import pins_allow_exchange
-from warploom.schedule.templates import pinned, template
+from warploom.schedule.model.costs import costs, target
+from warploom.schedule.model.rules import OURS, PAPER, Rules
+from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.published.catalogue import build
+from warploom.schedule.published.templates import pinned, template
+from warploom.schedule.refute.refute import CONFIRMED, confirmed, refute, settled
+from warploom.schedule.refute.refute_rules import Rulebook
+from warploom.schedule.solve import encoding_lives
+from warploom.schedule.solve.encoding import Encoding
+from warploom.schedule.solve.fallback import values_of
+from warploom.schedule.solve.objectives import STAGES as STAGES_OF_ALL
+from warploom.schedule.solve.problem import Clock, Problem, joint_encoding
+from warploom.schedule.solve.solve import Modulo, solve
+from warploom.schedule.solve.solver import Answer, Effort, run
+from warploom.schedule.solve.subtiles import pins_allow_exchange
 
 LONGEST = 4  # cycles: the intervals that exhaustion goes through
 

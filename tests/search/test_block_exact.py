@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from warploom.sass.cubin import Cubin
+from warploom.sass.decode.cubin import Cubin
 from warploom.search.block_exact import BlockProblem, block_problem, solve
 from warploom.search.game import Game
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from warploom.sass.cubin import Cubin
+from warploom.sass.decode.cubin import Cubin
 from warploom.search.driver import Budget, SearchResult, run_search
 from warploom.search.game import Candidate, Family, Game
 from warploom.search.play import Play, Player, next_legal

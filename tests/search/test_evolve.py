@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.search.moves_made import moved
 
-from warploom.sass.cubin import Cubin
+from warploom.sass.decode.cubin import Cubin
 from warploom.search.evolve import Evolution, evolve, listed
 from warploom.search.game import Game
 from warploom.search.play import Score

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from warploom.errors import InputError
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.rules.verify import Verifier
 from warploom.search.actions import STEPS, Move, SetControl
 from warploom.search.game import MEMORY_MOVES, Candidate, Family, Game, Refusal
 

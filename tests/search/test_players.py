@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from tests.search.moves_made import moved
 
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.rules.verify import Verifier
 from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Family, Game

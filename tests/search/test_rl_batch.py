@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.errors import InputError
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.batch import BlockBatch
-from warploom.sass.control import Control
-from warploom.sass.coupling import Coupling
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.rederive import BlockState
-from warploom.sass.verify import Verifier
-from warploom.sass.versions import KernelTables, Timed, Versions
-from warploom.search.rl.derive import NO_WISH, BatchDeriver, Wishes
+from warploom.rl.batch import BlockBatch
+from warploom.rl.coupling import Coupling
+from warploom.rl.derive import NO_WISH, BatchDeriver, Wishes
+from warploom.sass.decode.control import Control
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.edit.edit import Editor
+from warploom.sass.edit.rederive import BlockState
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier
+from warploom.sass.rules.versions import KernelTables, Timed, Versions
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

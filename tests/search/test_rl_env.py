@@ -13,14 +13,14 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from warploom.errors import CheckFailed, InputError
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.verify import verify
+from warploom.rl.board import Board
+from warploom.rl.env import ENVIRONMENT, AssemblyGame, make_env
+from warploom.rl.profile import CUASMRL, GUIDED, WIDE, Kind
+from warploom.rl.replay import Replay
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import verify
 from warploom.search.players import Score
-from warploom.search.rl.board import Board
-from warploom.search.rl.env import ENVIRONMENT, AssemblyGame, make_env
-from warploom.search.rl.profile import CUASMRL, GUIDED, WIDE, Kind
-from warploom.search.rl.replay import Replay
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from warploom.sass.control import Control
-from warploom.sass.cubin import Cubin
-from warploom.sass.rederive import BlockState
-from warploom.sass.versions import Versions
-from warploom.search.rl.board import Board
-from warploom.search.rl.env import make_env
-from warploom.search.rl.judge import Judge
-from warploom.search.rl.offers import Offers, Patched
-from warploom.search.rl.patches import Patch
-from warploom.search.rl.trace import Trace
+from warploom.rl.board import Board
+from warploom.rl.env import make_env
+from warploom.rl.judge import Judge
+from warploom.rl.offers import Offers, Patched
+from warploom.rl.patches import Patch
+from warploom.rl.trace import Trace
+from warploom.sass.decode.control import Control
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.edit.rederive import BlockState
+from warploom.sass.rules.versions import Versions
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 MATRIX = "triton_attention_128x64_w8_s3_sm90"  # has WARPGROUP.DEPBAR, which takes no wait

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.errors import CheckFailed
-from warploom.sass.cubin import Cubin
-from warploom.search.rl.board import Board
-from warploom.search.rl.env import make_env
-from warploom.search.rl.offers import BlockNow, Offers, Patched
-from warploom.search.rl.patches import Patch
-from warploom.search.rl.trace import Trace
+from warploom.rl.board import Board
+from warploom.rl.env import make_env
+from warploom.rl.offers import BlockNow, Offers, Patched
+from warploom.rl.patches import Patch
+from warploom.rl.trace import Trace
+from warploom.sass.decode.cubin import Cubin
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 KERNELS = (

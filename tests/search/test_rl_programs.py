@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from warploom.pipeline.targets import Target
-from warploom.pipeline.tune import tune
-from warploom.pipeline.tuned import TuneSettings
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.verdict import Finding
+from warploom.flows.targets import Target
+from warploom.flows.tune import tune
+from warploom.flows.tuned import TuneSettings
+from warploom.rl import programs
+from warploom.rl.board import Board
+from warploom.rl.env import AssemblyGame
+from warploom.rl.profile import PROFILES, PROGRAMS, Profile
+from warploom.rl.replay import Replay
+from warploom.rl.train import Trainer
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verdict import Finding
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Game
 from warploom.search.lineage import Base, Step, prove, prove_lineage
 from warploom.search.play import Score
-from warploom.search.rl import programs
-from warploom.search.rl.board import Board
-from warploom.search.rl.env import AssemblyGame
-from warploom.search.rl.profile import PROFILES, PROGRAMS, Profile
-from warploom.search.rl.replay import Replay
-from warploom.search.rl.train import Trainer
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"

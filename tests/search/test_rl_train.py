@@ -13,24 +13,24 @@ import pytest
 import torch
 
 from warploom.errors import InputError
-from warploom.pipeline.targets import Target
-from warploom.pipeline.tune import tune
-from warploom.pipeline.tuned import TuneReport, TuneSettings
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.control import Control
-from warploom.sass.cubin import Cubin
-from warploom.sass.issue import Cost
-from warploom.sass.opcodes import Pipe
+from warploom.flows.targets import Target
+from warploom.flows.tune import tune
+from warploom.flows.tuned import TuneReport, TuneSettings
+from warploom.rl.env import make_env
+from warploom.rl.imitate import LEAST_GAIN, hit_rates, imitate, lessons
+from warploom.rl.player import learned, player_for
+from warploom.rl.profile import CUASMRL, PROFILES, WIDE, Profile
+from warploom.rl.train import CHECKPOINT, Trainer
+from warploom.rl.waits import waits
+from warploom.sass.decode.control import Control
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.timing.issue import Cost
 from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Game
 from warploom.search.players import Score
-from warploom.search.rl.env import make_env
-from warploom.search.rl.imitate import LEAST_GAIN, hit_rates, imitate, lessons
-from warploom.search.rl.player import learned, player_for
-from warploom.search.rl.profile import CUASMRL, PROFILES, WIDE, Profile
-from warploom.search.rl.train import CHECKPOINT, Trainer
-from warploom.search.rl.waits import waits
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"

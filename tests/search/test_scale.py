@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from warploom.errors import DeviceError
-from warploom.sass.cubin import Cubin
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.rules.verify import Verifier
 from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate, Game

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from warploom.errors import InputError
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.actions import MOVES, Move, SetControl, moves_of
 from warploom.search.driver import Budget
 from warploom.search.game import Candidate, Game

@@ -11,16 +11,21 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from warploom.codegen.build import ALLOWED, BUILD_ARCHITECTURES, GPU_ARCHITECTURES, program_key
-from warploom.codegen.plan import KernelSchedule
-from warploom.codegen.schedules import NAMES
+from warploom.autosched.schedules import NAMES
+from warploom.codegen.compile.build import (
+    ALLOWED,
+    BUILD_ARCHITECTURES,
+    GPU_ARCHITECTURES,
+    program_key,
+)
+from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.files import check_folder
+from warploom.flows.built import write_build_note
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, select
-from warploom.pipeline.built import write_build_note
 
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
 Gpu = Annotated[str, typer.Option(help=", ".join(GPU_ARCHITECTURES))]

@@ -9,21 +9,21 @@ from typing import Annotated
 
 import typer
 
-from warploom.diagram.bounds import check as check_bound
-from warploom.diagram.compare import compare_gpus, table
-from warploom.diagram.derive import Derivation, by_hand
-from warploom.diagram.derive import derive as run_derive
-from warploom.diagram.drawing import draw, draw_steps
-from warploom.diagram.frontend import Expr, build
-from warploom.diagram.gpu import gpu as machine
-from warploom.diagram.graph import Diagram
-from warploom.diagram.library import FORMULAS, formula
-from warploom.diagram.pareto import front, front_table
-from warploom.diagram.structure import MAX_STREAMS
+from warploom.derive.bounds.bounds import check as check_bound
+from warploom.derive.compare import compare_gpus, table
+from warploom.derive.cost.gpu import gpu as machine
+from warploom.derive.cost.structure import MAX_STREAMS
+from warploom.derive.derive import Derivation, by_hand
+from warploom.derive.derive import derive as run_derive
+from warploom.derive.formula.frontend import Expr, build
+from warploom.derive.formula.graph import Diagram
+from warploom.derive.formula.library import FORMULAS, formula
+from warploom.derive.pareto import front, front_table
+from warploom.derive.show.drawing import draw, draw_steps
 from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import write_text_atomically
+from warploom.flows.derived import ELEMENTS, build_derivation
 from warploom.objects import load_object, names_object
-from warploom.pipeline.derived import ELEMENTS, build_derivation
 
 LONGEST = 2**31 - 1
 SYMBOLS = {"group": "g", "split": "w", "stream": "s"}

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from warploom.autosched.schedules import NAMES
 from warploom.cli.build import Gpu, Name, Settings, settings_of
-from warploom.codegen.schedules import NAMES
 from warploom.errors import Interrupted
-from warploom.pipeline.optimize import optimize as run_optimize
-from warploom.pipeline.optimized import BEST, Optimized, OptimizeSettings, order_of
+from warploom.flows.optimize import optimize as run_optimize
+from warploom.flows.optimized import BEST, Optimized, OptimizeSettings, order_of
 
 
 def optimize(

@@ -15,11 +15,11 @@ from warploom.cli.build import settings_of
 from warploom.cli.sass import Alias
 from warploom.errors import InputError, Interrupted, WarploomError
 from warploom.files import check_folder
+from warploom.flows.targets import read_target
+from warploom.flows.tune import tune as run_tune
+from warploom.flows.tuned import TuneReport, TuneSettings
 from warploom.objects import names_object
-from warploom.pipeline.targets import read_target
-from warploom.pipeline.tune import tune as run_tune
-from warploom.pipeline.tuned import TuneReport, TuneSettings
-from warploom.sass.aliasing import AliasMode
+from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.actions import MOVES, STEPS, moves_of
 from warploom.search.driver import Progress
 from warploom.search.players import PLAYERS

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.build import build
-from warploom.codegen.launch import Kernel
+from warploom.codegen.compile.build import build
+from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError
 from warploom.integrations.torch_program import check_devices, refuse_backward, torch_module
 from warploom.kernels.attention import AttentionConfig, refuse_scale

@@ -13,9 +13,9 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from warploom.codegen.build import build
-from warploom.codegen.launch import Kernel
-from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.compile.build import build
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError, ToolMissing
 from warploom.tile import Array, Program
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from warploom.codegen.images import replace_images
+from warploom.codegen.launching.images import replace_images
 from warploom.errors import InputError, ToolMissing
 from warploom.integrations.deploy import FolderStore, Store, check_replaces, content_key
 from warploom.integrations.triton_access import jit_function, triton_module

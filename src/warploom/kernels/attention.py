@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from warploom.codegen.named import overlapped
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.named import overlapped
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels.attention import AttentionConfig
 from warploom.kernels.attention_variants import ATTENTION_CHOICES, AttentionChoice

@@ -2,7 +2,7 @@
 
 Names say what a variant is: tile, walk (none: static; `snake` over all heads, `band` over so many
 at a time, `draw` dynamically), `ahead` (two slots for queries; a 1 or nothing more: one), `chain`,
-`back`, `direct` (`codegen.plan.LaunchPlan`), `together` (no turns), `serial`, `early`, `guess`,
+`back`, `direct` (`plan.LaunchPlan`), `together` (no turns), `serial`, `early`, `guess`,
 `slack`, `apart`, `clusters`.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from warploom.codegen.named import multistage, overlapped
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention import AttentionConfig, attention
 
 ALL_HEADS = 1 << 20  # a super-group that takes in every head

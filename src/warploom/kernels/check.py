@@ -17,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.codegen.build import Built
-from warploom.codegen.on_gpu import run_on_gpu
+from warploom.codegen.compile.build import Built
+from warploom.codegen.launching.on_gpu import run_on_gpu
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.library import Entry, Values, entry
 from warploom.kernels.user import NO_RESULT, written_names

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.codegen.named import multistage
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
+from warploom.autosched.named import multistage
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import (

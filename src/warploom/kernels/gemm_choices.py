@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig
 from warploom.kernels.gemm_variant import (

@@ -14,12 +14,12 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warploom.codegen.emit_mma import MOST_COLUMNS
-from warploom.codegen.layout import padded
-from warploom.codegen.named import multistage
-from warploom.codegen.place import ROWS_PER_GROUP
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.targets import shared_limit
+from warploom.autosched.named import multistage
+from warploom.codegen.cuda.emit_mma import MOST_COLUMNS
+from warploom.codegen.ir.layout import padded
+from warploom.codegen.ir.place import ROWS_PER_GROUP
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.targets import shared_limit
 from warploom.errors import InputError
 from warploom.kernels.gemm import GemmConfig, gemm
 from warploom.machine import load

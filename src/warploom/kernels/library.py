@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.codegen.plan import KernelSchedule
+from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels import attention, attention_reference, gemm, gemm_reference

@@ -13,9 +13,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from warploom.codegen.build import build
-from warploom.codegen.plan import KernelSchedule
-from warploom.codegen.schedules import schedule_named
+from warploom.autosched.schedules import schedule_named
+from warploom.codegen.compile.build import build
+from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import DoesNotFit, Spills, WarploomError
 from warploom.kernels.library import Entry
 
@@ -34,7 +34,7 @@ def older_kernel(
 ) -> tuple[Any, KernelSchedule]:
     """(configuration, schedule) of a kernel for an architecture without TMA and wgmma.
 
-    name, allow  the named schedule and the faults accepted (`codegen.build`)
+    name, allow  the named schedule and the faults accepted (`compile.build`)
     fixed        keep the configuration's tile, whatever comes of it
     say          told why a tile is not taken
     Raises what the first tile is refused for where none fits.

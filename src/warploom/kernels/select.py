@@ -4,7 +4,7 @@
 
     default   a kernel of the library on Hopper: the variant of its tuned table for the sizes; any
               other program: the named schedule that suits its loops
-    a name    that of `codegen.schedules`, for the program as it was written
+    a name    that of `autosched.schedules`, for the program as it was written
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.codegen.build import BUILD_ARCHITECTURES, Built, build
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.schedules import NAMES, schedule_named
+from warploom.autosched.schedules import NAMES, schedule_named
+from warploom.autosched.solve import Search
+from warploom.codegen.compile.build import BUILD_ARCHITECTURES, Built, build
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.codegen.solve import Search
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
 from warploom.kernels.older import older_kernel
@@ -33,7 +33,7 @@ class Selected:
 
     `name` is that of the tuned table's variant, where `tuned`, else that of the schedule. `config`
     is the configuration of `program`: a variant sets tiles of its own. `allow` names what the
-    compiler may do to it (`codegen.build.ALLOWED`).
+    compiler may do to it (`build.ALLOWED`).
     """
 
     name: str
@@ -53,7 +53,7 @@ class Selected:
         return self.schedule.launch
 
     def build(self) -> Built:
-        """Compile it; raises what `codegen.build.build` raises."""
+        """Compile it; raises what `build.build` raises."""
         return build(self.program, self.schedule, self.arch, self.allow)
 
 

@@ -19,8 +19,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.codegen.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.schedules import fitting_name, schedule_named
+from warploom.autosched.schedules import fitting_name, schedule_named
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.errors import InputError, WarploomError
 from warploom.objects import load_object

@@ -19,13 +19,13 @@ from warploom.report.sass_words import (
     defs_and_uses,
     reasons,
 )
-from warploom.sass.cubin import Cubin
-from warploom.sass.diff import Change, KernelDiff, Row
-from warploom.sass.explain import Explanation
-from warploom.sass.kernel import Instruction, Kernel
-from warploom.sass.loops import depths, natural_loops
-from warploom.sass.opcodes import Pipe
-from warploom.sass.paths import block_edges
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.kernel import Instruction, Kernel
+from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.flow.loops import depths, natural_loops
+from warploom.sass.flow.paths import block_edges
+from warploom.sass.show.diff import Change, KernelDiff, Row
+from warploom.sass.show.explain import Explanation
 
 CONTEXT = 3
 HEAT_STEPS = 5

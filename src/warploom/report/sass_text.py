@@ -16,11 +16,11 @@ from warploom.report.sass_words import (
     defs_and_uses,
     reasons,
 )
-from warploom.sass.explain import Explanation
-from warploom.sass.kernel import Block, Instruction, Kernel
-from warploom.sass.loops import Loop, depths, natural_loops
-from warploom.sass.opcodes import Pipe
-from warploom.sass.paths import block_edges
+from warploom.sass.decode.kernel import Block, Instruction, Kernel
+from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.flow.loops import Loop, depths, natural_loops
+from warploom.sass.flow.paths import block_edges
+from warploom.sass.show.explain import Explanation
 
 TEXT_WIDTH = 58
 PIPE_STYLES = {

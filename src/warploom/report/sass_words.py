@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from warploom.sass.control import NO_SCOREBOARD, SCOREBOARDS, Control
-from warploom.sass.explain import Explanation, Setter, StallReason, WaitReason
-from warploom.sass.kernel import GROUP_SLOT, Instruction, Kernel
-from warploom.sass.resources import resource_name
+from warploom.sass.decode.control import NO_SCOREBOARD, SCOREBOARDS, Control
+from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
+from warploom.sass.decode.resources import resource_name
+from warploom.sass.show.explain import Explanation, Setter, StallReason, WaitReason
 
 SHOWN_SETTERS = 2
 

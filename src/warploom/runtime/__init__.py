@@ -6,14 +6,7 @@ from warploom.runtime.launch import Buffer, LaunchSpec, Null, Pointer, Scalar, T
 from warploom.runtime.measurer import LocalMeasurer, Measurer
 from warploom.runtime.session import OUTCOMES, Baseline, Measurement, MeasureSettings
 from warploom.runtime.stats import Ratio
-from warploom.runtime.store import (
-    Deployment,
-    Key,
-    Result,
-    Store,
-    read_deployment,
-    write_deployment,
-)
+from warploom.runtime.store import Deployment, Key, Result, Store, read_deployment, write_deployment
 from warploom.runtime.timing import Timing, TimingSettings
 from warploom.runtime.workbench import Workload, image_digest
 

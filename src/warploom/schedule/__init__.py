@@ -10,13 +10,13 @@
 Solving needs OR-Tools (`warploom[solver]`); everything else does not.
 """
 
-from warploom.schedule.bounds import Bounds, lower_bounds
-from warploom.schedule.checker import Report, check
-from warploom.schedule.graph import Edge, Graph, Node, UnitUse
-from warploom.schedule.rules import HANDBOOK_PRICES, OURS, PAPER, Prices, Rules
-from warploom.schedule.schedule import Group, Objective, Proof, Schedule
-from warploom.schedule.simulate import Run, simulate, verify
-from warploom.schedule.target import GroupSpec, Target, Unit
+from warploom.schedule.check.checker import Report, check
+from warploom.schedule.check.simulate import Run, simulate, verify
+from warploom.schedule.model.bounds import Bounds, lower_bounds
+from warploom.schedule.model.graph import Edge, Graph, Node, UnitUse
+from warploom.schedule.model.rules import HANDBOOK_PRICES, OURS, PAPER, Prices, Rules
+from warploom.schedule.model.schedule import Group, Objective, Proof, Schedule
+from warploom.schedule.model.target import GroupSpec, Target, Unit
 
 __all__ = [
     "HANDBOOK_PRICES",

@@ -12,21 +12,22 @@ from rich.console import Console
 from rich.table import Table
 
 from warploom.errors import InputError
-from warploom.schedule import gantt, tiles
-from warploom.schedule.catalogue import GRAPHS, build, parameters, parse_params
-from warploom.schedule.checker import Report, check
-from warploom.schedule.costs import CostTable, costs, read_overrides, target
-from warploom.schedule.enumerate import top_schedules
-from warploom.schedule.graph import SOLVED, Graph, is_solved, read_json
-from warploom.schedule.picture import svg
-from warploom.schedule.refute import settled
-from warploom.schedule.schedule import Schedule
-from warploom.schedule.simulate import Rates, verify
-from warploom.schedule.solve import Problem, solve
-from warploom.schedule.solver import Effort
-from warploom.schedule.target import Target
-from warploom.schedule.templates import pinned, template, templates
-from warploom.schedule.trace import chrome_trace
+from warploom.schedule.check.checker import Report, check
+from warploom.schedule.check.simulate import Rates, verify
+from warploom.schedule.model.costs import CostTable, costs, read_overrides, target
+from warploom.schedule.model.graph import SOLVED, Graph, is_solved, read_json
+from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.model.target import Target
+from warploom.schedule.published import tiles
+from warploom.schedule.published.catalogue import GRAPHS, build, parameters, parse_params
+from warploom.schedule.published.templates import pinned, template, templates
+from warploom.schedule.refute.refute import settled
+from warploom.schedule.solve.enumerate import top_schedules
+from warploom.schedule.solve.solve import Problem, solve
+from warploom.schedule.solve.solver import Effort
+from warploom.schedule.view import gantt
+from warploom.schedule.view.picture import svg
+from warploom.schedule.view.trace import chrome_trace
 
 GPU = "h100"  # where neither the request nor a file names a machine
 CONFIRMING = 0.5  # of the time limit: what proving a bound again may take

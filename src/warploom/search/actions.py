@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from warploom.errors import InputError
-from warploom.sass.control import Control
+from warploom.sass.decode.control import Control
 
 # Names of `--moves`. The first four are steps of the game on one program, `pace` one that is taken
 # only when named (longer stalls: other warps go first); the others make another program of the

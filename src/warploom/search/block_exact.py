@@ -14,11 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from warploom.errors import ToolMissing
-from warploom.sass.dependence import Hazard, dependences
-from warploom.sass.issue import DEFAULT_LATENCY, LATENCIES, OCCUPANCY
-from warploom.sass.kernel import Block, Kernel
-from warploom.sass.loops import depths, natural_loops
-from warploom.sass.mining import key_of
+from warploom.sass.decode.kernel import Block, Kernel
+from warploom.sass.flow.dependence import Hazard, dependences
+from warploom.sass.flow.loops import depths, natural_loops
+from warploom.sass.flow.mining import key_of
+from warploom.sass.timing.issue import DEFAULT_LATENCY, LATENCIES, OCCUPANCY
 from warploom.search.actions import Reorder
 
 if TYPE_CHECKING:

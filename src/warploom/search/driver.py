@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verify import Verifier
 from warploom.search.evaluate import Evaluator
 from warploom.search.game import Candidate, Game
 from warploom.search.players import Play, Player, Score

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from warploom.runtime import Measurer
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.timing_model import ModelSettings, TimingModel
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.edit.edit import Editor
+from warploom.sass.timing.timing_model import ModelSettings, TimingModel
 from warploom.search.game import Candidate
 from warploom.search.play import Score
 

@@ -15,8 +15,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from warploom.sass.control import Control
-from warploom.sass.rederive import BlockState
+from warploom.sass.decode.control import Control
+from warploom.sass.edit.rederive import BlockState
 from warploom.search.actions import Reorder
 from warploom.search.game import Candidate, Game, Refusal, Snapshot
 from warploom.search.play import Play, next_legal, opening

@@ -19,17 +19,17 @@ from typing import Final
 import numpy as np
 
 from warploom.errors import InputError
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.control import Control
-from warploom.sass.cubin import Cubin
-from warploom.sass.edit import Editor
-from warploom.sass.loops import depths, natural_loops
-from warploom.sass.opcodes import Order
-from warploom.sass.operand_slots import slot_registers
-from warploom.sass.rederive import BlockState
-from warploom.sass.timing_model import TimingModel
-from warploom.sass.verdict import Verdict
-from warploom.sass.verify import Verifier
+from warploom.sass.decode.control import Control
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.opcodes import Order
+from warploom.sass.decode.operand_slots import slot_registers
+from warploom.sass.edit.edit import Editor
+from warploom.sass.edit.rederive import BlockState
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.loops import depths, natural_loops
+from warploom.sass.rules.verdict import Verdict
+from warploom.sass.rules.verify import Verifier
+from warploom.sass.timing.timing_model import TimingModel
 from warploom.search.actions import STEPS, Action, Move, Reorder, SetControl
 
 MEMORY_MOVES: Final = frozenset("LDG STG LDGSTS LDS STS LDSM STSM LD ST".split())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from warploom.sass.timing_model import TimingModel
+from warploom.sass.timing.timing_model import TimingModel
 from warploom.search.game import Candidate, Game
 from warploom.search.play import Play, next_legal, opening
 

@@ -20,18 +20,18 @@ from typing import Any, Final
 
 from warploom.errors import InputError
 from warploom.files import write_bytes_atomically, write_text_atomically
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.boards.renumber import Renumberer
-from warploom.sass.boards.verify import verify_boards
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.edit import Editor
-from warploom.sass.loops import natural_loops
-from warploom.sass.renaming.rename import Renamer, renamed
-from warploom.sass.renaming.verify import verify_renaming
-from warploom.sass.rotation.rotate import Rotation, may_cross, padding, rotate, rotations
-from warploom.sass.rotation.verify import verify_rotation
-from warploom.sass.verdict import Finding, Verdict
-from warploom.sass.verify import Verifier, counted
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.edit.edit import Editor
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.loops import natural_loops
+from warploom.sass.rewrites.boards.renumber import Renumberer
+from warploom.sass.rewrites.boards.verify import verify_boards
+from warploom.sass.rewrites.renaming.rename import Renamer, renamed
+from warploom.sass.rewrites.renaming.verify import verify_renaming
+from warploom.sass.rewrites.rotation.rotate import Rotation, may_cross, padding, rotate, rotations
+from warploom.sass.rewrites.rotation.verify import verify_rotation
+from warploom.sass.rules.verdict import Finding, Verdict
+from warploom.sass.rules.verify import Verifier, counted
 
 TRIES: Final = 40  # changes of scoreboards that the timing model is asked about
 SHARES: Final = (0.15, 0.3, 0.6)  # of the values that can move, how many get another register

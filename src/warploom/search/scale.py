@@ -24,8 +24,8 @@ from warploom.errors import DeviceError
 from warploom.runtime.measurer import LocalMeasurer
 from warploom.runtime.session import DeviceFactory, Measurement, MeasureSettings, open_cuda
 from warploom.runtime.workbench import Workload
-from warploom.sass.cubin import parse
-from warploom.sass.timing_model import ModelSettings
+from warploom.sass.decode.cubin import parse
+from warploom.sass.timing.timing_model import ModelSettings
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate
 from warploom.search.play import Score

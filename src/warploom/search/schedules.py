@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from warploom.errors import InputError
 from warploom.files import write_bytes_atomically
-from warploom.sass import nvinfo
-from warploom.sass.control import CONTROL_MASK, CONTROL_SHIFT
-from warploom.sass.cubin import WORD_BYTES, Cubin, parse
+from warploom.sass.decode import nvinfo
+from warploom.sass.decode.control import CONTROL_MASK, CONTROL_SHIFT
+from warploom.sass.decode.cubin import WORD_BYTES, Cubin, parse
 from warploom.search.game import Candidate, Game
 
 SCHEMA: Final = 1

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from warploom.sass.aliasing import AliasMode
-from warploom.sass.cubin import Cubin, parse
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import Evaluator, ModelEvaluator
 from warploom.search.game import Candidate

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.emit import CudaSource
-from warploom.codegen.names import c_name, kernel_name
-from warploom.codegen.prelude import needed
+from warploom.codegen.cuda.emit import CudaSource
+from warploom.codegen.cuda.names import c_name, kernel_name
+from warploom.codegen.cuda.prelude import needed
+from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
+from warploom.codegen.cuda.tasks import task_lines
+from warploom.codegen.cuda.values import c_index
+from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
 from warploom.codegen.simt import emit_axis, emit_exchange
 from warploom.codegen.simt.emit_map import NAMES, expression
 from warploom.codegen.simt.emit_memory import access_lines, pointer_type, unroll
@@ -24,11 +28,7 @@ from warploom.codegen.simt.forms import (
     check_registers,
     forms_of,
 )
-from warploom.codegen.simt.prelude import SIMT_PRELUDE
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.codegen.targets import check_threads, check_types, shared_limit
-from warploom.codegen.tasks import task_lines
-from warploom.codegen.values import c_index
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import BOOL, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS

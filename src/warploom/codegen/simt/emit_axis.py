@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS
 from warploom.codegen.simt.emit_map import rounded
 from warploom.codegen.simt.emit_memory import unroll
 from warploom.codegen.simt.forms import COL, ROW, TILE, Layout
-from warploom.codegen.values import FLOAT_OPS, INT_OPS
 from warploom.tile import Op, TileType
 
 FLOAT_IDENTITY = {"add": "0.0f", "max": "-INFINITY", "min": "INFINITY", "mul": "1.0f"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from warploom.codegen.cuda.values import ANY_OPS, FLOAT_OPS, INT_OPS, c_index, literal
 from warploom.codegen.simt.forms import COL, MEMORY_TYPES, ROW, SCALAR, TILE, Layout
-from warploom.codegen.values import ANY_OPS, FLOAT_OPS, INT_OPS, c_index, literal
 from warploom.errors import InputError
 from warploom.tile import DType, Op
 from warploom.tile.dtypes import FP32

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from warploom.codegen.names import c_name
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.values import c_index, literal
 from warploom.codegen.simt.forms import COL, MEMORY_TYPES, ROW, SCALAR, TILE, Layout
-from warploom.codegen.values import c_index, literal
 from warploom.tile import Op, TileType
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from warploom.codegen.plan import LaunchPlan
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.machine import largest
 from warploom.tile import Program, TileType
@@ -19,7 +19,7 @@ from warploom.tile import Program, TileType
 SCHEMA = "warploom.simt-schedule"
 VERSION = 1
 WARP = 32
-MOST_THREADS = largest("limits.threads_per_block")  # `codegen.targets` knows each target's
+MOST_THREADS = largest("limits.threads_per_block")  # `ir.targets` knows each target's
 WIDEST_BYTES = 16  # of one access
 ELEMENTS_A_THREAD = 32  # aimed at: enough loads in flight, no pressure on registers
 GRID = LaunchPlan(persistent=False)  # one block a task

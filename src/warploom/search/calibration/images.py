@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from warploom.errors import CheckFailed, InputError
 from warploom.runtime.nvrtc import compile_source
-from warploom.sass.control import MAX_STALL_STAYING, Control
-from warploom.sass.cubin import Cubin, parse
-from warploom.sass.kernel import Instruction, Kernel, decode
-from warploom.sass.loops import natural_loops
+from warploom.sass.decode.control import MAX_STALL_STAYING, Control
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.decode.kernel import Instruction, Kernel, decode
+from warploom.sass.flow.loops import natural_loops
 from warploom.search.calibration.matrix_probes import GROUP, matrix_probes, matrix_source
 from warploom.search.calibration.probes import PREFIX, Probe, probes, source
 

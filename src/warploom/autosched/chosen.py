@@ -1,0 +1,147 @@
+"""Of several solved schedules the one whose machine code replays fastest.
+
+Schedules with one interval differ by some per cent on the machine, by what ptxas makes of them and
+by how the groups meet. `perf.replay` sees both, so the solver's answers are compiled and the
+choice is made among them, with no GPU:
+
+    both ends of the costs   high (slack where the machine is slower) and nominal
+    copies                   tiles with two names (`passes.copies`), where the program has such
+    shallow rings            two slots each, for the winner: kept where nothing is lost by it
+
+What does not compile without a serialised wgmma or a spill is no candidate. The choice is kept in
+the cache by what it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from warploom.autosched.solve import VERSION, Search, solve_kernel
+from warploom.codegen.compile.build import build
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.passes.lower import lower
+from warploom.errors import CheckFailed, InputError, WarploomError
+from warploom.files import cache_folder, keep, read_kept
+from warploom.perf.predict import cycles_of
+from warploom.perf.replay import replay
+from warploom.schedule.model.costs import costs
+from warploom.tile import Program
+
+SHALLOW = 2  # slots: one is filled while one is read
+EQUAL = 0.002  # of the pace: less is no difference
+REPLAY_VERSION = 1  # of the replay's rules: choices made by other ones are not used
+
+
+def chosen_kernel(
+    program: Program,
+    launch: LaunchPlan | None = None,
+    gpu: str = "h200",
+    search: Search | None = None,
+    registers: tuple[int, int] | None = None,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> KernelSchedule:
+    """The solved schedule that replays fastest; arguments as those of `solve.solve_kernel`.
+
+    `say` hears of every answer, which take seconds each.
+
+    Raises what the solver raises when it has no answer at all, and `CheckFailed` when none of its
+    answers compiles.
+    """
+    asked = search or Search()
+    table = costs(gpu)
+    text = repr((VERSION, REPLAY_VERSION, str(program), launch, table, asked, registers))
+    key = hashlib.sha256(text.encode()).hexdigest()[:32]
+    kept = (cache or cache_folder()) / "chosen" / f"{key}.json"
+    if (data := read_kept(kept)) is not None:
+        return KernelSchedule.from_json(json.loads(data), str(kept))
+    say(f"solving at the {asked.cost_end} end of the costs")
+    first = solve_kernel(program, launch, gpu, asked, registers, cache)
+    best: tuple[float, KernelSchedule] | None = None
+    refusals: list[str] = []
+    seen: set[str] = set()
+    for schedule in _answers(program, first, launch, gpu, asked, registers, cache, say):
+        steps = steps_of(program, schedule)
+        if steps in seen:
+            continue
+        seen.add(steps)
+        try:
+            cycles = paced(program, schedule, gpu, cache)
+        except CheckFailed as error:
+            refusals.append(str(error))
+            say(f"an answer of no use: {error}")
+            continue
+        say(f"an answer of {cycles:.0f} cycles an iteration, replayed")
+        if best is None or cycles < best[0] * (1 - EQUAL):
+            best = cycles, schedule
+    if best is None:
+        raise CheckFailed(f"{program.name}: no solved schedule is of use: {refusals[0]}")
+    result = _with_least_rings(program, best, gpu, cache)
+    keep(kept, json.dumps(result.to_json()).encode())
+    return result
+
+
+def paced(
+    program: Program, schedule: KernelSchedule, gpu: str = "h200", cache: Path | None = None
+) -> float:
+    """Cycles an iteration of all loops, by the replay of what the schedule compiles to."""
+    built = build(program, schedule, cache=cache)
+    return cycles_of(replay(program, schedule, built.cubin, gpu))
+
+
+def shallow(schedule: KernelSchedule) -> KernelSchedule:
+    """The schedule with two slots a ring; lowering says whether its releases allow that."""
+    loops = {
+        name: replace(loop, ring_depth=dict.fromkeys(loop.ring_depth, SHALLOW))
+        for name, loop in schedule.loops.items()
+    }
+    return replace(schedule, name=f"{schedule.name}-shallow", loops=loops)
+
+
+def steps_of(program: Program, schedule: KernelSchedule) -> str:
+    """What is emitted, as text: rings, the steps of every role, waits held or not."""
+    named, _, steps = str(lower(program, schedule)).partition("\n")
+    assert schedule.name in named
+    return f"{schedule.launch.hold_waits} {schedule.launch.stagger} {steps}"
+
+
+def _answers(
+    program: Program,
+    first: KernelSchedule,
+    launch: LaunchPlan | None,
+    gpu: str,
+    asked: Search,
+    registers: tuple[int, int] | None,
+    cache: Path | None,
+    say: Callable[[str], None],
+) -> Iterator[KernelSchedule]:
+    for end in dict.fromkeys((asked.cost_end, "nominal")):
+        for expand in dict.fromkeys((asked.expand, True)):
+            other = replace(asked, expand=expand, cost_end=end)
+            try:
+                answer = first
+                if other != asked:
+                    copies = " with copies of tiles" if expand else ""
+                    say(f"solving at the {end} end of the costs{copies}")
+                    answer = solve_kernel(program, launch, gpu, other, registers, cache)
+            except WarploomError:
+                continue  # not every variation of the search has an answer
+            yield answer
+            if all(s.initiation_interval <= s.proof.lower_bound for s in answer.loops.values()):
+                break  # copies cannot shorten what is the shortest
+
+
+def _with_least_rings(
+    program: Program, best: tuple[float, KernelSchedule], gpu: str, cache: Path | None
+) -> KernelSchedule:
+    cycles, schedule = best
+    less = shallow(schedule)
+    try:
+        same = paced(program, less, gpu, cache) <= cycles * (1 + EQUAL)
+    except (CheckFailed, InputError):
+        return schedule
+    return less if same else schedule

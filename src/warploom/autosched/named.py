@@ -1,0 +1,222 @@
+"""Named schedules: the shapes people write by hand, as data of the same kind a solver gives.
+
+Times are positions in an order, not cycles: what counts for the emitted code is their order, their
+stage and their group. Sources: ThunderKittens' load-compute-store-finish template
+(arXiv 2410.20399, section 5), FlashAttention-3 (arXiv 2407.08608, sections 3.1 and 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from warploom.codegen.cuda.entry import WARP_GROUP, entry_registers
+from warploom.codegen.ir.place import Placement, matmul_loads, place
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.passes.rings import joined, unique
+from warploom.errors import InputError
+from warploom.schedule.model.schedule import Group, Schedule
+from warploom.tile import Loop, Op, Program
+
+# Registers a thread for (producer, consumers) by number of consumer groups: handbook/tiles.md 5.5.
+REGISTERS = {1: (40, 232), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
+
+
+def groups(compute: int, registers: tuple[int, int] | None = None) -> tuple[Group, ...]:
+    """A producer warp group and `compute` consumers with the register split that fits them.
+
+    `registers` is (producer, consumer) where the usual split does not fit.
+    """
+    if compute not in REGISTERS:
+        raise InputError(f"{compute} compute groups: expected one of {sorted(REGISTERS)}")
+    producer, consumer = registers or REGISTERS[compute]
+    # What a block has at entry, in multiples of 8 a thread; asking for more waits for ever.
+    pool = (compute + 1) * entry_registers((compute + 1) * WARP_GROUP)
+    if producer + compute * consumer > pool or producer % 8 or consumer % 8:
+        raise InputError(
+            f"registers {producer} and {compute} x {consumer}: expected multiples of 8 that add up "
+            f"to at most {pool} (256 where two blocks share an SM)"
+        )
+    return (
+        Group("load", 4, producer),
+        *(Group(f"compute{i}", 4, consumer) for i in range(compute)),
+    )
+
+
+def write(
+    program: Program,
+    loop: Loop,
+    compute: int,
+    depth: int | Mapping[str, int],
+    order: Sequence[tuple[str, int]],
+    shift: int = 0,
+    registers: tuple[int, int] | None = None,
+    copies: Mapping[str, int] | None = None,
+) -> Schedule:
+    """A schedule of one loop from an order of (node label or "release RING", stage) pairs.
+
+    `copies` of register tiles by name (`passes.copies`); `shift` places group g's order g * shift
+    positions later, which is what turns are taken by.
+    """
+    interval = len(order) + max(0, compute - 1) * shift
+    time: dict[str, int] = {}
+    group: dict[str, str] = {}
+    release: dict[str, int] = {}
+    loads = matmul_loads(program, loop)
+    own = groups(compute, registers)
+    for place_, op in enumerate(loads):
+        if f"{op.label}" not in dict(order):
+            time[op.label], group[op.label] = place_ % interval, own[0].name
+    for part in range(compute):
+        for place_, (label, stage) in enumerate(order):
+            at = stage * interval + place_ + part * shift
+            if label.startswith("release "):
+                release[f"{label.removeprefix('release ')}/{part}"] = at
+            else:
+                time[f"{label}/{part}"], group[f"{label}/{part}"] = at, own[1 + part].name
+    depths = {
+        op.label: depth if isinstance(depth, int) else depth[op.array.name if op.array else ""]
+        for op in loads
+    }
+    return Schedule(
+        graph=f"{program.name}.{loop.index}",
+        target="h200",
+        initiation_interval=interval,
+        length=max([*time.values(), *release.values()]) + 1,
+        time=time,
+        group=group,
+        ring_depth=depths,
+        groups=own,
+        params={"release": release, **({"copies": dict(copies)} if copies else {})},
+    )
+
+
+def multistage(
+    program: Program,
+    depth: int | Mapping[str, int],
+    launch: LaunchPlan,
+    compute: int = 2,
+    in_flight: int = 1,
+    registers: tuple[int, int] | None = None,
+    early: bool = False,
+) -> KernelSchedule:
+    """Load-compute-finish: producers fill a ring, consumers run the body in program order.
+
+    `in_flight` matmuls of the last op stay unfinished across the back edge (0: drain every
+    iteration, as ThunderKittens' template does). `early`: a slot is given back before the first op
+    that needs what was made of it, where the group waits anyway, and not at the iteration's end.
+    """
+    loops: dict[str, Schedule] = {}
+    placement = place(program, launch.split, compute)
+    for loop in program.loops():
+        ops = _placed(program, loop, placement)
+        order = [(op.label, 0) for op in ops]
+        reader = {
+            ring: max(op.id for op in ops if any(v.name in names for v in op.srcs))
+            for ring, names in _rings(program, loop, depth).items()
+        }
+        last = max((op.id for op in ops if op.kind == "mma"), default=-1)
+        position = 0 if in_flight == 0 else 1
+        by_label = {op.label: op for op in ops}
+        for ring, op in sorted(reader.items()):
+            stays = in_flight and op == last and ops[-1].id == last
+            if stays:
+                order.insert(position, (f"release {ring}", 1))
+            elif early:
+                own = next(other for other in ops if other.id == op)
+                after = [label for label, _ in order].index(own.label)
+                place_ = _first_toucher(placement, order, by_label, own, after)
+                order.insert(place_, (f"release {ring}", 0))
+            else:
+                order.append((f"release {ring}", 0))
+        loops[loop.index] = write(program, loop, compute, depth, order, registers=registers)
+    return KernelSchedule("multistage", loops, launch)
+
+
+def _rings(program: Program, loop: Loop, depth: int | Mapping[str, int]) -> dict[str, list[str]]:
+    # Names as `passes.rings` gives them: loads with equal depth and readers share one.
+    found: dict[tuple[object, ...], list[Op]] = {}
+    for op in matmul_loads(program, loop):
+        assert op.dst is not None and op.array is not None
+        name = op.dst.name
+        readers = tuple(o.id for o in program.ops() if any(v.name == name for v in o.srcs))
+        slots = depth if isinstance(depth, int) else depth[op.array.name]
+        found.setdefault((slots, readers), []).append(op)
+    names: dict[str, list[str]] = {}
+    for ops in found.values():
+        names[unique(joined(ops), names)] = [op.dst.name for op in ops if op.dst]
+    return names
+
+
+def overlapped(
+    program: Program,
+    depth: int | Mapping[str, int],
+    launch: LaunchPlan,
+    compute: int = 2,
+    turns: bool = True,
+    registers: tuple[int, int] | None = None,
+    copies: int = 1,
+    early: bool = False,
+) -> KernelSchedule:
+    """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
+    so that both are in flight while the ops between them run; with `turns` the groups take the
+    tensor core in turn (ping-pong). With two `copies` of what the last matmul reads from registers
+    the next one is packed while it runs. `early`: what the loop does to the last matmul's result
+    before that matmul (rescaling) comes right before it, beside the first matmul, and not at the
+    end of the iteration, where the tensor core would wait for it.
+    """
+    placement = place(program, launch.split, compute)
+    loops: dict[str, Schedule] = {}
+    for loop in program.loops():
+        ops = _placed(program, loop, placement)
+        matmuls = [op for op in ops if op.kind == "mma"]
+        if len(matmuls) < 2:
+            raise InputError(
+                f"loop {loop.index} of {program.name} has {len(matmuls)} matmuls; the overlapped "
+                "schedule needs two, use multistage"
+            )
+        last = matmuls[-1]
+        before = [op for op in ops if early and op.kind != "mma" and op.dst == last.dst]
+        order = [(op.label, 0) for op in matmuls[:-1]]
+        order += [(op.label, 1) for op in (*before, last)]
+        order += [(op.label, 0) for op in ops if op.kind != "mma" and op not in before]
+        by_label = {op.label: op for op in ops}
+        for ring, names in _rings(program, loop, depth).items():
+            reader = [op for op in ops if any(v.name in names for v in op.srcs)][-1]
+            after = [label for label, _ in order].index(reader.label) if before else 0
+            place_ = _first_toucher(placement, order, by_label, reader, after)
+            order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
+        shift = len(matmuls) if turns else 0
+        left = last.srcs[0].name
+        named = {left: copies} if copies > 1 and not placement.is_shared(last.srcs[0]) else {}
+        loops[loop.index] = write(program, loop, compute, depth, order, shift, registers, named)
+    return KernelSchedule("overlapped" + ("-turns" if turns else ""), loops, launch, turns)
+
+
+def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:
+    return [
+        op
+        for op in loop.body
+        if isinstance(op, Op)
+        and op.id in placement.fusion.kept
+        and not (op.dst is not None and placement.is_shared(op.dst))
+    ]
+
+
+def _first_toucher(
+    placement: Placement,
+    order: Sequence[tuple[str, int]],
+    by_label: Mapping[str, Op],
+    reader: Op,
+    after: int,
+) -> int:
+    """The place in the order, from `after` on, of the first op, not a matmul, that needs the
+    reader's result or changes its register operand: where the reader is waited for anyway."""
+    assert reader.dst is not None
+    changed = {reader.dst, reader.srcs[0]} if after else {reader.dst}
+    for number, (label, _) in enumerate(order):
+        op = by_label.get(label)
+        if op is None or op.kind == "mma" or number < after:
+            continue
+        if reader.dst in placement.fusion.sources(op) or op.dst in changed:
+            return number
+    return len(order)

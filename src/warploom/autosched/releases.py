@@ -1,0 +1,81 @@
+"""When a solved schedule gives ring slots back.
+
+The solver knows when a matmul is done with its operands. The instruction that says so first waits
+for the matmul, so it belongs where the group waits for that matmul anyway; a matmul that nothing in
+the loop waits for (a plain sum) is waited for after the next one was started, so that the tensor
+core does not run dry. Either only as far as the ring's depth covers; else when the model says that
+the matmul is done.
+"""
+
+from __future__ import annotations
+
+from warploom.codegen.analysis.hazards import Effects, Token
+from warploom.codegen.ir.block import Ring, Step
+from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.passes.rings import make_rings, names_in
+from warploom.schedule.model.schedule import Schedule
+from warploom.tile import Loop, Op
+
+
+def releases(
+    placement: Placement, schedule: KernelSchedule, index: str, latency: dict[str, int]
+) -> dict[str, int]:
+    """Release times of one loop by "RING/PART"; `latency` of every node, cycles."""
+    loop = next(one for one in placement.program.loops() if one.index == index)
+    times = schedule.loops[index]
+    rings = make_rings(placement, schedule)
+    called = names_in(rings, loop)
+    result: dict[str, int] = {}
+    for ring in rings:
+        if ring.name not in called:
+            continue
+        for part in range(placement.parts):
+            key = f"{called[ring.name]}/{part}"
+            result[key] = _release(placement, loop, times, ring, part, latency)
+    return result
+
+
+def _release(
+    placement: Placement,
+    loop: Loop,
+    times: Schedule,
+    ring: Ring,
+    part: int,
+    latency: dict[str, int],
+) -> int:
+    interval = times.initiation_interval
+    names = {name for buffer in ring.buffers for name in buffer.names}
+    ops = [op for op in loop.body if isinstance(op, Op) and op.id in placement.fusion.kept]
+    ops = [op for op in ops if f"{op.label}/{part}" in times.time]
+    at = {op.id: times.time[f"{op.label}/{part}"] for op in ops}
+    readers = [op for op in ops if op.kind == "mma" and any(v.name in names for v in op.srcs)]
+    last = max(readers, key=lambda op: at[op.id])
+    done = at[last.id] + latency[f"{last.label}/{part}"]
+    loads = [load for buffer in ring.buffers for load in buffer.loads if load in loop.body]
+    latest = min(times.time[load.label] for load in loads) + ring.depth * interval
+    copies: dict[str, int] = dict(times.params.get("copies", {}))
+    wished = _waited_for(placement, ops, at, last, interval, copies)
+    return wished if done - 1 <= wished <= latest else min(done, latest)
+
+
+def _waited_for(
+    placement: Placement,
+    ops: list[Op],
+    at: dict[int, int],
+    matmul: Op,
+    interval: int,
+    copies: dict[str, int],
+) -> int:
+    """Just before the first op after the matmul that must wait for it; else after the next one."""
+    effects = Effects(placement, {op.id: op for op in ops}, {}, copies)
+    most = max(copies.values(), default=1)
+    moments: list[int] = []
+    for op in ops:
+        step = Step("Issue" if op.kind == "mma" else "Run", op=op)
+        ahead = max(0, -((at[op.id] - at[matmul.id] - 1) // interval))
+        for later in range(ahead, ahead + most if op is not matmul else 0):
+            if effects.conflicts(step, Token(matmul.id, later)):
+                moments.append(at[op.id] + later * interval - 1)
+                break
+    return min(moments, default=at[matmul.id] + interval)

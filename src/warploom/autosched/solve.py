@@ -1,0 +1,343 @@
+"""`schedule="solve"`: a kernel schedule from the program, the machine and a launch plan alone.
+
+    extract     each loop's graph (`perf.extract`)
+    solve       interval, times, registers, least ring depths, proof (`solve.solve`)
+    deepen      what shared memory is left goes to the rings: loads vary more than the model says
+    refine      ops in other places of the interval, where the emitted loop walks faster
+    release     a slot goes back where its reader is waited for anyway, or when it is done
+    turns       named barriers where the walked pace (`perf.pace`) is better with the groups'
+                matmuls kept in the schedule's order than first come first served
+
+The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
+(`solve.uniform`). Answers are kept in the user's cache by the hash of the problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from warploom.autosched.depths import deepen
+from warploom.autosched.named import REGISTERS, groups, multistage
+from warploom.autosched.refine import Walker, fewest_copies, refine
+from warploom.autosched.releases import releases
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.targets import shared_limit
+from warploom.codegen.passes.copies import expandable
+from warploom.codegen.passes.lower import lower
+from warploom.errors import CheckFailed, InputError
+from warploom.files import cache_folder, keep, read_kept
+from warploom.perf.extract import Extraction, extract
+from warploom.perf.predict import cycles_of, predict
+from warploom.schedule.check.simulate import verify
+from warploom.schedule.model.bounds import lower_bounds
+from warploom.schedule.model.costs import CostTable, costs
+from warploom.schedule.model.rules import Rules
+from warploom.schedule.model.schedule import Schedule
+from warploom.tile import Loop, Op, Program
+
+RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
+VERSION = 11  # of what is done with an answer: kept schedules of another one are not used
+WORTH = 0.002  # of the pace: what turns must save
+
+
+@dataclass(frozen=True)
+class Search:
+    """How hard to look: seconds of the solver a loop, its seed, and the cost table's end.
+
+    At the high end of every cost a schedule is legal for all values within, so it has slack where
+    the machine is slower than its table; where nothing is found there, `solve_kernel` goes on with
+    the nominal costs. `expand` tries two copies of tiles (`passes.copies`) where the interval is
+    above what the units need; they cost registers. `walks` orders are tried by the walk
+    (`autosched.refine`) after the solver's: candidates for a measurement, as the machine does not
+    follow the walk that far. `replayed`: of several answers the one whose machine code replays
+    fastest (`autosched.chosen`).
+    """
+
+    seconds: float = 10.0
+    seed: int = 1
+    workers: int = 1
+    cost_end: str = "high"
+    expand: bool = False
+    walks: int = 0
+    replayed: bool = False
+
+
+def solve_kernel(
+    program: Program,
+    launch: LaunchPlan | None = None,
+    gpu: str = "h200",
+    search: Search | None = None,
+    registers: tuple[int, int] | None = None,
+    cache: Path | None = None,
+) -> KernelSchedule:
+    """The solved schedule of a program.
+
+    launch      what is outside of the loops; without a split axis the rows of the accumulator are
+                split over as many groups as give the shortest interval
+    registers   (producer, consumer) a thread where the usual split does not fit
+    Where nothing is found at the high end of the costs, the nominal ones are tried. Raises
+    `InputError` for a program without matmuls and `CheckFailed` when no schedule is found.
+    """
+    chosen = search or Search()
+    try:
+        return _solve_at(program, launch, gpu, chosen, registers, cache)
+    except CheckFailed:
+        if chosen.cost_end == "nominal":
+            raise
+    nominal = replace(chosen, cost_end="nominal")
+    return _solve_at(program, launch, gpu, nominal, registers, cache)
+
+
+def _solve_at(
+    program: Program,
+    launch: LaunchPlan | None,
+    gpu: str,
+    chosen: Search,
+    registers: tuple[int, int] | None,
+    cache: Path | None,
+) -> KernelSchedule:
+    plan = launch or LaunchPlan()
+    table = costs(gpu, "nominal").at(chosen.cost_end)
+    if plan.split:
+        return _solved(program, plan, _parts_of(program, plan), table, chosen, registers, cache)
+    plan = plan.with_options(split=row_axis(program))
+    found: list[KernelSchedule] = []
+    refusals: list[str] = []
+    for parts in _divisions(program, plan.split):
+        try:
+            found.append(_solved(program, plan, parts, table, chosen, registers, cache))
+        except (CheckFailed, InputError) as error:
+            refusals.append(f"{parts} groups: {error}")
+    if not found:
+        raise CheckFailed(f"{program.name} has no schedule: {'; '.join(refusals)}")
+    return min(found, key=lambda one: sum(s.initiation_interval for s in one.loops.values()))
+
+
+def row_axis(program: Program) -> str:
+    """The rows of the accumulators: the axis a block can share out among warp groups."""
+    axes = {op.dst.type.names[0] for op in program.ops() if op.kind == "mma" and op.dst}
+    if len(axes) > 1:
+        # Rows of a tile that is an operand itself belong to all groups.
+        placement = place(program, "", 1)
+        named = placement.staged.keys()
+        held = {v.name: v.type for op in program.ops() for v in op.srcs if v.name in named}
+        axes -= {axis for kind in held.values() for axis in kind.names}
+    if len(axes) != 1:
+        raise InputError(
+            f"{program.name}: accumulators have row axes {sorted(axes)}; name the one to split in "
+            "the launch plan"
+        )
+    return axes.pop()
+
+
+def _rows(program: Program, split: str) -> int:
+    sizes = {
+        op.dst.type.size(split) for op in program.ops() if op.dst and split in op.dst.type.names
+    }
+    if len(sizes) != 1:
+        raise InputError(f"{program.name}: axis {split!r} has sizes {sorted(sizes)}, expected one")
+    return sizes.pop()
+
+
+def _divisions(program: Program, split: str) -> list[int]:
+    rows = _rows(program, split)
+    return [p for p in sorted(REGISTERS, reverse=True) if rows % (p * ROWS_PER_GROUP) == 0]
+
+
+def _parts_of(program: Program, plan: LaunchPlan) -> int:
+    # A named split axis: one group for every 64 rows, as the named schedules have it.
+    parts = _rows(program, plan.split) // ROWS_PER_GROUP
+    return parts if parts in REGISTERS else max(_divisions(program, plan.split), default=1)
+
+
+def _solved(
+    program: Program,
+    plan: LaunchPlan,
+    parts: int,
+    table: CostTable,
+    search: Search,
+    registers: tuple[int, int] | None,
+    cache: Path | None,
+) -> KernelSchedule:
+    placement = place(program, plan.split, parts)
+    fixed = fixed_bytes(program, plan, parts)
+
+    def extracted(loop: Loop, copies: Mapping[str, int] | None = None) -> Extraction:
+        # What contention costs was measured between warp groups.
+        several = parts > 1
+        return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=several)
+
+    problems = [extracted(loop) for loop in program.loops()]
+    if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
+        raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
+    key = _key(problems, plan, search, registers)
+    kept = (cache or cache_folder()) / "schedule" / f"{key}.json"
+    if (data := read_kept(kept)) is not None:
+        return KernelSchedule.from_json(json.loads(data), str(kept))
+    answers = {e.loop: _answer(e, search) for e in problems}
+    if search.expand:
+        for number, loop in enumerate(program.loops()):
+            tiles = {name: 2 for name in expandable(placement, loop) if _is_tile(program, name)}
+            problem = extracted(loop, tiles)
+            better = _expanded(problem, answers[loop.index], search)
+            if better is not None:
+                problems[number], answers[loop.index] = problem, better
+    result = assemble(placement, plan, problems, answers, fixed, registers)
+    result = _refined(result, placement, table.at("nominal"), search)
+    result = in_turns(result, program, table)
+    keep(kept, json.dumps(result.to_json()).encode())
+    return result
+
+
+def _key(
+    problems: Sequence[Extraction],
+    plan: LaunchPlan,
+    search: Search,
+    registers: tuple[int, int] | None,
+) -> str:
+    parts: list[Any] = [[e.graph.to_json(), e.target.to_json()] for e in problems]
+    text = json.dumps(parts) + repr((VERSION, plan, search, registers))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _is_tile(program: Program, name: str) -> bool:
+    return any(
+        op.dst is not None and op.dst.name == name and len(op.dst.type.axes) == 2
+        for op in program.ops()
+    )
+
+
+def _expanded(problem: Extraction, plain: Schedule, search: Search) -> Schedule | None:
+    """A shorter interval with copies of tiles, if there is one."""
+    least = lower_bounds(problem.graph, problem.target).resource
+    if plain.initiation_interval <= least or not problem.graph.params["copies"]:
+        return None
+    try:
+        found = _answer(problem, search, unroll=2)
+    except CheckFailed:
+        return None
+    return found if found.initiation_interval < plain.initiation_interval else None
+
+
+def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
+    # Not at the top: named schedules work without the solver.
+    from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME  # noqa: PLC0415
+    from warploom.schedule.solve.solve import Problem, solve  # noqa: PLC0415
+    from warploom.schedule.solve.solver import Effort  # noqa: PLC0415
+
+    return solve(
+        Problem(
+            problem.graph,
+            problem.target,
+            effort=Effort(search.seconds, search.workers, search.seed),
+            objectives=(REGISTER_TIME, LENGTH),
+            pins=problem.pins,
+            rules=Rules(unroll=unroll),
+            uniform=True,
+        )
+    )
+
+
+def fixed_bytes(program: Program, plan: LaunchPlan, parts: int) -> int:
+    """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
+
+    Read off the plainest kernel of the program, with one slot a ring.
+    """
+    block = lower(program, multistage(program, 1, plan, parts, in_flight=0))
+    return emit(block).shared_bytes - _ring_bytes(block) + RING_BARRIERS
+
+
+def _ring_bytes(block: BlockProgram) -> int:
+    loops = block.placement.program.loops()
+    inside = {op.id for loop in loops for op in loop.body if isinstance(op, Op)}
+    return sum(
+        ring.depth * ring.slot_bytes
+        for ring in block.rings
+        if any(load.id in inside for buffer in ring.buffers for load in buffer.loads)
+    )
+
+
+def assemble(
+    placement: Placement,
+    plan: LaunchPlan,
+    problems: Sequence[Extraction],
+    answers: Mapping[str, Schedule],
+    fixed: int,
+    registers: tuple[int, int] | None = None,
+) -> KernelSchedule:
+    """One kernel schedule from the schedules of its loops."""
+    own = groups(placement.parts, registers)
+    for name, answer in answers.items():
+        need = max(g.registers for g in answer.groups if g.warps > 1)
+        if need > own[1].registers:
+            raise CheckFailed(
+                f"loop {name}: its compute groups need {need} registers a thread, "
+                f"{placement.parts} groups have {own[1].registers}; make the tile smaller"
+            )
+    depths = deepen(placement, answers, shared_limit(plan.resident) - fixed)
+    plain = {
+        name: replace(answer, ring_depth=depths[name], groups=own)
+        for name, answer in answers.items()
+    }
+    provisional = KernelSchedule("solved", plain, plan)
+    loops: dict[str, Schedule] = {}
+    for problem in problems:
+        schedule = plain[problem.loop]
+        answer = answers[problem.loop]
+        rates = verify(problem.graph, problem.target, answer)
+        latency = {node.id: node.latency for node in problem.graph.nodes}
+        chosen = releases(placement, provisional, problem.loop, latency)
+        params: dict[str, Any] = {
+            **schedule.params,
+            "release": chosen,
+            "least_depth": dict(answer.ring_depth),
+            "needed_registers": max(g.registers for g in answer.groups),
+            "free_running": rates.free,
+        }
+        loops[problem.loop] = replace(schedule, params=params)
+    return KernelSchedule("solved", loops, plan)
+
+
+def _refined(
+    schedule: KernelSchedule, placement: Placement, nominal: CostTable, search: Search
+) -> KernelSchedule:
+    """What the walk makes of the solver's answer, with no more copies than that order needs."""
+    alone: list[Extraction] = []
+    for loop in placement.program.loops():
+        copies = dict(schedule.loops[loop.index].params.get("copies", {}))
+        skips = schedule.launch.skip_unit
+        alone.append(extract(placement, loop, nominal, copies=copies, skip_unit=skips))
+    walker = Walker(placement, alone, nominal)
+    if search.walks:
+        schedule = refine(schedule, walker, search.walks, search.seed)
+    return fewest_copies(schedule, walker)
+
+
+def in_turns(schedule: KernelSchedule, program: Program, table: CostTable) -> KernelSchedule:
+    """The schedule with or without turns, whichever the walk says is faster.
+
+    The solver places both groups' matmuls on the one tensor core, half an interval apart. Nothing
+    keeps them there when the machine runs: a group that is late is overtaken. Turns do, for the
+    price of a named barrier, which does not pay where the tensor core is busy all the time anyway.
+    """
+    if len(schedule.compute) == 1:
+        return schedule
+    nominal = table.at("nominal")
+
+    def walked(one: KernelSchedule) -> float:
+        return cycles_of(predict(program, one, table=nominal))
+
+    ordered = replace(schedule, name=f"{schedule.name}-turns", turns=True)
+    try:
+        pays = walked(ordered) < walked(schedule) * (1 - WORTH)
+    except InputError:  # a loop that ends early for one group cannot keep turns
+        return schedule
+    return ordered if pays else schedule

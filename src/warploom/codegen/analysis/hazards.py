@@ -1,0 +1,162 @@
+"""Where a warp group must wait for its own matmuls.
+
+A started matmul reads its shared operands and its register operand, and writes its accumulator,
+until it is waited for; matmuls finish in the order they were started. `insert_joins` puts a
+`Join n` ("at most n unfinished") before every step that would touch any of that too early, with
+the largest n that is enough.
+
+*requires*  the possible queues of unfinished matmuls on entry
+*before -> after*  `Issue u; ...; Run f(u)` -> `Issue u; ...; Join n; Run f(u)`
+*keeps*  the order of steps; gives the possible queues on exit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from warploom.codegen.ir.block import Step
+from warploom.codegen.ir.place import Placement
+from warploom.tile import Op
+
+
+@dataclass(frozen=True)
+class Token:
+    """A started matmul of the iteration `age` before the newest one."""
+
+    op: int
+    age: int
+
+
+Queue = tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What the ops of a role touch while they run."""
+
+    placement: Placement
+    ops: dict[int, Op]
+    readers: dict[str, frozenset[int]]  # matmuls that read a ring
+    copies: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def conflicts(self, step: Step, token: Token) -> bool:
+        """Whether `step` must not run while the matmul of `token` is unfinished."""
+        apart = token.age - step.stage
+
+        def same(name: str) -> bool:
+            # A tile with copies is another one in the next iteration.
+            return apart % self.copies.get(name, 1) == 0
+
+        started = self.ops[token.op]
+        assert started.dst is not None
+        if step.action == "Release":
+            return token.op in self.readers[step.ring] and token.age >= step.stage
+        if step.action not in ("Run", "Issue") or step.op is None:
+            return False
+        reads = {var.name for var in self.placement.fusion.sources(step.op)}
+        writes = set[str]() if step.op.dst is None else {step.op.dst.name}
+        if step.action == "Issue":
+            # Matmuls into one accumulator follow each other in the tensor core.
+            name = started.dst.name
+            return name in {var.name for var in step.op.srcs[:2]} and same(name)
+        result = started.dst.name
+        touched = result in reads | writes and same(result)
+        operands = {var.name for var in started.srcs[:2]} & writes
+        return touched or any(same(name) for name in operands)
+
+
+def insert_joins(
+    effects: Effects, steps: Sequence[Step], entries: Iterable[Queue]
+) -> tuple[tuple[Step, ...], frozenset[Queue]]:
+    """The steps with their joins, and every queue possible afterwards."""
+    queues = set(entries)
+    result: list[Step] = []
+    for step in steps:
+        queues = _join(effects, step, queues, result)
+        result.append(step)
+        if step.action == "Issue" and step.op is not None:
+            queues = {(*queue, Token(step.op.id, step.stage)) for queue in queues}
+    return tuple(result), frozenset(queues)
+
+
+def join_all(
+    effects: Effects, entries: Iterable[Queue]
+) -> tuple[tuple[Step, ...], frozenset[Queue]]:
+    """Wait for everything that may be unfinished."""
+    found = _names(effects, [token for queue in entries for token in queue])
+    steps = (_joined(0, found),) if found else ()
+    return steps, frozenset({()})
+
+
+def join_down(
+    effects: Effects, entries: Iterable[Queue], count: int
+) -> tuple[tuple[Step, ...], frozenset[Queue]]:
+    """Wait until at most `count` matmuls are unfinished, where more may be."""
+    queues = set(entries)
+    if max((len(queue) for queue in queues), default=0) <= count:
+        return (), frozenset(queues)
+    result: list[Step] = []
+    left = _wait(effects, queues, count, result)
+    return tuple(result), frozenset(left)
+
+
+def join_read(
+    effects: Effects, entries: Iterable[Queue], names: frozenset[str]
+) -> tuple[tuple[Step, ...], frozenset[Queue]]:
+    """Wait for every matmul into one of the tiles `names`."""
+    queues = set(entries)
+    counts: list[int] = []
+    for queue in queues:
+        read = [
+            place
+            for place, token in enumerate(queue)
+            if (dst := effects.ops[token.op].dst) is not None and dst.name in names
+        ]
+        if read:
+            counts.append(len(queue) - 1 - read[-1])
+    if not counts:
+        return (), frozenset(queues)
+    result: list[Step] = []
+    left = _wait(effects, queues, min(counts), result)
+    return tuple(result), frozenset(left)
+
+
+def next_iteration(queues: Iterable[Queue]) -> frozenset[Queue]:
+    """The queues as the following iteration sees them: everything one iteration older."""
+    return frozenset(tuple(Token(t.op, t.age + 1) for t in queue) for queue in queues)
+
+
+def _join(effects: Effects, step: Step, queues: set[Queue], result: list[Step]) -> set[Queue]:
+    counts: list[int] = []
+    for queue in queues:
+        bad = [place for place, token in enumerate(queue) if effects.conflicts(step, token)]
+        if bad:
+            counts.append(len(queue) - 1 - bad[-1])
+    if not counts:
+        return queues
+    return _wait(effects, queues, min(counts), result)
+
+
+def _wait(effects: Effects, queues: set[Queue], count: int, result: list[Step]) -> set[Queue]:
+    done = [token for queue in queues for token in queue[: max(0, len(queue) - count)]]
+    left = {queue[max(0, len(queue) - count) :] for queue in queues}
+    busy = set(_names(effects, [token for queue in left for token in queue]))
+    found = [pair for pair in _names(effects, done) if pair not in busy]
+    result.append(_joined(count, found))
+    return left
+
+
+def _joined(count: int, found: Sequence[tuple[str, int]]) -> Step:
+    names, lags = tuple(name for name, _ in found), tuple(lag for _, lag in found)
+    return Step("Join", count=count, names=names, lags=lags)
+
+
+def _names(effects: Effects, tokens: Sequence[Token]) -> list[tuple[str, int]]:
+    """The accumulators of matmuls, each once: (name, lag of its copy)."""
+    found: set[tuple[str, int]] = set()
+    for token in tokens:
+        dst = effects.ops[token.op].dst
+        assert dst is not None
+        found.add((dst.name, token.age % effects.copies.get(dst.name, 1)))
+    return sorted(found)

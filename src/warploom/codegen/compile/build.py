@@ -1,0 +1,285 @@
+"""Source to cubin with nvcc's wheel, no GPU needed; what the compiler says is part of the answer.
+
+A note that wgmma was serialised or setmaxnreg ignored, a spill or a stack frame is an error unless
+allowed by name: each is a large silent slow-down. Results are cached by the hash of source,
+compiler and architecture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from warploom import toolchain
+from warploom.codegen.compile.entry_image import with_entry
+from warploom.codegen.compile.nvrtc import compile_here
+from warploom.codegen.cuda.emit import CudaSource, emit
+from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
+from warploom.codegen.cuda.entry import entry_registers
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.passes.lower import lower
+from warploom.codegen.simt.emit import emit_simt
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.errors import CheckFailed, InputError, Spills, ToolMissing
+from warploom.files import (
+    cache_folder,
+    keep,
+    read_kept,
+    write_bytes_atomically,
+    write_text_atomically,
+)
+from warploom.tile import Array, Index, Program, dtype
+from warploom.tile.ops import OPS
+
+SCHEMA = "warploom.kernel"
+VERSION = 1
+ARCHITECTURES = ("sm_90a",)
+GPU_ARCHITECTURES = {"h100": "sm_90a", "h200": "sm_90a"}  # what the commands build for, by GPU
+BUILD_ARCHITECTURES = {**GPU_ARCHITECTURES, "a100": "sm_80"}  # what `warploom build` takes
+SIMT_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a")
+# What ptxas says (texts, not codes: the codes move between versions) -> the name to allow it by.
+FAULTS = {
+    "serialized": r"wgmma.*serializ|serializ.*wgmma|Potential Performance Loss",
+    "setmaxnreg": r"setmaxnreg.*ignored",
+    "injected": r"warpgroup\.(wait|arrive).*(injected|inserted)",
+}
+GIVEN = "registers_up<"  # in the text of a kernel whose groups do not all have equally many
+ALLOWED = ("spills", "stack", *FAULTS)  # what a build may be told to accept
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler reported: registers a thread at entry, bytes of spills and stack."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    compiler: str
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Built:
+    """A kernel ready to launch or to ship: source, machine code and what a launch must know."""
+
+    source: CudaSource
+    cubin: bytes
+    resources: Resources
+    arch: str
+    program_text: str = ""
+    schedule: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def manifest(self) -> dict[str, Any]:
+        """Everything but source and cubin, as JSON data."""
+        src = self.source
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "name": src.name,
+            "arch": self.arch,
+            "parameters": list(src.parameters),
+            "shared_bytes": src.shared_bytes,
+            "threads": src.threads,
+            "cluster": src.cluster,
+            "cluster_axis": src.cluster_axis,
+            "persistent": src.persistent,
+            "dependent": src.dependent,
+            "grid": [[name, extent.to_json()] for name, extent in src.grid],
+            "arrays": [[a.name, a.dtype.name, list(a.dims)] for a in src.arrays],
+            "resources": asdict(self.resources),
+            "sha256": hashlib.sha256(self.cubin).hexdigest(),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write `NAME.cu`, `NAME.cubin`, `schedule.json` and `manifest.json`."""
+        name = self.source.name
+        write_text_atomically(folder / self.source.file, self.source.text)
+        write_bytes_atomically(folder / f"{name}.cubin", self.cubin)
+        order = dict(self.schedule)
+        if self.program_text:
+            order["program"] = program_key(self.program_text)
+        write_text_atomically(folder / "schedule.json", json.dumps(order, indent=1) + "\n")
+        write_text_atomically(
+            folder / "manifest.json", json.dumps(self.manifest(), indent=1) + "\n"
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Built:
+        """A kernel back from the folder `write` made; raises `InputError` when it is not one."""
+        try:
+            data = json.loads((folder / "manifest.json").read_text())
+            name = data["name"]
+            cubin = (folder / f"{name}.cubin").read_bytes()
+            text = (folder / f"{name}.cu").read_text()
+        except (OSError, json.JSONDecodeError, KeyError) as error:
+            raise InputError(f"{folder}: not a built kernel ({error})") from None
+        if data.get("schema") != SCHEMA or data.get("version") != VERSION:
+            raise InputError(f"{folder}/manifest.json: expected schema {SCHEMA} version {VERSION}")
+        if hashlib.sha256(cubin).hexdigest() != data["sha256"]:
+            raise InputError(f"{folder}/{name}.cubin is not the one manifest.json was written for")
+        source = CudaSource(
+            name,
+            text,
+            tuple(data["parameters"]),
+            data["shared_bytes"],
+            data["threads"],
+            data["cluster"],
+            tuple((axis, Index.from_json(extent)) for axis, extent in data["grid"]),
+            data["cluster_axis"],
+            data["persistent"],
+            tuple(Array(n, dtype(kind), tuple(dims)) for n, kind, dims in data["arrays"]),
+            data["dependent"],
+        )
+        resources = _resources(data["resources"])
+        return cls(source, cubin, resources, data["arch"])
+
+
+def program_key(text: str) -> str:
+    """What tells a program from others, by its text: a schedule is for one program."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def build(
+    program: Program,
+    schedule: KernelSchedule | SimtSchedule,
+    arch: str = "sm_90a",
+    allow: tuple[str, ...] = (),
+    cache: Path | None = None,
+    debug: bool = False,
+) -> Built:
+    """Program and schedule to a cubin; raises `CheckFailed` for a fault not in `allow`."""
+    if unknown := set(allow) - set(ALLOWED):
+        raise InputError(f"allow {sorted(unknown)[0]!r}: expected some of {', '.join(ALLOWED)}")
+    if not any(OPS[op.kind].group == "sink" for op in program.ops()):
+        raise InputError(f"{program.name} stores nothing: there is nothing to build")
+    if isinstance(schedule, SimtSchedule):
+        if arch not in SIMT_ARCHITECTURES:
+            raise InputError(f"architecture {arch!r}: expected {', '.join(SIMT_ARCHITECTURES)}")
+        source = emit_simt(program, schedule, arch)
+        cubin, resources = compile_source(source, arch, allow, cache, SIMT_ARCHITECTURES)
+    elif arch in SM80_ARCHITECTURES:
+        source = emit_sm80(lower(program, schedule), arch)
+        cubin, resources = compile_source(source, arch, allow, cache, SM80_ARCHITECTURES)
+    else:
+        source = emit(lower(program, schedule), debug)
+        cubin, resources = compile_source(source, arch, allow, cache)
+    return Built(source, cubin, resources, arch, str(program), schedule.to_json())
+
+
+def compile_source(
+    source: CudaSource,
+    arch: str,
+    allow: tuple[str, ...] = (),
+    cache: Path | None = None,
+    architectures: tuple[str, ...] = ARCHITECTURES,
+) -> tuple[bytes, Resources]:
+    """Compile one file; gives the cubin and the compiler's report."""
+    if arch not in architectures:
+        known = dict.fromkeys((*architectures, *ARCHITECTURES, *SM80_ARCHITECTURES))
+        raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(known)}")
+    folder = (cache or cache_folder()) / "cubin"
+    stem = hashlib.sha256(f"{arch} {source.file} {source.text}".encode()).hexdigest()[:32]
+    try:
+        tool = toolchain.find("nvcc")
+    except ToolMissing:
+        # A machine with no compiler runs what its cache was filled with elsewhere.
+        brought = sorted(folder.glob(f"{stem}-*.cubin"))
+        if not brought:
+            raise
+        resources = _resources(json.loads(brought[-1].with_suffix(".json").read_text()))
+        _judge(source, arch, resources, allow)
+        return brought[-1].read_bytes(), resources
+    report, image = (folder / f"{stem}-{tool.version}.{end}" for end in ("json", "cubin"))
+    noted, kept = read_kept(report), read_kept(image)
+    if noted is not None and kept is not None:
+        resources = _resources(json.loads(noted))
+        _judge(source, arch, resources, allow)
+        return kept, resources
+    cubin, resources = _run(tool, source, arch)
+    _judge(source, arch, resources, allow)
+    if source.told:
+        cubin = with_entry(cubin, source.threads)
+    keep(image, cubin)
+    keep(report, json.dumps(asdict(resources)).encode())
+    return cubin, resources
+
+
+def _resources(data: dict[str, Any]) -> Resources:
+    notes: list[str] = data.pop("notes")
+    return Resources(**data, notes=tuple(notes))
+
+
+def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Resources]:
+    started = time.perf_counter()
+    flags = (f"-arch={arch}", "-std=c++17", "-lineinfo", "-diag-suppress=177")
+    file = source.file  # beside the cubin where both are written: `sass show --source` looks there
+    here = compile_here(tool, source.text, file, (*flags, "--ptxas-options=-v"))
+    if here is not None:
+        return here[0], _report(here[1], tool.version, time.perf_counter() - started)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / file).write_text(source.text)
+        done = tool.run(
+            "-cubin",
+            *flags,
+            "-O3",
+            "-Xptxas",
+            "-v",
+            "-o",
+            str(folder / "kernel.cubin"),
+            str(folder / file),
+        )
+        if done.returncode:
+            lines = [
+                line for line in done.stderr.splitlines() if "error" in line or "fatal" in line
+            ]
+            raise CheckFailed(f"nvcc refused {source.name}: {' | '.join(lines) or done.stderr}")
+        cubin = (folder / "kernel.cubin").read_bytes()
+    return cubin, _report(done.stderr + done.stdout, tool.version, time.perf_counter() - started)
+
+
+def _report(text: str, version: str, seconds: float) -> Resources:
+    def number(pattern: str) -> int:
+        match = re.search(pattern, text)
+        return int(match.group(1)) if match else 0
+
+    notes = tuple(
+        line.strip()
+        for line in text.splitlines()
+        if any(re.search(pattern, line, re.IGNORECASE) for pattern in FAULTS.values())
+    )
+    return Resources(
+        number(r"Used (\d+) registers"),
+        number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        number(r"(\d+) bytes stack frame"),
+        f"nvcc {version}",
+        round(seconds, 3),
+        notes,
+    )
+
+
+def _judge(source: CudaSource, arch: str, resources: Resources, allow: tuple[str, ...]) -> None:
+    name = source.name
+    if resources.spill_bytes and "spills" not in allow:
+        where, remedy = "", "give its groups more registers, "
+        if GIVEN not in source.text:
+            most = entry_registers(source.threads, arch)
+            where, remedy = f": its {source.threads} threads have {most} each on {arch}", ""
+        raise Spills(
+            f"{name} spills {resources.spill_bytes} B of registers{where}; make its tile smaller, "
+            f"{remedy}or allow 'spills'"
+        )
+    if resources.stack_bytes and "stack" not in allow:
+        raise CheckFailed(f"{name} has a stack frame of {resources.stack_bytes} B; allow 'stack'")
+    for note in resources.notes:
+        for fault, pattern in FAULTS.items():
+            if fault not in allow and re.search(pattern, note, re.IGNORECASE):
+                raise CheckFailed(f"{name}: ptxas says: {note} (allow {fault!r} to accept it)")

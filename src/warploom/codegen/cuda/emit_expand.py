@@ -1,0 +1,109 @@
+"""The code of a loop whose tiles have several copies: unrolled until every copy is known by name.
+
+    start `depth` iterations ahead
+    for whole rounds of u iterations: steady, steady, ... each with its own names
+    what is left of a round (0 ... u - 1 iterations), then what is in flight, by the remainder
+
+*requires*  a pipeline with copies; u = the least common multiple of their numbers
+*keeps*  the steps of every iteration and their order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.values import Values
+from warploom.codegen.ir.block import Pipeline, Step
+from warploom.codegen.passes.copies import copy_name, names_at, rename, renamed, unroll_of
+from warploom.tile import Loop
+
+Emit = Callable[[Values, tuple[Step, ...], Loop, str, int], list[str]]
+
+
+class Expanded:
+    """Writes one pipeline; `emit` writes steps of one iteration, as `StepCode` does."""
+
+    def __init__(self, values: Values, section: Pipeline, emit: Emit) -> None:
+        self.section, self.emit = section, emit
+        self.unroll = unroll_of(section.copies)
+        self.views = [
+            Values(
+                renamed(values.placement, names_at(section.copies, number)),
+                values.part,
+                values.skip_unit,
+                values.fma_exp2,
+                values.skip_settled,
+            )
+            for number in range(self.unroll)
+        ]
+        for view in self.views:
+            view.order = values.order
+
+    def lines(self) -> list[str]:
+        """The loop, without its range and its surroundings."""
+        section, index = self.section, self.section.loop.index
+        counter, depth = c_name(index), section.depth
+        body: list[str] = []
+        for number, steps in enumerate(section.prologue):
+            inner = self._block(steps, f"{index}_start", number, number)
+            body += [f"{{  // start iteration {number} ahead", *_in(inner), "}"]
+        body += [
+            f"int {counter} = {index}_start + {depth};",
+            "#pragma unroll 1",
+            f"for (; {counter} + {self.unroll - 1} < {index}_stop; {counter} += {self.unroll}) {{",
+        ]
+        for ahead in range(self.unroll):
+            inner = self._block(section.steady, counter, ahead, depth + ahead)
+            body += _in([f"{{  // copies of iteration {ahead} of a round", *_in(inner), "}"])
+        body.append("}")
+        for rest in range(self.unroll):
+            head = f"if ({counter} + {rest} == {index}_stop) {{"
+            body += [head if rest == 0 else f"else {head}", *_in(self._tail(rest)), "}"]
+        result = [f"if ({index}_stop - {index}_start >= {depth}) {{", *_in(body), "}"]
+        if depth > 1:
+            # The first copies alone: one iteration ends before the next begins.
+            inner = self.emit(self.views[0], section.plain, section.loop, counter, 0)
+            result += [
+                "else {",
+                f"  for (int {counter} = {index}_start; {counter} < {index}_stop; ++{counter}) {{",
+                *_in(_in(inner)),
+                "  }",
+                "}",
+            ]
+        return result
+
+    def _tail(self, rest: int) -> list[str]:
+        section, counter = self.section, c_name(self.section.loop.index)
+        lines: list[str] = []
+        for ahead in range(rest):
+            inner = self._block(section.steady, counter, ahead, section.depth + ahead)
+            lines += ["{  // left of a round", *_in(inner), "}"]
+        for number, steps in enumerate(section.epilogue):
+            newest = section.depth + rest + number
+            inner = self._block(steps, f"{section.loop.index}_stop", number, newest)
+            lines += ["{  // finish what is in flight", *_in(inner), "}"]
+        return lines
+
+    def _block(self, steps: tuple[Step, ...], base: str, plus: int, newest: int) -> list[str]:
+        """One iteration's steps; `newest` is its number from the loop's first, modulo the unroll.
+
+        Each step works on the iteration `stage` before it, so on that one's copies.
+        """
+        lines: list[str] = []
+        for step in steps:
+            number = (newest - step.stage) % self.unroll
+            names = names_at(self.section.copies, number)
+            joined = tuple(
+                copy_name(name, (newest - lag) % self.section.copies.get(name, 1))
+                for name, lag in zip(step.names, step.lags, strict=True)
+            )
+            op = None if step.op is None else rename(step.op, names)
+            own = replace(step, op=op, names=joined)
+            lines += self.emit(self.views[number], (own,), self.section.loop, base, plus)
+        return lines
+
+
+def _in(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -1,0 +1,141 @@
+"""Code for tasks that meet: the blocks of a cluster add up their tiles through shared memory.
+
+Every block pushes part r of its tile into the shared memory of block r (st.async, which counts the
+bytes at a barrier there), then adds up what the others pushed to it, in the order of the blocks. A
+block pushes again when all blocks have read what it pushed before. Threads exchange their own
+registers, so that a part of the columns of a tile is a part of every thread's registers. Blocks
+beyond the last part of the columns get none: their part is zero.
+
+    full    1 arrival and the bytes of all blocks: a block's parts are there
+    free    an arrival of every warp of every block with a part: what was pushed to it has been read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.values import Values
+from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.errors import InputError
+from warploom.tile import Op, Program
+from warploom.tile.interpret import meetings
+
+GROUP = 8  # columns that a thread holds in four registers: 16 bytes
+THREADS = 128
+WARPS = 4
+WORD = 4  # bytes of a register
+BARRIERS = 2  # full and free
+
+
+def check_meetings(placement: Placement, plan: LaunchPlan) -> None:
+    """Raise `InputError` where the launch plan or a tile does not suit the program's meetings."""
+    for op in meetings(placement.program):
+        axis, parts = str(op.start), int(op.value or 0)
+        if plan.cluster != (axis, parts):
+            raise InputError(
+                f"{op.where}: {parts} tasks along {axis} meet, so they must be a cluster: expected "
+                f"cluster=({axis!r}, {parts}) in the launch plan, it has {plan.cluster}"
+            )
+        kind = placement.oriented(op.srcs[0].type)
+        width = op.dst.type.size(op.axis) if op.dst is not None else 0
+        if len(kind.axes) != 2 or op.axis != kind.names[1] or width % GROUP:
+            raise InputError(
+                f"{op.where}: {op.srcs[0].type} cut in {parts} along {op.axis!r}: expected the "
+                f"axis over the columns of the registers, and parts of a multiple of {GROUP}"
+            )
+    if len(counts := {shares(op) for op in meetings(placement.program)}) > 1:
+        raise InputError(
+            f"program {placement.program.name}: its meetings have {sorted(counts)} parts, expected "
+            "the same number in all"
+        )
+
+
+def shares(op: Op) -> int:
+    """The blocks that get a part of a meeting's sum: the first ones of the cluster."""
+    assert op.dst is not None
+    return op.srcs[0].type.size(op.axis) // op.dst.type.size(op.axis)
+
+
+def exchange_bytes(placement: Placement, program: Program) -> int:
+    """Bytes of shared memory in which one group gets the parts of a meeting."""
+    found = [(op, placement.local(op.dst.type)) for op in meetings(program) if op.dst is not None]
+    return max(
+        (int(op.value or 0) * kind.shape[0] * kind.shape[1] * WORD for op, kind in found),
+        default=0,
+    )
+
+
+def meeting_barriers(program: Program, parts: int) -> list[str]:
+    """The code that sets up the barriers of all groups."""
+    blocks = shares(meetings(program)[0])
+    return [
+        f"for (int s = 0; s < {parts}; ++s) {{",
+        "  barrier_init(meet_full + s * 8, 1);",
+        f"  barrier_init(meet_free + s * 8, {WARPS * blocks});",
+        "}",
+    ]
+
+
+def meet_lines(values: Values, op: Op, room: int) -> list[str]:
+    """One meeting; `room` is `exchange_bytes`."""
+    assert op.dst is not None
+    source, into = c_name(op.srcs[0].name), c_name(op.dst.name)
+    parts, blocks = int(op.value or 0), values.blocks(op.srcs[0].type)
+    quads = values.columns(op.dst.type) // GROUP  # of every part and block of rows
+    stride = THREADS * 4 * WORD  # bytes of all threads' quads of registers
+    each = blocks * quads * stride
+    push: list[str] = []
+    some = shares(op)
+    for part in range(some):
+        push += [
+            "{",
+            f"  const unsigned to = in_peer(own, {part}), bar = in_peer(full, {part});",
+            *_loops(blocks, quads),
+            f"      push_quad(to + (t * {quads} + i) * {stride}, "
+            f"&{source}[t][4 * (i + {part * quads})], bar);",
+            "}",
+        ]
+    mine = "" if some == parts else f"if (rank < {some}) "
+    take = [
+        "barrier_wait(full, meet_parity);",
+        f"const unsigned at = parts + threadIdx.x % {THREADS} * 16;",
+        *_loops(blocks, quads),
+        f"    read_quad(&{into}[t][4 * i], at + (t * {quads} + i) * {stride});",
+        "#pragma unroll 1",
+        f"for (int other = 1; other < {parts}; ++other) {{",
+        f"  const unsigned next = at + other * {each};",
+        *_indent(_loops(blocks, quads)),
+        f"      add_quad(&{into}[t][4 * i], next + (t * {quads} + i) * {stride});",
+        "}",
+        "__syncwarp();",
+        f"if (lane < {parts}) barrier_arrive_at(meet_free + part * 8, lane);",
+    ]
+    if mine:
+        none = [*_loops(blocks, 4 * quads), f"    {into}[t][i] = 0.0f;"]
+        take = [f"{mine}{{", *_indent(take), "} else {", *_indent(none), "}"]
+    return [
+        "{",
+        f"  const unsigned full = meet_full + part * 8, parts = meet_room + part * {room};",
+        f"  const unsigned own = parts + rank * {each} + threadIdx.x % {THREADS} * 16;",
+        "  barrier_wait(meet_free + part * 8, meet_parity ^ 1);",
+        f"  {mine}if (threadIdx.x % {THREADS} == 0) barrier_expect(full, {parts * each});",
+        *_indent(push),
+        *_indent(take),
+        "  meet_parity ^= 1;",
+        "}",
+    ]
+
+
+def _loops(blocks: int, quads: int) -> list[str]:
+    return [
+        "#pragma unroll",
+        f"for (int t = 0; t < {blocks}; ++t)",
+        "#pragma unroll",
+        f"  for (int i = 0; i < {quads}; ++i)",
+    ]
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

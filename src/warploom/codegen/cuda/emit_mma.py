@@ -1,0 +1,100 @@
+"""Code for wgmma: descriptors from ring slots, one instruction a K step and block of rows."""
+
+from __future__ import annotations
+
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.prelude import wgmma
+from warploom.codegen.cuda.values import Values
+from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.layout import Operand
+from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
+from warploom.errors import InputError
+from warploom.tile import Op
+
+MOST_COLUMNS = 256  # of one wgmma
+
+
+def issue_lines(
+    block: BlockProgram, values: Values, op: Op, helpers: dict[str, str], lazy: bool
+) -> list[str]:
+    """Start one matmul: pin, fence, the instructions, commit.
+
+    `lazy`: the accumulator is known to be zero until `<acc>_live` is set, so that the first
+    instruction overwrites it. Adds the instructions it uses to `helpers`.
+    """
+    placement = block.placement
+    assert op.dst is not None
+    n = op.dst.type.shape[1]
+    if n % 8 or not 8 <= n <= 2 * MOST_COLUMNS:
+        raise InputError(
+            f"{op.where}: matmul with {n} columns: wgmma takes 8 to {MOST_COLUMNS} in steps of 8, "
+            "and at most two side by side"
+        )
+    a_var, b_var = op.srcs[:2]
+    from_registers = placement.from_registers(op)
+    right = placement.operand(op, 1)
+    left = None if from_registers else placement.operand(op, 0)
+    transposed = (left is not None and not left.k_major, not right.k_major)
+    pieces = _pieces(op, n, right)
+    calls: list[str] = []
+    for _, columns in pieces:
+        name, text = wgmma(columns, a_var.type.dtype.name, from_registers, transposed)
+        helpers[name] = text
+        calls.append(name)
+    into = c_name(op.dst.name)
+    lines = [f"pin({into});"]
+    if from_registers:
+        lines.append(f"pin({c_name(a_var.name)});")
+    lines.append("wgmma_fence();")
+    fresh = len(op.srcs) == 2
+    blocks = values.blocks(op.dst.type)
+    for step in range(right.steps):
+        for t in range(blocks):
+            if left is None:
+                a = f"&{c_name(a_var.name)}[{t}][{4 * step}]"
+            else:
+                a = _descriptor(block, op, a_var.name, left, step, t)
+            accumulate = "1"
+            if step == 0:
+                accumulate = "0" if fresh else (f"{op.dst.name}_live" if lazy else "1")
+            for (first, columns), name in zip(pieces, calls, strict=True):
+                b = _slot_descriptor(block, b_var.name, right, right.offset(step, first))
+                sums = f"{into}[{t}]"
+                if columns < n:
+                    sums = f"some<{columns // 2}>({sums} + {first // 2})"
+                lines.append(f"{name}({sums}, {a}, {b}, {accumulate});")
+    lines.append("wgmma_commit();")
+    if lazy:
+        lines.append(f"{op.dst.name}_live = 1;")
+    return lines
+
+
+def _pieces(op: Op, n: int, right: Operand) -> list[tuple[int, int]]:
+    """(first column, columns) of the instructions side by side that make n columns."""
+    if n <= MOST_COLUMNS:
+        return [(0, n)]
+    # An MN-major operand can only be entered at the beginning of a panel.
+    grain = 8 if right.k_major else right.tile.panel_cols
+    first = -(-n // 2 // grain) * grain
+    return [(0, first), (first, n - first)]
+
+
+def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: int) -> str:
+    # Everything known now is in the low word; the address field cannot carry into the next one.
+    low, high = operand.words()
+    if name in block.placement.staged:
+        return f"descriptor({low + offset // 16:#x}, {high:#x}, {name}_staged)"
+    ring, buffer = block.home(name)
+    return f"descriptor({low + (buffer.offset + offset) // 16:#x}, {high:#x}, {ring.name}_at)"
+
+
+def _descriptor(block: BlockProgram, op: Op, name: str, operand: Operand, step: int, t: int) -> str:
+    # Operand A: this group's part of the rows, then block t of it.
+    placement = block.placement
+    kind = op.srcs[0].type
+    axis = next(n for n in kind.names if n != contracted(op))
+    text = _slot_descriptor(block, name, operand, operand.offset(step, t * ROWS_PER_GROUP))
+    if axis == placement.split and placement.parts > 1:
+        rows = kind.size(axis) // placement.parts
+        text = f"{text[:-1]} + part * {operand.offset(0, rows)})"
+    return text

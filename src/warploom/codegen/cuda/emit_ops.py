@@ -1,0 +1,302 @@
+"""Code for the ops that a compute group runs on registers: elementwise, reductions, loads, stores.
+
+Every function gives the lines of one op; loops over elements are unrolled by the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from warploom.codegen.cuda.emit_cols import argmax_lines, cumsum_lines, slice_lines
+from warploom.codegen.cuda.emit_exchange import exchange_lines
+from warploom.codegen.cuda.emit_rows import (
+    combining,
+    row_argmax_lines,
+    row_cumsum_lines,
+    row_reduce_lines,
+)
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.scratch import crosses_rows, exchanges
+from warploom.codegen.cuda.settled import settled
+from warploom.codegen.cuda.uniform import everywhere
+from warploom.codegen.cuda.values import (
+    COLUMN_GROUP,
+    PACKED,
+    REDUCE,
+    At,
+    Values,
+    multiple_of,
+    rounded,
+)
+from warploom.errors import InputError
+from warploom.tile import Op, Var
+from warploom.tile.ops import OPS
+
+Names = dict[str, str]
+ALONG_COLUMNS = {"argmax": argmax_lines, "cumsum": cumsum_lines, "slice": slice_lines}
+ALONG_ROWS = {"argmax": row_argmax_lines, "cumsum": row_cumsum_lines} | dict.fromkeys(
+    REDUCE, row_reduce_lines
+)
+
+
+def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """The lines of an op whose result is a register tile."""
+    assert op.dst is not None
+    group = OPS[op.kind].group
+    if crosses_rows(values.placement, op):
+        return ALONG_ROWS[op.kind](values, op, names)
+    if exchanges(values.placement, op):
+        return exchange_lines(values, op, names, _assign)
+    if op.kind in REDUCE:
+        return guarded(reduce_lines(values, op, names), needless(values, op, names))
+    if op.kind in ALONG_COLUMNS:
+        return ALONG_COLUMNS[op.kind](values, op, names)
+    if op.kind == "cast" and values.is_fragment(op.dst):
+        return fragment_lines(values, op, names)
+    if group in ("unary", "binary", "compare", "select") or op.kind in (
+        "cast",
+        "copy",
+        "transpose",
+        "fill",
+        "coordinate",
+        "load",
+    ):
+        return elementwise_lines(values, op, names)
+    raise InputError(
+        f"{op.where}: {op.kind} has no code beside matmuls; a program without one takes a SIMT "
+        "schedule"
+    )
+
+
+def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """`dst = f(srcs)` for every element this thread holds."""
+    assert op.dst is not None
+    # A packed tile rounds when a pair is put together.
+    packed = values.form(op.dst.type) == "tile" and op.dst.type.dtype.name in PACKED
+    if packed and op.kind == "where" and values.form(op.srcs[0].type) in ("row", "scalar"):
+        return guarded(_chosen_words(values, op, names), needless(values, op, names))
+
+    def value(at: At) -> str:
+        text = values.expression(op, at, names, rounds=not packed)
+        return text if packed else rounded(op, text)
+
+    lines = _assign(values, op.dst, value)
+    return guarded(lines, needless(values, op, names))
+
+
+def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
+    """A `where` of packed tiles by a condition on rows: the two columns of a word go together."""
+    assert op.dst is not None
+    blocks, count = values.extents(op.dst.type)
+    condition = values.element(op.srcs[0], At("tile", i="2 * i"), names)
+    left, right = (values.word(src, "t", "i", names) for src in op.srcs[1:])
+    line = f"    {c_name(op.dst.name)}[t][i] = {condition} ? {left} : {right};"
+    return [*_for("t", blocks), *_for("i", count), line]
+
+
+def guarded(lines: list[str], needless: str | None) -> list[str]:
+    """The lines under the opposite of a condition, if there is one."""
+    if needless in (None, "false"):
+        return lines
+    if needless == "true":
+        return ["// not needed here"]
+    return [f"if (!({needless})) {{", *[f"  {line}" for line in lines], "}"]
+
+
+def needless(values: Values, op: Op, names: Names) -> str | None:
+    """A condition, equal in all threads of a warp, under which the op writes what is there or what
+    nobody reads."""
+    if op.dst is None:
+        return None
+    if values.skip_settled and (condition := settled(values, op)) is not None:
+        return condition
+    if values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
+        return None
+    if op.kind == "where" and op.srcs[1] == op.dst:
+        return everywhere(values, op.srcs[0], names)
+    factor = op.srcs[-1]
+    if (
+        values.skip_unit
+        and op.kind == "mul"
+        and op.srcs[0] == op.dst
+        and values.form(factor.type) == "row"
+        and factor.name not in values.placement.fusion.inlined
+    ):
+        ones = [
+            f"{c_name(factor.name)}[{t}][{h}] == 1.0f"
+            for t in range(values.blocks(op.dst.type))
+            for h in range(2)
+        ]
+        return f"__all_sync(0xffffffffu, {' && '.join(ones)})"
+    return None
+
+
+def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[str]:
+    form, name = values.form(dst.type), c_name(dst.name)
+    extents = values.extents(dst.type)
+    if form == "scalar":
+        return [f"{name} = {expression(At('scalar'))};"]
+    if form == "col":
+        return [*_for("i", extents[0]), f"    {name}[i] = {expression(At('col'))};"]
+    if form == "tile" and dst.type.dtype.name in PACKED:
+        low, high = expression(At("tile", i="2 * i")), expression(At("tile", i="2 * i + 1"))
+        body = f"{name}[t][i] = pack_{dst.type.dtype}({low}, {high});"
+    else:
+        body = f"{name}[t][i] = {expression(At(form))};"
+    return [*_for("t", extents[0]), *_for("i", extents[1]), f"    {body}"]
+
+
+QUAD_COLUMNS = 32  # that the four lanes of a row write together: 64 bytes of 16-bit elements
+
+
+def _for(name: str, count: int) -> list[str]:
+    return ["#pragma unroll", f"for (int {name} = 0; {name} < {count}; ++{name})"]
+
+
+def fragment_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """A tile cast to 8 bits, as the first operand of a matmul wants it.
+
+    Of every 16 columns a lane holds the pairs 2 q, 2 q + 1 and 8 + 2 q, 9 + 2 q (q = lane % 4) and
+    must give columns 4 q to 4 q + 3: two lanes of its quad have them (PTX ISA, wgmma register
+    fragments of 32-bit accumulators and of 8-bit operands).
+    """
+    assert op.dst is not None
+    if op.dst.type.shape[1] % 32:
+        raise InputError(f"{op.where}: cast to {op.dst.type}: columns must be a multiple of 32")
+    name, kind = c_name(op.dst.name), op.dst.type.dtype.name
+    # word r of k step s: rows + 8 (r % 2), columns 32 s + 16 (r / 2)
+    first = "16 * (i / 4) + 8 * (i % 4 / 2) + 2 * (i % 2)"
+    at = [
+        values.element(op.srcs[0], At("tile", i=f"{first} + {4 * pair + c}"), names)
+        for pair in range(2)
+        for c in range(2)
+    ]
+    blocks, words = values.extents(op.dst.type)
+    return [
+        *_for("t", blocks),
+        *_for("i", words),
+        f"    {name}[t][i] = quad_fragment(pack_{kind}({', '.join(at)}));",
+    ]
+
+
+def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """One value a row: over this thread's columns, then over the 4 lanes of the row."""
+    assert op.dst is not None
+    source = op.srcs[0]
+    if values.form(source.type) != "tile" or op.axis not in values.placement.cols:
+        raise InputError(
+            f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: only reductions along the "
+            "columns of a register tile have sm_90a code"
+        )
+    _, join, identity = combining(op)
+    blocks = values.extents(op.dst.type)[0]
+    count = values.columns(source.type) // 2
+    name = c_name(op.dst.name)
+    element = values.element(source, At("tile"), names)
+    half = f"{name}[t][i >> 1 & 1]"
+    lane = f"{name}[t][i]"
+    shuffled = f"__shfl_xor_sync(0xffffffffu, {lane}, step)"
+    return [
+        *_for("t", blocks),
+        "{",
+        f"  {name}[t][0] = {name}[t][1] = {identity};",
+        *[f"  {line}" for line in _for("i", count)],
+        f"    {half} = {join(half, element)};",
+        *[f"  {line}" for line in _for("i", 2)],
+        "  #pragma unroll",
+        "    for (int step = 1; step < 4; step *= 2)",
+        f"      {lane} = {join(lane, shuffled)};",
+        *rounded_in_place(op, f"{name}[t][0]", f"{name}[t][1]"),
+        "}",
+    ]
+
+
+def rounded_in_place(op: Op, *elements: str) -> list[str]:
+    """Lines that round the result of a reduction to its element type, where that is narrow."""
+    lines = [f"  {element} = {rounded(op, element)};" for element in elements]
+    return lines if rounded(op, "x") != "x" else []
+
+
+def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """A store from registers, element by element, with bounds."""
+    assert op.array is not None
+    source = op.srcs[0]
+    form = values.form(source.type)
+    at = At(form)
+    offset, inside = values.address(op, source.type, at, names)
+    element = values.element(source, at, names, rounds=False)
+    dtype = op.array.dtype.name
+    pointer = f"{op.array.name}_data + {offset}"
+    if op.kind == "store_add":
+        write = f"add_{dtype}({pointer}, {element});"
+    elif dtype in ("fp32", "int32"):
+        write = f"*({pointer}) = {element};"
+    else:
+        write = f"write_{dtype}({pointer}, {element});"
+    if form == "row":
+        blocks, halves = values.extents(source.type)
+        return [
+            "if ((threadIdx.x & 3) == 0) {",
+            *[f"  {line}" for line in (*_for("t", blocks), *_for("i", halves))],
+            f"    if ({inside}) {write}",
+            "}",
+        ]
+    if form == "col":
+        only = "threadIdx.x % 128 < 4"
+        return [
+            f"if ({only}) {{",
+            *[f"  {line}" for line in _for("i", values.extents(source.type)[0])],
+            f"    if ({inside}) {write}",
+            "}",
+        ]
+    if form == "scalar":
+        return [f"if (threadIdx.x % 128 == 0) {{ if ({inside}) {write} }}"]
+    blocks, count = values.blocks(source.type), values.columns(source.type) // 2
+    return [*_for("t", blocks), *_for("i", count), f"    if ({inside}) {write}"]
+
+
+def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """A store from registers, 16 bytes a lane where pitches allow, else element by element.
+
+    The four lanes of a row exchange words, so that each holds 8 neighbouring columns and together
+    they write 64 bytes: two whole sectors. Where the columns are no multiple of that, the last 64
+    bytes of a row overlap the ones before.
+    """
+    source, plain = op.srcs[0], direct_store_lines(values, op, names)
+    assert op.array is not None
+    fits = (
+        values.form(source.type) == "tile"
+        and op.kind == "store"
+        and op.array.dtype.name in PACKED
+        and source.type.names == tuple(s.axis for s in op.spans if s.size is not None)
+        and not values.placement.across(source.type)
+        and source.type.shape[1] >= QUAD_COLUMNS
+        and all(span.stop is None for span in op.spans)
+        and op.spans[-1].size is not None
+        and multiple_of(op.spans[-1].start) % COLUMN_GROUP == 0
+    )
+    if not fits:
+        return plain
+    groups, array = source.type.shape[1] // 8, op.array
+    offset, inside = values.address(
+        op, source.type, At("tile", i="4 * (j + lane % 4) + 2 * h"), names
+    )
+    words = [values.word(source, "t", f"2 * (j + {g}) + h", names) for g in range(4)]
+    strides = [f"{array.name}_stride{d}" for d in range(len(array.dims) - 1)]
+    odd = " | ".join([*strides, c_name(array.dims[-1])])
+    address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
+    return [
+        f"if ((({odd}) & 7) == 0 && {address} % 16 == 0) {{",
+        *[f"  {line}" for line in (*_for("t", values.blocks(source.type)), *_for("h", 2))],
+        "  #pragma unroll",
+        f"      for (int q = 0; q < {groups}; q += 4) {{",
+        f"        const int j = ::min(q, {groups - 4});",
+        f"        unsigned w[4] = {{{', '.join(words)}}};",
+        "        quad_exchange(w, lane % 4);",
+        f"        if ({inside})",
+        f"          store_16_bytes({array.name}_data + {offset} - thread_col, w);",
+        "      }",
+        "} else {",
+        *[f"  {line}" for line in plain],
+        "}",
+    ]

@@ -1,0 +1,283 @@
+"""Emission for GPUs without TMA and wgmma (sm_80 and later): the same block program, other verbs.
+
+    Fill      128 threads start copies of 16 bytes (cp.async) that zero what lies outside
+    Publish   the slot's barrier gets an arrival of each thread once its copies are done
+    Issue     ldmatrix and mma.sync, which wait by themselves
+    Join      nothing
+
+Rings, order, waits and releases are the block program's, so what the simulator checked holds here.
+Register tiles have the same layout: the fragments of mma.sync are those of a warp in wgmma.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.codegen.cuda.emit import CudaSource, Emitter
+from warploom.codegen.cuda.emit_ops import wide_store_lines
+from warploom.codegen.cuda.emit_steps import StepCode, indent
+from warploom.codegen.cuda.emit_tma import Maps
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
+from warploom.codegen.cuda.values import Values, c_index, multiple_of
+from warploom.codegen.ir.block import BlockProgram, Role, Step
+from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
+from warploom.errors import InputError
+from warploom.tile import Op
+
+PIECE = 8  # elements of one 16-byte copy
+LOADER_THREADS = GROUP_THREADS = 128
+SM80_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
+
+Names = dict[str, str]
+
+
+def emit_sm80(block: BlockProgram, arch: str = "sm_80") -> CudaSource:
+    """The CUDA C++ of a block program for `arch`; raises `InputError` for what it cannot have."""
+    return _Sm80Emitter(block, arch).source()
+
+
+class _Sm80Steps(StepCode):
+    """The actions that differ."""
+
+    def __init__(self, block: BlockProgram, maps: Maps) -> None:
+        super().__init__(block, maps)
+        self.fences = False
+        self.holding = False  # mma.sync is done when it has issued: no wait can move
+
+    def _lazy_zeros(self) -> set[str]:
+        return set()  # mma.sync has no way to overwrite, so accumulators are zeroed
+
+    def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
+        name = step.ring
+        return [f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"]
+
+    def _fill(self, values: Values, step: Step, names: Names) -> list[str]:
+        assert step.op is not None
+        return fill_lines(self.block, step.op, names)
+
+    def _publish(self, values: Values, step: Step, names: Names) -> list[str]:
+        name = step.ring
+        return [
+            f"copies_arrive({name}_full + {name}_cursor.slot * 8);",
+            f"advance<{self.block.ring(name).depth}>({name}_cursor);",
+        ]
+
+    def _release(self, values: Values, step: Step, names: Names) -> list[str]:
+        # Every lane arrives for its own reads. One lane a warp would do after a __syncwarp, but
+        # racecheck does not follow reads through that to the barrier.
+        ring, name = self.block.ring(step.ring), step.ring
+        return [
+            f"barrier_arrive({name}_empty + {name}_oldest * 8);",
+            f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;",
+        ]
+
+    def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
+        assert step.op is not None
+        return self._addressed(step, names, multiply_lines(self.block, values, step.op))
+
+    def _join(self, values: Values, step: Step, names: Names) -> list[str]:
+        return []
+
+    def _run(self, values: Values, step: Step, names: Names) -> list[str]:
+        assert step.op is not None
+        if step.op.kind in ("store", "store_add"):
+            return wide_store_lines(values, step.op, names)
+        return super()._run(values, step, names)
+
+
+class _Sm80Emitter(Emitter):
+    def __init__(self, block: BlockProgram, arch: str) -> None:
+        plan = block.schedule.launch
+        if arch not in SM80_ARCHITECTURES:
+            raise InputError(f"architecture {arch!r}: expected {', '.join(SM80_ARCHITECTURES)}")
+        if plan.cluster[1] > 1 or plan.walk == "dynamic" or plan.store != "direct":
+            raise InputError(
+                f"schedule {block.schedule.name}: cluster {plan.cluster[1]}, walk {plan.walk!r}, "
+                f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
+                "or snake walk and store='direct'"
+            )
+        if plan.alternate or plan.passing:
+            raise InputError(
+                f"schedule {block.schedule.name}: alternate={plan.alternate} and passing="
+                f"{plan.passing}: {arch} has no producer whose copies these say the order of"
+            )
+        self.arch = arch
+        super().__init__(block, False)
+        self.helpers.update(SM80_PRELUDE)
+        self.steps = _Sm80Steps(block, self.maps)
+        for op in self.program.ops():
+            if op.array is not None and op.array.name not in self.maps.direct:
+                self.maps.direct.append(op.array.name)
+
+    def _parameters(self) -> list[dict[str, Any]]:
+        copied = {op.array.name for ring in self.block.rings for buffer in ring.buffers
+                  for op in buffer.loads if op.array}  # fmt: skip
+        result = super()._parameters()
+        for parameter in result:
+            if parameter["kind"] == "pointer" and parameter["array"] in copied:
+                parameter["aligned"] = True
+        return result
+
+    def _setup(self, at: dict[str, int]) -> list[str]:
+        lines = [
+            "extern __shared__ __align__(1024) unsigned char shared_raw[];",
+            "const unsigned shared = (smem_address(shared_raw) + 1023u) & ~1023u;",
+        ]
+        for ring in self.block.rings:
+            lines += [
+                f"const unsigned {ring.name}_base = shared + {at[ring.name]};",
+                f"const unsigned {ring.name}_full = shared + {at[f'{ring.name}.full']};",
+                f"const unsigned {ring.name}_empty = shared + {at[f'{ring.name}.empty']};",
+            ]
+        lines += [
+            "const int warp_group = __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0);",
+            "const unsigned lane = threadIdx.x % 32;",
+            "if (threadIdx.x == 0) {",
+        ]
+        for ring in self.block.rings:
+            lines += [
+                f"  for (int s = 0; s < {ring.depth}; ++s) {{",
+                f"    barrier_init({ring.name}_full + s * 8, {LOADER_THREADS});",
+                f"    barrier_init({ring.name}_empty + s * 8, {GROUP_THREADS * self.parts});",
+                "  }",
+            ]
+        return [*lines, "}", "__syncthreads();"]
+
+    def _role(self, role: Role) -> list[str]:
+        if role.loads:
+            lines = [f"// {role.name}: its threads start every copy into shared memory"]
+            lines += [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
+            return [*lines, *self._tasks(role)]
+        lines = [
+            f"// {role.name}: matmuls and everything in registers",
+            "const int part = warp_group - 1;",
+            *self._scratch(),
+            "const int thread_row = int(threadIdx.x % 128 / 32 * 16 + lane / 4);",
+            "const int thread_col = int(lane % 4 * 2);",
+        ]
+        lines += [
+            f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
+        ]
+        if self.block.schedule.turns:
+            lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
+        return [*lines, *self._tasks(role)]
+
+
+def fill_lines(block: BlockProgram, op: Op, names: Names) -> list[str]:
+    """Start the copies of one load into the loader's current slot."""
+    assert op.dst is not None and op.array is not None
+    if op.value not in (0, 0.0):
+        raise InputError(f"{op.where}: load with edge={op.value} into shared memory: only 0.0")
+    if op.array.dtype.bytes != 2:
+        raise InputError(
+            f"{op.where}: matmul of {op.array.dtype}: mma.sync here multiplies bf16 and fp16"
+        )
+    spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
+    if len(spanned) != 2 or spanned[1] != len(op.spans) - 1:
+        raise InputError(
+            f"{op.where}: load of {op.array}: copies of 16 bytes span two dimensions, the second "
+            "of them the last of the array"
+        )
+    start = op.spans[-1].start
+    if multiple_of(start) % PIECE:
+        raise InputError(
+            f"{op.where}: load of {op.array} from {start}: copies of 16 bytes begin at multiples "
+            f"of {PIECE} elements, and this is not one for every value"
+        )
+    ring, buffer = block.home(op.dst.name)
+    tile = buffer.tile
+    name = op.array.name
+    fixed = [
+        f"static_cast<long long>({c_index(span.start, names)}) * {name}_stride{d}"
+        for d, span in enumerate(op.spans)
+        if span.size is None
+    ]
+    rows, cols = (c_name(op.array.dims[d]) for d in spanned)
+    outside = [
+        f"unsigned({c_index(span.start, names)}) >= unsigned({c_name(dim)})"
+        for span, dim in zip(op.spans, op.array.dims, strict=True)
+        if span.size is None
+    ]
+    if outside:
+        rows = f"({' || '.join(outside)} ? 0 : {rows})"
+    slot = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes} + {buffer.offset}"
+    return [
+        f"fill_tile<{tile.width}, {tile.rows}, {tile.cols}>({slot}, "
+        f"{' + '.join([f'{name}_data', *fixed])}, {name}_stride{spanned[0]}, "
+        f"{c_index(op.spans[spanned[0]].start, names)}, {rows}, {c_index(start, names)}, {cols});"
+    ]
+
+
+def multiply_lines(block: BlockProgram, values: Values, op: Op) -> list[str]:
+    """One matmul: operands to fragments by ldmatrix, a step of 16 of the depth at a time."""
+    placement = block.placement
+    assert op.dst is not None
+    into, n = c_name(op.dst.name), op.dst.type.shape[1]
+    if n % 8:
+        raise InputError(f"{op.where}: matmul with {n} columns, expected a multiple of 8")
+    blocks = values.blocks(op.dst.type)
+    a_var, b_var = op.srcs[:2]
+    right = placement.operand(op, 1)
+    b_tile = right.tile
+    deep = str(right.k_major).lower()
+    loops = ["#pragma unroll", f"for (int t = 0; t < {blocks}; ++t)"]
+    lines: list[str] = []
+    if len(op.srcs) == 2:
+        lines += [
+            *loops,
+            "#pragma unroll",
+            f"  for (int i = 0; i < {n // 2}; ++i) {into}[t][i] = 0.0f;",
+        ]
+    body: list[str] = []
+    if not placement.from_registers(op):
+        body.append(f"unsigned left_at[{blocks}][4];")
+        body += [*loops, f"  {_left(block, op, a_var.name)}"]
+        left = "left_at[t]"
+    else:
+        left = f"&{c_name(a_var.name)}[t][4 * step]"
+    mma = f"mma_{a_var.type.dtype}"
+    inner = [
+        "unsigned right_at[4];",
+        f"read_right<{b_tile.width}, {b_tile.rows}, {b_tile.cols}, {deep}>(right_at, "
+        f"{_slot(block, b_var.name)}, j * 8, step * 16);",
+        *loops,
+        f"  {mma}(&{into}[t][4 * j], {left}, right_at);",
+        *(
+            [
+                f"if (j + 1 < {n // 8}) {{",
+                *indent([*loops, f"  {mma}(&{into}[t][4 * j + 4], {left}, right_at + 2);"]),
+                "}",
+            ]
+        ),
+    ]
+    body += ["#pragma unroll", f"for (int j = 0; j < {n // 8}; j += 2) {{", *indent(inner), "}"]
+    return [
+        *lines,
+        "#pragma unroll",
+        f"for (int step = 0; step < {right.steps}; ++step) {{",
+        *indent(body),
+        "}",
+    ]
+
+
+def _slot(block: BlockProgram, name: str) -> str:
+    if name in block.placement.staged:
+        return f"{name}_staged"
+    ring, buffer = block.home(name)
+    return f"{ring.name}_at + {buffer.offset}"
+
+
+def _left(block: BlockProgram, op: Op, name: str) -> str:
+    placement = block.placement
+    operand = placement.operand(op, 0)
+    kind = op.srcs[0].type
+    axis = next(n for n in kind.names if n != contracted(op))
+    row = f"t * {ROWS_PER_GROUP} + int(threadIdx.x % 128 / 32) * 16"
+    if axis == placement.split and placement.parts > 1:
+        row = f"part * {kind.size(axis) // placement.parts} + {row}"
+    deep = str(operand.k_major).lower()
+    return (
+        f"read_left<{operand.tile.width}, {operand.tile.rows}, {deep}>(left_at[t], "
+        f"{_slot(block, name)}, {row}, step * 16);"
+    )

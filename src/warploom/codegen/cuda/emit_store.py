@@ -1,0 +1,242 @@
+"""Code for stores through shared memory: registers to swizzled panels, panels to global memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from warploom.codegen.analysis.panels import StorePanels, check_over
+from warploom.codegen.cuda.emit_ops import direct_store_lines
+from warploom.codegen.cuda.emit_rows import group_sync
+from warploom.codegen.cuda.emit_tma import Maps, coordinates
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.prelude import tma_store
+from warploom.codegen.cuda.values import At, Values, c_index
+from warploom.codegen.ir.layout import SWIZZLES
+from warploom.codegen.ir.place import ROWS_PER_GROUP
+from warploom.tile import Op
+
+Names = dict[str, str]
+LEADER = "if (threadIdx.x % 128 == 0)"
+SLOTS_FOR_ONE_MEETING = 3
+
+
+def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
+    """Write a register tile panel by panel to shared memory and start its copy to global memory."""
+    assert op.array is not None
+    kind = op.srcs[0].type
+    # A box cannot end early: the last tile of a range is written element by element.
+    whole: list[str] = []
+    for span in op.spans:
+        if span.stop is not None:
+            first = "0"
+            if span.size is not None and span.axis in values.placement.rows:
+                first = values.first_row(span.axis, span.size)
+            size = 1 if span.size is None else values.placement.local(kind).size(span.axis)
+            last = f"{c_index(span.start, names)} + {first} + {size}"
+            whole.append(f"{last} <= {c_index(span.stop, names)}")
+    if not whole:
+        return _Store(maps, values, op, names).lines()
+    stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
+    return [
+        f"if ({' && '.join(whole)}) {{",
+        *[f"  {line}" for line in store_lines(maps, values, stopless, names)],
+        "} else {",
+        *[f"  {line}" for line in direct_store_lines(values, op, names)],
+        "}",
+    ]
+
+
+class _Store:
+    """One store: where its panels are in shared memory, in the tile and in the array."""
+
+    def __init__(self, maps: Maps, values: Values, op: Op, names: Names) -> None:
+        self.values, self.op, self.names = values, op, names
+        self.panels = maps.panels(op)
+        tile = self.panels.tile
+        self.map_name = maps.map_of(op, tile.rows, tile.cols, tile.width)
+        self.call, text = tma_store(len(op.spans), op.kind == "store_add")
+        maps.helpers[self.call] = text
+        self.slots = maps.plan.store_panels
+        self.base, self.step = f"panels + part * {maps.panel_bytes()}", tile.panel_bytes
+        if maps.over is not None:
+            # A group's rows of an operand's panels: a panel of its own in each of them.
+            slot = maps.over[1]
+            check_over(slot, self.panels, values.placement.parts, op)
+            self.base, self.step = f"panels + part * {tile.panel_bytes}", slot.panel_bytes
+            self.slots = slot.panels
+
+    def lines(self) -> list[str]:
+        """All panels of the tile."""
+        count = len(self.panels.origins)
+        return self._at_once() if 1 < count <= self.slots else self._in_turn()
+
+    def _at_once(self) -> list[str]:
+        # Every panel has a slot: all are written between two meetings of the group, and the only
+        # wait is for the stores of the task before.
+        copies: list[str] = []
+        written: list[str] = []
+        for number, origin in enumerate(self.panels.origins):
+            at = f"{self.base} + {number * self.step}"
+            copies.append(f"  if ({self._inside(origin)}) {self._copy(at, origin)}")
+            # The branch keeps ptxas from beginning all panels at once, which spills.
+            written += [f"if ({self._inside(origin)}) {{", f"  const unsigned panel = {at};"]
+            written += [f"  {line}" for line in self._panel(origin)]
+            written += ["}"]
+        return [
+            f"{LEADER} store_wait_read<0>();",
+            self._meet(),
+            *written,
+            "fence_async();",
+            self._meet(),
+            f"{LEADER} {{",
+            *copies,
+            "  store_commit();",
+            "}",
+        ]
+
+    def _in_turn(self) -> list[str]:
+        # Slots are taken in turn within a task. With up to two, the group meets before a panel is
+        # written, which must wait for the store that read its slot, and after it. With more, the
+        # meeting that ends the writing of one panel also says that the slot of the next is free: a
+        # store less is under way, and half of the meetings are gone.
+        # A panel outside of the array is left out, its meeting is not: the count of stores would be
+        # wrong. The branch also keeps ptxas from beginning panels early, which spills.
+        once = self.slots >= SLOTS_FOR_ONE_MEETING
+        lines: list[str] = []
+        count = len(self.panels.origins)
+        for number, origin in enumerate(self.panels.origins):
+            at = f"{self.base} + {number % self.slots * self.step}"
+            if not once or not number:
+                pending = self.slots - 1 if number else 0
+                lines += [f"{LEADER} store_wait_read<{pending}>();", self._meet()]
+            lines += [
+                f"if ({self._inside(origin)}) {{",
+                f"  const unsigned panel = {at};",
+                *[f"  {line}" for line in self._panel(origin)],
+                "  fence_async();",
+                "}",
+            ]
+            if once and number + 1 < count:
+                lines.append(f"{LEADER} store_wait_read<{self.slots - 2}>();")
+            lines += [
+                self._meet(),
+                f"{LEADER} {{",
+                f"  if ({self._inside(origin)}) {self._copy(at, origin)}",
+                "  store_commit();",
+                "}",
+            ]
+        return lines
+
+    def _meet(self) -> str:
+        return group_sync(self.values.placement.parts)
+
+    def _place(self, origin: tuple[int, int]) -> tuple[str, str]:
+        """Row and column of a panel in the whole tile, as C++."""
+        kind = self.op.srcs[0].type
+        split = 1 if self.panels.across else 0  # the array's dimension over the register rows
+        first = self.values.first_row(kind.names[split], kind.shape[split])
+        text = [str(at) for at in origin]
+        if first != "0":
+            text[split] = first if text[split] == "0" else f"{first} + {text[split]}"
+        return text[0], text[1]
+
+    def _inside(self, origin: tuple[int, int]) -> str:
+        op = self.op
+        assert op.array is not None
+        row, col = self._place(origin)
+        checks = [
+            f"{c_index(op.spans[-1].start, self.names)} + {col} < {c_name(op.array.dims[-1])}"
+        ]
+        if self.panels.across:
+            spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
+            start = c_index(op.spans[spanned[0]].start, self.names)
+            checks.append(f"{start} + {row} < {c_name(op.array.dims[spanned[0]])}")
+        return " && ".join(checks)
+
+    def _copy(self, at: str, origin: tuple[int, int]) -> str:
+        where = coordinates(self.op, self.names, *self._place(origin))
+        return f"{self.call}(&{self.map_name}, {at}, {where});"
+
+    def _panel(self, origin: tuple[int, int]) -> list[str]:
+        lines = _across_lines if self.panels.across else _panel_lines
+        return lines(self.values, self.op, self.panels, origin, self.names)
+
+
+def _panel_lines(
+    values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
+) -> list[str]:
+    """Registers to one swizzled panel: stmatrix for 16-bit elements, pairs of fp32 otherwise."""
+    source, tile = op.srcs[0], panels.tile
+    groups, before = tile.panel_cols // 8, origin[1] // 8
+    mask = SWIZZLES[tile.width][0]
+    loops = [
+        "#pragma unroll",
+        f"for (int t = 0; t < {values.blocks(source.type)}; ++t)",
+        "#pragma unroll",
+    ]
+    block = f"panel + t * {ROWS_PER_GROUP * tile.width}"
+    if source.type.dtype.bytes == 2:
+        # Lane l gives the address of row l % 16, 8-column group l / 16 of a pair of groups.
+        words = [values.word(source, "t", f"{2 * before} + 2 * j + {i}", names) for i in range(4)]
+        return [
+            *loops,
+            f"  for (int j = 0; j < {groups}; j += 2) {{",
+            "    const unsigned row = threadIdx.x % 128 / 32 * 16 + lane % 16;",
+            f"    const unsigned at = row * {tile.width} + (j + lane / 16) * 16;",
+            f"    stmatrix({block} + (at ^ (at >> 3 & {mask:#x})), {', '.join(words)});",
+            "  }",
+        ]
+    low, high = (
+        values.element(source, At("tile", i=f"{4 * before} + 4 * j + 2 * h + {c}"), names)
+        for c in (0, 1)
+    )
+    if source.type.dtype.name == "int32":
+        low, high = f"__int_as_float({low})", f"__int_as_float({high})"
+    return [
+        *loops,
+        f"  for (int j = 0; j < {groups}; ++j)",
+        "#pragma unroll",
+        "    for (int h = 0; h < 2; ++h) {",
+        f"      const unsigned at = (thread_row + h * 8) * {tile.width} + j * 32 + thread_col * 4;",
+        f"      store_shared_pair({block} + (at ^ (at >> 3 & {mask:#x})), {low}, {high});",
+        "    }",
+    ]
+
+
+def _across_lines(
+    values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
+) -> list[str]:
+    """One block of 64 register rows to the columns of a panel, 8 x 8 matrices transposed.
+
+    Of two groups of 8 register columns, which are 16 rows of the panel, a warp holds four matrices:
+    lane l gives the address of row l % 8 of matrix l / 8, which is half l / 8 % 2 of the warp's 16
+    columns in group l / 16.
+    """
+    source, tile = op.srcs[0], panels.tile
+    mask, groups, before = SWIZZLES[tile.width][0], tile.rows // 8, origin[0] // 8
+    block = str(origin[1] // ROWS_PER_GROUP)
+
+    def words(group: str, count: int) -> str:
+        found = [values.word(source, block, f"2 * ({group}) + {i}", names) for i in range(count)]
+        return ", ".join(found)
+
+    column = "(threadIdx.x % 128 / 32 * 2 + lane / 8 % 2) * 16"
+    address = f"panel + (at ^ (at >> 3 & {mask:#x}))"
+    lines = [
+        f"const unsigned corner = (lane / 16 * 8 + lane % 8) * {tile.width} + {column};",
+        "#pragma unroll",
+        f"for (int j = 0; j < {groups // 2 * 2}; j += 2) {{",
+        f"  const unsigned at = corner + j * {8 * tile.width};",
+        f"  stmatrix_across({address}, {words(f'j + {before}', 4)});",
+        "}",
+    ]
+    if groups % 2:
+        # Only the addresses of lanes 0 to 15 count for two matrices.
+        last = groups - 1
+        lines += [
+            "{",
+            f"  const unsigned at = corner + {last * 8 * tile.width};",
+            f"  stmatrix_across({address}, {words(str(last + before), 2)});",
+            "}",
+        ]
+    return lines

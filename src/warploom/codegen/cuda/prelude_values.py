@@ -1,0 +1,212 @@
+"""Device functions on values: element types in memory and registers, and the functions of maps.
+
+Sources: PTX ISA 9.x, sections 9.7.3 (ex2, lg2, rcp, tanh), 9.7.9.21 (cvt).
+"""
+
+from __future__ import annotations
+
+from warploom.codegen.cuda.prelude_simt import TYPES
+
+# the struct of each narrow type that holds one value of it
+NARROW = {"bf16": "Bf16", "fp16": "Fp16", "e4m3": "E4m3", "e5m2": "E5m2"}
+
+VALUE_PRELUDE: dict[str, str] = {
+    "pack_bf16": """\
+DEVICE unsigned pack_bf16(float low, float high) {
+  unsigned x;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}""",
+    "pack_fp16": """\
+DEVICE unsigned pack_fp16(float low, float high) {
+  unsigned x;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}""",
+    "pack_e4m3": """\
+DEVICE unsigned pack_e4m3(float a, float b, float c, float d) {
+  unsigned x;
+  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\\n"
+      "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
+      : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return x;
+}""",
+    "pack_e5m2": """\
+DEVICE unsigned pack_e5m2(float a, float b, float c, float d) {
+  unsigned x;
+  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, %2, %1;\\n"
+      "cvt.rn.satfinite.e5m2x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
+      : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return x;
+}""",
+    "quad_fragment": """\
+// From columns 2q, 2q + 1, 8 + 2q, 9 + 2q of 16 (q = lane % 4) to columns 4q to 4q + 3.
+DEVICE unsigned quad_fragment(unsigned pairs) {
+  const int q = threadIdx.x & 3, from = threadIdx.x & 28 | (2 * q & 3);
+  const unsigned x = __shfl_sync(0xffffffffu, pairs, from);
+  const unsigned y = __shfl_sync(0xffffffffu, pairs, from + 1);
+  return __byte_perm(x, y, q < 2 ? 0x5410 : 0x7632);
+}""",
+    "half_bf16": """\
+DEVICE float half_bf16(unsigned x, int high) {
+  return __uint_as_float(high ? x & 0xffff0000u : x << 16);
+}""",
+    "half_fp16": """\
+DEVICE float half_fp16(unsigned x, int high) {
+  float y;
+  asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(y) : "r"(high ? x >> 16 : x));
+  return y;
+}""",
+    "read_bf16": """\
+DEVICE float read_bf16(const unsigned short* p) {
+  return __uint_as_float(unsigned(__ldg(p)) << 16);
+}""",
+    "read_fp16": """\
+DEVICE float read_fp16(const unsigned short* p) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(__ldg(p)));
+  return y;
+}""",
+    "write_bf16": """\
+DEVICE void write_bf16(unsigned short* p, float x) {
+  asm volatile("{ .reg .b16 h; cvt.rn.bf16.f32 h, %1; st.global.b16 [%0], h; }"
+               ::"l"(p), "f"(x) : "memory");
+}""",
+    "write_fp16": """\
+DEVICE void write_fp16(unsigned short* p, float x) {
+  asm volatile("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h; }"
+               ::"l"(p), "f"(x) : "memory");
+}""",
+    "exp2_fast": """\
+DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}""",
+    "log2_fast": """\
+DEVICE float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}""",
+    "tanh_fast": """\
+DEVICE float tanh_fast(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}""",
+    "rcp_fast": """\
+DEVICE float rcp_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}""",
+    "max_nan": """\
+// The larger of two numbers; NaN if one is NaN.
+DEVICE float max_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}""",
+    "exp2_fma": """\
+// 2^x on the fp32 lanes for x < 128: a cubic on [-1/2, 1/2] (relative error below 7.5e-5), times
+// the power of 2 whose exponent bits a magic addition leaves at the bottom. 0 from -127 down, NaN
+// stays.
+DEVICE float exp2_fma(float x) {
+  const float low = max_nan(x, -127.0f), magic = low + 12583039.0f;  // 1.5 * 2^23 + 127
+  const float f = low - (magic - 12583039.0f);
+  const float p = fmaf(fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326097f), f, 0.99992806f);
+  return p * __uint_as_float(__float_as_uint(magic) << 23);
+}""",
+    "exp2_shared": """\
+// Element i of a tile: kShare of every 8 on the fp32 lanes, the others on the special functions.
+template <unsigned kShare> DEVICE float exp2_shared(unsigned i, float x) {
+  return i * kShare % 8 < kShare ? exp2_fma(x) : exp2_fast(x);
+}""",
+    "erf_fast": """\
+// Abramowitz and Stegun 7.1.26: absolute error below 2e-7, no branch.
+DEVICE float erf_fast(float x) {
+  const float a = fabsf(x), t = rcp_fast(fmaf(0.3275911f, a, 1.0f));
+  float p = fmaf(1.061405429f, t, -1.453152027f);
+  p = fmaf(fmaf(fmaf(p, t, 1.421413741f), t, -0.284496736f), t, 0.254829592f) * t;
+  return copysignf(fmaf(-p, exp2_fast(a * a * -1.4426950408889634f), 1.0f), x);
+}""",
+    "quarters": """\
+// x less so many quarters of a turn: at most pi / 4 is left. Up to 1e5 three constants add up to
+// pi / 2 (Cody and Waite), beyond that the bits of 2 / pi that matter are multiplied (Payne and
+// Hanek): no table in local memory, as sinf has.
+static __device__ const unsigned TWO_OVER_PI[7] = {0x28be60dbu, 0x9391054au, 0x7f09d5f4u,
+    0x7d4d3770u, 0x36d8a566u, 0x4f10e410u, 0x7f9458eau};
+DEVICE float quarters(float x, int& count) {
+  if (fabsf(x) <= 1e5f) {
+    const float k = rintf(x * 0.636619772f);
+    count = int(k);
+    return fmaf(k, -5.39030253e-15f, fmaf(k, -3.13916473e-7f, fmaf(k, -1.57079601f, x)));
+  }
+  count = 0;
+  if (!(fabsf(x) < INFINITY)) return x - x;
+  const unsigned bits = __float_as_uint(x), m = bits << 8 | 0x80000000u;
+  const unsigned e = (bits >> 23 & 255u) - 126u, i = e / 32u, s = e % 32u;
+  const unsigned w0 = i ? TWO_OVER_PI[i - 1u] : 0u, w1 = TWO_OVER_PI[i];
+  const unsigned w2 = TWO_OVER_PI[i + 1u], w3 = TWO_OVER_PI[i + 2u];
+  const unsigned high = w0 << s | (s ? w1 >> (32u - s) : 0u);
+  const unsigned middle = w1 << s | (s ? w2 >> (32u - s) : 0u);
+  const unsigned low = w2 << s | (s ? w3 >> (32u - s) : 0u);
+  unsigned long long p = static_cast<unsigned long long>(m) * low >> 32;
+  p += static_cast<unsigned long long>(m) * middle;
+  p += static_cast<unsigned long long>(m * high) << 32;
+  // p / 2^62 quarters, modulo 4; what is beyond one half of a quarter is negative.
+  count = int((p + (1ull << 61)) >> 62);
+  const float rest = float(static_cast<long long>(p << 2) >> 2) * 3.4061215800e-19f;
+  if (x < 0.0f) count = -count;
+  return x < 0.0f ? -rest : rest;
+}""",
+    "sine": """\
+// sin(x + count pi / 2) for |x| <= pi / 4: absolute error below 1e-7.
+DEVICE float sine(float x, int count) {
+  const float s = x * x;
+  float y = fmaf(fmaf(fmaf(2.86567956e-6f, s, -1.98559923e-4f), s, 8.33338592e-3f), s,
+                 -1.66666672e-1f);
+  y = fmaf(y, x * s, x);
+  const float z = fmaf(fmaf(fmaf(fmaf(2.44677067e-5f, s, -1.38877297e-3f), s, 4.16666567e-2f), s,
+                            -0.5f), s, 1.0f);
+  const float w = count & 1 ? z : y;
+  return count & 2 ? -w : w;
+}""",
+    "sin_of": """\
+DEVICE float sin_of(float x) {
+  int count;
+  const float rest = quarters(x, count);
+  return sine(rest, count);
+}""",
+    "cos_of": """\
+DEVICE float cos_of(float x) {
+  int count;
+  const float rest = quarters(x, count);
+  return sine(rest, count + 1);
+}""",
+    **TYPES,
+    **{
+        f"rounded_{name}": f"""\
+DEVICE float rounded_{name}(float x) {{
+  {word} y;
+  set(y, x);
+  return value_of(y);
+}}"""
+        for name, word in NARROW.items()
+    },
+    **{
+        f"add_{name}": f"""\
+DEVICE void add_{name}(unsigned short* p, float x) {{ add_to(reinterpret_cast<{word}*>(p), x); }}"""
+        for name, word in NARROW.items()
+        if name in ("bf16", "fp16")
+    },
+    "add_fp32": "DEVICE void add_fp32(float* p, float x) { atomicAdd(p, x); }",
+    "add_int32": "DEVICE void add_int32(int* p, int x) { atomicAdd(p, x); }",
+    "read_e4m3": "DEVICE float read_e4m3(const E4m3* p) { return value_of(*p); }",
+    "read_e5m2": "DEVICE float read_e5m2(const E5m2* p) { return value_of(*p); }",
+    "read_bool": "DEVICE bool read_bool(const unsigned char* p) { return *p != 0; }",
+    "write_e4m3": "DEVICE void write_e4m3(E4m3* p, float x) { set(*p, x); }",
+    "write_e5m2": "DEVICE void write_e5m2(E5m2* p, float x) { set(*p, x); }",
+    "write_bool": "DEVICE void write_bool(unsigned char* p, bool x) { *p = x; }",
+}

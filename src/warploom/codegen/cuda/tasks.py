@@ -1,0 +1,238 @@
+"""The grid level: which tasks a block does, and from a task's number to its position.
+
+The order is kind to the L2 cache (super-groups) and to the last wave (longest first, snake,
+dynamic). In the dynamic walk the producer draws the next task from a counter in global memory
+when it has started the copies of the present one, and hands it to the compute groups through a
+small ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.values import c_index
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.passes.alternate import BACKWARDS
+from warploom.errors import InputError
+from warploom.tile import Op, Program, Read, cdiv
+from warploom.tile.index import symbol
+
+TASK_SLOTS = 2  # tasks handed over ahead of the compute groups
+
+
+def cluster_axis(program: Program, plan: LaunchPlan) -> int:
+    """The position of the clustered grid axis, or -1; raises when there is no such axis."""
+    axis, blocks = plan.cluster
+    if blocks == 1:
+        return -1
+    names = [name for name, _ in program.grid]
+    if axis not in names:
+        raise InputError(f"launch plan: cluster along {axis!r}, the grid has {names}")
+    return names.index(axis)
+
+
+def inside(program: Program, plan: LaunchPlan, symbols: Mapping[str, int]) -> bool:
+    """Whether a position is one of the grid: where a cluster does not divide its axis, the last
+    cluster has blocks beyond it, which copy for the others and store nothing."""
+    clustered = cluster_axis(program, plan)
+    if clustered < 0:
+        return True
+    name, extent = program.grid[clustered]
+    return symbols[name] < extent.evaluate(symbols)
+
+
+def store_condition(program: Program, plan: LaunchPlan, op: Op) -> str:
+    """The C++ condition under which a block's position is one of the grid; "" where the store's
+    ranges say so themselves, as they lie outside of the array for all others."""
+    clustered = cluster_axis(program, plan)
+    if clustered < 0 or op.array is None:
+        return ""
+    name, extent = program.grid[clustered]
+    for span, dim in zip(op.spans, op.array.dims, strict=True):
+        for step in {span.size or 1, 1}:
+            if span.start == symbol(name) * step and extent == cdiv(symbol(dim), step):
+                return ""
+    return f"{c_name(name)} < {c_index(extent)}"
+
+
+def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[list[str], str]:
+    """The head and the last lines of the loop over tasks; the head defines every grid index.
+
+    With clusters a task is a cluster's: its blocks take neighbouring positions of the axis.
+    """
+    opening, closing = _walk(plan, plan.cluster[1], loads)
+    body = [f"  {line}" for line in position_lines(program, plan, loads)]
+    if plan.alternate and loads:
+        first, stride = _first_and_stride(plan.cluster[1])
+        turn = f"(task - int({first})) / int({stride}) % 2"
+        body.append(f"  const bool {BACKWARDS} = {turn};")
+    return [*count_lines(program, plan), *opening, *body], closing
+
+
+def count_lines(program: Program, plan: LaunchPlan) -> list[str]:
+    """The extents of the grid and the number of tasks."""
+    clustered = cluster_axis(program, plan)
+    blocks = plan.cluster[1]
+    names = [name for name, _ in program.grid]
+    for name in plan.reverse:
+        if name not in names:
+            raise InputError(f"launch plan: reverse {name!r}, the grid has {names}")
+    head: list[str] = []
+    for number, (name, extent) in enumerate(program.grid):
+        text = c_index(extent)
+        if number == clustered:
+            text = f"({text} + {blocks - 1}) / {blocks}"
+        head.append(f"const int {name}_count = {text};")
+    product = " * ".join(f"{name}_count" for name in names) or "1"
+    return [*head, f"const int tasks = {product};"]
+
+
+def position_lines(program: Program, plan: LaunchPlan, loads: bool) -> list[str]:
+    """From `task` to every grid index, and what the program reads to know its task."""
+    clustered = cluster_axis(program, plan)
+    blocks = plan.cluster[1]
+    names = [name for name, _ in program.grid]
+    body = _position(names, plan)
+    for number, name in enumerate(names):
+        value = f"{name}_place"
+        if name in plan.reverse:
+            value = f"({name}_count - 1 - {value})"
+        if number == clustered:
+            value = f"{value} * {blocks} + static_cast<int>(rank)"
+        body.append(f"const int {c_name(name)} = {value};")
+    return [*body, *[_read(read, loads, blocks > 1) for read in program.reads]]
+
+
+def next_lines(plan: LaunchPlan) -> tuple[list[str], list[str]]:
+    """For a compute group that takes the next task when it wants to: declarations, and the lines
+    that put its number into `next_task`, at least `tasks` when there is none."""
+    if plan.walk == "static":
+        return (
+            ["int next_task = int(blockIdx.x) - int(gridDim.x);"],
+            ["next_task += gridDim.x;"],
+        )
+    if plan.walk == "snake":
+        return [
+            "const int first = blockIdx.x, stride = gridDim.x;",
+            "int next_task = 0, round = -1;",
+        ], [
+            "++round;",
+            "next_task = round * stride + (round % 2 ? stride - 1 - first : first);",
+        ]
+    return ["Cursor task_cursor;", "int next_task = 0;"], _taken("next_task = ")
+
+
+def _taken(into: str) -> list[str]:
+    """A compute group takes the number that the producer hands over."""
+    return [
+        "barrier_wait(task_full + task_cursor.slot * 8, task_cursor.parity);",
+        # One lane reads and gives back; the shuffle tells the compiler that all have one value.
+        "const int handed = lane == 0 ? shared_read(task_ring + task_cursor.slot * 4) : 0;",
+        f"{into}__shfl_sync(0xffffffffu, handed, 0);",
+        "if (lane == 0) barrier_arrive(task_empty + task_cursor.slot * 8);",
+        f"advance<{TASK_SLOTS}>(task_cursor);",
+    ]
+
+
+def _read(read: Read, loads: bool, guarded: bool) -> str:
+    last = len(read.at) - 1
+    terms = [
+        c_index(place) + ("" if number == last else f" * {read.array.name}_stride{number}")
+        for number, place in enumerate(read.at)
+    ]
+    value = f"__ldg({read.array.name}_data + {' + '.join(terms)})"
+    if guarded:
+        # A block of the last cluster may lie beyond the grid.
+        checks = [
+            f"static_cast<unsigned>({c_index(place)}) < static_cast<unsigned>({c_name(dim)})"
+            for place, dim in zip(read.at, read.array.dims, strict=True)
+        ]
+        value = f"({' && '.join(checks)} ? {value} : 0)"
+    # As with tasks: the shuffle keeps what depends on it uniform. The producer is one thread.
+    return f"const int {c_name(read.name)} = " + (
+        f"{value};" if loads else f"__shfl_sync(0xffffffffu, {value}, 0);"
+    )
+
+
+def _first_and_stride(blocks: int) -> tuple[str, str]:
+    """The first task of a block in clusters of so many, and from one to the next."""
+    if blocks > 1:
+        return f"blockIdx.x / {blocks}", f"gridDim.x / {blocks}"
+    return "blockIdx.x", "gridDim.x"
+
+
+def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
+    first, stride = _first_and_stride(blocks)
+    if plan.walk == "static":
+        loop = f"for (int task = {first}; task < tasks; task += {stride}) {{"
+        return ["#pragma unroll 1", loop], "}"
+    if plan.walk == "snake":
+        return [
+            f"const int first = {first}, stride = {stride};",
+            "#pragma unroll 1",
+            "for (int round = 0; round * stride < tasks; ++round) {",
+            "  const int task = round * stride + (round % 2 ? stride - 1 - first : first);",
+            "  if (task >= tasks) continue;",
+        ], "}"
+    slot = "task_ring + task_cursor.slot * 4"
+    full, empty = (f"task_{kind} + task_cursor.slot * 8" for kind in ("full", "empty"))
+    advance = f"advance<{TASK_SLOTS}>(task_cursor);"
+    if not loads:
+        return [
+            "Cursor task_cursor;",
+            "#pragma unroll 1",
+            "for (;;) {",
+            *[f"  {line}" for line in _taken("const int task = ")],
+            "  if (task >= tasks) break;",
+        ], "}"
+    return [
+        "Cursor task_cursor;",
+        "int task = blockIdx.x;",
+        "#pragma unroll 1",
+        "for (;;) {",
+        f"  barrier_wait({empty}, task_cursor.parity ^ 1);",
+        f"  shared_write({slot}, task);",
+        f"  barrier_arrive({full});",
+        f"  {advance}",
+        "  if (task >= tasks) break;",
+    ], (
+        "  // Every block draws once in vain; the last such draw leaves the counter at 0.\n"
+        "  task = gridDim.x + "
+        "draw(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);\n"
+        "}"
+    )
+
+
+def _position(names: list[str], plan: LaunchPlan) -> list[str]:
+    if not plan.supergroup:
+        lines = ["int rest = task;"]
+        for name in reversed(names):
+            lines += [f"const int {name}_place = rest % {name}_count;", f"rest /= {name}_count;"]
+        return lines
+    if len(names) < 2:
+        raise InputError(f"launch plan: supergroup {plan.supergroup} needs two grid axes")
+    col, width = names[-1], f"{names[-1]}_count"
+    height, row = f"{names[-2]}_count", f"{names[-2]}_place"
+    lines: list[str] = []
+    outer = names[:-2]
+    if plan.grouped == "all":
+        outer, row = names[:-1], "rest"
+        height = "(" + " * ".join(f"{name}_count" for name in outer) + ")"
+        lines = ["const int in_plane = task;"]
+    else:
+        lines = [
+            f"int rest = task / ({height} * {width});",
+            f"const int in_plane = task % ({height} * {width});",
+        ]
+    lines += [
+        f"const int band = in_plane / ({plan.supergroup} * {width});",
+        f"const int in_band = in_plane % ({plan.supergroup} * {width});",
+        f"const int band_rows = ::min({plan.supergroup}, {height} - band * {plan.supergroup});",
+        f"{'int' if row == 'rest' else 'const int'} {row} = band * {plan.supergroup} + "
+        "in_band % band_rows;",
+        f"const int {col}_place = in_band / band_rows;",
+    ]
+    for name in reversed(outer):
+        lines += [f"const int {name}_place = rest % {name}_count;", f"rest /= {name}_count;"]
+    return lines

@@ -1,0 +1,387 @@
+"""Register tiles as C++: how each is declared, and the expression of one element.
+
+Layout (PTX ISA, wgmma accumulator fragment): a warp group holds 64 rows per block `t`; lane l of
+warp w holds rows 16 w + l / 4 (h = 0) and + 8 (h = 1) and, of every 8 columns j, columns
+8 j + 2 (l % 4) and + 1. Element i of a thread is j = i / 4, h = i / 2 % 2, column parity i % 2.
+
+    tile    T x[blocks][columns / 2]          16-bit: unsigned x[blocks][columns / 4], packed pairs
+                                              8-bit operand: unsigned x[blocks][columns / 8]
+    row     T v[blocks][2]                    one value a row, the same in the 4 lanes of a row
+    col     T w[columns / 4]                  one value a column this thread holds
+    scalar  T s
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement
+from warploom.errors import InputError
+from warploom.tile import Index, Op, TileType, Var, round_to
+
+C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | dict.fromkeys(
+    ("bf16", "fp16"), "unsigned"
+)
+COLUMN_GROUP = 8  # columns that the four lanes of a row hold two by two
+PACKED = ("bf16", "fp16")
+FP8 = ("e4m3", "e5m2")
+# Ops whose result is a value of the type when the operands are: nothing to round.
+EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
+PASSED_ON = ("where", "copy", "transpose")
+
+# Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
+FLOAT_OPS = {
+    "exp": "exp2_fast({0} * 1.4426950408889634f)",
+    "exp2": "exp2_fast({0})",
+    "log": "(log2_fast({0}) * 0.6931471805599453f)",
+    "log2": "log2_fast({0})",
+    "sqrt": "__fsqrt_rn({0})",
+    "rsqrt": "rsqrtf({0})",
+    "reciprocal": "rcp_fast({0})",
+    "tanh": "tanh_fast({0})",
+    "erf": "erf_fast({0})",
+    "sin": "sin_of({0})",
+    "cos": "cos_of({0})",
+    "abs": "fabsf({0})",
+    "neg": "(-{0})",
+    "relu": "({0} < 0.0f ? 0.0f : {0})",
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "__fdividef({0}, {1})",
+    "max": "fmaxf({0}, {1})",
+    "min": "fminf({0}, {1})",
+}
+INT_OPS = {
+    "abs": "::abs({0})",
+    "neg": "(-{0})",
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "max": "::max({0}, {1})",
+    "min": "::min({0}, {1})",
+}
+ANY_OPS = {
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "and": "({0} && {1})",
+    "or": "({0} || {1})",
+    "not": "(!{0})",
+    "where": "({0} ? {1} : {2})",
+    "copy": "{0}",
+    "transpose": "{0}",  # the same register; the axes have names
+}
+# What a reduction combines with, and what it begins with: floating, integer.
+REDUCE = {
+    "reduce_sum": ("add", "0.0f", "0"),
+    "reduce_max": ("max", "-INFINITY", "-2147483647 - 1"),
+    "reduce_min": ("min", "INFINITY", "2147483647"),
+    "reduce_prod": ("mul", "1.0f", "1"),
+}
+
+
+def c_index(value: Index, names: dict[str, str] | None = None) -> str:
+    """An index expression in C++; `names` replaces symbols (a counter by its stage's value)."""
+    if value.op == "const":
+        return str(value.value)
+    if value.op == "symbol":
+        return (names or {}).get(value.name) or c_name(value.name)
+    left, right = (c_index(arg, names) for arg in value.args)
+    if value.op in ("min", "max"):
+        return f"::{value.op}({left}, {right})"
+    if value.op in ("//", "%") and value.args[0].signed:
+        return f"floor_{'div' if value.op == '//' else 'mod'}({left}, {right})"
+    return f"({left} {'/' if value.op == '//' else value.op} {right})"
+
+
+def multiple_of(value: Index) -> int:
+    """A number that divides the expression whatever its symbols are; 0 for the constant 0."""
+    if value.op == "const":
+        return abs(value.value)
+    if value.op == "symbol":
+        return 1
+    left, right = (multiple_of(arg) for arg in value.args)
+    if value.op == "*":
+        return left * right
+    if value.op in ("+", "-", "min", "max"):
+        return math.gcd(left, right)
+    return 1
+
+
+def literal(value: float, dtype: str) -> str:
+    """A number as a C++ literal."""
+    if dtype == "bool":
+        return "true" if value else "false"
+    if dtype == "int32":
+        return str(int(value))
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
+    return f"{value!r}f"
+
+
+def rounded(op: Op, text: str) -> str:
+    """The result `text` of an op as its element type holds it."""
+    assert op.dst is not None
+    kind, source = op.dst.type.dtype, op.srcs[0].type.dtype if op.srcs else None
+    if op.kind in EXACT or not kind.is_float or kind.bits == 32:
+        return text
+    if op.kind == "cast" and source is kind:
+        return text
+    if op.kind == "fill":
+        return literal(float(round_to(kind, np.array(op.value or 0.0))), "fp32")
+    return f"rounded_{kind}({text})"
+
+
+@dataclass(frozen=True)
+class At:
+    """Which element: `kind` is tile, row, col or scalar; the others are C++ index expressions."""
+
+    kind: str
+    t: str = "t"
+    i: str = "i"
+
+    @property
+    def h(self) -> str:
+        """The row half."""
+        return self.i if self.kind == "row" else f"(({self.i}) >> 1 & 1)"
+
+    @property
+    def c(self) -> str:
+        """The column's position among those the thread holds."""
+        return self.i if self.kind == "col" else f"((({self.i}) >> 2) * 2 + (({self.i}) & 1))"
+
+
+class Values:
+    """Declares and reads the register tiles of one role.
+
+    `skip_settled`: what a condition on rows makes needless is left out (`cuda.settled`).
+    `skip_unit`: a tile is not multiplied by row factors that are 1 in all rows of a warp.
+    `fma_exp2`: of every 8 exponentials of a tile, how many are computed on the fp32 lanes.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        part: int,
+        skip_unit: bool = False,
+        fma_exp2: int = 0,
+        skip_settled: bool = False,
+    ) -> None:
+        self.placement, self.part = placement, part
+        self.skip_unit, self.fma_exp2 = skip_unit, fma_exp2
+        self.skip_settled = skip_settled
+        self.votes: dict[str, str] = {}  # votes of a warp as C++, and the condition each is on
+        self.known: dict[
+            str, float
+        ] = {}  # tiles that are constant at this place (`analysis.known`)
+        self.straight: tuple[int, ...] = ()  # ops of the straight code at hand, in order
+        # (stage, place) of ops in the loop at hand, by id; elsewhere ops are in program order
+        self.order: Mapping[int, tuple[int, int]] = {}
+
+    def form(self, kind: TileType) -> str:
+        """tile, row, col or scalar."""
+        if len(kind.axes) == 2:
+            return "tile"
+        if not kind.axes:
+            return "scalar"
+        axis = kind.names[0]
+        if axis in self.placement.rows:
+            return "row"
+        if axis in self.placement.cols:
+            return "col"
+        raise InputError(f"vector {kind}: axis {axis!r} belongs to no register tile of the kernel")
+
+    def blocks(self, kind: TileType) -> int:
+        """Blocks of 64 rows this group holds."""
+        rows = self.placement.oriented(self.placement.local(kind)).shape[0]
+        if rows % ROWS_PER_GROUP:
+            raise InputError(f"tile {kind}: {rows} rows in a group, expected a multiple of 64")
+        return rows // ROWS_PER_GROUP
+
+    def columns(self, kind: TileType) -> int:
+        """Columns of a tile in the layout of its registers."""
+        return self.placement.oriented(kind).shape[1]
+
+    def extents(self, kind: TileType) -> tuple[int, ...]:
+        """The C array extents of a register tile."""
+        form = self.form(kind)
+        columns = self.placement.oriented(kind).shape[-1:]
+        if form in ("tile", "col") and columns[0] % COLUMN_GROUP:
+            raise InputError(
+                f"tile {kind}: {columns[0]} columns beside matmuls, expected a multiple of "
+                f"{COLUMN_GROUP}"
+            )
+        if form == "tile":
+            return self.blocks(kind), self.columns(kind) // (4 if kind.dtype.name in PACKED else 2)
+        if form == "row":
+            return self.blocks(kind), 2
+        return (kind.shape[0] // 4,) if form == "col" else ()
+
+    def is_fragment(self, var: Var) -> bool:
+        """Whether an 8-bit tile is a matmul's first operand: four to a word, in its order."""
+        return var.type.dtype.name in FP8 and var.name in self.placement.left_operands
+
+    def declare(self, var: Var) -> str:
+        """The declaration of a variable."""
+        kind = var.type
+        if kind.dtype.name not in C_TYPES:
+            raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
+        word = C_TYPES[kind.dtype.name] if self.form(kind) == "tile" else self._word(kind)
+        extents = self.extents(kind)
+        if self.is_fragment(var):
+            word, extents = "unsigned", (self.blocks(kind), self.columns(kind) // 8)
+        return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
+
+    def _word(self, kind: TileType) -> str:
+        return "int" if kind.dtype.name == "int32" else "float"
+
+    def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
+        """The expression of one element of a variable, inlined ops expanded.
+
+        Without `rounds` an inlined result of a narrow type is left as it was computed, for a reader
+        that rounds it (a pack or a store).
+        """
+        inner = self.placement.fusion.inlined.get(var.name)
+        if inner is not None:
+            text = self.expression(inner, at, names, rounds)
+            return rounded(inner, text) if rounds else text
+        form, name = self.form(var.type), c_name(var.name)
+        if form == "scalar":
+            return name
+        if form == "row":
+            return f"{name}[{at.t}][{at.h}]"
+        if form == "col":
+            return f"{name}[{at.c}]"
+        if var.type.dtype.name in PACKED:
+            return f"half_{var.type.dtype}({name}[{at.t}][({at.i}) >> 1], ({at.i}) & 1)"
+        if self.is_fragment(var):
+            raise InputError(
+                f"tile {var.name}: {var.type} is a matmul's first operand, in the order of its "
+                "fragment; cast a second tile for other ops"
+            )
+        return f"{name}[{at.t}][{at.i}]"
+
+    def expression(self, op: Op, at: At, names: dict[str, str], rounds: bool = True) -> str:
+        """The expression of one element of an elementwise op's result.
+
+        Without `rounds`, for a reader that rounds it, what is only chosen or passed on is not
+        rounded before either.
+        """
+        assert op.dst is not None
+        kind = op.dst.type
+        if op.kind == "fill":
+            return literal(float(op.value or 0), kind.dtype.name)
+        if op.kind == "coordinate":
+            return self.coordinate(op, at, names)
+        if op.kind == "load":
+            return self.load(op, at, names)
+        loose = not rounds and op.kind in PASSED_ON
+        parts = [
+            self.element(src, at, names, rounds=not (loose and src.type.dtype is kind.dtype))
+            for src in op.srcs
+        ]
+        if op.kind == "cast":
+            return self._cast(op, parts[0])
+        table = INT_OPS if op.srcs[-1].type.dtype.name == "int32" else FLOAT_OPS
+        template = ANY_OPS.get(op.kind) or table.get(op.kind)
+        if template is None:
+            raise InputError(f"{op.where}: {op.kind} of {op.srcs[-1].type} has no code on sm_90a")
+        if op.kind == "exp2" and self.fma_exp2 and at.kind == "tile":
+            return f"exp2_shared<{self.fma_exp2}>({at.i}, {parts[0]})"
+        return template.format(*parts)
+
+    def _cast(self, op: Op, value: str) -> str:
+        assert op.dst is not None
+        source, target = op.srcs[0].type.dtype.name, op.dst.type.dtype.name
+        if target == "bool":
+            return f"({value} != 0)"
+        if target == "int32":
+            return f"int({value})" if source in ("bool", "int32") else f"__float2int_rz({value})"
+        if source == "bool":
+            return f"({value} ? 1.0f : 0.0f)"
+        return f"__int2float_rn({value})" if source == "int32" else value
+
+    def coordinate(self, op: Op, at: At, names: dict[str, str]) -> str:
+        """The position along an axis (or the number) that a coordinate op gives."""
+        assert op.start is not None and op.dst is not None
+        start = c_index(op.start, names)
+        if not op.axis:
+            return start
+        if op.axis in self.placement.rows:
+            return f"({start} + {self.row(op.axis, op.dst.type.size(op.axis), at)})"
+        return f"({start} + {self.col(at)})"
+
+    def load(self, op: Op, at: At, names: dict[str, str]) -> str:
+        """An element read from global memory; outside of the array: the edge value."""
+        assert op.dst is not None and op.array is not None
+        offset, inside = self.address(op, op.dst.type, at, names)
+        dtype = op.array.dtype.name
+        pointer = f"{op.array.name}_data + {offset}"
+        plain = dtype in ("fp32", "int32")
+        read = f"__ldg({pointer})" if plain else f"read_{dtype}({pointer})"
+        edge = literal(float(op.value or 0), dtype if dtype in ("int32", "bool") else "fp32")
+        return f"({inside} ? {read} : {edge})"
+
+    def address(self, op: Op, kind: TileType, at: At, names: dict[str, str]) -> tuple[str, str]:
+        """(element offset, in-bounds condition) of a direct access to global memory."""
+        assert op.array is not None
+        inner = {
+            axis: self.row(axis, kind.size(axis), at)
+            if axis in self.placement.rows
+            else self.col(at)
+            for axis in kind.names
+        }
+        terms: list[str] = []
+        checks: list[str] = []
+        last = len(op.spans) - 1
+        for number, (span, dim) in enumerate(zip(op.spans, op.array.dims, strict=True)):
+            start = c_index(span.start, names)
+            place = start if span.size is None else f"({start} + {inner[span.axis]})"
+            # As an unsigned number what is negative is past every end.
+            below = span.start.signed
+            checks.append(
+                f"static_cast<unsigned>({place}) < static_cast<unsigned>({c_name(dim)})"
+                if below
+                else f"{place} < {c_name(dim)}"
+            )
+            if span.stop is not None:
+                checks.append(f"{place} < {c_index(span.stop)}")
+            stride = "" if number == last else f" * {op.array.name}_stride{number}"
+            terms.append(f"static_cast<long long>({place}){stride}")
+        return " + ".join(terms), " && ".join(checks)
+
+    def word(self, var: Var, t: str, i: str, names: dict[str, str]) -> str:
+        """Packed word `i` of a 16-bit tile: two neighbouring columns."""
+        if var.name not in self.placement.fusion.inlined:
+            return f"{c_name(var.name)}[{t}][{i}]"
+        low = self.element(var, At("tile", t, f"2 * ({i})"), names, rounds=False)
+        high = self.element(var, At("tile", t, f"2 * ({i}) + 1"), names, rounds=False)
+        return f"pack_{var.type.dtype}({low}, {high})"
+
+    def row(self, axis: str, size: int, at: At) -> str:
+        """The row in the whole tile of an element: axis length `size` before the split."""
+        first = self.first_row(axis, size)
+        return f"({first} + ({at.t}) * 64 + thread_row + ({at.h}) * 8)"
+
+    def col(self, at: At) -> str:
+        """The column in the tile of an element."""
+        if at.kind == "col":
+            return f"((({at.i}) >> 1) * 8 + thread_col + (({at.i}) & 1))"
+        return f"((({at.i}) >> 2) * 8 + thread_col + (({at.i}) & 1))"
+
+    def first_row(self, axis: str, size: int) -> str:
+        """The first row of this group's part."""
+        if axis != self.placement.split or self.placement.parts == 1:
+            return "0"
+        return f"part * {size // self.placement.parts}"

@@ -1,0 +1,262 @@
+"""Where every tile lives: shared memory (loads that feed a matmul) or registers (the rest).
+
+Register tiles have the accumulator layout of wgmma: rows over warps and lanes, columns over
+registers. An axis is therefore a *row* axis or a *column* axis throughout a kernel, as the results
+of its matmuls have it, and the split axis must be a row axis that no operation reduces over. A
+transposed tile keeps every element in its register: only the order of its axes' names changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from warploom.codegen.ir.fuse import Fusion, fuse
+from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
+from warploom.codegen.ir.memory_order import check_memory
+from warploom.errors import InputError
+from warploom.tile import Index, Loop, Op, Program, TileType, Var
+from warploom.tile.ops import OPS
+
+ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The place of every variable of a program.
+
+    shared      loads that land in shared memory, by variable: (load, layout)
+    staged      register tiles that a matmul wants in shared memory, with their layout there: every
+                op that writes one leaves a copy in the group's own region
+    whole       parts do not leave loops early
+    rows, cols  the row axes and column axes of register tiles
+    parts       compute groups the split axis is cut into
+    """
+
+    program: Program
+    fusion: Fusion
+    shared: dict[str, tuple[Op, SharedTile]]
+    rows: frozenset[str]
+    cols: frozenset[str]
+    split: str
+    parts: int
+    staged: dict[str, SharedTile] = field(default_factory=dict[str, SharedTile])
+    whole: bool = False
+
+    def local(self, kind: TileType) -> TileType:
+        """The part of a tile that one compute group holds."""
+        if self.split not in kind.names:
+            return kind
+        return kind.resized(self.split, kind.size(self.split) // self.parts)
+
+    def until(self, loop: Loop) -> Index | None:
+        """Where a part may leave a loop early, if the loop says so for the split axis."""
+        ours = {f"{self.split}.begin", f"{self.split}.end"}
+        if loop.until is None or self.parts == 1 or self.whole:
+            return None
+        parts = {name for name in loop.until.symbols() if "." in name}
+        return loop.until if parts <= ours else None
+
+    def oriented(self, kind: TileType) -> TileType:
+        """The type with its row axis first: a tile and its transpose are the same registers."""
+        if len(kind.axes) == 2 and kind.names[0] in self.cols and kind.names[1] in self.rows:
+            return TileType(kind.dtype, tuple(reversed(kind.axes)))
+        return kind
+
+    def across(self, kind: TileType) -> bool:
+        """Whether a register tile of that type has its first axis over columns."""
+        return self.oriented(kind) != kind
+
+    @cached_property
+    def left_operands(self) -> frozenset[str]:
+        """The first operands of matmuls, by name."""
+        return frozenset(op.srcs[0].name for op in self.program.ops() if op.kind == "mma")
+
+    @property
+    def part_size(self) -> int:
+        """How much of the split axis one compute group holds."""
+        for op in self.program.ops():
+            if op.dst is not None and self.split in op.dst.type.names:
+                return op.dst.type.size(self.split) // self.parts
+        return 0
+
+    def operand(self, op: Op, which: int) -> Operand:
+        """The shared operand `which` (0 or 1) of a matmul."""
+        var = op.srcs[which]
+        tile = self.staged.get(var.name) or self.shared[var.name][1]
+        return Operand(tile, var.type.names[1] == contracted(op))
+
+    def from_registers(self, op: Op) -> bool:
+        """Whether a matmul takes its first operand from registers."""
+        name = op.srcs[0].name
+        return name not in self.shared and name not in self.staged
+
+    def is_shared(self, var: Var) -> bool:
+        """Whether the variable lives in shared memory."""
+        return var.name in self.shared
+
+
+def contracted(op: Op) -> str:
+    """The axis a matmul contracts."""
+    (axis,) = [name for name in op.srcs[0].type.names if name in op.srcs[1].type.names]
+    return axis
+
+
+def place(program: Program, split: str, parts: int) -> Placement:
+    """Place every variable; raises `InputError` at the user's line when that cannot be done."""
+    check_memory(program)
+    fusion = fuse(program)
+    loads = {op.dst.name: op for op in program.ops() if op.kind == "load" and op.dst is not None}
+    shared: dict[str, tuple[Op, SharedTile]] = {}
+    staged: dict[str, SharedTile] = {}
+    for op in program.ops():
+        if op.kind == "mma":
+            _place_operands(op, loads, shared, staged)
+    _check_readers(program, shared)
+    rows, cols = _axes(program, shared, fusion)
+    placement = Placement(program, fusion, shared, rows, cols, split, parts, staged)
+    _check_split(placement)
+    return placement
+
+
+def _place_operands(
+    op: Op,
+    loads: dict[str, Op],
+    shared: dict[str, tuple[Op, SharedTile]],
+    staged: dict[str, SharedTile],
+) -> None:
+    axis = contracted(op)
+    left = op.srcs[0].type
+    if left.size(axis) * left.dtype.bytes % INSTRUCTION_K_BYTES:
+        raise InputError(
+            f"{op.where}: matmul contracts {axis!r} of {left.size(axis)} elements, expected a "
+            f"multiple of {INSTRUCTION_K_BYTES // left.dtype.bytes}: load a wider tile, what lies "
+            "beyond the array is zero"
+        )
+    for which, var in enumerate(op.srcs[:2]):
+        if var.name in loads:
+            try:
+                tile = shared_tile(var.type)
+            except InputError as error:
+                raise InputError(f"{loads[var.name].where}: {error}") from None
+            shared[var.name] = (loads[var.name], tile)
+        elif which == 1 or var.type.names[1] != axis:
+            # A register tile is a first operand whose columns are contracted, and nothing else.
+            staged[var.name] = _staged_tile(op, var)
+        if var.type.dtype.bits == 8 and var.type.names[1] != axis:
+            raise InputError(
+                f"{op.where}: {var.name}: {var.type} needs {axis!r} contiguous: 8-bit wgmma reads "
+                "both operands K-major; store the array with that dimension last"
+            )
+
+
+def _staged_tile(op: Op, var: Var) -> SharedTile:
+    if var.type.dtype.bytes != 2:
+        raise InputError(
+            f"{op.where}: {var.name}: {var.type} is made in registers and goes through shared "
+            "memory to this matmul, which only 16-bit tiles can; cast it to bf16 or fp16"
+        )
+    try:
+        return shared_tile(var.type)
+    except InputError as error:
+        raise InputError(f"{op.where}: {error}") from None
+
+
+def _check_readers(program: Program, shared: dict[str, tuple[Op, SharedTile]]) -> None:
+    for op in program.ops():
+        found = [var.name for var in op.srcs if var.name in shared]
+        if found and op.kind != "mma":
+            raise InputError(
+                f"{op.where}: {op.kind} reads {found[0]}, which is loaded for a matmul and so lies "
+                f"in shared memory in the matmul's layout; load the tile a second time"
+            )
+
+
+def matmul_loads(program: Program, loop: Loop) -> list[Op]:
+    """The loads of a loop that feed a matmul: what a producer brings and rings hold."""
+    operands = {v.name for op in program.ops() if op.kind == "mma" for v in op.srcs[:2]}
+    return [
+        op
+        for op in loop.body
+        if isinstance(op, Op)
+        and op.kind == "load"
+        and op.dst is not None
+        and op.dst.name in operands
+    ]
+
+
+def _axes(
+    program: Program, shared: dict[str, tuple[Op, SharedTile]], fusion: Fusion
+) -> tuple[frozenset[str], frozenset[str]]:
+    rows: dict[str, str] = {}
+    cols: dict[str, str] = {}
+    for op in sorted(program.ops(), key=lambda op: op.kind != "mma"):
+        if op.dst is None or op.dst.name in shared or len(op.dst.type.axes) != 2:
+            continue
+        row, col = op.dst.type.names
+        if op.kind != "mma" and row in cols and col in rows:
+            continue  # the transpose of what a matmul gives
+        rows.setdefault(row, op.where)
+        cols.setdefault(col, op.where)
+    if both := set(rows) & set(cols):
+        axis = sorted(both)[0]
+        raise InputError(
+            f"{cols[axis]}: axis {axis!r} is a row axis at {rows[axis]} and a column axis here; "
+            "a register tile cannot change its layout"
+        )
+    return frozenset(rows), frozenset(cols)
+
+
+def _check_split(placement: Placement) -> None:
+    split, parts = placement.split, placement.parts
+    if parts == 1:
+        return
+    if split not in placement.rows:
+        raise InputError(
+            f"launch plan: split axis {split!r} is not a row axis of program "
+            f"{placement.program.name}; its row axes are {sorted(placement.rows)}"
+        )
+    for op in placement.program.ops():
+        if op.dst is not None and op.dst.name in placement.staged and split in op.dst.type.names:
+            raise InputError(
+                f"{op.where}: tile {op.dst.name} is a matmul's operand in shared memory and has "
+                f"axis {split!r}, which the schedule splits over {parts} groups; give it one group"
+            )
+        if runs_along(op, split):
+            raise InputError(
+                f"{op.where}: {op.kind} along {split!r}, which the schedule splits over {parts} "
+                f"groups: register tiles do not move between them; give {split!r} one group"
+            )
+        if op.dst is not None and split in op.dst.type.names:
+            size = op.dst.type.size(split)
+            if size % (parts * ROWS_PER_GROUP):
+                raise InputError(
+                    f"{op.where}: axis {split!r} of {op.dst.name} is {size} long; over {parts} "
+                    f"groups it must be a multiple of {parts * ROWS_PER_GROUP}"
+                )
+
+
+def runs_along(op: Op, axis: str) -> bool:
+    """Whether an op needs elements of other places along an axis."""
+    return op.axis == axis and (
+        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice")
+    )
+
+
+def sections(program: Program) -> list[Loop | tuple[Op, ...]]:
+    """The top level of a program as straight runs of ops and loops; raises for nested loops."""
+    result: list[Loop | tuple[Op, ...]] = []
+    run: list[Op] = []
+    for item in program.body:
+        if isinstance(item, Op):
+            run.append(item)
+            continue
+        if any(isinstance(inner, Loop) for inner in item.body):
+            raise InputError(f"{item.where}: a loop inside a scheduled loop cannot be emitted")
+        if run:
+            result.append(tuple(run))
+        run = []
+        result.append(item)
+    if run:
+        result.append(tuple(run))
+    return result

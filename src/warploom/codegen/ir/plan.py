@@ -1,0 +1,199 @@
+"""What a kernel is told besides its program: the schedules of its loops and its launch plan.
+
+Every decision the emitter needs is a field here, so that the same program can be emitted from a
+named schedule, a solved one or one read from JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from warploom.errors import InputError
+from warploom.machine import architecture
+from warploom.schedule.model.schedule import Schedule
+
+SCHEMA = "warploom.kernel-schedule"
+VERSION = 1
+MOST_BLOCKS = architecture("sm_90a").integer("cluster.size_portable")  # of a cluster
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """How the grid is laid over the GPU and how the block's tiles are cut.
+
+    split           tile axis cut evenly over the compute groups ("m"); "" with one group
+    cluster         (grid axis, blocks): neighbours along that axis form a cluster; loads that do
+                    not depend on the axis are multicast. ("", 1) for none
+    persistent      one block per SM walks over the tasks; otherwise one block a task
+    supergroup      L2-aware order of the last two grid axes: that many rows at a time; 0: row-major
+    grouped         what a row of a super-group is: the axis before the last ("row"), or all axes
+                    before the last, flattened ("all")
+    reverse         grid axes walked from the far end (longest task first under a causal mask)
+    walk            how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
+                    ...), "snake" (every second round backwards) or "dynamic" (the next free one)
+    store           "tma" through shared memory or "direct" from registers
+    store_panels    panels of 128 bytes by rows that a group may have in flight to global memory
+    store_rows      rows of a panel of a tile that is stored across (columns of the array over the
+                    rows of the registers); 0: all. Other panels have the rows of their group
+    store_over      a tile loaded once a task as first operand of matmuls, by variable: each group
+                    stores through its own rows of it and gives the slot back afterwards, so that
+                    no shared memory is set aside for stores. "": panels of their own
+    task_rings      slots of buffers loaded once a task, by tile variable; default 1
+    dependent       programmatic dependent launch: wait for the previous grid before the first read
+    skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
+    skip_settled    a warp leaves out corrections whose condition says that none of its rows needs
+                    them (`cuda.settled`)
+    fma_exp2        of every 8 exponentials of a tile, so many are a polynomial on the fp32 lanes,
+                    which relieves the special-function unit (FlashAttention-4's share)
+    hold_waits      keep waits for matmuls below the arithmetic that stands before them; ptxas moves
+                    them up otherwise, which measured faster in attention (docs/codegen.md)
+    chain           the first matmul of the next task is started before the stores of the present
+                    one (`passes.chain`)
+    give_back       a slot filled once a task goes before the matmuls that end the task's last loop,
+                    where they do not read it, and not after them
+    resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
+    stagger         cycles by which each compute group begins later than the one before: what one
+                    does between its matmuls then runs beside the others' matmuls
+    alternate       every second task of a block walks its loops backwards (`passes.alternate`)
+    passing         arrays that stream through L2: it gives up what TMA loads of them first
+    block_dim_warps is derived from the groups
+    """
+
+    split: str = ""
+    cluster: tuple[str, int] = ("", 1)
+    persistent: bool = True
+    supergroup: int = 0
+    grouped: str = "row"
+    reverse: tuple[str, ...] = ()
+    walk: str = "static"
+    store: str = "tma"
+    store_panels: int = 2
+    store_rows: int = 0
+    store_over: str = ""
+    task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
+    dependent: bool = False
+    skip_unit: bool = False
+    skip_settled: bool = False
+    fma_exp2: int = 0
+    hold_waits: bool = False
+    chain: bool = False
+    give_back: bool = False
+    resident: int = 1
+    stagger: int = 0
+    passing: tuple[str, ...] = ()
+    alternate: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cluster[1] <= MOST_BLOCKS:
+            raise InputError(
+                f"launch plan: cluster of {self.cluster[1]}, expected 1 to {MOST_BLOCKS}"
+            )
+        if self.store not in ("tma", "direct"):
+            raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
+        if self.grouped not in ("row", "all"):
+            raise InputError(f"launch plan: grouped={self.grouped!r}, expected 'row' or 'all'")
+        if self.walk not in ("static", "snake", "dynamic"):
+            raise InputError(
+                f"launch plan: walk={self.walk!r}, expected 'static', 'snake' or 'dynamic'"
+            )
+        if self.walk != "static" and not self.persistent:
+            raise InputError(f"launch plan: walk={self.walk!r} needs persistent=True")
+        if self.walk == "dynamic" and self.cluster[1] > 1:
+            raise InputError(
+                f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
+                "a cluster would take different tasks; use 'snake'"
+            )
+        if not 0 <= self.fma_exp2 <= 8:
+            raise InputError(f"launch plan: fma_exp2={self.fma_exp2}, expected 0 to 8 of every 8")
+        if self.chain and (self.cluster[1] > 1 or not self.persistent):
+            raise InputError(
+                f"launch plan: chain with a cluster of {self.cluster[1]} and persistent="
+                f"{self.persistent}, expected blocks that do several tasks, each by itself"
+            )
+        if self.store_rows < 0 or self.store_rows % 8:
+            raise InputError(
+                f"launch plan: store_rows={self.store_rows}, expected a multiple of 8 or 0 for all"
+            )
+        if self.stagger < 0:
+            raise InputError(f"launch plan: stagger={self.stagger} cycles, expected >= 0")
+        if self.store_over and self.store != "tma":
+            raise InputError(f"launch plan: store_over={self.store_over!r} needs store='tma'")
+        if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
+            raise InputError(
+                "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 4"
+            )
+
+    def with_options(self, **changes: Any) -> LaunchPlan:
+        """The plan with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class KernelSchedule:
+    """The schedules of a program's loops, by loop index, and its launch plan.
+
+    All loops name the same warp groups: one group of producers ("load") and the compute groups.
+    `turns` orders the tensor-core work of the compute groups as the times say (ping-pong).
+    """
+
+    name: str
+    loops: Mapping[str, Schedule]
+    launch: LaunchPlan = LaunchPlan()
+    turns: bool = False
+
+    def __post_init__(self) -> None:
+        shapes = {
+            tuple((g.name, g.warps, g.registers) for g in s.groups) for s in self.loops.values()
+        }
+        if len(shapes) != 1:
+            raise InputError(
+                f"kernel schedule {self.name}: its loops have {len(shapes)} different sets of warp "
+                "groups, expected one set for the whole kernel"
+            )
+
+    @property
+    def any_loop(self) -> Schedule:
+        """One of the schedules, for what all share."""
+        return next(iter(self.loops.values()))
+
+    @property
+    def loader(self) -> str:
+        """The name of the group that issues the loads: the first one."""
+        return self.any_loop.groups[0].name
+
+    @property
+    def compute(self) -> tuple[str, ...]:
+        """The names of the compute groups, in order of sub-tile."""
+        return tuple(group.name for group in self.any_loop.groups[1:])
+
+    def to_json(self) -> dict[str, Any]:
+        """The schedule as plain JSON data."""
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "name": self.name,
+            "loops": {index: loop.to_json() for index, loop in self.loops.items()},
+            "launch": asdict(self.launch),
+            "turns": self.turns,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], origin: str = "kernel schedule") -> KernelSchedule:
+        """A kernel schedule back from JSON data; raises `InputError` naming what is wrong."""
+        if (data.get("schema"), data.get("version")) != (SCHEMA, VERSION):
+            raise InputError(
+                f"{origin}: schema {data.get('schema')!r} version {data.get('version')!r}, "
+                f"expected {SCHEMA!r} version {VERSION}"
+            )
+        try:
+            launch = dict(data["launch"])
+            axis, blocks = launch["cluster"]
+            launch["cluster"] = (str(axis), int(blocks))
+            launch["reverse"] = tuple(launch["reverse"])
+            launch["passing"] = tuple(launch.get("passing", ()))
+            loops = {i: Schedule.from_json(s, f"{origin}: {i}") for i, s in data["loops"].items()}
+            return cls(data["name"], loops, LaunchPlan(**launch), bool(data["turns"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{origin}: incomplete or malformed: {error}") from None

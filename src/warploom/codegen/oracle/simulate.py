@@ -1,0 +1,277 @@
+"""The scheduled interpreter: a block program under random interleavings, with real barriers.
+
+Every role of every block of one cluster is an agent; copies and matmuls complete at random times of
+their own. A run is refused (`CheckFailed`) on a deadlock, a read of a slot that a copy may be
+writing, a copy into a slot that is still read, a register touched while a matmul may use it, or a
+barrier that counts wrongly. The result must equal the sequential interpreter's bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.cuda.emit_tma import is_multicast
+from warploom.codegen.cuda.tasks import TASK_SLOTS, inside
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Step, Straight
+from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, TaskRing
+from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
+from warploom.codegen.passes.copies import names_at, rename, renamed
+from warploom.errors import CheckFailed
+from warploom.tile.evaluate import Value
+from warploom.tile.interpret import bind, meetings, points, scalar_state, sizes, task_symbols
+
+
+class Simulator(Steps):
+    """One cluster that does all tasks of a program; `run` interleaves it by a seed."""
+
+    def __init__(
+        self,
+        block: BlockProgram,
+        arrays: Mapping[str, Value],
+        scalars: Mapping[str, float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.program = block.placement.program
+        self.block, self.placement = block, block.placement
+        self.memory = bind(self.program, arrays)
+        self.source = {name: value.copy() for name, value in self.memory.items()}
+        self.symbols = sizes(self.program, self.memory)
+        self.scalars = dict(scalars or {})
+        self.random = random.Random(seed)
+        self.cluster = block.schedule.launch.cluster[1]
+        self.rings = [self._rings(number) for number in range(self.cluster)]
+        self.turns = [
+            [NamedBarrier(f"turn of group {p}") for p in range(self.placement.parts)]
+            for _ in range(self.cluster)
+        ]
+        self.copies: list[Any] = []
+        meets = meetings(self.program)
+        readers = shares(meets[0]) if meets else 0
+        self.company = [
+            [
+                Company(f"block {b} group {p}", self.cluster, readers)
+                for p in range(self.placement.parts)
+            ]
+            for b in range(self.cluster)
+        ]
+        self.handed = [
+            TaskRing(f"block {n}", TASK_SLOTS, self.placement.parts) for n in range(self.cluster)
+        ]
+
+    def run(self) -> dict[str, Value]:
+        """Every array afterwards; raises `CheckFailed` at the first fault."""
+        agents = [
+            Agent(f"block {number} {role.name}", number, role)
+            for number in range(self.cluster)
+            for role in self.block.roles
+        ]
+        running = {id(agent): (agent, self._agent(agent)) for agent in agents}
+        idle = 0
+        while running:
+            ready: list[Any] = [*running.values()]
+            flying = [a for a in agents if a.flying]
+            pick = self.random.randrange(len(ready) + len(flying) + len(self.copies))
+            if pick < len(ready):
+                agent, steps = ready[pick]
+                moved = self._advance(running, agent, steps)
+            elif pick < len(ready) + len(flying):
+                moved = self._complete(flying[pick - len(ready)])
+            else:
+                moved = self._land(pick - len(ready) - len(flying))
+            idle = 0 if moved else idle + 1
+            if idle > 64 and self._stuck(running):
+                raise CheckFailed(
+                    "deadlock: "
+                    + "; ".join(f"{a.name} waits for {a.waits_for}" for a, _ in running.values())
+                )
+        return self.memory
+
+    # ---- scheduling of agents and events
+
+    def _advance(self, running: dict[int, Any], agent: Agent, steps: Iterator[bool]) -> bool:
+        try:
+            return next(steps)
+        except StopIteration:
+            del running[id(agent)]
+            return True
+
+    def _stuck(self, running: dict[int, Any]) -> bool:
+        if self.copies or any(agent.flying for agent, _ in running.values()):
+            return False
+        return not any(next(steps, True) for _, steps in running.values())
+
+    def _rings(self, number: int) -> dict[str, SharedRing]:
+        result: dict[str, SharedRing] = {}
+        for ring in self.block.rings:
+            crossing = any(
+                is_multicast(self.program, self.block.schedule.launch, load)
+                for buffer in ring.buffers
+                for load in buffer.loads
+            )
+            arrivals = WARPS * self.placement.parts * (self.cluster if crossing else 1)
+            result[ring.name] = SharedRing(
+                ring,
+                [Slot([None] * len(ring.buffers)) for _ in range(ring.depth)],
+                [
+                    PhaseBarrier(f"block {number} {ring.name} full[{s}]", 1)
+                    for s in range(ring.depth)
+                ],
+                [
+                    PhaseBarrier(f"block {number} {ring.name} empty[{s}]", arrivals)
+                    for s in range(ring.depth)
+                ],
+            )
+        return result
+
+    def _agent(self, agent: Agent) -> Iterator[bool]:
+        """Steps of a role over all tasks; yields True after progress, False while it waits."""
+        if self.block.schedule.turns and agent.role.part == self.placement.parts - 1:
+            self.turns[agent.block][0].arrive()
+        agent.tasks = list(self._tasks(agent.block))
+        yield from self._next(agent)
+        self._do_join(agent, Step("Join"), {})
+        while agent.next is not None:
+            symbols = agent.next
+            kept = {name: agent.state[name] for name in self._carried(agent)}
+            agent.state = {**scalar_state(self.program, self.scalars), **kept}
+            for section in agent.role.sections:
+                yield from self._section(agent, section, symbols)
+            if not agent.role.ahead:
+                yield from self._next(agent)
+
+    def _next(self, agent: Agent) -> Iterator[bool]:
+        """Take the next task, if there is one, and do what the role does ahead of it."""
+        task = agent.count
+        if self.block.schedule.launch.walk == "dynamic":
+            while (found := self._hand_over(agent, agent.count, len(agent.tasks))) is None:
+                agent.waits_for = "the next task"
+                yield False
+            task = found
+        agent.count += 1
+        agent.next, agent.begun = None, set()
+        if task < len(agent.tasks):
+            symbols = {**self.symbols, **agent.tasks[task]}
+            real = inside(self.program, self.block.schedule.launch, symbols)
+            agent.next = task_symbols(self.program, self.source, symbols, real)
+        if agent.role.ahead:
+            yield from self._ahead(agent)
+
+    def _ahead(self, agent: Agent) -> Iterator[bool]:
+        """The steps ahead of the next task; those of its loop where that has an iteration. The
+        matmul is started in any case: joins count it."""
+        loop = next(s.loop for s in agent.role.sections if isinstance(s, Pipeline))
+        inside = _rings_of(agent.role.sections)
+        symbols, start, some = agent.next, 0, False
+        if symbols is not None:
+            start = loop.start.evaluate(symbols)
+            some = loop.stop.evaluate(symbols) > start
+        entered, agent.entered = agent.entered, {}  # slots are those waited for here
+        for step in agent.role.ahead:
+            if step.action == "Issue" and not some:
+                assert step.op is not None and step.op.dst is not None
+                agent.flying.append(Matmul(step.op, [], {step.op.dst.name}, {}, void=True))
+            elif symbols is not None and (some or step.ring not in inside):
+                yield from self._step(agent, step, {**symbols, loop.index: start})
+                agent.begun |= {step.ring} & inside
+        agent.entered = entered
+
+    def _carried(self, agent: Agent) -> set[str]:
+        """The tiles that a task finds as they were left for it."""
+        if agent.flying:
+            raise CheckFailed(f"{agent.name} goes on with {agent.flying[0].op.label} unfinished")
+        made = {step.op.dst.name for step in agent.role.ahead if step.op and step.op.dst}
+        return made & set(agent.state)
+
+    def _hand_over(self, agent: Agent, count: int, last: int) -> int | None:
+        # One block draws every task in order, and then once in vain.
+        ring = self.handed[agent.block]
+        if agent.role.loads:
+            return min(count, last) if ring.give(count, min(count, last)) else None
+        return ring.take(count)
+
+    def _tasks(self, rank: int) -> Iterator[dict[str, int]]:
+        axis, blocks = self.block.schedule.launch.cluster
+        if blocks == 1:
+            yield from points(self.program, self.symbols)
+            return
+        seen: set[tuple[int, ...]] = set()
+        for point in points(self.program, self.symbols):
+            first = {**point, axis: point[axis] // blocks * blocks}
+            if tuple(first.values()) not in seen:
+                seen.add(tuple(first.values()))
+                yield {**first, axis: first[axis] + rank}
+
+    def _section(
+        self, agent: Agent, section: Straight | Pipeline, symbols: dict[str, int]
+    ) -> Iterator[bool]:
+        if isinstance(section, Straight):
+            for step in section.steps:
+                yield from self._step(agent, step, symbols)
+            return
+        loop, depth = section.loop, section.depth
+        start, end = loop.start.evaluate(symbols), loop.stop.evaluate(symbols)
+        stop = end if agent.role.loads else self._own_end(agent, section, start, end, symbols)
+        rounds: list[tuple[tuple[Step, ...], int]] = []
+        if stop - start >= depth:
+            rounds += [(steps, start + i) for i, steps in enumerate(section.prologue)]
+            rounds += [(section.steady, i) for i in range(start + depth, stop)]
+            rounds += [(steps, max(start, stop) + i) for i, steps in enumerate(section.epilogue)]
+        else:
+            rounds += [(section.plain, i) for i in range(start, stop)]
+        if stop <= start:
+            rounds.append((section.none, start))
+        rounds += [(section.skip, i) for i in range(max(start, stop), end)]
+        if stop <= start < end:
+            rounds.append((section.empty, start))
+        local = {step.ring for step in section.steady if step.action == "Wait"}
+        agent.entered = {
+            n: (loop.index, start, agent.taken.get(n, 0) - (n in agent.begun)) for n in local
+        }
+        spread: Mapping[str, int] = section.copies if stop - start >= depth else dict[str, int]()
+        for steps, newest in rounds:
+            for step in steps:
+                here = newest - step.stage
+                if agent.role.loads and self._backwards(agent):
+                    here = start + end - 1 - here
+                names = names_at(spread, here - start)
+                own = step if step.op is None else replace(step, op=rename(step.op, names))
+                agent.view = renamed(self.placement, names)
+                yield from self._step(agent, own, {**symbols, loop.index: here})
+        agent.view = None
+        agent.entered = {}
+
+    def _backwards(self, agent: Agent) -> bool:
+        """Whether the present task, the agent's latest, walks its loops backwards."""
+        return self.block.schedule.launch.alternate and (agent.count - 1) % 2 == 1
+
+    def _own_end(
+        self, agent: Agent, section: Pipeline, start: int, end: int, symbols: dict[str, int]
+    ) -> int:
+        """Where this group's part of a loop ends."""
+        until = self.placement.until(section.loop)
+        if until is None:
+            return end
+        size, split = self.placement.part_size, self.placement.split
+        first = agent.role.part * size
+        own = until.evaluate({**symbols, f"{split}.begin": first, f"{split}.end": first + size})
+        return max(start, min(end, own))
+
+
+def _rings_of(sections: tuple[Straight | Pipeline, ...]) -> set[str]:
+    """The rings that loops take slots of."""
+    steady = [step for s in sections if isinstance(s, Pipeline) for step in s.steady]
+    return {step.ring for step in steady if step.action == "Wait"}
+
+
+def simulate(
+    block: BlockProgram,
+    arrays: Mapping[str, Value],
+    scalars: Mapping[str, float] | None = None,
+    seed: int = 0,
+) -> dict[str, Value]:
+    """Run a block program once under the interleaving that `seed` draws."""
+    return Simulator(block, arrays, scalars, seed).run()

@@ -1,0 +1,357 @@
+"""What one step does to a simulated cluster: agents, rings, matmuls, and the faults they find.
+
+Each `_do_*` is an action of a block program (`ir.block`); it gives False while it must wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.cuda.emit_tma import is_multicast
+from warploom.codegen.cuda.tasks import inside
+from warploom.codegen.ir.block import BlockProgram, Ring, Role, Step
+from warploom.codegen.ir.place import Placement, contracted
+from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, Push
+from warploom.codegen.passes.localise import localise
+from warploom.errors import CheckFailed
+from warploom.tile import Op, Program
+from warploom.tile.evaluate import Value, compute, read_tile, write_tile
+
+
+@dataclass
+class Slot:
+    """One slot of a ring: tile values by buffer, copies under way and readers under way."""
+
+    values: list[Value | None]
+    landing: int = 0
+    readers: int = 0
+    version: int = 0
+
+
+@dataclass
+class SharedRing:
+    """A ring of one block."""
+
+    ring: Ring
+    slots: list[Slot]
+    full: list[PhaseBarrier]
+    empty: list[PhaseBarrier]
+
+
+@dataclass
+class Matmul:
+    """A started matmul: the op, its operands' slots and what it will do when it completes."""
+
+    op: Op
+    slots: list[tuple[Slot, int, int]]  # slot, buffer, version when started
+    registers: set[str]
+    symbols: dict[str, int]
+    void: bool = False  # reads no matter what, and nobody reads its result
+
+
+@dataclass
+class Agent:
+    """A role of a block: its registers, ring positions and unfinished matmuls."""
+
+    name: str
+    block: int
+    role: Role
+    state: dict[str, Value] = field(default_factory=dict[str, Value])
+    taken: dict[str, int] = field(default_factory=dict[str, int])
+    released: dict[str, int] = field(default_factory=dict[str, int])
+    at: dict[str, Slot] = field(default_factory=dict[str, Slot])
+    # of rings taken once an iteration: the loop's index, its first value and what was taken before
+    entered: dict[str, tuple[str, int, int]] = field(
+        default_factory=dict[str, tuple[str, int, int]]
+    )
+    tasks: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
+    count: int = 0  # tasks taken, or asked for in vain
+    next: dict[str, int] | None = None  # the symbols of the task to do next
+    begun: set[str] = field(default_factory=set[str])  # rings whose first slot was taken ahead
+    flying: deque[Matmul] = field(default_factory=deque[Matmul])
+    waits_for: str = ""
+    view: Placement | None = None  # with the copies of the iteration at hand
+    meets: int = 0  # meetings so far
+    pushed: bool = False  # in the present meeting
+
+
+class Steps:
+    """The actions of a cluster's agents; `oracle.simulate` decides who acts."""
+
+    program: Program
+    block: BlockProgram
+    placement: Placement
+    memory: dict[str, Value]
+    source: dict[str, Value]
+    cluster: int
+    rings: list[dict[str, SharedRing]]
+    turns: list[list[NamedBarrier]]
+    copies: list[Any]
+    company: list[list[Company]]
+
+    def _step(self, agent: Agent, step: Step, symbols: dict[str, int]) -> Iterator[bool]:
+        if step.action == "Ahead":
+            yield from self._next(agent)
+            return
+        action = getattr(self, f"_do_{step.action.lower()}")
+        while not action(agent, step, symbols):
+            yield False
+        agent.waits_for = ""
+        yield True
+
+    def _next(self, agent: Agent) -> Iterator[bool]:
+        raise NotImplementedError  # `oracle.simulate` knows the tasks
+
+    def _position(self, table: dict[str, int], ring: Ring) -> tuple[int, int]:
+        count = table.get(ring.name, 0)
+        return count % ring.depth, count // ring.depth & 1
+
+    def _do_acquire(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        shared = self.rings[agent.block][step.ring]
+        slot, parity = self._position(agent.taken, shared.ring)
+        if not shared.empty[slot].passed(parity ^ 1):
+            agent.waits_for = f"{shared.empty[slot].name} parity {parity ^ 1}"
+            return False
+        shared.full[slot].expect(shared.ring.copied_bytes)
+        return True
+
+    def _do_fill(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        op = step.op
+        assert op is not None and op.dst is not None and op.array is not None
+        ring, buffer = self.block.home(op.dst.name)
+        slot, _ = self._position(agent.taken, ring)
+        place = ring.buffers.index(buffer)
+        tile = read_tile(op, self.source[op.array.name], symbols)
+        crossing = is_multicast(self.program, self.block.schedule.launch, op)
+        targets = range(self.cluster) if crossing else (agent.block,)
+        blocks = self.cluster if crossing else 1
+        along = 1 if buffer.tile.panels % blocks == 0 else 0
+        width = tile.shape[along] // blocks
+        mine = slice(agent.block * width, (agent.block + 1) * width) if crossing else slice(None)
+        index = (slice(None), mine) if along else (mine, slice(None))
+        for target in targets:
+            shared = self.rings[target][ring.name]
+            into = shared.slots[slot]
+            if into.readers:
+                raise CheckFailed(
+                    f"race: {agent.name} copies {op.dst.name} into {ring.name}[{slot}] of block "
+                    f"{target} while a matmul may still read it"
+                )
+            into.landing += 1
+            into.version += 1
+            self.copies.append(
+                (shared, slot, place, index, tile[index], tile.shape, buffer.tile.bytes // blocks)
+            )
+        return True
+
+    def _land(self, number: int) -> bool:
+        landed = self.copies.pop(number)
+        if isinstance(landed, Push):
+            return landed.land()
+        shared, slot, place, index, part, shape, count = landed
+        into = shared.slots[slot]
+        if into.readers:
+            raise CheckFailed(f"race: a copy lands in {shared.ring.name}[{slot}] under a matmul")
+        whole = into.values[place]
+        if whole is None or whole.shape != shape:
+            whole = np.full(shape, np.nan, np.float32)
+        whole = whole.copy()
+        whole[index] = part
+        into.values[place] = whole
+        into.landing -= 1
+        shared.full[slot].landed(count)
+        return True
+
+    def _do_publish(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        agent.taken[step.ring] = agent.taken.get(step.ring, 0) + 1
+        return True
+
+    def _do_wait(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        shared = self.rings[agent.block][step.ring]
+        slot, parity = self._position(agent.taken, shared.ring)
+        if not shared.full[slot].passed(parity):
+            agent.waits_for = f"{shared.full[slot].name} parity {parity}"
+            return False
+        agent.taken[step.ring] = agent.taken.get(step.ring, 0) + 1
+        agent.at[step.ring] = shared.slots[slot]
+        return True
+
+    def _do_release(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        ring = self.block.ring(step.ring)
+        slot, _ = self._position(agent.released, ring)
+        agent.released[step.ring] = agent.released.get(step.ring, 0) + 1
+        if agent.released[step.ring] > agent.taken.get(step.ring, 0):
+            raise CheckFailed(f"{agent.name} releases {ring.name}[{slot}], which it has not taken")
+        own = self.rings[agent.block][ring.name]
+        crossing = own.empty[slot].count > WARPS * self.placement.parts
+        for target in range(self.cluster) if crossing else (agent.block,):
+            self.rings[target][ring.name].empty[slot].arrive(WARPS)
+        return True
+
+    def _do_issue(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        op = step.op
+        assert op is not None and op.dst is not None
+        slots: list[tuple[Slot, int, int]] = []
+        registers = {op.dst.name}
+        for src in op.srcs[:2]:
+            if not self.placement.is_shared(src):
+                self._touch(agent, op, src.name)
+                registers.add(src.name)
+                continue
+            ring, buffer = self.block.home(src.name)
+            slot = self._slot_of(agent, ring, symbols)
+            if slot.landing:
+                raise CheckFailed(
+                    f"race: {agent.name} {op.label} reads {ring.name} before it landed"
+                )
+            slot.readers += 1
+            slots.append((slot, ring.buffers.index(buffer), slot.version))
+        for flying in agent.flying:
+            if op.dst.name in flying.registers and flying.op.dst != op.dst:
+                raise CheckFailed(f"{agent.name} {op.label} writes {op.dst.name} under a matmul")
+        agent.flying.append(Matmul(op, slots, registers, dict(symbols)))
+        return True
+
+    def _slot_of(self, agent: Agent, ring: Ring, symbols: dict[str, int]) -> Slot:
+        """The slot an iteration reads: the latest waited for, or in a loop that takes a slot each
+        iteration the one with that number."""
+        if ring.name not in agent.at:
+            raise CheckFailed(f"race: {agent.name} reads {ring.name} before it waits for it")
+        if ring.name not in agent.entered:
+            return agent.at[ring.name]
+        index, start, before = agent.entered[ring.name]
+        number = before + symbols[index] - start
+        if number >= agent.taken.get(ring.name, 0):
+            raise CheckFailed(f"race: {agent.name} reads {ring.name} before it waits for it")
+        return self.rings[agent.block][ring.name].slots[number % ring.depth]
+
+    def _complete(self, agent: Agent) -> bool:
+        matmul = agent.flying.popleft()
+        op = matmul.op
+        assert op.dst is not None
+        if matmul.void:
+            agent.state.pop(op.dst.name, None)
+            return True
+        shared = iter(matmul.slots)
+        sources: list[Value] = []
+        for src in op.srcs:
+            if not self.placement.is_shared(src):
+                sources.append(agent.state[src.name])
+                continue
+            slot, place, version = next(shared)
+            value = slot.values[place]
+            if slot.landing or slot.version != version or value is None:
+                raise CheckFailed(f"race: {op.label} of {agent.name} reads an overwritten slot")
+            slot.readers -= 1
+            sources.append(self._rows(op, src.type.names, value, agent.role.part))
+        local = localise(self.placement, op, agent.role.part)
+        agent.state[op.dst.name] = compute(local, sources, matmul.symbols)
+        return True
+
+    def _rows(self, op: Op, names: tuple[str, ...], value: Value, part: int) -> Value:
+        split = self.placement.split
+        if split not in names or split == contracted(op) or self.placement.parts == 1:
+            return value
+        axis = names.index(split)
+        return np.split(value, self.placement.parts, axis=axis)[part]
+
+    def _do_join(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        while len(agent.flying) > step.count:
+            self._complete(agent)
+        return True
+
+    def _touch(self, agent: Agent, op: Op, name: str, write: bool = False) -> None:
+        for matmul in agent.flying:
+            assert matmul.op.dst is not None
+            busy = matmul.registers if write else {matmul.op.dst.name}
+            if name in busy:
+                raise CheckFailed(
+                    f"{agent.name} {op.label} touches {name} while {matmul.op.label} may use it"
+                )
+
+    def _do_run(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        op = step.op
+        assert op is not None
+        for var in (agent.view or self.placement).fusion.sources(op):
+            self._touch(agent, op, var.name)
+        part = agent.role.part
+        local = localise(self.placement, op, part)
+        if op.kind == "reduce_scatter":
+            return self._meet(agent, op)
+        if op.kind in ("store", "store_add"):
+            assert op.array is not None
+            ours = part == 0 or self.placement.split in op.srcs[0].type.names
+            if ours and inside(self.program, self.block.schedule.launch, symbols):
+                write_tile(
+                    local,
+                    self._value(agent, op.srcs[0].name, symbols),
+                    self.memory[op.array.name],
+                    symbols,
+                )
+            return True
+        assert op.dst is not None
+        self._touch(agent, op, op.dst.name, write=True)
+        if op.kind == "load":
+            assert op.array is not None
+            agent.state[op.dst.name] = read_tile(local, self.source[op.array.name], symbols)
+            return True
+        sources = [self._value(agent, src.name, symbols) for src in op.srcs]
+        agent.state[op.dst.name] = compute(local, sources, symbols)
+        return True
+
+    def _meet(self, agent: Agent, op: Op) -> bool:
+        """Push each block its part, then add up what all blocks pushed here."""
+        part, parity = agent.role.part, agent.meets & 1
+        own = self.company[agent.block][part]
+        assert op.dst is not None
+        if not agent.pushed:
+            if not own.free.passed(parity ^ 1):
+                agent.waits_for = f"{own.free.name} parity {parity ^ 1}"
+                return False
+            axis = op.srcs[0].type.names.index(op.axis)
+            pieces = np.split(agent.state[op.srcs[0].name], shares(op), axis=axis)
+            if agent.block < shares(op):
+                own.full.expect(self.cluster * pieces[0].nbytes)
+            self.copies += [
+                Push(self.company[block][part], agent.block, piece.copy())
+                for block, piece in enumerate(pieces)
+            ]
+            agent.pushed = True
+        if agent.block >= shares(op):
+            like = self.placement.local(op.dst.type)
+            agent.state[op.dst.name] = np.zeros(like.shape, np.float32)
+        elif not own.full.passed(parity):
+            agent.waits_for = f"{own.full.name} parity {parity}"
+            return False
+        else:
+            agent.state[op.dst.name] = own.take()
+            for block in range(self.cluster):
+                self.company[block][part].free.arrive(WARPS)
+        agent.meets, agent.pushed = agent.meets + 1, False
+        return True
+
+    def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:
+        inner = (agent.view or self.placement).fusion.inlined.get(name)
+        if inner is None:
+            return agent.state[name]
+        local = localise(self.placement, inner, agent.role.part)
+        if inner.kind == "load":
+            assert inner.array is not None
+            return read_tile(local, self.source[inner.array.name], symbols)
+        sources = [self._value(agent, src.name, symbols) for src in inner.srcs]
+        return compute(local, sources, symbols)
+
+    def _do_turnwait(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        agent.waits_for = f"the turn of group {agent.role.part}"
+        return self.turns[agent.block][agent.role.part].take()
+
+    def _do_turnpass(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+        following = (agent.role.part + 1) % self.placement.parts
+        self.turns[agent.block][following].arrive()
+        return True

@@ -1,0 +1,148 @@
+"""A folder that `warploom build` or `optimize` wrote, as something to tune.
+
+`build.json` says which kernel of the library (or FILE.py:OBJECT) was built with which settings, so
+that the sizes to measure at and the right results in float64 are known again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from warploom import machine
+from warploom.codegen.compile.build import Built
+from warploom.codegen.launching.spec import launch_spec
+from warploom.errors import InputError
+from warploom.files import write_text_atomically
+from warploom.flows.own_process import answer_of
+from warploom.kernels.check import CheckResult, checked
+from warploom.kernels.library import configure, entry
+from warploom.runtime.launch import LaunchSpec
+
+BUILD_NOTE: Final = "build.json"
+# Sizes that fill an H200, where the user gives none: about a millisecond or less.
+FULL: Final[Mapping[str, Mapping[str, int]]] = {
+    "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 4},
+    "attention": {"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
+}
+USUAL: Final = 4096  # of a dimension of a user's own program
+
+
+@dataclass(frozen=True)
+class BuildFolder:
+    """What a build folder holds: the kernel, and how it was asked for."""
+
+    folder: Path
+    built: Built
+    kernel: str
+    settings: Mapping[str, str]
+    gpu: str
+
+    def sizes(self, given: Mapping[str, str]) -> dict[str, int]:
+        """The sizes to measure at: `given` {dimension: extent}, sizes that fill the GPU, and what
+        the configuration fixes. Raises `InputError` for a name that is no dimension."""
+        known = entry(self.kernel).sizes
+        full = FULL.get(self.kernel, dict.fromkeys(known, USUAL))
+        asked = {name: str(full.get(name, extent)) for name, extent in known.items()}
+        asked |= {name: text for name, text in self.settings.items() if name in known}
+        if unknown := set(given) - set(known):
+            raise InputError(
+                f"--set {sorted(unknown)[0]}: {self.folder} was built already; expected one of its "
+                f"sizes, {', '.join(known)}"
+            )
+        _, sizes = configure(self.kernel, {**self.configuration, **asked, **given})
+        return sizes
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """The settings that are none of the sizes."""
+        known = entry(self.kernel).sizes
+        return {name: text for name, text in self.settings.items() if name not in known}
+
+    def launch(self, given: Mapping[str, str]) -> LaunchSpec:
+        """The launch at `sizes(given)`."""
+        scalars = entry(self.kernel).scalars
+        return launch_spec(self.built, self.sizes(given), machine.load(self.gpu), scalars)
+
+    def checked(self) -> CheckResult:
+        """The check of this kernel on the GPU here, at the sizes of `warploom run`.
+
+        Runs in a process of its own; raises `DeviceError` when that fails or hangs.
+        """
+        found = answer_of("warploom.flows.built", self.folder, str(self.folder), "checking")
+        return CheckResult.from_json(found)
+
+    def check(self, cubin: bytes) -> dict[str, float]:
+        """The errors of another cubin of this kernel; raises `CheckFailed` for a wrong one."""
+        with tempfile.TemporaryDirectory() as text:
+            return self.with_cubin(cubin, Path(text)).checked().require().errors
+
+    def with_cubin(self, cubin: bytes, folder: Path) -> BuildFolder:
+        """Write this kernel with another cubin to `folder`: a build folder like any other."""
+        built = replace(self.built, cubin=cubin, schedule=self._schedule())
+        built.write(folder)
+        write_build_note(folder, self.kernel, self.settings, self.gpu, built)
+        return replace(self, folder=folder, built=built)
+
+    def _schedule(self) -> Mapping[str, Any]:
+        return json.loads((self.folder / "schedule.json").read_text())
+
+
+def write_build_note(
+    folder: Path, kernel: str, settings: Mapping[str, str], gpu: str, built: Built
+) -> None:
+    """Write `build.json` beside a kernel that `built.write(folder)` wrote.
+
+    `kernel` is the name that was asked for (of the library, or FILE.py:OBJECT), `settings` the
+    `--set` texts. The cubin's hash ties the note to the file that it describes.
+    """
+    note = {
+        "kernel": kernel,
+        "settings": dict(settings),
+        "gpu": gpu,
+        "schedule": built.schedule["name"],
+        "cubin_sha256": hashlib.sha256(built.cubin).hexdigest(),
+    }
+    write_text_atomically(folder / BUILD_NOTE, json.dumps(note, indent=1) + "\n")
+
+
+def read_build(folder: Path) -> BuildFolder:
+    """The kernel of a folder.
+
+    Raises `InputError` when neither `build` nor `optimize` wrote it, or when its `build.json` was
+    written for another cubin than the one that lies there.
+    """
+    built = Built.read(folder)
+    path = folder / BUILD_NOTE
+    try:
+        note = cast("dict[str, Any]", json.loads(path.read_text()))
+        kernel, settings, gpu = str(note["kernel"]), dict(note["settings"]), str(note["gpu"])
+        described = str(note["cubin_sha256"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: does not say what was built ({type(error).__name__}: {error}); run warploom "
+            "build or optimize again"
+        ) from None
+    if described != hashlib.sha256(built.cubin).hexdigest():
+        raise InputError(
+            f"{path} describes another cubin than {folder / built.source.name}.cubin; run warploom "
+            "build or optimize again"
+        )
+    return BuildFolder(folder, built, kernel, settings, gpu)
+
+
+def _check(folder: Path) -> CheckResult:
+    """The checking process: the kernel in `folder` at the sizes of `warploom run`."""
+    build = read_build(folder)
+    config, sizes = configure(build.kernel, build.configuration)
+    return checked(build.kernel, config, sizes, build.built)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_check(Path(sys.argv[1])).to_json()))

@@ -1,0 +1,161 @@
+"""Which of several schedules `optimize` builds: each is compiled, judged and replayed.
+
+Schedules come one at a time, because solving one takes seconds that may not be needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from warploom.autosched.portfolio import portfolio
+from warploom.autosched.schedules import NAMES, schedule_named
+from warploom.autosched.solve import Search
+from warploom.codegen.compile.build import Built
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.errors import CheckFailed, DeviceError, ToolMissing, WarploomError
+from warploom.flows.optimize_measure import measure_in_worker
+from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Say, Trial
+from warploom.flows.static_verdict import StaticVerdict, static_verdict
+from warploom.kernels.select import DEFAULT, Selected, select
+from warploom.perf.predict import Prediction
+from warploom.perf.replay import replay
+
+Offer = tuple[str, Selected | WarploomError]  # a schedule by name, or why there is none
+
+
+@dataclass(frozen=True)
+class Usable:
+    """A schedule that compiled to code which passes the static verdict."""
+
+    selected: Selected
+    built: Built
+    verdict: StaticVerdict
+    trial: Trial
+
+
+def choose(
+    settings: OptimizeSettings, measuring: bool, say: Say
+) -> tuple[Usable, tuple[Trial, ...]]:
+    """The fastest of the schedules on offer, and what every one was worth.
+
+    As measured, where a GPU is here and several are of use; else by the replay of the machine code.
+    The tuned table's entry was measured before, against other tiles too: without a GPU no replay
+    overrules it. What has no schedule, does not compile (or was not brought, where there is no
+    compiler), fails the static verdict or computes wrong numbers is left out. Raises `CheckFailed`
+    when nothing is left.
+    """
+    trials: list[Trial] = []
+    usable: list[Usable] = []
+    for name, offer in _offers(settings, say):
+        if usable and not settings.compares and name not in (usable[0].selected.name, SOLVE):
+            break  # the other names are there for when none before them is of use
+        found = _tried(name, offer, settings, say)
+        usable += [found] if isinstance(found, Usable) else []
+        trials.append(found.trial if isinstance(found, Usable) else found)
+    if measuring and len(usable) > 1:
+        usable = [_timed(one, settings, say) for one in usable]
+        timed = {one.trial.name: one.trial for one in usable}
+        trials = [timed.get(trial.name, trial) for trial in trials]
+        usable = [one for one in usable if not one.trial.refused]
+    if not usable:
+        told = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
+        raise CheckFailed(f"{settings.name}: no schedule is of use: {told}")
+    return min(usable, key=lambda one: one.trial.rank), tuple(trials)
+
+
+def _offers(settings: OptimizeSettings, say: Say) -> Iterator[Offer]:
+    """Schedules by name, the most promising first."""
+    search = Search(seconds=settings.seconds, replayed=True)
+    if settings.candidates > 1:
+        first = _select(settings, "multistage", search, say)
+        say(f"solving for {settings.candidates} candidates, at most {settings.seconds:g} s each")
+        plan = first.launch
+        for one in portfolio(first.program, plan, settings.gpu, search, settings.candidates):
+            yield one.name, replace(first, name=one.name, schedule=one.schedule)
+        return
+    if settings.schedule != BEST:
+        if settings.schedule == SOLVE:
+            _say_solving(settings, say)
+        first = _select(settings, settings.schedule, search, say)
+        yield settings.schedule, first
+        return
+    first = _select(settings, DEFAULT, search, say)
+    yield first.name, first
+    if isinstance(first.schedule, SimtSchedule) or (first.tuned and not settings.compares):
+        return
+    # A variant's name is none of these: all of them are others.
+    for name in (SOLVE, *(name for name in NAMES if name not in (SOLVE, first.name))):
+        if name == SOLVE:
+            _say_solving(settings, say)
+        yield name, _renamed(first, name, settings.gpu, search, say)
+
+
+def _select(settings: OptimizeSettings, policy: str, search: Search, say: Say) -> Selected:
+    return select(settings.name, settings.settings, settings.gpu, policy, search, say=say)
+
+
+def _say_solving(settings: OptimizeSettings, say: Say) -> None:
+    say(f"solving the schedule, at most {settings.seconds:g} s for each search of a loop")
+
+
+def _renamed(
+    first: Selected, name: str, gpu: str, search: Search, say: Say
+) -> Selected | WarploomError:
+    """The same program and launch plan under the schedule of that name, or why there is none."""
+    try:
+        schedule = schedule_named(
+            first.program, name, first.launch, gpu, search, arch=first.arch, say=say
+        )
+    except WarploomError as error:
+        return error
+    return replace(first, name=name, schedule=schedule, tuned=False)
+
+
+def _tried(
+    name: str, offer: Selected | WarploomError, settings: OptimizeSettings, say: Say
+) -> Usable | Trial:
+    trial = Trial(name, tuned=isinstance(offer, Selected) and offer.tuned)
+    try:
+        if isinstance(offer, WarploomError):
+            raise offer
+        say(f"compiling {offer}")
+        built = offer.build()
+        verdict = static_verdict(built, offer.allow)
+        if not verdict.passed:
+            raise CheckFailed("; ".join(verdict.faults))
+    except WarploomError as error:
+        trial = replace(trial, refused=str(error))
+        say(str(trial))
+        return trial
+    trial = replace(trial, **_replayed(offer, built, settings.gpu))
+    say(str(trial))
+    return Usable(offer, built, verdict, trial)
+
+
+def _replayed(selected: Selected, built: Built, gpu: str) -> Mapping[str, object]:
+    """What the replay says, as fields of a `Trial`: predictions by loop, or why there are none."""
+    if isinstance(selected.schedule, SimtSchedule):
+        return {"unpredicted": "a kernel without matmuls; the replay follows loops with them"}
+    try:
+        found: Mapping[str, Prediction] = replay(
+            selected.program, selected.schedule, built.cubin, gpu
+        )
+    except CheckFailed as error:
+        return {"unpredicted": str(error)}
+    return {"predicted": found}
+
+
+def _timed(one: Usable, settings: OptimizeSettings, say: Say) -> Usable:
+    """With the time on the GPU here, or why it is of no use."""
+    try:
+        measured = measure_in_worker(settings.name, settings.settings, one.selected, one.built, say)
+        trial = replace(one.trial, microseconds=measured.microseconds)
+        if not measured.correct:
+            trial = replace(
+                trial, refused="wrong numbers on the GPU: " + "; ".join(measured.check.problems)
+            )
+    except (DeviceError, ToolMissing) as error:
+        trial = replace(one.trial, refused=str(error))
+    say(str(trial))
+    return replace(one, trial=trial)

@@ -1,0 +1,171 @@
+"""What `optimize` is asked and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from warploom.autosched.schedules import NAMES
+from warploom.codegen.compile.build import GPU_ARCHITECTURES
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.errors import InputError
+from warploom.flows.optimize_measure import Measured
+from warploom.flows.static_verdict import StaticVerdict
+from warploom.kernels.check import CheckResult
+from warploom.kernels.select import Selected
+from warploom.perf.predict import Prediction, cycles_of
+
+SCHEMA, VERSION = "warploom.optimize", 2
+MOST_CANDIDATES = 32
+BEST, SOLVE = "best", "solve"  # schedules to ask for: the best of several, the solver's
+WRITTEN = "written"  # status of a proof: the order is a person's, its times are no cycles
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class OptimizeSettings:
+    """What to optimise and how hard to look.
+
+    settings    configuration fields and array sizes of the kernel, as texts
+    schedule    "best": the tuned table's entry, where the kernel has a table; else the better of
+                the named schedule that suits its loops and the solver's. Or one by name
+    measure     "gpu", "none", or "auto": the GPU when there is one
+    seconds     of the solver, a loop
+    candidates  distinct schedules to build (`autosched.portfolio`): the fastest measured is kept,
+                or without a GPU the one whose machine code replays fastest
+    compare     compile the other named schedules too, for the table
+    """
+
+    name: str
+    gpu: str = "h200"
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    schedule: str = BEST
+    measure: str = "auto"
+    seconds: float = 10.0
+    candidates: int = 1
+    compare: bool = False
+
+    @property
+    def compares(self) -> bool:
+        """Whether every schedule on offer is tried, or only as many as it takes."""
+        return self.compare or self.candidates > 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.candidates <= MOST_CANDIDATES:
+            raise InputError(f"--candidates {self.candidates}: expected 1 to {MOST_CANDIDATES}")
+        if self.candidates > 1 and (self.schedule != SOLVE or self.compare):
+            raise InputError("--candidates goes with --schedule solve and without --compare")
+        if self.compare and self.schedule != BEST:
+            raise InputError(f"--compare goes with --schedule {BEST}, not {self.schedule}")
+        if self.gpu not in GPU_ARCHITECTURES:
+            raise InputError(
+                f"--gpu {self.gpu!r}: code is emitted for {', '.join(GPU_ARCHITECTURES)}"
+            )
+        if self.schedule not in (BEST, *NAMES):
+            known = ", ".join((BEST, *NAMES))
+            raise InputError(f"--schedule {self.schedule!r}: expected one of {known}")
+        if self.measure not in ("auto", "gpu", "none"):
+            raise InputError(f"--measure {self.measure!r}: expected auto, gpu or none")
+        if not 0 < self.seconds < float("inf"):
+            raise InputError(f"--time-limit {self.seconds:g}: expected seconds above 0")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One schedule: predictions by loop, microseconds measured (None without a GPU), why refused.
+
+    `unpredicted` says why a schedule that compiled has no prediction.
+    """
+
+    name: str
+    predicted: Mapping[str, Prediction] = field(default_factory=dict[str, Prediction])
+    microseconds: float | None = None
+    refused: str = ""
+    unpredicted: str = ""
+    tuned: bool = False
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Less is better: measured time; else the tuned table's entry before any prediction."""
+        if self.microseconds is not None:
+            return 0, self.microseconds
+        return (1, 0.0) if self.tuned else (2, cycles_of(self.predicted) or inf)
+
+    def __str__(self) -> str:
+        if self.refused:
+            return f"{self.name}: not of use: {self.refused}"
+        told = self.unpredicted or ", ".join(
+            f"{one.cycles:.0f} cycles an iteration of loop {loop} predicted, bound {one.bound}"
+            for loop, one in self.predicted.items()
+        )
+        time = "" if self.microseconds is None else f"; {self.microseconds:.1f} us measured"
+        return f"{self.name}: {told}{time}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The trial as plain JSON data; `predicted`: loop -> [cycles an iteration, bound]."""
+        return {
+            "name": self.name,
+            "predicted": {loop: [p.cycles, p.bound] for loop, p in self.predicted.items()},
+            "microseconds": self.microseconds,
+            "refused": self.refused,
+            "unpredicted": self.unpredicted,
+            "tuned": self.tuned,
+        }
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """The result: what was built, what the model says of it and of the others, the verdicts.
+
+    trials      every schedule that was tried; `chosen` is the one that was built
+    check       what the interpreter showed of the program
+    """
+
+    settings: OptimizeSettings
+    selected: Selected
+    chosen: Trial
+    trials: tuple[Trial, ...]
+    verdict: StaticVerdict
+    check: CheckResult
+    measured: Measured | None
+    seconds: Mapping[str, float]
+    folder: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON data."""
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "kernel": self.settings.name,
+            "gpu": self.settings.gpu,
+            "settings": dict(self.settings.settings),
+            "schedule": self.selected.name,
+            "tuned": self.selected.tuned,
+            "schedules": [trial.to_json() for trial in self.trials],
+            "order": order_of(self.selected),
+            "verdict": {"passed": self.verdict.passed, "faults": list(self.verdict.faults)},
+            "interpreted": self.check.to_json(),
+            "measured": None if self.measured is None else self.measured.to_json(),
+            "seconds": dict(self.seconds),
+        }
+
+
+def order_of(selected: Selected) -> str:
+    """Where the order of every loop comes from, and what is proved of it, for people."""
+    if isinstance(selected.schedule, SimtSchedule):
+        return "threads: no order to choose"
+    told: list[str] = []
+    for name, one in selected.schedule.loops.items():
+        proof = one.proof
+        if proof.status == WRITTEN:
+            told.append(f"loop {name}: in the order of {selected.schedule.name}, not solved for")
+            continue
+        shorter = "none is shorter" if proof.status != "unproved" else "not proved the shortest"
+        told.append(
+            f"loop {name}: solved for {one.initiation_interval} cycles an iteration at the costs "
+            f"it was solved with, {shorter} ({proof.status}: {proof.reason})"
+        )
+    return "; ".join(told)

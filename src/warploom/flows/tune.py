@@ -1,0 +1,215 @@
+"""Tuning one kernel's machine code: search, confirm, verify, test, and write what a user deploys.
+
+The folder belongs to one kernel. It holds, from the first improvement on, the best cubin so far;
+Ctrl-C, a full disk or a killed process lose nothing that was found, and the same command goes on
+from it. The result is never a cubin the verifier refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from warploom.errors import CheckFailed, InputError, ToolMissing
+from warploom.files import check_folder
+from warploom.flows.targets import Target
+from warploom.flows.tune_compare import fastest
+from warploom.flows.tune_keep import Keeper
+from warploom.flows.tune_programs import play_programs
+from warploom.flows.tune_report import write_report
+from warploom.flows.tuned import CHAINS, LEADERS, LEARNED, LEARNER, TuneReport, TuneSettings
+from warploom.runtime import (
+    CheckSettings,
+    LocalMeasurer,
+    Measurer,
+    MeasureSettings,
+    Timing,
+    Workload,
+)
+from warploom.sass.decode.cubin import Cubin, parse
+from warploom.sass.rules.verdict import Verdict
+from warploom.sass.rules.verify import Verifier, counted
+from warploom.search.driver import Budget, Progress, SearchResult, run_search
+from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
+from warploom.search.lineage import Step, ordered, prove, read_steps, write_steps
+from warploom.search.players import PLAYERS, Player
+
+
+def tune(
+    target: Target,
+    settings: TuneSettings,
+    folder: Path,
+    on_progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> TuneReport:
+    """Search one kernel and write the result into `folder`.
+
+    A folder that holds a search of the same kernel is gone on from. `say` is told, in a line, what
+    is done before and after the search. Raises `InputError` when a GPU is asked for and the launch
+    is not known, or the folder cannot be written or holds something else; `CheckFailed` when the
+    final check fails (the folder then holds the original).
+    """
+    if settings.measure == "gpu" and target.launch is None:
+        raise InputError(
+            f"{target.source}: measuring on a GPU needs the launch; give --launch FILE.json or a "
+            "file.py:object, or use --measure model"
+        )
+    # What is refused is refused before anything is written or taken away.
+    check_folder(folder)
+    keeper = Keeper(target, settings, folder)
+    player = _player(settings, keeper)
+    keeper.begin()
+    if keeper.earlier is not None:
+        say(f"{folder} holds a search of this kernel that reached {keeper.earlier}: going on")
+    if settings.measure == "model":
+        evaluator = ModelEvaluator(target.cubin, target.kernel)
+        return _tune(target, settings, player, keeper, evaluator, None, on_progress, say)
+    assert target.launch is not None
+    with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:
+        say("preparing the GPU: inputs, the original's outputs and its time")
+        measurer.prepare(Workload(target.cubin.data, target.launch))
+        evaluator = DeviceEvaluator(measurer)
+        return _tune(target, settings, player, keeper, evaluator, measurer, on_progress, say)
+
+
+def _tune(
+    target: Target,
+    settings: TuneSettings,
+    player: Player,
+    keeper: Keeper,
+    evaluator: ModelEvaluator | DeviceEvaluator,
+    measurer: Measurer | None,
+    on_progress: Callable[[Progress], None] | None,
+    say: Callable[[str], None],
+) -> TuneReport:
+    if settings.programs:
+        report = play_programs(
+            target, settings, player, evaluator, measurer, keeper, on_progress, say
+        )
+        return _checked(report, measurer, keeper.folder, say)
+    verifier = Verifier(target.cubin, target.kernel, settings.mode)
+    resumed = keeper.resumed(verifier)
+    search = run_search(
+        target.cubin,
+        player,
+        evaluator,
+        Budget(settings.seconds, settings.candidates),
+        target.kernel,
+        settings.mode,
+        seed=settings.seed,
+        chains=CHAINS[settings.measure],
+        confirmations=2 if measurer is not None else 0,
+        # A learned player goes on from its own checkpoint, which holds the way from the original.
+        start=None if settings.player in LEARNED else resumed,
+        verifier=verifier,
+        moves=settings.moves,
+        on_progress=on_progress,
+        on_best=keeper.keep,
+    )
+    report = _choose(target, settings, search, verifier, measurer, keeper, resumed, say)
+    return _checked(report, measurer, keeper.folder, say)
+
+
+def _checked(
+    report: TuneReport, measurer: Measurer | None, folder: Path, say: Callable[[str], None]
+) -> TuneReport:
+    """Run what was chosen beside the original, and write everything."""
+    target, settings = report.target, report.settings
+    report.folder = folder
+    if measurer is not None and report.changed:
+        say("running the result beside the original on every input pattern")
+        report.check = measurer.check(
+            report.cubin.data,
+            CheckSettings(samples=settings.samples, state=str(folder / "samples.json")),
+        )
+        if not report.check.passed:
+            report.cubin, report.speedup = target.cubin, 1.0
+            write_report(report)
+            raise CheckFailed(
+                f"{target.source}: the result failed its check: {report.check.detail}"
+            )
+        if target.build is not None:
+            say("comparing the result with the reference in float64")
+            report.errors = target.build.check(report.cubin.data)
+    say("writing the result")
+    write_report(report)
+    return report
+
+
+def _player(settings: TuneSettings, keeper: Keeper) -> Player:
+    """The player asked for; a learned one keeps its state in the folder.
+
+    Raises `ToolMissing` when the extra `rl` is not installed.
+    """
+    profile = LEARNED.get(settings.player)
+    if profile is None:
+        return PLAYERS[settings.player]
+    try:
+        learned = import_module("warploom.rl.player")
+    except ImportError as error:
+        raise ToolMissing(
+            f"--search {settings.player} needs {error.name}; install it with: "
+            "pip install 'warploom[rl]'"
+        ) from None
+    state, resume = keeper.folder / LEARNER, keeper.earlier is not None
+    player = learned.player_for(
+        profile, settings.seed, state, resume, settings.policy, settings.steps
+    )
+    if not resume:
+        (state / learned.CHECKPOINT).unlink(missing_ok=True)
+    return player
+
+
+def _choose(
+    target: Target,
+    settings: TuneSettings,
+    search: SearchResult,
+    verifier: Verifier,
+    measurer: Measurer | None,
+    keeper: Keeper,
+    resumed: Cubin | None,
+    say: Callable[[str], None],
+) -> TuneReport:
+    """The best candidate: by the model's score, or by a longer comparison on the GPU."""
+    leaders = [candidate.cubin for _, candidate in search.best[:LEADERS]]
+    if resumed is not None:
+        leaders.append(resumed.data)
+    timing: Timing | None = None
+    chosen, speedup = target.cubin, 1.0
+    if measurer is None:
+        if search.best and search.best[0][0] > 1.0:
+            speedup, candidate = search.best[0]
+            chosen = parse(candidate.cubin, "result")
+        if resumed is not None and keeper.best > speedup:
+            # The model has no noise: what an earlier run in this folder reached still holds.
+            chosen, speedup = resumed, keeper.best
+    elif leaders:
+        place, speedup, timing = fastest(
+            measurer, target.cubin.data, leaders, search.candidate_s, say
+        )
+        if place is not None:
+            chosen = parse(leaders[place], "result")
+    verdict = counted(verifier.check_file(chosen), target.cubin, chosen, target.kernel)
+    steps: tuple[Step, ...] = ()
+    if not verdict.legal:
+        verdict, steps = _lineage(target, settings, chosen, verdict, keeper.folder)
+    if not verdict.legal:
+        raise CheckFailed(f"{target.source}: the result is {verdict}")
+    return TuneReport(target, settings, search, chosen, verdict, speedup, timing, lineage=steps)
+
+
+def _lineage(
+    target: Target, settings: TuneSettings, chosen: Cubin, verdict: Verdict, folder: Path
+) -> tuple[Verdict, tuple[Step, ...]]:
+    """The verdict on a result that a learned player found on another program, and its lineage,
+    which is written; what no program explains keeps its verdict."""
+    for path in sorted((folder / LEARNER / "programs").glob("*/lineage.json")):
+        before = read_steps(path.parent)
+        last = ordered(chosen.data)
+        if not prove(target.cubin, target.kernel, (*before, last), settings.mode):
+            write_steps(folder / "lineage", (*before, last))
+            base = parse(before[-1].cubin, target.kernel)
+            found = Verifier(base, target.kernel, settings.mode).check_file(chosen)
+            return counted(found, base, chosen, target.kernel), (*before, last)
+    return verdict, ()

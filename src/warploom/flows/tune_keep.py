@@ -1,0 +1,154 @@
+"""A tuning folder: whose it is, and the best cubin so far with what is needed to go on from it.
+
+`original.cubin` and `progress.json` are written before the search begins, so that a folder says
+from then on whose search it holds; `best.cubin` at every improvement. Each is written whole or not
+at all, and in an order in which a process killed between two of them leaves what can be gone on
+from.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from warploom.errors import InputError
+from warploom.files import write_bytes_atomically, write_text_atomically
+from warploom.flows.targets import Target
+from warploom.flows.tuned import LEARNED, SCHEMA, TuneSettings
+from warploom.integrations.deploy import content_key
+from warploom.sass.decode.cubin import Cubin, load, parse
+from warploom.sass.rules.verify import Verifier
+from warploom.search.game import Candidate
+from warploom.search.lineage import Base, ordered, prove, read_steps, write_steps
+
+ORIGINAL: Final = "original.cubin"
+PROGRESS: Final = "progress.json"
+BEST: Final = "best.cubin"
+LINEAGE: Final = "lineage"
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A search that the folder holds already: of which kernel, how far it got, and who scored."""
+
+    key: str
+    kernel: str
+    speedup: float
+    measure: str
+
+    def __str__(self) -> str:
+        return f"{self.speedup:.4f}x " + ("measured" if self.measure == "gpu" else "modelled")
+
+
+class Keeper:
+    """The folder of one kernel's search.
+
+    Raises `InputError` when the folder holds something else, or nothing to `--resume`.
+    """
+
+    def __init__(self, target: Target, settings: TuneSettings, folder: Path) -> None:
+        self.target, self.settings, self.folder = target, settings, folder
+        self.key = content_key(target.cubin.data)
+        self.earlier = self._earlier()
+        same = self.earlier is not None and self.earlier.measure == settings.measure
+        # What the model calls a gain is none on the GPU, and the reverse.
+        self.best = self.earlier.speedup if self.earlier is not None and same else 1.0
+
+    def begin(self) -> None:
+        """Say whose folder this is, before the first candidate."""
+        if self.earlier is None:
+            self._write_progress()
+        if not (self.folder / ORIGINAL).is_file():
+            write_bytes_atomically(self.folder / ORIGINAL, self.target.cubin.data)
+
+    def keep(self, candidate: Candidate, speedup: float, base: Base | None = None) -> None:
+        """Called for every new best of this run; kept when it beats an earlier run's too.
+
+        `base` is the program it was found on, where that may be another than the original.
+        """
+        if speedup <= self.best:
+            return
+        self.best = speedup
+        if base is not None:
+            write_steps(self.folder / LINEAGE, (*base.steps, ordered(candidate.cubin)))
+        write_bytes_atomically(self.folder / BEST, candidate.cubin)
+        self._write_progress()
+
+    def resumed(self, verifier: Verifier) -> Cubin | None:
+        """The best of an earlier run; None when there was none, or it found nothing faster.
+
+        Raises `InputError` when it is no reordering of the original under what is assumed now.
+        """
+        if self.earlier is None or not (self.folder / BEST).is_file():
+            return None
+        best = load(self.folder / BEST)
+        if self.settings.player in LEARNED:
+            return best  # may be another program: its lineage is the learner's, proved at the end
+        verdict = verifier.check_file(best)
+        if not verdict.legal:
+            raise InputError(
+                f"{best.origin}: an earlier search with other --moves or --alias found it, and "
+                f"here it is {verdict}; choose another -o"
+            )
+        return best
+
+    def resumed_base(self) -> Base | None:
+        """The best of an earlier run as a program of its own, with its lineage, proved again."""
+        if self.earlier is None or not (self.folder / BEST).is_file():
+            return None
+        if (self.folder / LINEAGE / "lineage.json").is_file():
+            steps = read_steps(self.folder / LINEAGE)
+        else:
+            steps = (ordered(load(self.folder / BEST).data),)
+        name = self.target.kernel
+        if findings := prove(self.target.cubin, name, steps, self.settings.mode):
+            raise InputError(
+                f"{self.folder}: the earlier search's best is not proved with --alias "
+                f"{self.settings.mode.value}: {findings[0]}; choose another -o"
+            )
+        return Base(parse(steps[-1].cubin, name), steps) if steps else None
+
+    def _write_progress(self) -> None:
+        state = {
+            "schema": SCHEMA,
+            "key": self.key,
+            "kernel": self.target.kernel,
+            "speedup": self.best,
+            "measure": self.settings.measure,
+            "seconds": time.time(),
+        }
+        write_text_atomically(self.folder / PROGRESS, json.dumps(state) + "\n")
+
+    def _earlier(self) -> Earlier | None:
+        if not (self.folder / PROGRESS).is_file():
+            for name in (ORIGINAL, "manifest.json"):
+                if (self.folder / name).exists():
+                    raise InputError(
+                        f"{self.folder} holds {name} and no search to go on from; choose another -o"
+                    )
+            if self.settings.resume:
+                raise InputError(f"{self.folder} holds no earlier search; leave out --resume")
+            return None
+        earlier = self._read_progress()
+        if earlier.key != self.key:
+            raise InputError(
+                f"{self.folder} holds the search of another kernel, {earlier.kernel}; choose "
+                "another -o"
+            )
+        return earlier
+
+    def _read_progress(self) -> Earlier:
+        path = self.folder / PROGRESS
+        try:
+            state = json.loads(path.read_text())
+            return Earlier(
+                str(state["key"]),
+                str(state["kernel"]),
+                float(state["speedup"]),
+                str(state["measure"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: not a search's progress ({error})") from None

@@ -1,0 +1,103 @@
+"""What `tune` is asked and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from warploom.errors import InputError
+from warploom.flows.targets import Target
+from warploom.runtime import CheckReport, Timing
+from warploom.sass.decode.cubin import Cubin
+from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules.verdict import Verdict
+from warploom.search.actions import PROGRAMS, STEPS, moves_of
+from warploom.search.driver import SearchResult
+from warploom.search.lineage import Step
+from warploom.search.players import PLAYERS
+
+SCHEMA: Final = 1
+LEADERS: Final = 5
+LEARNER: Final = "ppo"  # the folder of a learned player's checkpoint, logs and replay
+CHAINS: Final = {"gpu": 6, "model": 1}
+# Learned players by the name of `--search`, with their profile; they need the extra `rl`.
+LEARNED: Final = {
+    "ppo": "wide",
+    "ppo-guided": "guided",
+    "ppo-programs": "programs",
+    "ppo-cuasmrl": "cuasmrl",
+}
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """What to spend and how.
+
+    `measure` is `gpu` or `model`; `resume` insists on an earlier search in the folder (one of the
+    same kernel is gone on from anyway).
+    """
+
+    player: str = "guided"
+    measure: str = "model"
+    seconds: float = 60.0
+    candidates: int | None = None
+    mode: AliasMode = AliasMode.STRICT
+    seed: int = 0
+    samples: int = 0
+    resume: bool = False
+    policy: Path | None = None
+    steps: int | None = None
+    moves: frozenset[str] = frozenset(STEPS)
+
+    @property
+    def programs(self) -> bool:
+        """True when the moves may change the program, not only its order."""
+        return not self.moves.isdisjoint(PROGRAMS)
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names and an empty budget."""
+        moves_of(self.moves)
+        if self.player in LEARNED and self.moves != frozenset(STEPS):
+            raise InputError("--moves: learned players have the moves of their profile")
+        if self.player not in PLAYERS and self.player not in LEARNED:
+            known = ", ".join((*PLAYERS, *LEARNED))
+            raise InputError(f"--search {self.player!r}, expected one of {known}")
+        if self.player not in LEARNED and (self.policy is not None or self.steps is not None):
+            raise InputError("--policy and --steps are of learned players: --search ppo")
+        if self.measure not in CHAINS:
+            raise InputError(f"--measure {self.measure!r}, expected gpu or model")
+        if self.seconds <= 0:
+            raise InputError(f"--budget {self.seconds} s, expected more than 0")
+        if self.samples < 0:
+            raise InputError(f"--samples {self.samples}, expected 0 or more")
+        for option, count in (("--candidates", self.candidates), ("--steps", self.steps)):
+            if count is not None and count < 1:
+                raise InputError(f"{option} {count}, expected at least 1")
+
+
+@dataclass
+class TuneReport:
+    """What came of it. `speedup` is measured on the GPU, or modelled (`measure` says which).
+
+    `errors`: relative error of each output against float64, of a build folder's kernel on a GPU.
+    """
+
+    target: Target
+    settings: TuneSettings
+    search: SearchResult
+    cubin: Cubin
+    verdict: Verdict
+    speedup: float
+    timing: Timing | None = None
+    check: CheckReport | None = None
+    errors: Mapping[str, float] = field(default_factory=dict[str, float])
+    lineage: tuple[Step, ...] = ()
+    folder: Path = Path()
+    files: dict[str, Path] = field(default_factory=dict[str, Path])
+
+    @property
+    def changed(self) -> bool:
+        """True when the result is not the original."""
+        return self.cubin.data != self.target.cubin.data

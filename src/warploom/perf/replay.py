@@ -1,0 +1,291 @@
+"""Cycles an iteration of a built kernel: its machine code replayed on one scheduler partition.
+
+`perf.predict` walks the steps before anything is compiled; here is what ptxas made of them: its
+order, its waits, its stalls. Each steady loop of the program is found in the cubin, one warp of
+each compute group runs it (`timing.partition`), and the gates are those of the block program:
+
+    loads     one thread fills the rings in the order of its steps; a copy takes `load.latency` and
+              its time on the link: at an SM's own rate while the SM asks for less, on average, than
+              its share when all of them load, as they are not in step; always at that share in a
+              cluster, whose blocks wait for each other
+    slots     a ring's slot is filled again when every group gave it back
+    turns     a group's turn begins when the one before passes it on
+
+Groups that begin together come to rest in one of few phases, and which one depends on when each
+begins. On the machine small differences move them out of the slow ones (of 25 traced orders of
+attention 24 came to the same phase in every run, bench/results/raw/phases-h200.json), so the answer
+is the fastest of several starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from difflib import SequenceMatcher
+from math import ceil
+
+from warploom.codegen.cuda.emit_tma import is_multicast
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Step
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.passes.lower import lower
+from warploom.errors import CheckFailed
+from warploom.perf.extract import extract
+from warploom.perf.predict import Prediction
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode
+from warploom.sass.flow.steady import steady_loops
+from warploom.sass.timing.partition import Partition, PartitionCosts, Slot, slots_of
+from warploom.schedule.model.bounds import lower_bounds
+from warploom.schedule.model.costs import CostTable, costs
+from warploom.schedule.model.graph import Graph
+from warploom.tile import Program
+
+ITERATIONS = 24
+STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
+KIB = 1024
+BOX = 128  # bytes of a row that one copy instruction brings
+WAITS = ("Wait", "TurnWait")
+SIGNALS = ("Release", "TurnPass")
+
+
+def replay(
+    program: Program,
+    schedule: KernelSchedule,
+    cubin: bytes,
+    gpu: str = "h200",
+    table: CostTable | None = None,
+    partition: PartitionCosts | None = None,
+) -> dict[str, Prediction]:
+    """Predictions by loop, of the machine code that `schedule` was built to.
+
+    Raises `CheckFailed` where a loop of the program has no counterpart in the cubin, or where the
+    walk comes to a halt.
+    """
+    block, chosen = lower(program, schedule), table or costs(gpu)
+    loops = [slots_of(loop) for loop in steady_loops(decode(parse(cubin, program.name)))]
+    found: dict[str, Prediction] = {}
+    for loop in program.loops():
+        copies = dict(schedule.loops[loop.index].params.get("copies", {}))
+        problem = extract(
+            block.placement, loop, chosen, copies=copies, skip_unit=schedule.launch.skip_unit
+        )
+        bounds = lower_bounds(problem.graph, problem.target)
+        sections = [_section(block, loop.index, part) for part in range(block.placement.parts)]
+        if not sections[0].steady or not any(s.action == "Issue" for s in sections[0].steady):
+            continue
+        slots, unroll = _counterpart(loops, sections[0], problem.graph)
+        late = schedule.launch.stagger
+        starts = [late] if late else [share * bounds.minimum for share in STARTS]
+        if len(sections) == 1:
+            starts = [0.0]
+        cycles = min(
+            _pace(block, loop.index, slots, unroll, start, chosen, partition) for start in starts
+        )
+        found[loop.index] = Prediction(
+            loop.index, cycles, bounds.minimum, bounds.reason, problem.graph.flops
+        )
+    return found
+
+
+def _section(block: BlockProgram, index: str, part: int) -> Pipeline:
+    role = next(role for role in block.roles if role.part == part and not role.loads)
+    return next(s for s in role.sections if isinstance(s, Pipeline) and s.loop.index == index)
+
+
+def _loader(block: BlockProgram, index: str) -> Pipeline:
+    role = next(role for role in block.roles if role.loads)
+    return next(s for s in role.sections if isinstance(s, Pipeline) and s.loop.index == index)
+
+
+# ---- which loop of the machine code it is
+
+
+def _counterpart(
+    loops: Sequence[tuple[Slot, ...]], section: Pipeline, graph: Graph
+) -> tuple[tuple[Slot, ...], int]:
+    """The steady loop in the cubin, and iterations a pass: as many gates, signals and matmuls as
+    the steps have, in the most similar order (the loop for few iterations has the same ones)."""
+    wanted = _steps_as_tokens(section.steady, graph)
+    best: tuple[float, tuple[Slot, ...], int] | None = None
+    for slots in loops:
+        tokens = _slots_as_tokens(slots)
+        unroll, rest = divmod(len(tokens), len(wanted))
+        if rest or sorted(tokens) != sorted(wanted * unroll):
+            continue
+        alike = SequenceMatcher(None, tokens, wanted * unroll, autojunk=False).ratio()
+        if best is None or (unroll, alike) > (best[2], best[0]):
+            best = alike, slots, unroll
+    if best is None:
+        raise CheckFailed(
+            f"loop {section.loop.index}: no loop of the machine code has its {len(wanted)} waits, "
+            "signals and matmuls an iteration"
+        )
+    return best[1], best[2]
+
+
+def _steps_as_tokens(steps: Sequence[Step], graph: Graph) -> list[str]:
+    tokens: list[str] = []
+    for step in steps:
+        if step.action in WAITS:
+            tokens.append("gate")
+        elif step.action in SIGNALS:
+            tokens.append("signal")
+        elif step.action == "Issue":
+            assert step.op is not None
+            node = next(n for n in graph.nodes if n.id.rsplit("/", 1)[0] == step.op.label)
+            tokens.append(f"matmul {sum(u.cycles for u in node.uses if u.unit == 'TC')}")
+    return tokens
+
+
+def _slots_as_tokens(slots: Sequence[Slot]) -> list[str]:
+    tokens: list[str] = []
+    matmul = 0.0
+    for slot in slots:
+        if slot.matmul:
+            matmul += slot.matmul
+            if slot.cost.commits:
+                tokens.append(f"matmul {round(matmul)}")
+                matmul = 0.0
+        elif slot.gate:
+            tokens.append("gate")
+        elif slot.signal:
+            tokens.append("signal")
+    return tokens
+
+
+# ---- the walk
+
+
+def _pace(
+    block: BlockProgram,
+    index: str,
+    slots: tuple[Slot, ...],
+    unroll: int,
+    late: float,
+    table: CostTable,
+    partition: PartitionCosts | None,
+) -> float:
+    parts = block.placement.parts
+    passes = max(8, ITERATIONS // unroll)
+    gates = _Gates(block, index, table)
+    walk = Partition([slots] * parts, [late * part for part in range(parts)], partition, gates)
+    ends = walk.run(passes)
+    half = passes // 2
+    return max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
+
+
+class _Gates:
+    """Loads, slots and turns of one loop, as `partition.Gates`."""
+
+    def __init__(self, block: BlockProgram, index: str, table: CostTable) -> None:
+        self.block, self.table = block, table
+        self.parts = block.placement.parts
+        self.sections = [_section(block, index, part) for part in range(self.parts)]
+        self.waits = [[s for s in one.steady if s.action in WAITS] for one in self.sections]
+        self.gives = [[s for s in one.steady if s.action in SIGNALS] for one in self.sections]
+        self.full: dict[str, list[float]] = {}
+        self.freed: dict[str, dict[int, list[float]]] = {}
+        self.passed: list[list[float]] = [[] for _ in range(self.parts)]
+        self.passed[0].append(0.0)
+        self.turns = [0] * self.parts
+        # What the iterations started ahead have waited for, given back and passed on.
+        self.waited = [self._ahead(one, "Wait") for one in self.sections]
+        self.given = [self._ahead(one, "Release") for one in self.sections]
+        for part in range(self.parts):
+            for ring, count in self.given[part].items():
+                for use in range(count):
+                    self._releases(ring, use).append(0.0)
+        self.loader = self._loads(_loader(block, index))
+        self.blocked = False
+
+    def _ahead(self, section: Pipeline, action: str) -> dict[str, int]:
+        count: dict[str, int] = {}
+        for step in (step for steps in section.prologue for step in steps):
+            if step.action == action:
+                count[step.ring] = count.get(step.ring, 0) + 1
+        return count
+
+    def _releases(self, ring: str, use: int) -> list[float]:
+        return self.freed.setdefault(ring, {}).setdefault(use, [])
+
+    def opens(self, group: int, number: int) -> float | None:
+        """When the group's wait of that number is over; None: not known yet."""
+        own = self.waits[group]
+        turn, place = divmod(number, len(own))
+        step = own[place]
+        if step.action == "TurnWait":
+            each = sum(one.action == "TurnWait" for one in own)
+            before = sum(one.action == "TurnWait" for one in own[:place])
+            given = self.passed[group]
+            at = turn * each + before
+            return given[at] + self.table.value("barrier.named") if at < len(given) else None
+        each = sum(one.ring == step.ring for one in own)
+        before = sum(one.ring == step.ring for one in own[:place])
+        use = self.waited[group].get(step.ring, 0) + turn * each + before
+        slots = self.full.setdefault(step.ring, [])
+        while len(slots) <= use:
+            self.blocked = False
+            next(self.loader)
+            if self.blocked:
+                return None
+        return slots[use]
+
+    def signals(self, group: int, number: int, now: float) -> None:
+        """The group gives a slot back, or its turn on."""
+        own = self.gives[group]
+        turn, place = divmod(number, len(own))
+        step = own[place]
+        if step.action == "TurnPass":
+            self.passed[(group + 1) % self.parts].append(now)
+            return
+        each = sum(one.ring == step.ring for one in own)
+        before = sum(one.ring == step.ring for one in own[:place])
+        use = self.given[group].get(step.ring, 0) + turn * each + before
+        self._releases(step.ring, use).append(now)
+
+    def _loads(self, section: Pipeline) -> Generator[None, None, None]:
+        """The loading thread: yields after every slot published, and blocked before one that is
+        not given back."""
+        now, link = 0.0, 0.0
+        uses: dict[str, int] = {}
+        while True:
+            complete = now
+            for step in section.steady:
+                ring = step.ring
+                if uses.get(ring, 0) < self.block.ring(ring).depth:
+                    complete = 0.0  # the walk begins with full rings
+                    if step.action != "Publish":
+                        continue
+                if step.action == "Acquire":
+                    before = uses[ring] - self.block.ring(ring).depth
+                    while before >= 0 and len(self._releases(ring, before)) < self.parts:
+                        self.blocked = True
+                        yield
+                    if before >= 0:
+                        wake = self.table.value("barrier.wait")
+                        now = max(
+                            now + self.table.value("barrier.poll"),
+                            max(self._releases(ring, before)) + wake,
+                        )
+                    complete = now
+                elif step.action == "Fill":
+                    size, issues = self._copy(step)
+                    now += issues * self.table.value("load.issue")
+                    share = size / KIB * self.table.value("load.per_kib_all")
+                    together = self.block.schedule.launch.cluster[1] > 1
+                    link = max(link, now if together else now - share) + share
+                    alone = now + size / KIB * self.table.value("load.per_kib")
+                    arrived = max(alone, link) + self.table.value("load.latency")
+                    complete = max(complete, arrived)
+                elif step.action == "Publish":
+                    uses[ring] = uses.get(ring, 0) + 1
+                    self.full.setdefault(ring, []).append(complete)
+                    yield
+
+    def _copy(self, step: Step) -> tuple[int, int]:
+        """Bytes that this block loads for one tile, and the copies it takes."""
+        assert step.op is not None and step.op.dst is not None
+        kind, plan = step.op.dst.type, self.block.schedule.launch
+        size = self.block.home(step.op.dst.name)[1].tile.bytes
+        if is_multicast(self.block.placement.program, plan, step.op):
+            size //= plan.cluster[1]
+        return size, max(1, ceil(kind.shape[-1] * kind.dtype.bytes / BOX))
