@@ -387,6 +387,16 @@ def test_a_limit_that_ends_the_search_early_refutes_nothing(
     assert solve_module._first(it, 4, Effort(10)).answer.status == "UNKNOWN"
 
 
+def test_stages_that_are_asked_for_are_kept() -> None:
+    """What placing finds with more is no answer, and no end of what is refuted with fewer."""
+    table = costs("h100")
+    it = Problem(build("gemm_epilogue", table), target(table), effort=Effort(6), objectives=())
+    for stages in (1, 2):
+        assert solve(replace(it, stages=stages)).stages <= stages
+    wide = replace(problem_of("attention", "h100", ""), stages=1, effort=Effort(2))
+    assert solve(wide).stages == 1
+
+
 def test_refuting_one_interval_leaves_those_below_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """The modulo interval is refuted, but it was not the least one: what lies below is open."""
     it = replace(chain(3, 5, 2), stages=2)

@@ -70,11 +70,12 @@ def solve(problem: Problem, say: Callable[[str], None] = lambda _: None) -> Sche
     clock.say("units and dependences alone")
     bounds = lower_bounds(problem.graph, problem.target)
     modulo = modulo_schedule(problem, bounds, clock)
+    asked = problem.stages
     if not problem.stages:
         most = -(-modulo.length // modulo.interval) + 1
         problem = replace(problem, stages=most)
     clock.say(f"warp groups, from II {modulo.interval} up")
-    start = _settle_interval(problem, modulo, clock)
+    start = _settle_interval(problem, modulo, clock, asked)
     if start.bound < start.interval:
         clock.say(f"II {start.interval} found, intervals from {start.bound} up are open")
     start = _bettered(problem, start, clock)
@@ -108,7 +109,7 @@ def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:
     bound, most = low, _stages(alone, low)
     if not found.answer.found:
         bound = low + 1 if found.answer.status == "INFEASIBLE" else low
-        placed = _placed(alone, bound, clock)
+        placed = _placed(alone, bound, clock, alone.stages)
         found = _given(placed, bound, most)
         high = placed.initiation_interval
         least, bound = _minimised(alone, bound, high, most, 0.2, clock)
@@ -204,8 +205,11 @@ class Start:
     placed: Schedule | None = None
 
 
-def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
-    """The joint problem's interval: the modulo one if it can be, else the least that is found."""
+def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock, asked: int = 0) -> Start:
+    """The joint problem's interval: the modulo one if it can be, else the least that is found.
+
+    `asked` are the most stages that a person allows, 0: any number.
+    """
     found = _first(problem, modulo.interval, clock.share(0.4))
     if found.answer.found:
         values, model = found.answer.values, found.model
@@ -215,7 +219,7 @@ def _settle_interval(problem: Problem, modulo: Modulo, clock: Clock) -> Start:
     if found.answer.status == "INFEASIBLE" and bound == modulo.interval:
         bound += 1  # else intervals between the modulo bound and its interval are undecided
     refuted = min(modulo.stages or problem.stages, problem.stages)
-    placed = _placed(problem, bound, clock)
+    placed = _placed(problem, bound, clock, asked)
     _given(placed, bound, refuted)
     interval, stages = placed.initiation_interval, placed.stages
     # Where minimising settles it, it does so soon; else a shorter range is easier.
@@ -297,9 +301,10 @@ def _bound_after(answer: Answer, low: int, high: int) -> int:
     return max(low, answer.bound) if answer.found else low
 
 
-def _placed(problem: Problem, least: int, clock: Clock) -> Schedule:
+def _placed(problem: Problem, least: int, clock: Clock, most: int) -> Schedule:
     """A schedule without search: operations placed one by one, or else one after the other.
 
+    Of at most `most` stages, where that is not 0.
     An upper bound of the interval and, when time is up, the answer. Where neither is legal the
     serial interval is searched, which may take a few seconds beyond the time limit, so that a
     time-out has something to return.
@@ -309,9 +314,11 @@ def _placed(problem: Problem, least: int, clock: Clock) -> Schedule:
     found = iterative_schedule(
         graph, target, rules, pins, problem.uniform, least, lambda: limit.over
     )
+    if found is not None and most and found.stages > most:
+        found = None
     if found is None and not problem.uniform:
         found = serial_schedule(graph, target, rules, pins)
-    if found is not None:
+    if found is not None and not (most and found.stages > most):
         return found
     interval = max(least, serial_length(graph))
     it = joint_encoding(problem, interval, 1)
