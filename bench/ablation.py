@@ -36,8 +36,8 @@ from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan  # noqa: E402
 from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
 from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
-from warploom.kernels import attention as attention_kernel  # noqa: E402
-from warploom.kernels import gemm as gemm_kernel  # noqa: E402
+from warploom.kernels.attention import program as attention_kernel  # noqa: E402
+from warploom.kernels.gemm import program as gemm_kernel  # noqa: E402
 from warploom.perf.predict import predict  # noqa: E402
 from warploom.perf.replay import replay  # noqa: E402
 from warploom.tile import Program  # noqa: E402

@@ -37,7 +37,7 @@ from warploom.codegen.compile.build import Built, build  # noqa: E402
 from warploom.codegen.ir.plan import KernelSchedule  # noqa: E402
 from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.errors import WarploomError  # noqa: E402
-from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
+from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
 from warploom.kernels.choices import choose_attention  # noqa: E402
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_cases import FA4
-from warploom.kernels.attention import AttentionConfig
+from warploom.kernels.attention.program import AttentionConfig
 
 Pick = Callable[[], dict[str, Any]]
 Calls = dict[str, Callable[[], Any]]

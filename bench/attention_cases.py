@@ -9,8 +9,8 @@ from typing import Any
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.attention_reference import task_table
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.reference import task_table
 from warploom.kernels.choices import ATTENTION_CHOICES, AttentionChoice
 from warploom.tile import E4M3, FP16
 

@@ -39,8 +39,8 @@ from warploom.codegen.compile.build import Built, build  # noqa: E402
 from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.errors import InputError  # noqa: E402
 from warploom.evidence import write_rows  # noqa: E402
-from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.attention_reference import task_table  # noqa: E402
+from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
+from warploom.kernels.attention.reference import task_table  # noqa: E402
 from warploom.kernels.choices import AttentionChoice, choose_attention  # noqa: E402
 from warploom.tile import BF16, E4M3  # noqa: E402
 

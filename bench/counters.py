@@ -43,8 +43,8 @@ from warploom.derive.kernel.legal import make_kernel  # noqa: E402
 from warploom.derive.lemmas.cascade import Refusal  # noqa: E402
 from warploom.errors import CheckFailed, InputError  # noqa: E402
 from warploom.evidence import Evidence, write_rows  # noqa: E402
-from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.gemm import GemmConfig, gemm  # noqa: E402
+from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
+from warploom.kernels.gemm.program import GemmConfig, gemm  # noqa: E402
 from warploom.runtime.bindings import import_binding  # noqa: E402
 
 FOLDER = ROOT / "out" / "bench" / "counters"

@@ -22,14 +22,14 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 from attention_cases import PACKED  # noqa: E402
 from warploom.evidence import read_rows  # noqa: E402
-from warploom.kernels.attention import AttentionConfig  # noqa: E402
-from warploom.kernels.attention_choices import (  # noqa: E402
+from warploom.kernels.attention.choose import (  # noqa: E402
     ATTENTION_CHOICES,
     CONSTANTS_FILE,
     START,
     kind_of,
     microseconds,
 )
+from warploom.kernels.attention.program import AttentionConfig  # noqa: E402
 from warploom.tile import BF16, E4M3  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "attention_variants.json"

@@ -22,8 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 from warploom.evidence import read_rows  # noqa: E402
-from warploom.kernels.gemm import GemmConfig  # noqa: E402
-from warploom.kernels.gemm_choices import (  # noqa: E402
+from warploom.kernels.gemm.choose import (  # noqa: E402
     CONSTANTS_FILE,
     GEMM_CHOICES,
     TRANSPOSED,
@@ -31,6 +30,7 @@ from warploom.kernels.gemm_choices import (  # noqa: E402
     GemmChoice,
     preferred,
 )
+from warploom.kernels.gemm.program import GemmConfig  # noqa: E402
 from warploom.tile import BF16, E4M3  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "gemm.json"

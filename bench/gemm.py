@@ -36,7 +36,7 @@ from gemm_cases import (  # noqa: E402
 from warploom.codegen.compile.build import Built  # noqa: E402
 from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
-from warploom.kernels.gemm import GemmConfig  # noqa: E402
+from warploom.kernels.gemm.program import GemmConfig  # noqa: E402
 
 FOLDER = kb.ROOT / "out" / "bench" / "gemm"
 RESULTS = kb.ROOT / "bench" / "results" / "gemm.json"

@@ -13,8 +13,8 @@ from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.kernels.choices import GEMM_CHOICES, GemmChoice, choose_gemm, gemm_choice
-from warploom.kernels.gemm import GemmConfig, combine, combine_schedule, gemm
-from warploom.kernels.gemm_choices import TRANSPOSED
+from warploom.kernels.gemm.choose import TRANSPOSED
+from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
 from warploom.tile import BF16, E4M3, FP16, FP32, Program
 
 Make = Callable[[GemmConfig], KernelSchedule | SimtSchedule]

@@ -23,8 +23,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 import gemm_cases as cases  # noqa: E402
 from warploom.evidence import Evidence, read_rows  # noqa: E402
-from warploom.kernels.gemm import GemmConfig  # noqa: E402
-from warploom.kernels.gemm_variant import SMS, Constants, GemmChoice  # noqa: E402
+from warploom.kernels.gemm.program import GemmConfig  # noqa: E402
+from warploom.kernels.gemm.variant import SMS, Constants, GemmChoice  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "gemm_power.json"
 SHAPE = 16384

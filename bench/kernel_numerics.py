@@ -35,7 +35,7 @@ from gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of  # noqa: E
 from warploom.codegen.compile.build import Built, build  # noqa: E402
 from warploom.codegen.launching.kernel import Kernel  # noqa: E402
 from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
-from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
+from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
 from warploom.kernels.choices import (  # noqa: E402
     ATTENTION_CHOICES,
     AttentionChoice,

@@ -25,10 +25,10 @@ from warploom.autosched.named import multistage, overlapped  # noqa: E402
 from warploom.codegen.compile.build import Built, build  # noqa: E402
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan  # noqa: E402
 from warploom.codegen.launching.kernel import Kernel  # noqa: E402
-from warploom.kernels.attention import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.attention_choices import default_attention  # noqa: E402
-from warploom.kernels.gemm import GemmConfig, gemm  # noqa: E402
-from warploom.kernels.gemm_choices import default_gemm  # noqa: E402
+from warploom.kernels.attention.choose import default_attention  # noqa: E402
+from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
+from warploom.kernels.gemm.choose import default_gemm  # noqa: E402
+from warploom.kernels.gemm.program import GemmConfig, gemm  # noqa: E402
 from warploom.tile import Program  # noqa: E402
 
 FOLDER = kb.ROOT / "out" / "bench" / "ladder"

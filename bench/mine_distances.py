@@ -59,7 +59,7 @@ def jobs() -> Iterator[tuple[str, Callable[[], Built]]]:
 
     from attention_cases import VARIANTS as ATTENTION  # noqa: PLC0415
     from gemm_cases import VARIANTS as GEMM  # noqa: PLC0415
-    from warploom.kernels.attention import attention  # noqa: PLC0415
+    from warploom.kernels.attention.program import attention  # noqa: PLC0415
 
     for name, (config, schedule, program) in GEMM.items():
         yield f"gemm-{name}", lambda c=config, s=schedule, p=program: build(p(c), s(c))

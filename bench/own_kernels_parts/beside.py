@@ -21,7 +21,7 @@ from own_kernels_parts.cases import Case, Sizes
 from warploom.codegen.compile.build import Built
 from warploom.codegen.launching.kernel import Kernel
 from warploom.files import write_text_atomically
-from warploom.kernels.attention import AttentionConfig
+from warploom.kernels.attention.program import AttentionConfig
 
 COMPILED: Final = "warploom, as ptxas left it"
 TUNED: Final = "tuned"

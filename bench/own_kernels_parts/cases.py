@@ -11,8 +11,8 @@ from warploom import machine
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.launching.spec import launch_spec
 from warploom.files import write_bytes_atomically
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.attention_choices import ATTENTION_CHOICES
+from warploom.kernels.attention.choose import ATTENTION_CHOICES
+from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.runtime.launch import LaunchSpec
 
 GPU = "h200"
@@ -84,8 +84,8 @@ def _attention(head_dim: int, causal: bool, variant: str, *lengths: int) -> Case
 
 def _gemm(variant: str, *edges: int) -> Case:
     def made() -> Built:
-        from warploom.kernels.gemm import GemmConfig, gemm  # noqa: PLC0415 - to build only
-        from warploom.kernels.gemm_choices import gemm_choice  # noqa: PLC0415
+        from warploom.kernels.gemm.choose import gemm_choice  # noqa: PLC0415
+        from warploom.kernels.gemm.program import GemmConfig, gemm  # noqa: PLC0415 - to build only
 
         choice = gemm_choice(variant)
         config = choice.config(GemmConfig())

@@ -4,8 +4,8 @@ import numpy as np
 
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, gemm
 
 
 def gemm_case(m, n, k, depth=3, cluster=1, flying=1, seed=0, **config):

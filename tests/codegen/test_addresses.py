@@ -19,8 +19,8 @@ from warploom.codegen.ir.place import contracted
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import E4M3
 
 WINDOW = 1 << 24  # bytes of the shared::cluster window between blocks

@@ -21,7 +21,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.perf.contend import busy_cycles, crowded, slowdown, stretch, tensor_cycles
 from warploom.perf.extract import extract
 from warploom.perf.predict import predict

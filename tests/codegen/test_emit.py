@@ -14,9 +14,9 @@ from warploom.codegen.cuda.names import c_name
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.attention_choices import ATTENTION_CHOICES
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.attention.choose import ATTENTION_CHOICES
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import (
     BF16,
     E4M3,

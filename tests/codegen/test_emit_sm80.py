@@ -16,7 +16,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.launching.kernel import Kernel
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile.index import const, symbol
 
 

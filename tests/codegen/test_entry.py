@@ -14,7 +14,7 @@ from warploom.codegen.cuda.entry import entry_registers, threads_told
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.sass.decode import nvinfo
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode

@@ -12,7 +12,7 @@ from warploom.codegen.cuda.prelude import PRELUDE
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention.program import AttentionConfig, attention
 
 AROUND = """
 #include <cmath>

@@ -23,8 +23,8 @@ from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.copies import expandable, extra_tiles
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.perf.extract import extract
 from warploom.perf.predict import predict
 from warploom.schedule.check.checker import check

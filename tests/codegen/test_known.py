@@ -13,7 +13,7 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.place import place
 from warploom.codegen.passes.lower import lower
-from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.tile import interpret
 
 PROGRAM = attention(AttentionConfig(head_dim=32, tile=(64, 32), guess=12.0))

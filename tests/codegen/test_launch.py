@@ -16,7 +16,7 @@ from warploom.codegen.launching import kernel as launch
 from warploom.codegen.launching.kernel import Kernel
 from warploom.codegen.simt.schedule import simt
 from warploom.errors import DeviceError, InputError
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 
 real = pytest.importorskip("cuda.bindings.driver")
 

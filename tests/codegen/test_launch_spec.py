@@ -10,9 +10,9 @@ from warploom import machine
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.launching.spec import COUNTER, launch_spec, resident_blocks
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.attention_choices import ATTENTION_CHOICES
-from warploom.kernels.gemm import GemmConfig, default_schedule, gemm
+from warploom.kernels.attention.choose import ATTENTION_CHOICES
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
 from warploom.runtime.launch import LaunchSpec, Pointer, Scalar, TensorMap
 
 GPU = machine.load("h200")

@@ -14,7 +14,7 @@ from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt import emit as simt_emit
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 
 # CUDA C++ Programming Guide, technical specifications: KiB a block, KiB an SM, threads an SM
 GUIDE = {

@@ -11,7 +11,7 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_meet import shares
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 
 WINDOW = 1 << 24  # bytes between the shared memories of a cluster's blocks
 PLAYED = range(0, THREADS, 7)  # of the threads, which all do the same

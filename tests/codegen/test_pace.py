@@ -16,7 +16,7 @@ from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.perf.extract import extract
 from warploom.perf.pace import as_compiled, pace
 from warploom.sass.decode.cubin import parse

@@ -14,8 +14,8 @@ from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import CheckFailed
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.gemm import GemmConfig, default_schedule, gemm
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
 from warploom.perf.predict import cycles_of, predict
 from warploom.perf.replay import replay
 from warploom.sass.timing.partition import Partition

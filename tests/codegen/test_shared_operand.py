@@ -17,7 +17,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
-from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention.program import AttentionConfig, attention
 
 TRIPS = {0: 0, 1: 8, 2: 32, 3: 48, 5: 72}
 

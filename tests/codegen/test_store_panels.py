@@ -18,7 +18,7 @@ from warploom.codegen.ir.layout import swizzle
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import FP16, FP32, array, grid, load, loop, size, span, store, trace, zeros
 
 PANELS = 1 << 17  # where the panels begin

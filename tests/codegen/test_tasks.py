@@ -15,8 +15,8 @@ from warploom.codegen.oracle.barriers import TaskRing
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import interpret
 
 from .programs import attention_case

@@ -17,7 +17,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
-from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.tile import interpret
 
 from .programs import attention_case

@@ -6,7 +6,7 @@ from warploom import tile as t
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 
 torch = pytest.importorskip("torch")
 torch_op = pytest.importorskip("warploom.integrations.torch_op")

@@ -15,8 +15,8 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.attention_reference import reference, task_table
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.reference import reference, task_table
 from warploom.tile import E4M3, interpret
 from warploom.tile.interpret import bind
 

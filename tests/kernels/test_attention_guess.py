@@ -17,8 +17,8 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.attention_reference import reference
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.reference import reference
 from warploom.tile import (
     BF16,
     E4M3,

@@ -12,9 +12,9 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.attention_choices import CONSTANTS_FILE, work_of
-from warploom.kernels.attention_reference import task_table
+from warploom.kernels.attention.choose import CONSTANTS_FILE, work_of
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.reference import task_table
 from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention
 from warploom.tile import E4M3, FP16, interpret
 

@@ -17,8 +17,8 @@ from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
 from warploom.errors import CheckFailed, InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.gemm import (
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import (
     ACTIVATIONS,
     GemmConfig,
     combine,
@@ -26,7 +26,7 @@ from warploom.kernels.gemm import (
     default_schedule,
     gemm,
 )
-from warploom.kernels.gemm_reference import reference
+from warploom.kernels.gemm.reference import reference
 from warploom.tile import (
     BF16,
     E4M3,

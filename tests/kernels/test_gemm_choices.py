@@ -16,8 +16,7 @@ from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.evidence import read_rows
-from warploom.kernels.gemm import GemmConfig, gemm
-from warploom.kernels.gemm_choices import (
+from warploom.kernels.gemm.choose import (
     CONSTANTS,
     CONSTANTS_FILE,
     GEMM_CHOICES,
@@ -30,6 +29,7 @@ from warploom.kernels.gemm_choices import (
     preferred,
     read_constants,
 )
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import E4M3, FP32, interpret
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))

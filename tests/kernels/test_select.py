@@ -3,10 +3,10 @@
 import pytest
 
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig
-from warploom.kernels.attention_choices import choose_attention
-from warploom.kernels.gemm import GemmConfig
-from warploom.kernels.gemm_choices import choose_gemm
+from warploom.kernels.attention.choose import choose_attention
+from warploom.kernels.attention.program import AttentionConfig
+from warploom.kernels.gemm.choose import choose_gemm
+from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.select import full_sizes, select
 from warploom.tile import E4M3
 

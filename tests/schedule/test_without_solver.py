@@ -16,11 +16,13 @@ MODULES = (
         f"cli.{name}"
         for name in "bench build derive doctor optimize run sass schedule tune".split()
     ),
-    *(f"kernels.{name}" for name in "attention gemm library user".split()),
-    *(f"schedule.{name}" for name in "solve service enumerate explain refute normalise".split()),
-    "codegen.build",
+    *(f"kernels.{name}" for name in "attention.choose gemm.choose library user".split()),
+    *(f"schedule.solve.{name}" for name in "solve enumerate explain normalise".split()),
+    "schedule.service",
+    "schedule.refute.refute",
+    "codegen.compile.build",
     "integrations.torch_op",
-    "pipeline.optimize",
+    "flows.optimize",
 )
 
 

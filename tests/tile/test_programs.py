@@ -11,8 +11,8 @@ from tests.codegen.simt_programs import make as simt_program
 
 from warploom import tile as t
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig, attention
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile.index import Index, const, symbol
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,11 +13,11 @@ from warploom.codegen.compile.build import build
 from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError
 from warploom.integrations.torch_program import check_devices, refuse_backward, torch_module
-from warploom.kernels.attention import AttentionConfig, refuse_scale
-from warploom.kernels.attention import attention as attention_program
+from warploom.kernels.attention.program import AttentionConfig, refuse_scale
+from warploom.kernels.attention.program import attention as attention_program
 from warploom.kernels.choices import choose_attention, choose_gemm
-from warploom.kernels.gemm import ACTIVATIONS, GemmConfig, combine, combine_schedule
-from warploom.kernels.gemm import gemm as gemm_program
+from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, combine_schedule
+from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.runtime.tensors import ALIASES
 from warploom.tile import BF16, DType, dtype
 

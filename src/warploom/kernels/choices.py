@@ -6,13 +6,13 @@ Both are lists of variants and a time model with a few constants that are fitted
 
 from __future__ import annotations
 
-from warploom.kernels.attention_choices import (
+from warploom.kernels.attention.choose import (
     ATTENTION_CHOICES,
     AttentionChoice,
     choose_attention,
     default_attention,
 )
-from warploom.kernels.gemm_choices import (
+from warploom.kernels.gemm.choose import (
     GEMM_CHOICES,
     SHARED_REGISTERS,
     GemmChoice,

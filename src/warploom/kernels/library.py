@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.kernels import attention, attention_reference, gemm, gemm_reference
-from warploom.kernels.attention_choices import choose_attention
-from warploom.kernels.gemm_choices import choose_gemm
+from warploom.kernels.attention import program as attention
+from warploom.kernels.attention import reference as attention_reference
+from warploom.kernels.attention.choose import choose_attention
+from warploom.kernels.gemm import program as gemm
+from warploom.kernels.gemm import reference as gemm_reference
+from warploom.kernels.gemm.choose import choose_gemm
 from warploom.kernels.user import (
     UserKernel,
     load_kernel,

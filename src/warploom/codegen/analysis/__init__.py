@@ -1,0 +1,1 @@
+"""Facts about a program or a block program that passes and the printer ask for."""

@@ -1,0 +1,1 @@
+"""CUDA C++ to a cubin, with what the compiler says of it."""

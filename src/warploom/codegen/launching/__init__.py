@@ -1,0 +1,1 @@
+"""A built kernel on tensors: descriptors, parameters, the grid."""

@@ -1,0 +1,1 @@
+"""Block programs run on a CPU, asynchronous operations in any order they may have."""

@@ -1,0 +1,1 @@
+"""Lowering: from a tile program and a schedule to a block program."""

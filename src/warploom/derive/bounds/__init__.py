@@ -1,0 +1,1 @@
+"""Lower bounds on traffic, and when they may be claimed."""

@@ -1,0 +1,1 @@
+"""Formulas as diagrams: language, graph, operators, library, evaluation."""

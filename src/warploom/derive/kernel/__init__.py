@@ -1,0 +1,1 @@
+"""Kernels of a derivation: groups, streams, masks, legality."""

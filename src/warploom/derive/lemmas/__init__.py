@@ -1,0 +1,1 @@
+"""What makes a nest streamable: lemmas found, certified, applied."""

@@ -3,7 +3,7 @@
 A lemma names the monoids of the values a reduction reads (`bases`), the map that carries its
 correction through the sum, and the correction itself. Applying one means *verifying* that the
 formula at hand obeys f(r') = C(r, r') f(r) for this C; nothing is searched. `identities` are
-proved by sympy and tested exactly at random points by `tests/diagram/test_lemmas.py`.
+proved by sympy and tested exactly at random points by `tests/derive/test_lemmas.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Derivations drawn and written down."""

@@ -1,0 +1,1 @@
+"""Cubins and their instructions: words to opcodes, operands, control fields, effects."""

@@ -1,0 +1,1 @@
+"""Changing instructions and deriving their control fields again."""

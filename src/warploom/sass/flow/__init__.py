@@ -1,0 +1,1 @@
+"""What follows from the order of instructions: paths, loops, liveness, aliasing, scoreboards."""

@@ -1,0 +1,1 @@
+"""What makes machine code legal, and the verifier of an edit."""

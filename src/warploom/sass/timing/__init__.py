@@ -1,0 +1,1 @@
+"""When a warp's instructions issue: one warp, a scheduler partition."""

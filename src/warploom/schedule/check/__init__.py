@@ -1,0 +1,1 @@
+"""What believes none of the solver: a checker of rules, a simulator."""

@@ -1,0 +1,1 @@
+"""The artifacts of scheduling: graph, target, rules, costs, schedule, analytic bounds."""

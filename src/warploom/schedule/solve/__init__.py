@@ -1,0 +1,1 @@
+"""The solver: encodings, objectives, and how they are gone through."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.kernels.attention import AttentionConfig, attention
+from warploom.kernels.attention.program import AttentionConfig, attention
 
 ALL_HEADS = 1 << 20  # a super-group that takes in every head
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.diagram.cases import chunked, kernel, small
+from tests.derive.cases import chunked, kernel, small
 from typer.testing import CliRunner
 
 from warploom.cli import app

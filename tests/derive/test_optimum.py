@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.diagram.cases import loops
+from tests.derive.cases import loops
 
 from warploom.derive.bounds import bounds
 from warploom.derive.bounds.bounds import BoundBroken, check, hbl, lower_bounds

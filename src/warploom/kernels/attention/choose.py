@@ -18,11 +18,11 @@ from pathlib import Path
 
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
-from warploom.kernels.attention import AttentionConfig
-from warploom.kernels.attention_variants import ATTENTION_CHOICES, AttentionChoice
+from warploom.kernels.attention.program import AttentionConfig
+from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoice
 from warploom.machine import load
 
-CONSTANTS_FILE = Path(__file__).with_name("data") / "attention_model.json"
+CONSTANTS_FILE = Path(__file__).with_name("model.json")
 SMS = load("h200").integer("sm.count")  # the constants were measured there
 START = 3.0  # microseconds: launch, barriers, first copies, last stores
 HEAD_DIMS = (64, 96, 128, 256)  # the constants of the next larger one hold for a head size

@@ -1,4 +1,4 @@
-"""GEMM in float64 with numpy: what `kernels.gemm` is checked against."""
+"""GEMM in float64 with numpy: what `gemm.program` is checked against."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.kernels.gemm import GemmConfig
+from warploom.kernels.gemm.program import GemmConfig
 
 Wide = NDArray[np.float64]
 

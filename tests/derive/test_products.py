@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.diagram.cases import loops
+from tests.derive.cases import loops
 
 from warploom.derive.bounds import product_bounds
 from warploom.derive.bounds.bounds import check, lower_bounds

@@ -21,7 +21,7 @@ from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.errors import InputError
-from warploom.kernels.gemm import GemmConfig, gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.machine import load
 
 H200 = load("h200")  # where the constants were measured
@@ -51,7 +51,7 @@ SUMS_BESIDE = 100  # the same where the producer's 40 registers leave 152
 MOST_SHARED_SUMS = 128  # the same of a thread of a block that shares its SM
 READ_BACK = 32  # registers for a gate or residual that the epilogue reads
 SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
-CONSTANTS_FILE = Path(__file__).with_name("data") / "gemm_model.json"
+CONSTANTS_FILE = Path(__file__).with_name("model.json")
 
 
 def cdiv(a: int, b: int) -> int:

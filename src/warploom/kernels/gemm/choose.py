@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
-from warploom.kernels.gemm import GemmConfig
-from warploom.kernels.gemm_variant import (
+from warploom.kernels.gemm.program import GemmConfig
+from warploom.kernels.gemm.variant import (
     CONSTANTS,
     CONSTANTS_FILE,
     SHARED_REGISTERS,
@@ -151,7 +151,7 @@ def choose_gemm(
     """Of the table's variants of least predicted cost, to a hundredth, that of least power.
 
     If no one is, that of the family of transposed products whose cost is. `sliced` admits
-    variants of two kernels and a workspace (`kernels.gemm.combine`).
+    variants of two kernels and a workspace (`program.combine`).
     """
     if min(m, n, batch) < 1 or k < 0:
         raise InputError(f"gemm of m={m} n={n} k={k} batch={batch}: expected positive sizes")

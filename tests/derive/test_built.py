@@ -12,7 +12,8 @@ from warploom.derive.bounds.bounds import check
 from warploom.derive.formula.evaluate import compare, evaluate
 from warploom.derive.program import derive_program, program_formula
 from warploom.errors import InputError
-from warploom.kernels import attention_reference, gemm_reference
+from warploom.kernels.attention import reference as attention_reference
+from warploom.kernels.gemm import reference as gemm_reference
 from warploom.kernels.library import configure
 
 ATTENTION: tuple[dict[str, str], ...] = (

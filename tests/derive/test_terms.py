@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.diagram.cases import small
+from tests.derive.cases import small
 
 from warploom.derive.formula import frontend as f
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.diagram.cases import NESTS, kernel, small, tilings
+from tests.derive.cases import NESTS, kernel, small, tilings
 
 from warploom.derive.cost import cost, counts
 from warploom.derive.cost.work import operations

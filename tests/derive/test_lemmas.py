@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.diagram.cases import small
+from tests.derive.cases import small
 
 from warploom.derive.cost.work import operations
 from warploom.derive.formula import frontend as f

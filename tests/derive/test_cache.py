@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.diagram.cases import kernel
+from tests.derive.cases import kernel
 
 from warploom.derive.cost.cache import Level2, Walk, compulsory_bytes, dram_bytes, task_order
 from warploom.derive.cost.counts import exact_transfers

@@ -1,4 +1,4 @@
-"""Attention forward in float64 with numpy: what `kernels.attention` is checked against."""
+"""Attention forward in float64 with numpy: what `attention.program` is checked against."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.kernels.attention import AttentionConfig
+from warploom.kernels.attention.program import AttentionConfig
 
 Wide = NDArray[np.float64]
 

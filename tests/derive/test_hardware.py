@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.diagram.cases import loops
+from tests.derive.cases import loops
 
 from warploom.derive.cost import hierarchy as h
 from warploom.derive.cost.gpu import gpu

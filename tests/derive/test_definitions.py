@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.diagram.cases import small
+from tests.derive.cases import small
 
 from warploom.derive.derive import derive
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs

@@ -1,0 +1,1 @@
+"""From a program to a kernel schedule: named, solved, or the best of several."""

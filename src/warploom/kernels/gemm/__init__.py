@@ -1,0 +1,1 @@
+"""Matrix multiply: the tile program, its tuned variants, how one is chosen, the reference."""

@@ -1,0 +1,1 @@
+"""Cycles of loops: their graph, walks of their steps, replays of their machine code."""

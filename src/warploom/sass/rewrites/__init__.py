@@ -1,0 +1,1 @@
+"""Rewrites with checkers of their own: registers renamed, loops rotated, scoreboards anew."""
