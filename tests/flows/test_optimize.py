@@ -119,6 +119,8 @@ def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
     found = optimize(GEMM, tmp_path)
     rows = dict(found.measured.rows(found.chosen.predicted))
     assert "1024 counted at 1.50 GHz" in rows["cycles an iteration, loop i"]
+    idle = dict(replace(wrong, counted={"i": [0.0, 0.0]}).rows(found.chosen.predicted))
+    assert idle["cycles an iteration, loop i"] == "no iteration at these sizes"
     uncounted = replace(wrong, counted={}, uncounted="nvcc is needed")
     assert dict(uncounted.rows({}))["cycles an iteration"] == "not counted: nvcc is needed"
 
