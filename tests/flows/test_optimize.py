@@ -132,6 +132,7 @@ def test_a_time_that_cannot_be_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: there)
     assert optimize(GEMM, tmp_path).measured is there
+    assert json.loads((tmp_path / "result.json").read_text())["measured"]["check"]["passed"]
     fast = replace(there, microseconds=40.0)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: fast)
     with pytest.raises(CheckFailed, match="above the 989 the h200 can do"):

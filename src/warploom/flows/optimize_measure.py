@@ -62,7 +62,7 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as plain JSON data."""
-        return asdict(self)
+        return {**asdict(self), "check": self.check.to_json()}
 
     def rows(self, predicted: Mapping[str, Prediction]) -> list[tuple[str, str]]:
         """The measurement beside the model, for people."""
