@@ -132,7 +132,10 @@ def _answers(
                 continue  # not every variation of the search has an answer
             yield answer
             # Copies shorten what values' lives bound, not what keeps a unit busy all the time.
-            if all(s.initiation_interval <= s.params["unit_bound"] for s in answer.loops.values()):
+            if all(
+                s.initiation_interval <= s.params.get("unit_bound", 0)
+                for s in answer.loops.values()
+            ):
                 break
 
 
