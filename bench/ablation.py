@@ -73,7 +73,7 @@ def _attention(causal: bool) -> Case:
     names = (
         *(name for name in NAMES if name != "inflight"),
         FIRST,
-        *("overlapped+held", "pingpong+held", "solve+held", "solve+turns"),
+        "solve+turns",
     )
     return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
 
@@ -108,7 +108,6 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
 
     +first   the solver's first answer; without anything added the one that replays fastest
     +turns   groups take the tensor core in turn
-    +held    with `hold_waits`: waits for matmuls stay where the schedule has them
     +copies  the solver may give tiles two copies (modulo variable expansion)
     +walked  the solver's order bettered by walking (`autosched.refine`)
     +seedN   another seed of the solver and of the refinement
@@ -116,7 +115,6 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     +nominal the solver takes costs at their values, not at their high ends
     """
     kind, *added = name.split("+")
-    plan = case.launch.with_options(hold_waits="held" in added)
     seed = next((int(one[4:]) for one in added if one.startswith("seed")), SEARCH.seed)
     walks = WALKS if "walked" in added else 0
     end = "nominal" if "nominal" in added else SEARCH.cost_end
@@ -128,7 +126,7 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
         cost_end=end,
         replayed=not added,
     )
-    schedule = schedule_named(case.program, kind, plan, search=search)
+    schedule = schedule_named(case.program, kind, case.launch, search=search)
     if "shallow" in added:
         schedule = shallow(schedule)
     return replace(schedule, turns=schedule.turns or "turns" in added)

@@ -20,10 +20,6 @@ Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tu
 
 # What a variant is without a decision that it was measured for: how much the decision is worth.
 CHANGES: dict[str, Callable[[AttentionChoice], AttentionChoice]] = {
-    # waits for matmuls held below the softmax
-    "-held": lambda c: replace(c, launch=c.launch | {"hold_waits": True}),
-    # one of 8 exponentials on the fp32 lanes
-    "-fma1": lambda c: replace(c, launch=c.launch | {"fma_exp2": 1}),
     # sums rescaled before the values come on top
     "-rescaled-early": lambda c: replace(c, early=True),
     # no turns
@@ -63,7 +59,6 @@ TIMED: dict[str, tuple[str, ...]] = {
     ),
     "d64": (
         "192x128-ahead",
-        "192x128-ahead-held",
         "192x128-ahead-rescaled-early",
         "192x128-ahead-no-turns",
         "192x128-ahead-guess-apart",

@@ -437,7 +437,6 @@ static void store_shared_pair(unsigned at, float a, float b) {
 }
 
 // ---- wgmma
-template <class... T> static void hold(T...) {}
 template <class T> static void pin(T&) {}
 static void wgmma_fence() { machine::matmuls[machine::current].fenced = true; }
 static void wgmma_commit() {
@@ -504,7 +503,6 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned chosen) {
   return result;
 }
 static void __trap() { machine::fail("trap"); }
-static float max_nan(float x, float y) { return x != x || y != y ? NAN : x > y ? x : y; }
 static unsigned pack_e4m3(float a, float b, float c, float d) {
   E4m3 x[4];
   set(x[0], a), set(x[1], b), set(x[2], c), set(x[3], d);

@@ -1,5 +1,6 @@
 """The emitted CUDA and its machine code: what must be in it, what must not, what is refused."""
 
+import json
 import re
 import subprocess
 from dataclasses import replace
@@ -13,6 +14,7 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.passes.lower import lower
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.choose import ATTENTION_CHOICES
 from warploom.kernels.attention.program import AttentionConfig, attention
@@ -100,7 +102,7 @@ def test_generic_writes_are_fenced_before_the_copy_engine_reads_them():
 def test_the_source_is_readable_and_names_op_and_line():
     text = emit(lower(*attention_schedule())).text
     assert "program attention(q: bf16[batch, heads, rows, d]" in text
-    assert re.search(r"// Issue mma\.\d+  attention\.py:\d+", text)
+    assert re.search(r"// Issue mma\.\d+  program\.py:\d+", text)
     assert re.search(r"// Release v \(iteration -1\)", text)
 
 
@@ -141,6 +143,30 @@ def test_schedules_survive_json():
     assert again.to_json() == schedule.to_json()
     with pytest.raises(InputError, match=r"expected 'warploom.kernel-schedule'"):
         KernelSchedule.from_json({"schema": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "nothing", "asked"),
+    [
+        ("fma_exp2", 0, 1),
+        ("hold_waits", False, True),
+        ("stagger", 0, 300),
+        ("passing", [], ["b"]),
+        ("alternate", False, True),
+    ],
+)
+def test_a_file_that_asks_for_an_option_that_is_gone_is_refused(name, nothing, asked):
+    _, schedule = gemm_schedule()
+    data = json.loads(json.dumps(schedule.to_json()))
+    data["launch"][name] = nothing
+    assert KernelSchedule.from_json(data) == schedule
+    data["launch"][name] = asked
+    with pytest.raises(InputError, match=rf"^old\.json: launch plan: {name}=.* no such option"):
+        KernelSchedule.from_json(data, "old.json")
+    row = json.loads(json.dumps(SimtSchedule("simt", 128, 1, 1).to_json()))
+    row["launch"][name] = asked
+    with pytest.raises(InputError, match=rf"^row\.json: launch plan: {name}=.* no such option"):
+        SimtSchedule.from_json(row, "row.json")
 
 
 REFUSED = {

@@ -35,11 +35,9 @@ def wild_plan(program: t.Program, draw: random.Random, older: bool = False) -> L
         dependent=not older and draw.random() < 0.2,
         skip_unit=draw.random() < 0.3,
         skip_settled=draw.random() < 0.5,
-        hold_waits=draw.random() < 0.2,
         resident=draw.choice((1, 1, 1, 2)),
         chain=not older and draw.random() < 0.15,
         give_back=draw.random() < 0.3,
-        alternate=not older and draw.random() < 0.1,
     )
 
 

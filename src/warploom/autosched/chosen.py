@@ -103,10 +103,10 @@ def shallow(schedule: KernelSchedule) -> KernelSchedule:
 
 
 def steps_of(program: Program, schedule: KernelSchedule) -> str:
-    """What is emitted, as text: rings, the steps of every role, waits held or not."""
+    """What is emitted, as text: rings and the steps of every role."""
     named, _, steps = str(lower(program, schedule)).partition("\n")
     assert schedule.name in named
-    return f"{schedule.launch.hold_waits} {schedule.launch.stagger} {steps}"
+    return steps
 
 
 def _answers(

@@ -5,8 +5,7 @@ itself is a few per cent off, so the last choice belongs to a measurement (`warp
 --candidates`). What is on offer:
 
     the solver's orders     at both ends of the costs, from a few seeds
-    copies, held waits      `passes.copies` and `cuda.holds`: orders in which a group's own
-                            matmul runs beside its own arithmetic need both
+    copies                  `passes.copies`: tiles with two names
     walked orders           `autosched.refine` on the above
     shallow rings           two slots each, whose index is cheaper to count
     named orders            those of `autosched.schedules` that fit the program
@@ -87,14 +86,12 @@ def _variants(
     for name in NAMES:
         if name not in (*PLAIN, "solve"):
             yield from _try(name, program, name, plan, gpu, search)
-    for held in (False, True):
-        held_plan = plan.with_options(hold_waits=held)
-        for expand in (False, True):
-            for seed in range(search.seed, search.seed + SEEDS):
-                for walks in (0, max(search.walks, 150)):
-                    other = replace(search, expand=expand, seed=seed, walks=walks)
-                    name = "solve" + "+copies" * expand + "+held" * held + "+walked" * (walks > 0)
-                    yield from _try(f"{name}+seed{seed}", program, "solve", held_plan, gpu, other)
+    for expand in (False, True):
+        for seed in range(search.seed, search.seed + SEEDS):
+            for walks in (0, max(search.walks, 150)):
+                other = replace(search, expand=expand, seed=seed, walks=walks)
+                name = "solve" + "+copies" * expand + "+walked" * (walks > 0)
+                yield from _try(f"{name}+seed{seed}", program, "solve", plan, gpu, other)
     for name, answer in _try("solve+shallow", program, "solve", plan, gpu, search):
         yield name, shallow(answer)
     nominal = replace(search, cost_end="nominal")

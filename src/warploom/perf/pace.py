@@ -227,8 +227,8 @@ class _Walk:
     def _consumer(self, part: int, section: Pipeline) -> Agent:
         group = _Group(self, part, section)
         for iteration, steps in enumerate(section.prologue):
-            yield from group.steps(as_compiled(steps, self.plan.hold_waits), iteration)
-        steady = as_compiled(section.steady, self.plan.hold_waits)
+            yield from group.steps(as_compiled(steps), iteration)
+        steady = as_compiled(section.steady)
         for iteration in range(section.depth, section.depth + self.iterations):
             yield from group.steps(steady, iteration)
             self.ends[part].append(group.now)
@@ -346,14 +346,12 @@ class _Group:
         self.now = max(self.now, start) + node.issue
 
 
-def as_compiled(steps: tuple[Step, ...], held: bool) -> tuple[Step, ...]:
+def as_compiled(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """The steps as machine code has them.
 
-    Without holds ptxas puts a join, and a release after it, right behind the wait, matmul or signal
+    ptxas puts a join, and a release after it, right behind the wait, matmul or signal
     before: neither has a register that arithmetic would write.
     """
-    if held:
-        return steps
     result: list[Step] = []
     for step in steps:
         place = len(result)

@@ -52,8 +52,6 @@ def predict(
         bounds = lower_bounds(problem.graph, problem.target)
         phases = PHASES if len(schedule.compute) > 1 else PHASES[:1]
         begins = [part * bounds.minimum for part in phases]
-        if schedule.launch.stagger:
-            begins = [float(schedule.launch.stagger)]
         walks = [
             pace(block, loop.index, problem.graph, chosen, ITERATIONS, late) for late in begins
         ]

@@ -73,8 +73,7 @@ def replay(
         if not sections[0].steady or not any(s.action == "Issue" for s in sections[0].steady):
             continue
         slots, unroll = _counterpart(loops, sections[0], problem.graph)
-        late = schedule.launch.stagger
-        starts = [late] if late else [share * bounds.minimum for share in STARTS]
+        starts = [share * bounds.minimum for share in STARTS]
         if len(sections) == 1:
             starts = [0.0]
         cycles = min(

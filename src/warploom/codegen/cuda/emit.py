@@ -322,7 +322,6 @@ class Emitter:
             f"// {role.name}: matmuls and everything in registers",
             f"registers_up<{role.registers}>();",
             "const int part = warp_group - 1;",
-            *self._stagger(),
             *self._scratch(),
             "const int thread_row = threadIdx.x % 128 / 32 * 16 + lane / 4;",
             "const int thread_col = lane % 4 * 2;",
@@ -340,18 +339,6 @@ class Emitter:
             lines.append("store_wait_read<0>();")
         return lines
 
-    def _stagger(self) -> list[str]:
-        cycles = self.plan.stagger
-        if not cycles or self.parts == 1:
-            return []
-        return [
-            "// Groups out of step: one's work between matmuls runs beside another's matmuls.",
-            "{",
-            "  const long long begin = clock64();",
-            f"  while (clock64() - begin < part * {cycles}) {{}}",
-            "}",
-        ]
-
     def _scratch(self) -> list[str]:
         lines: list[str] = []
         if self.scratch:
@@ -367,13 +354,7 @@ class Emitter:
         return lines
 
     def _tasks(self, role: Role) -> list[str]:
-        values = Values(
-            self.placement,
-            role.part,
-            self.plan.skip_unit,
-            self.plan.fma_exp2,
-            self.plan.skip_settled,
-        )
+        values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.skip_settled)
         body: list[str] = []
         if not role.loads:
             carried = {step.op.dst for step in role.ahead if step.op is not None}

@@ -33,7 +33,6 @@ class Expanded:
                 renamed(values.placement, names_at(section.copies, number)),
                 values.part,
                 values.skip_unit,
-                values.fma_exp2,
                 values.skip_settled,
             )
             for number in range(self.unroll)

@@ -43,7 +43,6 @@ class _Sm80Steps(StepCode):
     def __init__(self, block: BlockProgram, maps: Maps) -> None:
         super().__init__(block, maps)
         self.fences = False
-        self.holding = False  # mma.sync is done when it has issued: no wait can move
 
     def _lazy_zeros(self) -> set[str]:
         return set()  # mma.sync has no way to overwrite, so accumulators are zeroed
@@ -96,11 +95,6 @@ class _Sm80Emitter(Emitter):
                 f"schedule {block.schedule.name}: cluster {plan.cluster[1]}, walk {plan.walk!r}, "
                 f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
                 "or snake walk and store='direct'"
-            )
-        if plan.alternate or plan.passing:
-            raise InputError(
-                f"schedule {block.schedule.name}: alternate={plan.alternate} and passing="
-                f"{plan.passing}: {arch} has no producer whose copies these say the order of"
             )
         self.arch = arch
         super().__init__(block, False)

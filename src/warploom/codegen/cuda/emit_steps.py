@@ -12,13 +12,11 @@ from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_staged import stage_lines
 from warploom.codegen.cuda.emit_store import LEADER, store_lines
 from warploom.codegen.cuda.emit_tma import Maps, fill_lines, is_multicast
-from warploom.codegen.cuda.holds import Holds
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import store_condition
 from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.cuda.votes import Votes
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
-from warploom.codegen.passes.alternate import mapped
 from warploom.tile import Loop, Op
 
 Names = dict[str, str]
@@ -34,7 +32,6 @@ class StepCode:
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
         self.lazy = self._lazy_zeros()
-        self.holds, self.holding = Holds(), self.plan.hold_waits
         self.spread: dict[str, str] = {}
         self._learns = True
         self.fences = True  # wgmma reads shared memory through a proxy of its own
@@ -93,7 +90,6 @@ class StepCode:
 
     def section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
         """The code of one section of a role."""
-        self.holds.forget()
         values.order = {}
         if isinstance(section, Straight):
             self.spread = {}
@@ -238,7 +234,6 @@ class StepCode:
 
     def _steady(self, values: Values, section: Pipeline, start: str) -> list[str]:
         index, counter = section.loop.index, c_name(section.loop.index)
-        self.holds.forget()
         values.known.clear()
         lines = [
             "#pragma unroll 1",
@@ -257,8 +252,6 @@ class StepCode:
         for step in steps:
             shift = plus - step.stage
             value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
-            if self.plan.alternate and step.action == "Fill":
-                value = mapped(loop.index, value)
             new = self.lines_of(values, step, {loop.index: value})
             lines = votes.join(lines, new, step.op)
         return lines
@@ -266,11 +259,10 @@ class StepCode:
     def lines_of(self, values: Values, step: Step, names: Names) -> list[str]:
         """The lines of one step."""
         note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
-        held = self.holds.before(values, step) if self.holding else []
         lines = self._actions[step.action](values, step, names)
         if step.op is not None:
             self._learn(values, step.op)
-        return [*held, note, *lines]
+        return [note, *lines]
 
     def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
         ring = self.block.ring(step.ring)

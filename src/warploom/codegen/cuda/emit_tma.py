@@ -63,11 +63,6 @@ class Maps:
         program = self.placement.program
         self.over = store_slot(block)
         cluster_axis(program, self.plan)
-        if unknown := set(self.plan.passing) - {array.name for array in program.arrays}:
-            raise InputError(
-                f"launch plan: passing {sorted(unknown)[0]!r}, {program.name} has the arrays "
-                f"{', '.join(array.name for array in program.arrays)}"
-            )
         for op in program.ops():
             stopped = any(span.stop is not None for span in op.spans)
             if op.kind.startswith("store") and self.through_shared(op):
@@ -172,8 +167,7 @@ def fill_lines(maps: Maps, op: Op, names: dict[str, str]) -> list[str]:
     if rows < tile.rows and rest < rows:
         other = maps.map_of(op, rest, tile.panel_cols, tile.width)
         map_name = f"(rank < {blocks - 1} ? {map_name} : &{other})"
-    passing = op.array.name in maps.plan.passing
-    name, text = tma_load(len(op.spans), multicast, passing)
+    name, text = tma_load(len(op.spans), multicast)
     maps.helpers[name] = text
     slot = f"{ring.name}_base + {ring.name}_cursor.slot * {ring.slot_bytes}"
     bar = f"{ring.name}_full + {ring.name}_cursor.slot * 8"

@@ -195,16 +195,6 @@ DEVICE void quad_exchange(unsigned (&w)[4], unsigned q) {
 template <int kCount> DEVICE float (&some(float* first))[kCount] {
   return *reinterpret_cast<float (*)[kCount]>(first);
 }""",
-    "hold": """\
-// What is written before stays before: ptxas would move a wait for matmuls up past arithmetic.
-// One value in 2^32 sleeps a nanosecond.
-DEVICE unsigned word_of(float x) { return __float_as_uint(x); }
-DEVICE unsigned word_of(unsigned x) { return x; }
-DEVICE unsigned word_of(int x) { return static_cast<unsigned>(x); }
-template <class... T> DEVICE void hold(T... x) {
-  asm volatile("{ .reg .pred never;\\nsetp.eq.u32 never, %0, 0x7fedcba9;\\n"
-               "@never nanosleep.u32 1; }" ::"r"((word_of(x) ^ ...)) : "memory");
-}""",
     "pin": """\
 // Keeps the compiler from moving reads or writes of registers across a wgmma fence or wait.
 template <int kRows, int kCols> DEVICE void pin(float (&x)[kRows][kCols]) {
@@ -249,26 +239,16 @@ DEVICE void barrier_wait(unsigned bar, unsigned parity) {
 }"""
 
 
-# L2 gives up lines brought under it before others (CUTLASS, cute/arch/copy_sm90_desc.hpp:
-# TMA::CacheHintSm90::EVICT_FIRST; PTX ISA, createpolicy).
-EVICT_FIRST = "0x12F0000000000000ull"
-
-
-def tma_load(rank: int, multicast: bool, passing: bool = False) -> tuple[str, str]:
-    """Name and text of the bulk tensor load of that rank; `passing`: L2 need not keep it."""
+def tma_load(rank: int, multicast: bool) -> tuple[str, str]:
+    """Name and text of the bulk tensor load of that rank."""
     coords = ", ".join(f"int c{i}" for i in range(rank))
     holes = ", ".join(f"%{i + 3}" for i in range(rank))
     uses = ", ".join(f'"r"(c{i})' for i in range(rank))
     name = f"tma_load_{rank}d" + ("_multicast" if multicast else "")
-    name += "_passing" if passing else ""
     extra = ", unsigned short mask" if multicast else ""
     cast = ".multicast::cluster" if multicast else ""
     hole = f", %{rank + 3}" if multicast else ""
     use = ', "h"(mask)' if multicast else ""
-    if passing:
-        cast += ".L2::cache_hint"
-        hole += f", %{rank + 3 + multicast}"
-        use += f', "l"({EVICT_FIRST})'
     text = f"""\
 DEVICE void {name}(unsigned to, const TensorMap* map, unsigned bar, {coords}{extra}) {{
   asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global"

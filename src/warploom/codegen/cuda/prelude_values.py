@@ -101,28 +101,6 @@ DEVICE float rcp_fast(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }""",
-    "max_nan": """\
-// The larger of two numbers; NaN if one is NaN.
-DEVICE float max_nan(float x, float y) {
-  float z;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
-}""",
-    "exp2_fma": """\
-// 2^x on the fp32 lanes for x < 128: a cubic on [-1/2, 1/2] (relative error below 7.5e-5), times
-// the power of 2 whose exponent bits a magic addition leaves at the bottom. 0 from -127 down, NaN
-// stays.
-DEVICE float exp2_fma(float x) {
-  const float low = max_nan(x, -127.0f), magic = low + 12583039.0f;  // 1.5 * 2^23 + 127
-  const float f = low - (magic - 12583039.0f);
-  const float p = fmaf(fmaf(fmaf(0.05517167f, f, 0.24261113f), f, 0.69326097f), f, 0.99992806f);
-  return p * __uint_as_float(__float_as_uint(magic) << 23);
-}""",
-    "exp2_shared": """\
-// Element i of a tile: kShare of every 8 on the fp32 lanes, the others on the special functions.
-template <unsigned kShare> DEVICE float exp2_shared(unsigned i, float x) {
-  return i * kShare % 8 < kShare ? exp2_fma(x) : exp2_fast(x);
-}""",
     "erf_fast": """\
 // Abramowitz and Stegun 7.1.26: absolute error below 2e-7, no branch.
 DEVICE float erf_fast(float x) {

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.passes.alternate import BACKWARDS
 from warploom.errors import InputError
 from warploom.tile import Op, Program, Read, cdiv
 from warploom.tile.index import symbol
@@ -63,10 +62,6 @@ def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[
     """
     opening, closing = _walk(plan, plan.cluster[1], loads)
     body = [f"  {line}" for line in position_lines(program, plan, loads)]
-    if plan.alternate and loads:
-        first, stride = _first_and_stride(plan.cluster[1])
-        turn = f"(task - int({first})) / int({stride}) % 2"
-        body.append(f"  const bool {BACKWARDS} = {turn};")
     return [*count_lines(program, plan), *opening, *body], closing
 
 

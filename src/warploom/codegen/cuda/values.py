@@ -167,7 +167,6 @@ class Values:
 
     `skip_settled`: what a condition on rows makes needless is left out (`cuda.settled`).
     `skip_unit`: a tile is not multiplied by row factors that are 1 in all rows of a warp.
-    `fma_exp2`: of every 8 exponentials of a tile, how many are computed on the fp32 lanes.
     """
 
     def __init__(
@@ -175,12 +174,10 @@ class Values:
         placement: Placement,
         part: int,
         skip_unit: bool = False,
-        fma_exp2: int = 0,
         skip_settled: bool = False,
     ) -> None:
         self.placement, self.part = placement, part
-        self.skip_unit, self.fma_exp2 = skip_unit, fma_exp2
-        self.skip_settled = skip_settled
+        self.skip_unit, self.skip_settled = skip_unit, skip_settled
         self.votes: dict[str, str] = {}  # votes of a warp as C++, and the condition each is on
         self.known: dict[
             str, float
@@ -297,8 +294,6 @@ class Values:
         template = ANY_OPS.get(op.kind) or table.get(op.kind)
         if template is None:
             raise InputError(f"{op.where}: {op.kind} of {op.srcs[-1].type} has no code on sm_90a")
-        if op.kind == "exp2" and self.fma_exp2 and at.kind == "tile":
-            return f"exp2_shared<{self.fma_exp2}>({at.i}, {parts[0]})"
         return template.format(*parts)
 
     def _cast(self, op: Op, value: str) -> str:

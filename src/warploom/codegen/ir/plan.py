@@ -17,6 +17,14 @@ from warploom.schedule.model.schedule import Schedule
 SCHEMA = "warploom.kernel-schedule"
 VERSION = 1
 MOST_BLOCKS = architecture("sm_90a").integer("cluster.size_portable")  # of a cluster
+# Options of launch plans that are gone, and the value that asked for nothing.
+REMOVED: Mapping[str, Any] = {
+    "fma_exp2": 0,
+    "hold_waits": False,
+    "stagger": 0,
+    "passing": [],
+    "alternate": False,
+}
 
 
 @dataclass(frozen=True)
@@ -45,19 +53,11 @@ class LaunchPlan:
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     skip_settled    a warp leaves out corrections whose condition says that none of its rows needs
                     them (`cuda.settled`)
-    fma_exp2        of every 8 exponentials of a tile, so many are a polynomial on the fp32 lanes,
-                    which relieves the special-function unit (FlashAttention-4's share)
-    hold_waits      keep waits for matmuls below the arithmetic that stands before them; ptxas moves
-                    them up otherwise, which measured faster in attention (docs/codegen.md)
     chain           the first matmul of the next task is started before the stores of the present
                     one (`passes.chain`)
     give_back       a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
-    stagger         cycles by which each compute group begins later than the one before: what one
-                    does between its matmuls then runs beside the others' matmuls
-    alternate       every second task of a block walks its loops backwards (`passes.alternate`)
-    passing         arrays that stream through L2: it gives up what TMA loads of them first
     block_dim_warps is derived from the groups
     """
 
@@ -76,14 +76,9 @@ class LaunchPlan:
     dependent: bool = False
     skip_unit: bool = False
     skip_settled: bool = False
-    fma_exp2: int = 0
-    hold_waits: bool = False
     chain: bool = False
     give_back: bool = False
     resident: int = 1
-    stagger: int = 0
-    passing: tuple[str, ...] = ()
-    alternate: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.cluster[1] <= MOST_BLOCKS:
@@ -105,8 +100,6 @@ class LaunchPlan:
                 f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
                 "a cluster would take different tasks; use 'snake'"
             )
-        if not 0 <= self.fma_exp2 <= 8:
-            raise InputError(f"launch plan: fma_exp2={self.fma_exp2}, expected 0 to 8 of every 8")
         if self.chain and (self.cluster[1] > 1 or not self.persistent):
             raise InputError(
                 f"launch plan: chain with a cluster of {self.cluster[1]} and persistent="
@@ -116,8 +109,6 @@ class LaunchPlan:
             raise InputError(
                 f"launch plan: store_rows={self.store_rows}, expected a multiple of 8 or 0 for all"
             )
-        if self.stagger < 0:
-            raise InputError(f"launch plan: stagger={self.stagger} cycles, expected >= 0")
         if self.store_over and self.store != "tma":
             raise InputError(f"launch plan: store_over={self.store_over!r} needs store='tma'")
         if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
@@ -128,6 +119,25 @@ class LaunchPlan:
     def with_options(self, **changes: Any) -> LaunchPlan:
         """The plan with some fields changed."""
         return replace(self, **changes)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], origin: str) -> LaunchPlan:
+        """A launch plan back from the JSON data of a schedule.
+
+        Fields that plans had once are passed over where they ask for nothing; raises `InputError`
+        where they do, and what a malformed plan raises.
+        """
+        launch = dict(data)
+        for name, nothing in REMOVED.items():
+            if (value := launch.pop(name, nothing)) != nothing:
+                raise InputError(
+                    f"{origin}: launch plan: {name}={value!r}, and there is no such option any "
+                    "more: it was measured and lost (docs/codegen.md)"
+                )
+        axis, blocks = launch["cluster"]
+        launch["cluster"] = (str(axis), int(blocks))
+        launch["reverse"] = tuple(launch["reverse"])
+        return cls(**launch)
 
 
 @dataclass(frozen=True)
@@ -188,12 +198,8 @@ class KernelSchedule:
                 f"expected {SCHEMA!r} version {VERSION}"
             )
         try:
-            launch = dict(data["launch"])
-            axis, blocks = launch["cluster"]
-            launch["cluster"] = (str(axis), int(blocks))
-            launch["reverse"] = tuple(launch["reverse"])
-            launch["passing"] = tuple(launch.get("passing", ()))
+            launch = LaunchPlan.from_json(data["launch"], origin)
             loops = {i: Schedule.from_json(s, f"{origin}: {i}") for i, s in data["loops"].items()}
-            return cls(data["name"], loops, LaunchPlan(**launch), bool(data["turns"]))
+            return cls(data["name"], loops, launch, bool(data["turns"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{origin}: incomplete or malformed: {error}") from None

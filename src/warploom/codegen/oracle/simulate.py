@@ -235,18 +235,12 @@ class Simulator(Steps):
         for steps, newest in rounds:
             for step in steps:
                 here = newest - step.stage
-                if agent.role.loads and self._backwards(agent):
-                    here = start + end - 1 - here
                 names = names_at(spread, here - start)
                 own = step if step.op is None else replace(step, op=rename(step.op, names))
                 agent.view = renamed(self.placement, names)
                 yield from self._step(agent, own, {**symbols, loop.index: here})
         agent.view = None
         agent.entered = {}
-
-    def _backwards(self, agent: Agent) -> bool:
-        """Whether the present task, the agent's latest, walks its loops backwards."""
-        return self.block.schedule.launch.alternate and (agent.count - 1) % 2 == 1
 
     def _own_end(
         self, agent: Agent, section: Pipeline, start: int, end: int, symbols: dict[str, int]

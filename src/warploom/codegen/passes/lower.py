@@ -22,7 +22,6 @@ from warploom.codegen.analysis.hazards import (
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.ir.place import Placement, place, sections
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.passes.alternate import check_alternate
 from warploom.codegen.passes.chain import chained
 from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.lower_loader import loader_role
@@ -43,7 +42,6 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
     chain = schedule.launch.chain
     placement = replace(place(program, schedule.launch.split, parts), whole=chain)
-    check_alternate(placement, schedule.launch)
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
         raise InputError(

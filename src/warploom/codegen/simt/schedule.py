@@ -70,12 +70,9 @@ class SimtSchedule:
         if (data.get("schema"), data.get("version")) != (SCHEMA, VERSION):
             raise InputError(f"{origin}: expected schema {SCHEMA!r} version {VERSION}")
         try:
-            launch = dict(data["launch"])
-            launch["cluster"] = tuple(launch["cluster"])
-            launch["reverse"] = tuple(launch["reverse"])
-            launch["passing"] = tuple(launch.get("passing", ()))
+            launch = LaunchPlan.from_json(data["launch"], origin)
             threads, lanes, vector = (int(data[key]) for key in ("threads", "lanes", "vector"))
-            return cls(str(data["name"]), threads, lanes, vector, LaunchPlan(**launch))
+            return cls(str(data["name"]), threads, lanes, vector, launch)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{origin}: incomplete or malformed: {error}") from None
 

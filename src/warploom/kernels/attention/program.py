@@ -385,11 +385,9 @@ def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index, I
 def default_schedule(config: AttentionConfig) -> KernelSchedule:
     """FlashAttention-3's: two groups in turns, P V one iteration behind Q K^T, rings of two."""
     reverse = ("rows_tile",) if config.causal and not config.packed else ()
-    # Holding the waits costs 2 to 11 % (`attention_variants`).
     launch = LaunchPlan(
         split="rows",
         reverse=reverse,
-        hold_waits=False,
         skip_unit=max(config.slack, config.guess) > 0,
         skip_settled=config.guess > 0,
     )

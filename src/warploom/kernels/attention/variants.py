@@ -32,8 +32,6 @@ class AttentionChoice:
     `guess` replaces the configuration's: blocks are weighed by the maximum so far.
     `pair`: clusters of so many blocks take neighbouring row tiles, and each block of keys comes
     from the L2 cache once for all of them. Not for packed sequences.
-    Waits are where ptxas would have them: to hold them below the softmax cost 2 to 11 % (measured),
-    as the weights are then packed after the exponentials and not among them.
     """
 
     name: str
@@ -76,7 +74,7 @@ class AttentionChoice:
         """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
         # Packed sequences: the table of tasks has the longest first.
         reverse = ("rows_tile",) if config.causal and not config.packed else ()
-        plan: dict[str, Any] = {"hold_waits": False, **self.launch}
+        plan: dict[str, Any] = dict(self.launch)
         plan["cluster"] = ("rows_tile", self.pair) if self.pair > 1 else ("", 1)
         launch = LaunchPlan(
             split="rows",
