@@ -208,9 +208,9 @@ def claim(file: str, pick: str) -> str:
     is_or_are = "is" if counts["ahead"] == 1 else "are"
     wrong = f" ({counts['wrong']} wrong)" if counts["wrong"] else ""
     return (
-        f"Of {len(rows)} rows{wrong} {counts['ahead']} {is_or_are} ahead, "
-        f"{counts['behind']} behind and {counts['level']} level; ratios from {min(ratios):.3f} to {max(ratios):.3f}, geometric "
-        f"mean {geometric_mean(ratios):.3f}{_of_any(rows, every)}.\n"
+        f"Of {len(rows)} rows{wrong} {counts['ahead']} {is_or_are} ahead, {counts['behind']} "
+        f"behind and {counts['level']} level; ratios from {min(ratios):.3f} to {max(ratios):.3f}, "
+        f"geometric mean {geometric_mean(ratios):.3f}{_of_any(rows, every)}.\n"
     )
 
 
