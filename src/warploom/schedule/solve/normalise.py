@@ -1,7 +1,8 @@
 """The paper's cost normalisation, kept to measure what it loses; our solver does not need it.
 
 Given cycles C find small integers C' minimising F with |C[i] C'[j] - C[j] C'[i]| <= F for all
-pairs and 1 <= sum C' <= U. Source: Soi et al. (arXiv 2512.18134), cost normalisation, U = 300.
+pairs and 1 <= sum C' <= U. Source: Soi et al. (arXiv 2512.18134), cost normalisation, U = 300;
+handbook section 6.2 for what happens when it is read literally.
 """
 
 from __future__ import annotations
