@@ -119,6 +119,8 @@ def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
     found = optimize(GEMM, tmp_path)
     rows = dict(found.measured.rows(found.chosen.predicted))
     assert "1024 counted at 1.50 GHz" in rows["cycles an iteration, loop i"]
+    idle = dict(replace(wrong, counted={"i": [0.0, 0.0]}).rows(found.chosen.predicted))
+    assert idle["cycles an iteration, loop i"] == "no iteration at these sizes"
     uncounted = replace(wrong, counted={}, uncounted="nvcc is needed")
     assert dict(uncounted.rows({}))["cycles an iteration"] == "not counted: nvcc is needed"
 
@@ -130,6 +132,7 @@ def test_a_time_that_cannot_be_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: there)
     assert optimize(GEMM, tmp_path).measured is there
+    assert json.loads((tmp_path / "result.json").read_text())["measured"]["check"]["passed"]
     fast = replace(there, microseconds=40.0)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: fast)
     with pytest.raises(CheckFailed, match="above the 989 the h200 can do"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from warploom.codegen.compile.build import compile_source
-from warploom.errors import CheckFailed
+from warploom.errors import CheckFailed, ToolMissing
 from warploom.kernels.check import checked
 from warploom.kernels.library import configure
 from warploom.kernels.select import select
@@ -41,11 +41,14 @@ def test_a_wrong_kernel_fails():
     """Planted fault: gelu's constant in the emitted code is off by 2 %."""
     settings = {"activation": "gelu"}
     chosen, sizes = select("gemm", settings), configure("gemm", settings)[1]
-    built = chosen.build()
-    text = built.source.text.replace("0.70710678", "0.72110678")
-    assert text != built.source.text
-    source = replace(built.source, text=text)
-    cubin, resources = compile_source(source, built.arch)
+    try:
+        built = chosen.build()
+        text = built.source.text.replace("0.70710678", "0.72110678")
+        assert text != built.source.text
+        source = replace(built.source, text=text)
+        cubin, resources = compile_source(source, built.arch)
+    except ToolMissing as error:
+        pytest.skip(f"the fault has to be compiled: {error}")
     wrong = replace(built, source=source, cubin=cubin, resources=resources)
     with pytest.raises(CheckFailed, match="c: "):
         checked("gemm", chosen.config, sizes, wrong).require()

@@ -7,7 +7,7 @@ from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.gemm.choose import choose_gemm
 from warploom.kernels.gemm.program import GemmConfig
-from warploom.kernels.select import full_sizes, select
+from warploom.kernels.select import check_sizes, full_sizes, select
 from warploom.tile import E4M3
 
 USER = "examples/tile_rmsnorm_linear.py:kernel"
@@ -76,3 +76,14 @@ def test_a_name_is_for_the_program_as_it_was_written():
 def test_bad_requests_are_one_line(arguments, message):
     with pytest.raises(InputError, match=message):
         select("gemm", {}, **arguments)
+
+
+@pytest.mark.parametrize("name", ["gemm", "attention"])
+def test_default_sizes_are_such_as_a_gpu_takes_for_every_element_type(name):
+    """Arrays that TMA reads have pitches of whole 16 bytes."""
+    for kind in ("bf16", "e4m3"):
+        settings = {"dtype": kind}
+        chosen, sizes = select(name, settings), check_sizes(name, settings)
+        for one in chosen.program.arrays:
+            if len(one.dims) > 1:
+                assert sizes[one.dims[-1]] * one.dtype.bytes % 16 == 0, (kind, one)

@@ -131,8 +131,9 @@ def _answers(
             except WarploomError:
                 continue  # not every variation of the search has an answer
             yield answer
-            if all(s.initiation_interval <= s.proof.lower_bound for s in answer.loops.values()):
-                break  # copies cannot shorten what is the shortest
+            # Copies shorten what values' lives bound, not what keeps a unit busy all the time.
+            if all(s.initiation_interval <= s.params["unit_bound"] for s in answer.loops.values()):
+                break
 
 
 def _with_least_rings(

@@ -44,7 +44,7 @@ from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 11  # of what is done with an answer: kept schedules of another one are not used
+VERSION = 12  # of what is done with an answer: kept schedules of another one are not used
 WORTH = 0.002  # of the pace: what turns must save
 
 
@@ -301,6 +301,7 @@ def assemble(
             "least_depth": dict(answer.ring_depth),
             "needed_registers": max(g.registers for g in answer.groups),
             "free_running": rates.free,
+            "unit_bound": lower_bounds(problem.graph, problem.target).resource,
         }
         loops[problem.loop] = replace(schedule, params=params)
     return KernelSchedule("solved", loops, plan)

@@ -62,7 +62,7 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         """The measurement as plain JSON data."""
-        return asdict(self)
+        return {**asdict(self), "check": self.check.to_json()}
 
     def rows(self, predicted: Mapping[str, Prediction]) -> list[tuple[str, str]]:
         """The measurement beside the model, for people."""
@@ -82,7 +82,9 @@ class Measured:
             rows.append(("rate", f"{rate:.0f} TFLOP/s"))
         for loop, (cycles, clock) in self.counted.items():
             told = f"{cycles:.0f} counted at {clock:.2f} GHz"
-            if loop in predicted:
+            if not cycles:
+                told = "no iteration at these sizes"
+            elif loop in predicted:
                 model = predicted[loop].cycles
                 told += f", {model:.0f} predicted ({model / cycles - 1:+.1%})"
             rows.append((f"cycles an iteration, loop {loop}", told))

@@ -29,7 +29,7 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.perf.extract import extract
-from warploom.perf.predict import Prediction
+from warploom.perf.predict import Prediction, machine_bound
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
 from warploom.sass.flow.steady import steady_loops
@@ -81,7 +81,7 @@ def replay(
             _pace(block, loop.index, slots, unroll, start, chosen, partition) for start in starts
         )
         found[loop.index] = Prediction(
-            loop.index, cycles, bounds.minimum, bounds.reason, problem.graph.flops
+            loop.index, cycles, *machine_bound(bounds), problem.graph.flops
         )
     return found
 

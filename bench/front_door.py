@@ -1,0 +1,185 @@
+"""Does the command line give the kernel that the operators launch, in the same time?
+
+    python -m bench.front_door --out DIR      on a GPU machine: rows of claim `front-door`
+    python -m bench.front_door merge FILE     into bench/results/front_door.json
+
+`warploom optimize NAME` runs whole, measuring included; its cubin is compared with the one that the
+PyTorch operator of that name launches, and both are timed in one process, in shuffled rounds of
+short bursts with a copy of the first as a control. A row's ratio is operator / command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from warploom.codegen.compile.build import Built
+from warploom.codegen.launching.kernel import Kernel
+from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.integrations import torch_op
+
+RESULTS = Path(__file__).parent / "results" / "front_door.json"
+CASES: dict[str, dict[str, int | bool]] = {
+    "attention 128 full 16384": {"rows": 16384, "batch": 1, "heads": 16},
+    "attention 128 causal 16384": {"rows": 16384, "batch": 1, "heads": 16, "causal": True},
+    "attention 128 full 4096": {},
+    "gemm 4096x4096x4096": {},
+    "gemm 8192x8192x8192": {"m": 8192, "n": 8192, "k": 8192},
+}
+ROUNDS, BURST = 40, 0.004  # rounds; seconds of calls in a sample
+
+
+def optimized(name: str, settings: dict[str, Any], out: Path) -> tuple[Built, dict[str, Any]]:
+    """What `warploom optimize` leaves: the kernel and its result.json."""
+    given = [f"--set={key}={str(value).lower()}" for key, value in settings.items()]
+    command = [sys.executable, "-m", "warploom", "optimize", name, *given, "-o", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return Built.read(out), json.loads((out / "result.json").read_text())
+
+
+def operands(torch: Any, name: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """Normal random bf16 arrays by parameter."""
+    if name == "gemm":
+        shapes = {"a": (sizes["m"], sizes["k"]), "b": (sizes["k"], sizes["n"])}
+        shapes["c"] = (sizes["m"], sizes["n"])
+    else:
+        lead = (sizes["batch"], sizes["heads"])
+        shapes = dict.fromkeys("qkvo", (*lead, sizes["rows"], 128))
+    return {x: torch.randn(shape, device="cuda").bfloat16() for x, shape in shapes.items()}
+
+
+def measure(torch: Any, calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Microseconds a call, by round."""
+    runs: dict[str, tuple[Any, int]] = {}
+    for name, call in calls.items():
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        repeats = max(1, round(BURST / (time.perf_counter() - start)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(repeats):
+                call()
+        runs[name] = graph, repeats
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    order, shuffle = list(calls), random.Random(0)
+    for number in range(ROUNDS + 2):
+        shuffle.shuffle(order)
+        for name in order:
+            graph, repeats = runs[name]
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            time.sleep(3 * BURST)
+            torch.cuda._sleep(400_000)
+            marks[0].record()
+            graph.replay()
+            marks[1].record()
+            marks[1].synchronize()
+            if number > 1:
+                samples[name].append(marks[0].elapsed_time(marks[1]) * 1e3 / repeats)
+    return samples
+
+
+def ratio(above: list[float], below: list[float]) -> tuple[float, list[float]]:
+    """The median of the rounds' ratios and its 95 % interval by order statistics (binomial)."""
+    ratios = sorted(a / b for a, b in zip(above, below, strict=True))
+    half = round(0.98 * len(ratios) ** 0.5)
+    middle = len(ratios) // 2
+    return statistics.median(ratios), [ratios[middle - half - 1], ratios[middle + half]]
+
+
+def driver() -> str:
+    """The version of the GPU's driver."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
+
+
+def row(torch: Any, title: str, settings: dict[str, Any]) -> Evidence:
+    """One case, optimised, launched both ways, timed."""
+    name = title.split(maxsplit=1)[0]
+    with tempfile.TemporaryDirectory() as text:
+        built, result = optimized(name, settings, Path(text))
+    sizes = result["measured"]["sizes"]
+    arrays = operands(torch, name, sizes)
+    kernel = Kernel(built, 0)
+
+    def launched() -> Any:
+        kernel(arrays, stream=int(torch.cuda.current_stream().cuda_stream))
+
+    def operator() -> Any:
+        if name == "gemm":
+            return torch_op.gemm(arrays["a"], arrays["b"])
+        return torch_op.attention(
+            arrays["q"], arrays["k"], arrays["v"], causal=bool(settings.get("causal"))
+        )
+
+    torch_op._kernels.clear()
+    operator()
+    (own,) = [one for key, one in torch_op._kernels.items() if key[0] == name]
+    same = own.built.cubin == built.cubin
+    samples = measure(torch, {"operator": operator, "command line": launched, "control": launched})
+    middle, interval = ratio(samples["operator"], samples["command line"])
+    _, control = ratio(samples["control"], samples["command line"])
+    median = {key: statistics.median(one) for key, one in samples.items()}
+    return Evidence(
+        claim="front-door",
+        kernel=f"{name} {result['schedule']}",
+        shape=title.partition(" ")[2],
+        dtype="bf16",
+        device=torch.cuda.get_device_name(),
+        driver=driver(),
+        compiler=built.resources.compiler,
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        command=" ".join(["python -m bench.front_door", *sys.argv[1:]]),
+        unit="us",
+        better="lower",
+        ours=median["command line"],
+        baselines={"operator": median["operator"]},
+        ratio_to_best=middle,
+        ci95=(interval[0], interval[1]),
+        control=(control[0], control[1]),
+        samples=ROUNDS,
+        checks={
+            "same cubin": "pass" if same else "fail",
+            "numbers": "pass" if result["measured"]["check"]["passed"] else "fail",
+            "sha256": hashlib.sha256(built.cubin).hexdigest(),
+            "optimize's own time, us": result["measured"]["microseconds"],
+        },
+        notes=f"predicted {json.dumps(result['schedules'][0]['predicted'])} cycles an iteration",
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="?", default="run", choices=("run", "merge"))
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    args = parser.parse_args()
+    if args.what == "merge":
+        write_rows(RESULTS, [one for file in args.files for one in read_rows(file)])
+        return
+    import torch  # noqa: PLC0415
+
+    rows: list[Evidence] = []
+    for title, settings in CASES.items():
+        rows.append(row(torch, title, dict(settings)))
+        write_rows(args.out / "front_door.json", rows)
+        print(title, rows[-1].ratio_to_best, rows[-1].control, rows[-1].checks, flush=True)
+
+
+if __name__ == "__main__":
+    main()
