@@ -1,4 +1,4 @@
-"""Profiler counters of generated kernels beside the model's prediction (acceptance test T8).
+"""Profiler counters of generated kernels beside the model's prediction.
 
     python bench/counters.py build             here, no GPU: cubins under out/bench/counters
     python bench/counters.py predict           here: what the model says of every case

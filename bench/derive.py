@@ -3,7 +3,7 @@
 Rows: seconds from the formula to FlashAttention in a fresh process, with lemmas searched for and
 registered; percent of a proven bound of each derivation; values moved by execution against the
 formula; integer tiles against exhaustive search. DRAM bytes beside profiler counters are in
-bench/counters.py (acceptance test T8).
+bench/counters.py.
 """
 
 from __future__ import annotations

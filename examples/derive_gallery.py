@@ -88,7 +88,7 @@ def page() -> str:
         '"Error" is '
         "the largest relative difference from the formula in float64, executed slice by slice at "
         'small uneven sizes; "tile program" is the same for the lowered program in the tile '
-        "floor's interpreter with fp16 operands. What a bound says: [diagram](diagram.md).",
+        "floor's interpreter with fp16 operands. What a bound says: [derive](derive.md).",
         "",
         "| formula | kernels | lemmas | values moved | % of a proven bound | error "
         "| tile program |",

@@ -39,6 +39,7 @@ from warploom.integrations.triton_swap import uninstall
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w*)(?: ([^\n]*))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+TEXTS = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
 FORMS = ("warploom ", "python ", "make ")
 INLINE = re.compile(r"`(warploom [^`]+)`")
 # The first words of a command: the option that keeps it short here.
@@ -188,16 +189,94 @@ def test_the_commands_of_an_example_run(example: str, here: Path) -> None:
             command(line, f"examples/{example}", gpu=False)
 
 
+def places(page: str) -> Iterator[str]:
+    """What a page calls a place in the repository: `x/y.py`, `y.py`, `x/y/` and `warploom.x.y`."""
+    for word in re.findall(r"`([^`\s]+)`", page):
+        if re.fullmatch(r"[\w./-]+\.(py|toml|j2)|[\w-]+(/[\w-]+)+/", word):
+            yield word
+    yield from re.findall(r"\bwarploom(?:\.[a-z]\w*)+", page)
+
+
+def exists(place: str, files: frozenset[str]) -> bool:
+    """A name from the root or below any folder; of a module or of what stands in one."""
+    if place.startswith("warploom."):
+        above, _, last = place.rpartition(".")
+        module = "/".join(place.split("."))
+        inside = f"src/{module}.py" in files or f"src/{module}/__init__.py" in files
+        return inside or hasattr(importlib.import_module(above), last)
+    if place.endswith("/"):
+        return any(f"/{place}" in f"/{file}" for file in files)
+    return any(f"/{file}".endswith(f"/{place}") for file in files)
+
+
+@pytest.fixture(scope="module")
+def files() -> frozenset[str]:
+    folders = ("src", "tests", "bench", "examples", "docs")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return frozenset(path.relative_to(ROOT).as_posix() for path in found) | {
+        "README.md",
+        "pyproject.toml",
+    }
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_a_place_that_is_named_exists(page: str, files: frozenset[str]) -> None:
+    named = set(places((ROOT / page).read_text()))
+    assert [place for place in sorted(named) if not exists(place, files)] == []
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_a_link_leads_somewhere(page: str) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", (ROOT / page).read_text())
+    dead = [link for link in links if not leads_somewhere(link, ROOT / page)]
+    assert dead == []
+
+
+def leads_somewhere(link: str, page: Path) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists() or not anchor:
+        return target.exists()
+    text = FENCE.sub("", target.read_text())
+    return anchor in map(address, re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+
+
+def address(heading: str) -> str:
+    """The anchor that GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "in `codegen/emit.py`",
+        "see `emit_nothing.py`",
+        "below `schedule/graphs/`",
+        "`from warploom.diagram import derive`",
+        "`warploom.tile.attend`",
+    ],
+)
+def test_a_place_that_is_gone_is_noticed(text: str, files: frozenset[str]) -> None:
+    (place,) = places(text)
+    assert not exists(place, files)
+
+
+@pytest.mark.parametrize("link", ["docs/diagram.md", "docs/results.md#nothing", "#nowhere"])
+def test_a_link_to_nowhere_is_noticed(link: str) -> None:
+    assert not leads_somewhere(link, ROOT / "README.md")
+
+
 def test_the_pages_have_something_to_run(here: Path) -> None:
     """A pattern that finds no block would pass every page."""
     found = {page: blocks((ROOT / page).read_text()) for page in PAGES}
     assert len(found["docs/tutorial.md"]) >= 15
-    commands = re.findall(r"^\$ warploom \w+", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert len(commands) >= 9
+    for page, least in {"README.md": 5, "docs/tour.md": 9}.items():
+        text = (ROOT / page).read_text()
+        assert len(re.findall(r"^\$ warploom \w+", text, re.MULTILINE)) >= least
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tour.md", "docs/tutorial.md"])
 def test_a_page_runs_to_the_end_on_a_gpu(page: str, here: Path) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

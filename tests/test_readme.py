@@ -15,6 +15,7 @@ from warploom.errors import InputError
 from warploom.evidence import read_rows
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results.md"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def tables() -> ModuleType:
 
 
 def test_tables_agree_with_the_results(tables: ModuleType) -> None:
-    assert tables.MARKER.search((ROOT / "README.md").read_text()), "the README has no table"
+    assert tables.MARKER.search(RESULTS.read_text()), "the page of results has no table"
     stale = [
         page.name for page in tables.PAGES if tables.rendered(page.read_text()) != page.read_text()
     ]
@@ -43,7 +44,7 @@ def test_every_evidence_file_is_shown_whole(tables: ModuleType) -> None:
 
 def test_a_changed_figure_is_noticed(tables: ModuleType) -> None:
     """Planted fault: one digit of one table."""
-    text = (ROOT / "README.md").read_text()
+    text = RESULTS.read_text()
     match = tables.MARKER.search(text)
     assert match is not None
     position = next(i for i in range(match.end(3) + 200, match.start(5)) if text[i].isdigit())
@@ -62,20 +63,35 @@ def test_a_changed_claim_is_noticed(tables: ModuleType) -> None:
     assert tables.rendered(changed) == text != changed
 
 
-def test_every_headline_table_stands_under_its_claim(tables: ModuleType) -> None:
-    """The README's tables of defaults each have the counted sentence before them."""
-    text = (ROOT / "README.md").read_text()
-    tabled = {
-        m[2] for m in tables.MARKER.finditer(text) if m[3].split()[0] in ("defaults", "headline")
-    }
-    assert tabled == {match[2] for match in tables.CLAIM.finditer(text)} != set()
+def test_every_claim_of_the_readme_links_to_its_rows(tables: ModuleType) -> None:
+    """Its file stands whole in docs/results.md, under a heading that the README links to."""
+    text, results = (ROOT / "README.md").read_text(), RESULTS.read_text()
+    linked = set(re.findall(r"docs/results\.md#([\w-]+)", text))
+    claimed = {match[2] for match in tables.CLAIM.finditer(text)}
+    assert len(claimed) >= 3
+    assert linked == {_heading_of(file, results) for file in claimed}
 
 
-def test_an_extract_has_every_row_that_is_not_ahead(tables: ModuleType) -> None:
+def _heading_of(file: str, page: str) -> str:
+    """The heading above the table of a file, as GitHub makes an address of it."""
+    above = page[: page.index(f"<!-- table: {file} ")]
+    heading = re.findall(r"^#+ (.+)$", above, re.MULTILINE)[-1]
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_claims_of_attention_hide_no_row_that_lost(tables: ModuleType) -> None:
+    """What is behind among the defaults stands under one claim of the README or the other."""
     rows = tables.defaults(read_rows(ROOT / "bench" / "results" / "attention_forward.json"))
-    behind = replace(rows[0], shape="64 causal 4096", ci95=(0.8, 0.9), ratio_to_best=0.85)
-    ahead = replace(behind, shape="64 full 4096", ci95=(1.8, 1.9), ratio_to_best=1.85)
-    assert tables.headline([behind, ahead]) == [behind]
+    picks = [m[3] for m in tables.CLAIM.finditer((ROOT / "README.md").read_text()) if "att" in m[2]]
+    said = [row.shape for pick in picks for row in tables.PICKS[pick](rows)]
+    assert len(said) == len(set(said))
+    behind = {row.shape for row in rows if tables.verdict(row) in ("behind", "wrong")}
+    assert behind <= set(said)
+
+
+def test_a_claim_about_times_has_no_best_rate(tables: ModuleType) -> None:
+    assert "best rate" in tables.claim("attention_forward.json", "dense")
+    assert "best rate" not in tables.claim("sass_search_whole.json", "best-per-kernel")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Evidence rows: what a claim of ours must leave behind, and the check that a row is whole.
 
 A row is one measurement of one kernel at one shape, written by a script of `bench/` on the machine
-it names. The README's tables are generated from these files and a test fails when they disagree.
+it names. The claims of the README and the tables of the docs are generated from these files, and a
+test fails when they disagree.
 """
 
 from __future__ import annotations

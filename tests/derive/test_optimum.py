@@ -1,4 +1,4 @@
-"""Acceptance T1-T5 and T9, the handbook's optimiser tables, certificates, integers, structure."""
+"""Optima beside values worked out by hand, certificates, integer tiles, structure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_saturation_table(capacity: int, group: int, traffic: float, law: float)
     assert closed.law(ATTENTION).value(capacity) == pytest.approx(law, rel=1e-3)
 
 
-def test_expected_results_of_the_handbook() -> None:
+def test_laws_worked_out_by_hand() -> None:
     capacities = [2**k for k in range(14, 19)]
     big = fused("matmul", "g_a g_c s_b", a=16384, b=16384, c=16384)
     moving = [continuous.solve(big, m, cost.PAPER).traffic - 16384**2 for m in capacities]

@@ -1,4 +1,4 @@
-"""T7: the cost formula equals what an execution moves, and both equal the meaning."""
+"""The cost formula equals what an execution moves, and both equal the meaning."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_halo_of_a_convolution_is_counted() -> None:
     assert counts.exact_transfers(tiled)["X"] == 3 * 6 * 4
 
 
-def test_padded_count_is_the_first_form_of_the_handbook() -> None:
+def test_padded_count_has_whole_tiles() -> None:
     tiled = kernel("attention", "g_q s_x").resized({"q": 10, "x": 8, "d": 4, "e": 4})
     tiled = tiled.tiled({"g_q": 4, "s_x": 2})
     assert counts.exact_traffic(tiled) == 2 * 10 * 4 + 3 * 2 * 8 * 4

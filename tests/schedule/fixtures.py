@@ -1,4 +1,4 @@
-"""The handbook's worked graphs A and B, its targets and its witness schedules (sections 3, 4)."""
+"""Worked graphs A (the paper's) and B (attention in sub-tiles), targets and witness schedules."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def graph_b(*, prime: bool = False) -> Graph:
 
 def target_b(groups: int = 2) -> Target:
     return Target(
-        "handbook Hopper",
+        "worked Hopper",
         tuple(Unit(name) for name in UNITS),
         {"smem": 232448},
         (GroupSpec("load", 1, loads=True), *(GroupSpec(f"compute{i}", 4) for i in range(groups))),

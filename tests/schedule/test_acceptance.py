@@ -1,4 +1,4 @@
-"""The handbook's acceptance list, A1 to A10 (schedule.md, section 12)."""
+"""What a scheduler of this kind must show: bounds, optima, proofs and refutations, A1 to A10."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fixtures import graph_a, graph_b, target_a, target_b, witness
 import warploom.schedule.solve.solve as solve_module
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import Edge, Graph, Node, UnitUse, check, lower_bounds, verify
-from warploom.schedule.model.rules import HANDBOOK_PRICES, PAPER, Rules
+from warploom.schedule.model.rules import CROSSING_PRICES, PAPER, Rules
 from warploom.schedule.solve.encoding_exclusive import exclusive, standing
 from warploom.schedule.solve.explain import explain
 from warploom.schedule.solve.normalise import normalise
@@ -24,7 +24,7 @@ from warploom.schedule.solve.solver import Effort, Style, run
 
 def problem_b(groups: int = 2, *, prime: bool = False, stages: int = 0) -> Problem:
     graph, target = graph_b(prime=prime), target_b(groups)
-    return Problem(graph, target, PAPER, HANDBOOK_PRICES, Effort(90), stages, (TRAFFIC,))
+    return Problem(graph, target, PAPER, CROSSING_PRICES, Effort(90), stages, (TRAFFIC,))
 
 
 def exhaustive_a(interval: int) -> tuple[int, set[tuple[int, int, int]]]:

@@ -11,7 +11,7 @@ from solutions import problem, solved
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import check, lower_bounds, verify
 from warploom.schedule.model.costs import costs, target
-from warploom.schedule.model.rules import HANDBOOK_PRICES, PAPER
+from warploom.schedule.model.rules import CROSSING_PRICES, PAPER
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.published.catalogue import GRAPHS, build, parse_params
 from warploom.schedule.published.templates import pinned, template
@@ -121,7 +121,7 @@ def test_a_template_that_cannot_be_honoured_raises() -> None:
 
 
 def test_top_k_are_distinct_and_equally_good() -> None:
-    it = Problem(graph_b(), target_b(), PAPER, HANDBOOK_PRICES, Effort(8), 2, (TRAFFIC,))
+    it = Problem(graph_b(), target_b(), PAPER, CROSSING_PRICES, Effort(8), 2, (TRAFFIC,))
     found = top_schedules(it, solve(it), 3)
     assert len(found) == 3
     orders = set()

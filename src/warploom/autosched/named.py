@@ -17,7 +17,8 @@ from warploom.errors import InputError
 from warploom.schedule.model.schedule import Group, Schedule
 from warploom.tile import Loop, Op, Program
 
-# Registers a thread for (producer, consumers) by number of consumer groups: handbook/tiles.md 5.5.
+# Registers a thread for (producer, consumers) by number of consumer groups: what fits in the pool
+# that a launch reserves (registers at entry times threads) once setmaxnreg has moved it.
 REGISTERS = {1: (40, 232), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
 
 

@@ -5,7 +5,7 @@
     q, k, v = tensor("Q", "q d"), tensor("K", "x d"), tensor("V", "x e")
     print(derive(build("attention", softmax(q @ k.T) @ v), memory=116224))
 
-See docs/diagram.md for the map of the modules.
+See docs/derive.md for the map of the modules.
 """
 
 from warploom.derive.compare import compare_gpus

@@ -2,7 +2,7 @@
 
 This is the referee of the cost formulas: it moves slices explicitly, keeps state across stream
 steps, applies corrections, merges split parts, and adds up what it loads and stores. It shares no
-code with `cost.py`; their agreement is acceptance test T7.
+code with `cost.py`; `tests/derive/test_transfers.py` holds the two to agree.
 """
 
 from __future__ import annotations

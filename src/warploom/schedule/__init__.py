@@ -14,12 +14,12 @@ from warploom.schedule.check.checker import Report, check
 from warploom.schedule.check.simulate import Run, simulate, verify
 from warploom.schedule.model.bounds import Bounds, lower_bounds
 from warploom.schedule.model.graph import Edge, Graph, Node, UnitUse
-from warploom.schedule.model.rules import HANDBOOK_PRICES, OURS, PAPER, Prices, Rules
+from warploom.schedule.model.rules import CROSSING_PRICES, OURS, PAPER, Prices, Rules
 from warploom.schedule.model.schedule import Group, Objective, Proof, Schedule
 from warploom.schedule.model.target import GroupSpec, Target, Unit
 
 __all__ = [
-    "HANDBOOK_PRICES",
+    "CROSSING_PRICES",
     "OURS",
     "PAPER",
     "Bounds",

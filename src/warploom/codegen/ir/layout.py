@@ -4,8 +4,7 @@ A tile `[rows, cols]` lies in shared memory as panels of `width` bytes of column
 other; a panel is rows x width bytes, swizzled by XOR of address bits. One TMA box writes one panel
 and one descriptor reads it, so both are derived here from the same numbers. Columns that fill no
 whole number of panels leave the last one partly unused: its box brings what lies beyond them.
-Sources: PTX ISA 9.x, "Shared Memory Matrix Layout" and "Matrix descriptor"; handbook/tiles.md 5.2,
-5.3, 5.6.
+Sources: PTX ISA 9.x, "Shared Memory Matrix Layout" and "Matrix descriptor".
 """
 
 from __future__ import annotations

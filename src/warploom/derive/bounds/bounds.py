@@ -95,7 +95,7 @@ def _piece_bounds(diagram: Diagram, capacity: float, recomputed: bool) -> list[B
 
 
 def check(diagram: Diagram, moved: float, capacity: float, recomputed: bool = False) -> Bound:
-    """The strongest bound; raises `BoundBroken` when `moved` is below it (acceptance T9)."""
+    """The strongest bound; raises `BoundBroken` when `moved` is below it."""
     best = lower_bounds(diagram, capacity, recomputed)[0]
     if moved < best.value * (1 - 1e-9):
         raise BoundBroken(

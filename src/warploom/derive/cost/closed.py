@@ -3,8 +3,8 @@
 As the stream slices go to zero each column leaves a few terms in the group sizes. For every choice
 of which groups sit at their limits (g = axis or g = 1) the rest is a small geometric program; when
 it has one term more than variables its dual has a single point, which gives α and β in closed form
-(no fitting). The law is the least of the feasible pieces, so it saturates where tiles do (handbook
-4.1, "the law holds only while 1 <= g <= a").
+(no fitting). The law is the least of the feasible pieces, so it saturates where tiles do
+(a power law holds only while 1 <= g <= a).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Two forms of each. *Symbolic*: posynomials in axis sizes and tile sizes, for closed forms and the
 geometric program. *Exact*: integers for given tiles, ragged tails and masks included; these must
-equal what `execute.Run` counts (acceptance test T7), which shares no code with this module.
+equal what `execute.Run` counts, which shares no code with this module.
 
-Formula (handbook 2.3, with the loop order made explicit): an array loaded at depth D crosses
+Formula: an array loaded at depth D crosses
 |tile| x (all trips of loops 0..D) = |array| x Π trips of the loops 0..D whose axis it lacks.
 """
 
@@ -20,7 +20,7 @@ from warploom.derive.kernel.kernel import Kernel, Loop
 
 @dataclass(frozen=True)
 class Accounting:
-    """What counts as resident (handbook trap 9: the paper leaves the score tile out).
+    """What counts as resident (the paper, 2412.03317, leaves the score tile out).
 
     `intermediates`: tiles between boxes. `statistics`: running values smaller than the widest one
     (maxima, normalisers). `buffers`: copies of each streamed input slice (2 = double buffered).

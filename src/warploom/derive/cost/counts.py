@@ -1,6 +1,6 @@
 """Exact counts: the values a tiled kernel moves, ragged tails, halos and masks included.
 
-These integers must equal what `execute.Run` counts (acceptance test T7); none of it is shared.
+These integers must equal what `execute.Run` counts; none of it is shared.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def exact_traffic(kernel: Kernel) -> int:
 
 
 def padded_traffic(kernel: Kernel) -> int:
-    """All values moved when ragged tiles are padded to full ones (handbook 2.3, first form)."""
+    """All values moved when ragged tiles are padded to full ones."""
     whole: dict[str, int] = {}
     for loop in kernel.loops:
         if loop.kind == "group" or loop.axis not in whole:

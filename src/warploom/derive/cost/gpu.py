@@ -36,7 +36,7 @@ class Gpu:
     block_bytes: float
     """Shared memory one block may ask for."""
     store_bytes: float
-    """Combined L1 and shared store of one SM (the paper's M for 'least b', handbook trap 11)."""
+    """Combined L1 and shared store of one SM (the paper's M for 'least b')."""
     register_bytes: float
     dram_rate: float
     l2_rate: float

@@ -1,6 +1,6 @@
 """Hardware-aware configuration: variables, warps per SM, clocks per pipe, what may overlap.
 
-Handbook section 6. Everything is computed from a kernel, the element types of its arrays and the
+Everything is computed from a kernel, the element types of its arrays and the
 sub-loop slices; the paper's Hopper and Ampere numbers are only in the tests.
 """
 
@@ -26,7 +26,7 @@ class Recipe:
 
     `rows`: the axis dealt to threads; `row_tile`: rows of one warp group (or warp); `dtypes`: type
     of arrays and of "accumulator"; `slices`: temporaries of the accumulate sub-loop, in values a
-    row (the d′ and d″ of the handbook); `buffers`: copies of each streamed slice.
+    row (the paper's d′ and d″); `buffers`: copies of each streamed slice.
     """
 
     rows: str
@@ -70,7 +70,7 @@ class Configuration:
 
 
 def configure(kernel: Kernel, recipe: Recipe, gpu: Gpu) -> Configuration:
-    """List the variables of one thread block and how many row tiles fit (handbook 6.1, step 6).
+    """List the variables of one thread block and how many row tiles fit.
 
     N_max = (M_max - M_block)/M_group for shared memory, M_max/M_group for registers. Raises
     `InputError` when not one fits.
@@ -163,7 +163,7 @@ class PipeUse:
 
 
 def clock_table(kernel: Kernel, recipe: Recipe, gpu: Gpu) -> tuple[PipeUse, ...]:
-    """Operations of one row and one stream step by pipe (handbook 6.4).
+    """Operations of one row and one stream step by pipe.
 
     Contractions at the rate of the widest type they read; special functions with one extra for each
     correction; rescale-and-add of every wide accumulator on the ordinary lanes.
@@ -232,6 +232,6 @@ def warps_by_registers(bytes_per_thread: float, gpu: Gpu) -> int:
 
 def utilisation(tensor: float, special: float, overhead: float, exposed: float) -> float:
     """Tensor-core share of time when softmax takes `special`·(1 + overhead) clocks and `exposed`
-    tensor clocks cannot hide behind it (handbook 6.5)."""
+    tensor clocks cannot hide behind it."""
     softmax = special * (1 + overhead)
     return tensor / max(tensor, softmax + exposed)

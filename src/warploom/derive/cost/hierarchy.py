@@ -1,6 +1,6 @@
 """Several levels of memory: weighted cost, quantisation, caching, forwarding, energy, balance.
 
-Handbook section 4.2; equation and theorem numbers are the paper's (2412.03317v2). A level's weight
+Equation and theorem numbers are the paper's (2412.03317v2). A level's weight
 is seconds (or joules) per value; H*(M) = Σ_t α_t M^(-β_t) enters as (α, β) pairs.
 """
 
@@ -99,7 +99,7 @@ def energy_levels(gpu: Gpu) -> tuple[Level, ...]:
     )
 
 
-# --- balance: how much memory or reuse a machine asks for (handbook 4.1 and 5) --------------------
+# --- balance: how much memory or reuse a machine asks for -----------------------------------------
 
 
 def balance(rate_bytes: float, flops: float, dtype: str) -> float:

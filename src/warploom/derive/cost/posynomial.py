@@ -1,7 +1,7 @@
 """Posynomials: sums of positive coefficients times products of powers.
 
 Memory and transfer of a fused kernel are posynomials in the tile sizes, which is what makes their
-minimum a geometric program (handbook, section 2.3, formula [D]). Arithmetic here is a dictionary
+minimum a geometric program. Arithmetic here is a dictionary
 from exponents to coefficient: sympy is only used to print or to prove.
 """
 

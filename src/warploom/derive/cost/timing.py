@@ -1,6 +1,6 @@
 """Time of a kernel on a GPU: the slowest of its pipes and memory levels, with wave quantisation.
 
-Work that overlaps perfectly costs the maximum over pipes (handbook 4.2: the serial sum is
+Work that overlaps perfectly costs the maximum over pipes (the serial sum is
 pessimistic). It is a model for choosing sizes, calibrated by nothing; measurements live in bench/.
 """
 
@@ -38,7 +38,7 @@ tcgen05.mma m128nNk16 (N a multiple of 16); k is 32 bytes of every element type.
 """
 LINE = 128
 """Bytes of a memory line, and of a row of the widest shared-memory swizzle: what is contiguous in
-an array is loaded and stored in whole ones (handbook section 6.1, coalescing)."""
+an array is loaded and stored in whole ones, which coalesces."""
 COLUMN_CHUNK = 16
 """Columns of a tile: a fragment's, and two of them so that stores are 32-byte sectors."""
 REGISTER_SHARE = 0.8

@@ -1,8 +1,8 @@
 """The Diagram: arrays with named axes joined by boxes, in normal form (a dag, not a drawing).
 
 A box acts on its own axes (`over`) and is weaved over every other axis of its output; an input
-that lacks such an axis is broadcast along it, which is the only source of re-reading (handbook,
-section 2.1). Terms (`terms.py`) and Python formulas (`frontend.py`) both end here.
+that lacks such an axis is broadcast along it, which is the only source of re-reading.
+Terms (`terms.py`) and Python formulas (`frontend.py`) both end here.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 what a condition excludes. A new operator is one row here and nothing else.
 
 Costs: `flops` counts operations for one output element of a map; a contraction costs two for each
-product (handbook section 1); `pipe` is the functional unit that executes it (section 6.4).
+product; `pipe` is the functional unit that executes it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ REGISTERED: tuple[Registered, ...] = (
         "exp(old_0 - new_0)",
         ("sum",),
         (("v*exp(x - n)/z", "(v*exp(o - n)*exp(x - o))/z"),),
-        "FlashAttention-2, 2307.08691; handbook 2.5",
+        "FlashAttention-2, 2307.08691",
     ),
     Registered(
         "softmax-contraction, auxiliary",
@@ -58,7 +58,7 @@ REGISTERED: tuple[Registered, ...] = (
         "exp(old_0 - new_0)*old_1/new_1",
         (),
         (("v*exp(x - n)/y", "exp(o - n)*z/y*(v*exp(x - o)/z)"),),
-        "FlashAttention, 2205.14135; handbook 2.5",
+        "FlashAttention, 2205.14135",
     ),
     Registered(
         "normalised contraction",

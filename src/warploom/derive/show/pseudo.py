@@ -20,7 +20,7 @@ UNIT: dict[str, str] = {
     "none": "",
 }
 COALESCED = 128
-"""Bytes one coalesced access moves (handbook 6.1, step 4)."""
+"""Bytes one coalesced access moves."""
 
 
 def pseudocode(kernel: Kernel, hardware: bool = False, element: float = 2.0) -> str:

@@ -1,6 +1,6 @@
 """Drawing one diagram as SVG: plain, or as a kernel with its colours, partitions and costs.
 
-Conventions (handbook section 11): data flows left to right; an array is a bundle of wires, one for
+Conventions: data flows left to right; an array is a bundle of wires, one for
 each axis; a box acts on the wires that end at it, and is weaved over the wires that pass over it
 (a dot where they enter and leave). Wires in global memory are dark, wires on chip orange; where an
 array crosses, its partition labels stand (g_q: group, s_x: stream). Below each column: what it

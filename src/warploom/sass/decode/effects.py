@@ -1,7 +1,7 @@
 """Exactly which registers and predicates an instruction reads and writes.
 
-Widths come from the opcode and its modifiers (handbook table of the sm_90a forms, checked in the
-tests against nvdisasm's own live ranges). A guarded write keeps the old value where the guard is
+Widths come from the opcode and its modifiers (the tests check them against nvdisasm's own
+live ranges). A guarded write keeps the old value where the guard is
 false, so it counts as a read of its destination too.
 """
 

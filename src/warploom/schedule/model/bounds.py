@@ -3,7 +3,7 @@
 Resource bound (ResMII): max over units of ceil(sum of reserved cycles / instances).
 Recurrence bound (RecMII): max over dependence cycles of ceil(sum of delays / sum of distances),
 the smallest interval at which the edge weights delay - distance * II leave no positive cycle.
-Source: Rau, "Iterative Modulo Scheduling", MICRO-27 (1994), section 2; handbook section 6.1.
+Source: Rau, "Iterative Modulo Scheduling", MICRO-27 (1994), section 2.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class Prices:
     launched costs `warp` (24 registers, the floor of setmaxnreg, would be 24 * 32 / 64 = 12): 0,
     because the number of groups is an objective of its own, the last.
 
-    Source: handbook section 8.1 (regs // 64 + 20 per blocking edge + 1); 20 points a wait is
-    5 for each of a warp group's 4 warps.
+    In all regs // 64 + 1 a crossing value and 20 a wait: 5 for each of a warp group's 4 warps.
+    The weights are ours.
     """
 
     edge: int = 1
@@ -84,4 +84,4 @@ class Prices:
         return asdict(self)
 
 
-HANDBOOK_PRICES = Prices(local_waits=False, warp=0)
+CROSSING_PRICES = Prices(local_waits=False, warp=0)

@@ -95,7 +95,7 @@ class Target:
         """Registers a thread of each of `warp_groups` warp groups can have, summed over them.
 
         The pool is reserved at launch with one entry count for all, a multiple of 8; setmaxnreg
-        moves it between groups (PTX ISA, setmaxnreg; measured table in handbook tiles.md 5.5).
+        moves it between groups (PTX ISA, setmaxnreg).
         """
         if not self.register_pool or warp_groups == 0:
             return self.registers_per_thread * max(1, warp_groups)

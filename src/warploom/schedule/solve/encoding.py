@@ -8,7 +8,7 @@ instances) is laid down once more for each interval that it lasts. The model is 
 common shift, so the phase of one anchor operation is 0. II is a number or, to prove a bound over
 many, a variable.
 
-Sources: the constraints are the paper's (handbook section 6.5); the form is ours.
+Sources: the constraints are the paper's (Soi et al., arXiv 2512.18134); the form is ours.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ group whose members are known, let `standing` be those words. Two other values t
 beside them and each other never overlap, so their lifetimes are a unit of their own.
 
 The limit at births (`encoding_groups`) says the same, but only once all times are nearly fixed;
-said as a no-overlap it refutes intervals at once: one group for the handbook's graph B is refuted
-below 2432 cycles without search, and up to 2650 in seconds.
+said as a no-overlap it refutes intervals at once: one group for attention in two sub-tiles (graph
+B of the tests) is refuted below 2432 cycles without search, and up to 2650 in seconds.
 
 *requires*  lifetimes, and a group for every value: pinned, or the only one that fits
 *before -> after*  the register limit stated at births -> and as no-overlap of the widest values

@@ -1,7 +1,7 @@
 """The constraint model, part 2: warp groups, hand-offs, blocking waits, registers.
 
 One Boolean per operation and group on offer; whether two operations share a group is a literal
-channelled to those. Names in capitals are the paper's (handbook section 6.5).
+channelled to those. Names in capitals are the paper's (arXiv 2512.18134).
 """
 
 from __future__ import annotations
