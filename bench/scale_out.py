@@ -1,7 +1,7 @@
 """Claim `scale-out`: one interface over one GPU and over all GPUs of a host.
 
-    python bench/scale_out.py [--data DIR] [--kernel softmax] [--count 256] [--merge ROWS.json]
-    python bench/scale_out.py --dry-run                 (processes and the timing model, no GPU)
+    python -m bench.scale_out [--data DIR] [--kernel softmax] [--count 256] [--merge ROWS.json]
+    python -m bench.scale_out --dry-run                 (processes and the timing model, no GPU)
 
 Stored schedules (see bench/timing_model.py) are measured on one GPU, on all, and on all again
 while one measuring process is killed: rates, scores, and what the kill cost. Then one search plays
@@ -209,7 +209,7 @@ def merge(source: Path, target: Path) -> None:
 def command(row: Evidence) -> str:
     """How to make a row again, wherever its data lay."""
     kernel = row.kernel.split(",")[0]
-    return f"python bench/scale_out.py --kernel {kernel} --count {row.samples}"
+    return f"python -m bench.scale_out --kernel {kernel} --count {row.samples}"
 
 
 def main(arguments: list[str]) -> int:
@@ -255,7 +255,7 @@ def main(arguments: list[str]) -> int:
         driver=str(device["driver_version"]),
         compiler=str(schedules.about.get("compiler", "")),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=f"python bench/scale_out.py --kernel {given.kernel} --count {given.count}",
+        command=f"python -m bench.scale_out --kernel {given.kernel} --count {given.count}",
         unit="candidates/s",
         better="higher",
         ours=found["many"],

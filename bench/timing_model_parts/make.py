@@ -37,8 +37,8 @@ TRIPS: Final = {
 
 def make(folder: Path, kernels: tuple[str, ...], count: int, seed: int, longest: int) -> None:
     """Write `count` schedules of each kernel to `folder`."""
-    from triton_suite import SUITE  # noqa: PLC0415  (needs Triton, which only this step does)
-    from triton_suite.offline import compile_offline  # noqa: PLC0415
+    from bench.triton_suite import SUITE  # noqa: PLC0415  (needs Triton, which only this step does)
+    from bench.triton_suite.offline import compile_offline  # noqa: PLC0415
 
     for name in kernels:
         kernel = SUITE[name]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from timing_model_parts.make import BEST, TRIPS
+from bench.timing_model_parts.make import BEST, TRIPS
 from warploom.evidence import Evidence, write_rows
 from warploom.sass.decode.control import CONTROL_SHIFT, Control
 from warploom.sass.decode.cubin import parse
