@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.l2_replay import Level2, Moved, Walk, compulsory_bytes, dram_bytes
 from warploom import toolchain
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.launching.kernel import Kernel as Launch
-from warploom.derive.cost.cache import Level2, Moved, Walk, compulsory_bytes, dram_bytes
 from warploom.derive.formula import frontend as front
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.formula.library import formula

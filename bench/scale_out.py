@@ -26,6 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.scaling.evaluator import Backend, Event, LocalGpus, ModelTask, ScaledEvaluator
+from bench.scaling.processes import Processes
+from bench.stored_schedules import ScheduleSet
 from warploom.errors import DeviceError, WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.runtime import LocalMeasurer, MeasureSettings, Workload
@@ -39,9 +42,6 @@ from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate
 from warploom.search.play import Score
 from warploom.search.players import PLAYERS
-from warploom.search.scale import Backend, Event, LocalGpus, ModelTask, ScaledEvaluator
-from warploom.search.scale_process import Processes
-from warploom.search.schedules import ScheduleSet
 
 CLAIM = "scale-out"
 RESULTS = Path(__file__).parent / "results" / "scale_out.json"

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.explain import explain
 from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
@@ -48,7 +49,6 @@ from warploom.schedule.model.costs import CostTable, costs, target
 from warploom.schedule.published.catalogue import build
 from warploom.schedule.published.templates import pinned, template
 from warploom.schedule.refute.refute import CONFIRMED, refute, settled
-from warploom.schedule.solve.explain import explain
 from warploom.schedule.solve.solve import (
     Clock,
     Problem,

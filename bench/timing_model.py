@@ -19,9 +19,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from bench.calibration.images import build_images, write_images
 from bench.timing_model_parts import make, measure, report
 from warploom.errors import WarploomError
-from warploom.search.calibration.images import build_images, write_images
 
 RESULTS = Path(__file__).parent / "results" / "timing_model.json"
 

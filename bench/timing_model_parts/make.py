@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from bench.stored_schedules import random_schedules
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.game import Game
-from warploom.search.schedules import random_schedules
 
 # The fastest configuration of each kernel on an H200 with Triton 3.6 (bench/sass_search.py).
 BEST = {

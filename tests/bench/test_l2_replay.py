@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.derive.cases import kernel
 
 from bench import counters
-from warploom.derive.cost.cache import Level2, Walk, compulsory_bytes, dram_bytes, task_order
+from bench.l2_replay import Level2, Walk, compulsory_bytes, dram_bytes, task_order
 from warploom.derive.cost.counts import exact_transfers
 from warploom.derive.kernel.kernel import Kernel
 from warploom.errors import CheckFailed, InputError
