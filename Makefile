@@ -29,10 +29,10 @@ demo: env  ## the whole path for attention, then tune a real Triton kernel, with
 	@ls out/demo
 
 tables:  ## rewrite the README's tables from bench/results
-	$(BIN)/python bench/tables.py
+	$(BIN)/python -m bench.tables
 
 bench: env  ## measure the claims on this machine's GPU and write bench/results
-	$(BIN)/python bench/sass_search.py
+	$(BIN)/python -m bench.sass_search
 
 test: env lint unit  ## everything that needs no GPU: lint, types, import contract, tests
 

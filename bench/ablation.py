@@ -1,8 +1,8 @@
 """Claim `schedule-ablation`: one program under named and solved schedules, model beside machine.
 
-    python bench/ablation.py build              here, no GPU: cubins under out/bench/ablation
-    python bench/ablation.py run --out DIR      on the GPU machine: numerics, cycles, times, a table
-    python bench/ablation.py merge ROWS         rows of a run to bench/results, predicted anew by
+    python -m bench.ablation build              here, no GPU: cubins under out/bench/ablation
+    python -m bench.ablation run --out DIR      on the GPU machine: numerics, cycles, times, a table
+    python -m bench.ablation merge ROWS         rows of a run to bench/results, predicted anew by
                                                 the model as it stands
 
 Predicted cycles an iteration are the model's (`perf.replay`: the machine code replayed on one
@@ -18,29 +18,25 @@ import ctypes
 import json
 import math
 import statistics
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-import kernel_bench as kb  # noqa: E402
-from warploom.autosched.chosen import shallow  # noqa: E402
-from warploom.autosched.schedules import NAMES, schedule_named  # noqa: E402
-from warploom.autosched.solve import Search  # noqa: E402
-from warploom.codegen.compile.build import Built, build, compile_source  # noqa: E402
-from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings  # noqa: E402
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel  # noqa: E402
-from warploom.errors import WarploomError  # noqa: E402
-from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
-from warploom.kernels.attention import program as attention_kernel  # noqa: E402
-from warploom.kernels.gemm import program as gemm_kernel  # noqa: E402
-from warploom.perf.predict import predict  # noqa: E402
-from warploom.perf.replay import replay  # noqa: E402
-from warploom.tile import Program  # noqa: E402
+from bench import kernel_bench as kb
+from warploom.autosched.chosen import shallow
+from warploom.autosched.schedules import NAMES, schedule_named
+from warploom.autosched.solve import Search
+from warploom.codegen.compile.build import Built, build, compile_source
+from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.launching.kernel import Kernel
+from warploom.errors import WarploomError
+from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.attention import program as attention_kernel
+from warploom.kernels.gemm import program as gemm_kernel
+from warploom.perf.predict import predict
+from warploom.perf.replay import replay
+from warploom.tile import Program
 
 FOLDER = kb.ROOT / "out" / "bench" / "ablation"
 SEARCH = Search(seconds=15.0)
@@ -317,7 +313,7 @@ def main() -> None:
         kb.work(case, args)
         return
     names = [f"{title} {size}" for title, it in CASES.items() for size in it.sizes]
-    results = kb.run_workers(str(Path(__file__)), args, [n for n in names if args.only in n])
+    results = kb.run_workers("bench.ablation", args, [n for n in names if args.only in n])
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "ablation_raw.json").write_text(json.dumps(results))
     _report(args.out, results)
@@ -358,7 +354,7 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
                     env["driver"],
                     Built.read(_folder(result["title"], name, False)).resources.compiler,
                     env["date"],
-                    "python bench/ablation.py run",
+                    "python -m bench.ablation run",
                     "ms",
                     "lower",
                     middle[name],

@@ -1,8 +1,8 @@
 """Variants of attention: numerics, and times that `bench/fit_attention.py` fits the chooser to.
 
-    python bench/attention.py build              here, no GPU: cubins under out/bench/attention
-    python bench/attention.py run --out DIR      on the GPU machine: numerics, timing, a table
-    python bench/attention.py merge FILE...      evidence of runs into bench/results
+    python -m bench.attention build              here, no GPU: cubins under out/bench/attention
+    python -m bench.attention run --out DIR      on the GPU machine: numerics, timing, a table
+    python -m bench.attention merge FILE...      evidence of runs into bench/results
 
 What a user gets is measured by `bench/attention_sitting.py`. Here every variant of a shape runs in
 one process; a row's ratio is to the best baseline of that row.
@@ -14,16 +14,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-import kernel_bench as kb  # noqa: E402
-from attention_baselines import baselines_of, usable  # noqa: E402
-from attention_cases import (  # noqa: E402
+from bench import kernel_bench as kb
+from bench.attention_baselines import baselines_of, usable
+from bench.attention_cases import (
     CHECKED,
     LENGTHS,
     PACKED,
@@ -33,12 +29,12 @@ from attention_cases import (  # noqa: E402
     pack,
     reshape_scores,
 )
-from warploom.codegen.compile.build import Built, build  # noqa: E402
-from warploom.codegen.ir.plan import KernelSchedule  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel  # noqa: E402
-from warploom.errors import WarploomError  # noqa: E402
-from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.choices import choose_attention  # noqa: E402
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.launching.kernel import Kernel
+from warploom.errors import WarploomError
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.choices import choose_attention
 
 
 def schedule_of(name: str) -> KernelSchedule:
@@ -258,12 +254,12 @@ def main() -> None:
             names += [f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in LENGTHS[:4]]
         names = [n for n in names if any(o in n for o in args.only.split(","))]
         checks = [name for name in names if name.startswith("check")]
-        results = kb.run_workers(str(Path(__file__)), args, checks)
+        results = kb.run_workers("bench.attention", args, checks)
         failed = json.loads(os.environ.get(WITHOUT, "[]"))
         failed += [r["name"].removeprefix("check ") for r in results if not r.get("ok")]
         os.environ[WITHOUT] = json.dumps(failed)
         timed = [name for name in names if not name.startswith("check")]
-        results += kb.run_workers(str(Path(__file__)), args, timed)
+        results += kb.run_workers("bench.attention", args, timed)
         folder = FOLDER / "plain"
         kb.report(args.out, "attention-forward", results, lambda n: Built.read(folder / kb.slug(n)))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attention_cases import FA4
+from bench.attention_cases import FA4
 from warploom.kernels.attention.program import AttentionConfig
 
 Pick = Callable[[], dict[str, Any]]

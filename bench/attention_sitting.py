@@ -1,10 +1,10 @@
 """Claims `attention-forward` and `attention-alone`: what a user gets, in sittings beside libraries.
 
-    python bench/attention_sitting.py build               here, no GPU: cubins, out/bench/sitting
-    python bench/attention_sitting.py sit --dry           here: would every case run
-    python bench/attention_sitting.py prepare             on the GPU machine: libraries compile
-    python bench/attention_sitting.py sit --name one      there: a sitting, three at least
-    python bench/attention_sitting.py merge FILE...       sittings into bench/results
+    python -m bench.attention_sitting build               here, no GPU: cubins, out/bench/sitting
+    python -m bench.attention_sitting sit --dry           here: would every case run
+    python -m bench.attention_sitting prepare             on the GPU machine: libraries compile
+    python -m bench.attention_sitting sit --name one      there: a sitting, three at least
+    python -m bench.attention_sitting merge FILE...       sittings into bench/results
 
 `bench/sitting.py` says what a sitting is. A case's kernel is what the chooser takes for its shape.
 `sit --front-door "CASE=FOLDER"` times what `warploom optimize` built into FOLDER beside it.
@@ -27,22 +27,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-import attention as base  # noqa: E402
-import attention_cases as cases  # noqa: E402
-import kernel_bench as kb  # noqa: E402
-import sitting as st  # noqa: E402
-from attention_baselines import Lifted, baselines_of, usable  # noqa: E402
-from warploom.codegen.compile.build import Built, build  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel  # noqa: E402
-from warploom.errors import InputError  # noqa: E402
-from warploom.evidence import write_rows  # noqa: E402
-from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.attention.reference import task_table  # noqa: E402
-from warploom.kernels.choices import AttentionChoice, choose_attention  # noqa: E402
-from warploom.tile import BF16, E4M3  # noqa: E402
+from bench import attention as base
+from bench import attention_cases as cases
+from bench import kernel_bench as kb
+from bench import sitting as st
+from bench.attention_baselines import Lifted, baselines_of, usable
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.launching.kernel import Kernel
+from warploom.errors import InputError
+from warploom.evidence import write_rows
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.reference import task_table
+from warploom.kernels.choices import AttentionChoice, choose_attention
+from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"
 RESULTS = kb.ROOT / "bench" / "results"
@@ -152,7 +149,7 @@ def kernel_table() -> dict[str, dict[str, Any]]:
     """What `build` wrote: a case's kernel folder, its variant and tile."""
     path = FOLDER / "cases.json"
     if not path.is_file():
-        raise InputError(f"{path}: not there; run `python bench/attention_sitting.py build`")
+        raise InputError(f"{path}: not there; run `python -m bench.attention_sitting build`")
     return json.loads(path.read_text())
 
 
@@ -331,7 +328,7 @@ def _prepare(args: argparse.Namespace, names: list[str]) -> int:
 
     def one(item: tuple[int, str]) -> list[dict[str, Any]]:
         kept = f"prepare-{item[0]}.jsonl"
-        return kb.run_workers(str(Path(__file__)), args, [item[1]], kept, st.options_of(args))
+        return kb.run_workers("bench.attention_sitting", args, [item[1]], kept, st.options_of(args))
 
     with ThreadPoolExecutor(8) as pool:
         found = [r for part in pool.map(one, enumerate(kinds.values())) for r in part]
@@ -371,7 +368,11 @@ def main() -> int:
     if args.mode == "worker":
         kb.work(lambda name, rounds: sit(name, rounds, args), args)
         return 0
-    return _prepare(args, names) if args.mode == "prepare" else st.sit(__file__, args, names)
+    return (
+        _prepare(args, names)
+        if args.mode == "prepare"
+        else st.sit("bench.attention_sitting", args, names)
+    )
 
 
 if __name__ == "__main__":

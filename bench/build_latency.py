@@ -1,6 +1,6 @@
 """Claim `build-latency`: seconds from a kernel's trace to its cubin, on a CPU.
 
-    nice -n -10 python bench/build_latency.py --rounds 7 --out bench/results/build_latency.json
+    nice -n -10 python -m bench.build_latency --rounds 7 --out bench/results/build_latency.json
 
 Each sample is a process of its own with an empty cache: tracing, the schedule (for `solve` with the
 import of OR-Tools), code and compiler; then the same build again, which the cache answers. `solve`
@@ -23,10 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
-
-from warploom.evidence import Evidence, write_rows  # noqa: E402
+from warploom.evidence import Evidence, write_rows
 
 TARGETS = {"cold": 3.0, "cached": 0.05}  # seconds
 FIRST = "solve+first"
@@ -71,7 +68,7 @@ def _processor() -> float:
 def _run(case: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, __file__, "--sample", case],
+            [sys.executable, "-m", "bench.build_latency", "--sample", case],
             env={**os.environ, "WARPLOOM_CACHE": folder},
             capture_output=True,
             text=True,
@@ -96,7 +93,7 @@ def _rows(case: str, samples: list[dict[str, float]]) -> list[Evidence]:
                 "",
                 str(samples[0]["compiler"]),
                 time.strftime("%Y-%m-%d"),
-                "nice -n -10 python bench/build_latency.py",
+                "nice -n -10 python -m bench.build_latency",
                 "s",
                 "lower",
                 round(middle, 4),

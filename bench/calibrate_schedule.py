@@ -1,8 +1,8 @@
 """Measure what the scheduling cost table needs, on a Hopper GPU, in cycles of the SM's own clock.
 
-    python bench/calibrate_schedule.py --build cal.cubin           compile (no GPU; nvcc >= 13.3)
-    python bench/calibrate_schedule.py --cubin cal.cubin --out m.json      measure (H100 / H200)
-    python bench/calibrate_schedule.py --fit m.json                costs as TOML, with provenance
+    python -m bench.calibrate_schedule --build cal.cubin           compile (no GPU; nvcc >= 13.3)
+    python -m bench.calibrate_schedule --cubin cal.cubin --out m.json      measure (H100 / H200)
+    python -m bench.calibrate_schedule --fit m.json                costs as TOML, with provenance
 
 Each section runs in a process of its own with a time limit, so one that fails costs only itself.
 The kernels are in bench/calibrate_kernels.py. Raw figures go to --out; the fit of the published
@@ -22,13 +22,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-from calibrate_kernels import BATCHES, COLUMNS, LANE_OPS, STUCK, TILE_OPS, source  # noqa: E402
-from warploom.errors import CheckFailed, InputError  # noqa: E402
-from warploom.files import write_text_atomically  # noqa: E402
-from warploom.toolchain import find  # noqa: E402
+from bench.calibrate_kernels import BATCHES, COLUMNS, LANE_OPS, STUCK, TILE_OPS, source
+from warploom.errors import CheckFailed, InputError
+from warploom.files import write_text_atomically
+from warploom.toolchain import find
 
 WORDS = 1 << 16
 SECTION_SECONDS = 40
@@ -281,7 +278,15 @@ def measure(cubin: Path, out: Path) -> bool:
     found: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     failed: dict[str, str] = {}
     for name in SECTIONS:
-        command = [sys.executable, __file__, "--cubin", str(cubin), "--section", name]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.calibrate_schedule",
+            "--cubin",
+            str(cubin),
+            "--section",
+            name,
+        ]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=SECTION_SECONDS, check=False
@@ -310,7 +315,7 @@ def main() -> int:
         build(given.build)
         return 0
     if given.fit:
-        from calibrate_fit import report  # noqa: PLC0415
+        from bench.calibrate_fit import report  # noqa: PLC0415
 
         print(report(json.loads(given.fit.read_text())))
         return 0

@@ -1,7 +1,7 @@
 """What a warp group's arithmetic loses beside another group's matmuls, and the matmuls beside it.
 
-    python bench/contention.py build contention.cubin             no GPU
-    python bench/contention.py run contention.cubin --out m.json  on a Hopper GPU
+    python -m bench.contention build contention.cubin             no GPU
+    python -m bench.contention run contention.cubin --out m.json  on a Hopper GPU
 
 Warp group 0 keeps batches of 16 wgmma m64n128k16 going (A from shared memory or registers), each
 waited for, until group 1 has done `reps` tile operations of 64 x 128
@@ -12,18 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-from calibrate_kernels import HEADER, TILE_OPS  # noqa: E402
-from calibrate_schedule import SHARED_BASE, Bench, i32, u64  # noqa: E402
-from warploom.errors import CheckFailed  # noqa: E402
-from warploom.toolchain import find  # noqa: E402
+from bench.calibrate_kernels import HEADER, TILE_OPS
+from bench.calibrate_schedule import SHARED_BASE, Bench, i32, u64
+from warploom.errors import CheckFailed
+from warploom.toolchain import find
 
 COLUMNS = 128
 BATCH = 16

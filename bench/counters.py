@@ -1,9 +1,9 @@
 """Profiler counters of generated kernels beside the model's prediction.
 
-    python bench/counters.py build             here, no GPU: cubins under out/bench/counters
-    python bench/counters.py predict           here: what the model says of every case
-    python bench/counters.py run --out DIR     on the GPU machine: ncu over a worker, counters.json
-    python bench/counters.py evidence FILE.json    prediction beside counters, as evidence rows
+    python -m bench.counters build             here, no GPU: cubins under out/bench/counters
+    python -m bench.counters predict           here: what the model says of every case
+    python -m bench.counters run --out DIR     on the GPU machine: ncu over a worker, counters.json
+    python -m bench.counters evidence FILE.json    prediction beside counters, as evidence rows
 
 Cases are matrix products and attention as the codegen floor emits them, in several shapes and task
 orders. Probes come first: kernels of known traffic that show how much of L2 a scan by all SMs, a
@@ -26,26 +26,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
+from bench.l2_replay import Level2, Moved, Walk, compulsory_bytes, dram_bytes
+from warploom import toolchain
+from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.launching.kernel import Kernel as Launch
+from warploom.derive.formula import frontend as front
+from warploom.derive.formula.graph import Diagram
+from warploom.derive.formula.library import formula
+from warploom.derive.kernel.kernel import Kernel, Loop
+from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.lemmas.cascade import Refusal
+from warploom.errors import CheckFailed, InputError
+from warploom.evidence import Evidence, write_rows
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.runtime.bindings import import_binding
 
-from warploom import toolchain  # noqa: E402
-from warploom.autosched.named import multistage, overlapped  # noqa: E402
-from warploom.codegen.compile.build import Built, build  # noqa: E402
-from warploom.codegen.ir.plan import LaunchPlan  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel as Launch  # noqa: E402
-from warploom.derive.cost.cache import Level2, Moved, Walk, compulsory_bytes, dram_bytes  # noqa: E402
-from warploom.derive.formula import frontend as front  # noqa: E402
-from warploom.derive.formula.graph import Diagram  # noqa: E402
-from warploom.derive.formula.library import formula  # noqa: E402
-from warploom.derive.kernel.kernel import Kernel, Loop  # noqa: E402
-from warploom.derive.kernel.legal import make_kernel  # noqa: E402
-from warploom.derive.lemmas.cascade import Refusal  # noqa: E402
-from warploom.errors import CheckFailed, InputError  # noqa: E402
-from warploom.evidence import Evidence, write_rows  # noqa: E402
-from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.gemm.program import GemmConfig, gemm  # noqa: E402
-from warploom.runtime.bindings import import_binding  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 FOLDER = ROOT / "out" / "bench" / "counters"
 SMS = 132
@@ -384,7 +383,8 @@ def _profile(tool: str, metrics: list[str], log: Path, labels: Path) -> None:
     options = ["--clock-control", "none", "--cache-control", "all", "--csv", "--page", "raw"]
     options += ["--print-units", "base", "--log-file", str(log), "--force-overwrite"]
     options += ["--kernel-name", "regex:^(gemm|attention|probe_.*)$", "--metrics"]
-    command = [tool, *options, ",".join(metrics), sys.executable, str(Path(__file__)), "worker"]
+    command = [tool, *options, ",".join(metrics)]
+    command += [sys.executable, "-m", "bench.counters", "worker"]
     done = subprocess.run([*command, str(labels)], check=False, capture_output=True, text=True)
     print(done.stdout[-1500:], done.stderr[-1500:])
 
@@ -450,7 +450,7 @@ def compare(path: Path, level: Level2) -> list[Evidence]:
                 "",
                 "",
                 data["date"],
-                "python bench/counters.py evidence bench/results/raw/counters-h200.json",
+                "python -m bench.counters evidence bench/results/raw/counters-h200.json",
                 "B",
                 "lower",
                 moved.dram,

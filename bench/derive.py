@@ -1,4 +1,4 @@
-"""Evidence for the diagram floor: `python bench/derive.py` writes bench/results/derive.json.
+"""Evidence for the diagram floor: `python -m bench.derive` writes bench/results/derive.json.
 
 Rows: seconds from the formula to FlashAttention in a fresh process, with lemmas searched for and
 registered; percent of a proven bound of each derivation; values moved by execution against the
@@ -31,7 +31,7 @@ from warploom.evidence import Evidence, write_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = 116224
-COMMAND = "python bench/derive.py"
+COMMAND = "python -m bench.derive"
 DERIVED = (
     "attention",
     "spherical",

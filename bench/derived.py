@@ -1,8 +1,8 @@
 """Kernels nobody wrote: derived from a formula, compiled, run and measured beside the model.
 
-    python bench/derived.py build            here, no GPU: derive for an H200 and compile
-    python bench/derived.py run --out DIR    on the GPU machine: errors, times, ncu's DRAM bytes
-    python bench/derived.py evidence FILE    model beside measurement, as evidence rows
+    python -m bench.derived build            here, no GPU: derive for an H200 and compile
+    python -m bench.derived run --out DIR    on the GPU machine: errors, times, ncu's DRAM bytes
+    python -m bench.derived evidence FILE    model beside measurement, as evidence rows
 
 `run` needs torch and ncu only: out/bench/derived/cases.json says what to launch. Every result is
 compared with torch in float32 on the same bf16 inputs. Times are medians of CUDA events around all
@@ -25,13 +25,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
+from warploom.codegen.compile.build import Built
+from warploom.codegen.launching.kernel import Kernel as Launch
+from warploom.errors import CheckFailed
+from warploom.evidence import Evidence, write_rows
 
-from warploom.codegen.compile.build import Built  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel as Launch  # noqa: E402
-from warploom.errors import CheckFailed  # noqa: E402
-from warploom.evidence import Evidence, write_rows  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 FOLDER = ROOT / "out" / "bench" / "derived"
 DTYPE = "bf16"
@@ -200,7 +199,8 @@ def run(out: Path) -> None:
         return
     command = [tool, "--cache-control", "all", "--clock-control", "none", "--csv", "--page", "raw"]
     command += ["--print-units", "base", "--metrics", ",".join(METRICS)]
-    command += ["--kernel-name", "regex:^region_.*$", sys.executable, str(Path(__file__)), "worker"]
+    command += ["--kernel-name", "regex:^region_.*$"]
+    command += [sys.executable, "-m", "bench.derived", "worker"]
     done = subprocess.run(
         [*command, "--out", str(out)], check=False, capture_output=True, text=True
     )
@@ -259,7 +259,7 @@ def rows_of(path: Path) -> list[Evidence]:
                 "",
                 "",
                 data["date"],
-                "python bench/derived.py run",
+                "python -m bench.derived run",
                 "us",
                 "lower",
                 1e6 * seconds,

@@ -1,7 +1,7 @@
 """Fit the constants of the attention time model to measured rows, and say how honest the fit is.
 
-    python bench/fit_attention.py             fit to bench/results, print, write the constants
-    python bench/fit_attention.py --check     print only
+    python -m bench.fit_attention             fit to bench/results, print, write the constants
+    python -m bench.fit_attention --check     print only
 
 Two constants a variant, kind of mask and head size: least squares of relative errors, none below
 zero. Leave one out: for each measured length the constants are fitted without its rows, the model
@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-from attention_cases import PACKED  # noqa: E402
-from warploom.evidence import read_rows  # noqa: E402
-from warploom.kernels.attention.choose import (  # noqa: E402
+from bench.attention_cases import PACKED
+from warploom.evidence import read_rows
+from warploom.kernels.attention.choose import (
     ATTENTION_CHOICES,
     CONSTANTS_FILE,
     START,
     kind_of,
     microseconds,
 )
-from warploom.kernels.attention.program import AttentionConfig  # noqa: E402
-from warploom.tile import BF16, E4M3  # noqa: E402
+from warploom.kernels.attention.program import AttentionConfig
+from warploom.tile import BF16, E4M3
+
+ROOT = Path(__file__).resolve().parent.parent
 
 RESULTS = ROOT / "bench" / "results" / "attention_variants.json"
 TOKENS, WIDTH = 16384, 2048  # batch * length and heads * head size of the measured shapes

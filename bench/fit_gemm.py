@@ -1,7 +1,7 @@
 """Fit the constants of the GEMM time model to measured rows, and say how honest the fit is.
 
-    python bench/fit_gemm.py             fit to bench/results/gemm.json, print, write the constants
-    python bench/fit_gemm.py --check     print only
+    python -m bench.fit_gemm             fit to bench/results/gemm.json, print, write the constants
+    python -m bench.fit_gemm --check     print only
 
 Leave one out: for each measured shape the constants are fitted without its rows, the model picks a
 variant, and the loss of that pick against the best variant measured there is reported.
@@ -13,16 +13,12 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-from warploom.evidence import read_rows  # noqa: E402
-from warploom.kernels.gemm.choose import (  # noqa: E402
+from warploom.evidence import read_rows
+from warploom.kernels.gemm.choose import (
     CONSTANTS_FILE,
     GEMM_CHOICES,
     TRANSPOSED,
@@ -30,8 +26,10 @@ from warploom.kernels.gemm.choose import (  # noqa: E402
     GemmChoice,
     preferred,
 )
-from warploom.kernels.gemm.program import GemmConfig  # noqa: E402
-from warploom.tile import BF16, E4M3  # noqa: E402
+from warploom.kernels.gemm.program import GemmConfig
+from warploom.tile import BF16, E4M3
+
+ROOT = Path(__file__).resolve().parent.parent
 
 RESULTS = ROOT / "bench" / "results" / "gemm.json"
 # Where the search begins: microseconds, rows of 128 B a microsecond, bytes a microsecond.

@@ -1,8 +1,8 @@
 """Claim `gemm`: matrix multiply beside cuBLAS, torch._scaled_mm and Triton, on random data.
 
-    python bench/gemm.py build              here, no GPU: cubins under out/bench/gemm
-    python bench/gemm.py run --out DIR      on the GPU machine: numerics, then timing, then a table
-    python bench/gemm.py merge FILE...      evidence of runs into bench/results/gemm.json, which
+    python -m bench.gemm build              here, no GPU: cubins under out/bench/gemm
+    python -m bench.gemm run --out DIR      on the GPU machine: numerics, then timing, then a table
+    python -m bench.gemm merge FILE...      evidence of runs into bench/results/gemm.json, which
                                             keeps the rows of variants that there are
 
 Numerics compare with float64 (small shapes) or with float32 products of sampled rows (large ones),
@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-import kernel_bench as kb  # noqa: E402
-from gemm_cases import (  # noqa: E402
+from bench import kernel_bench as kb
+from bench.gemm_cases import (
     CHECKED,
     OTHERS,
     SHAPES,
@@ -33,10 +29,10 @@ from gemm_cases import (  # noqa: E402
     expected,
     operands,
 )
-from warploom.codegen.compile.build import Built  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel  # noqa: E402
-from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
-from warploom.kernels.gemm.program import GemmConfig  # noqa: E402
+from warploom.codegen.compile.build import Built
+from warploom.codegen.launching.kernel import Kernel
+from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.gemm.program import GemmConfig
 
 FOLDER = kb.ROOT / "out" / "bench" / "gemm"
 RESULTS = kb.ROOT / "bench" / "results" / "gemm.json"
@@ -165,7 +161,7 @@ def baselines(torch: Any, what: str) -> dict[str, Call]:
 
 def triton(torch: Any) -> dict[str, Call]:
     """The suite's own Triton kernel under its strongest configurations."""
-    kernel = importlib.import_module("triton_suite.gemm_leaky_relu").KERNEL
+    kernel = importlib.import_module("bench.triton_suite.gemm_leaky_relu").KERNEL
     calls: dict[str, Call] = {}
     for config in kernel.configs:
         if config.name not in TRITON:
@@ -313,7 +309,7 @@ def main() -> None:
                 f"{what} {m}x{n}x{k}" for what, (_, shapes) in OTHERS.items() for m, n, k in shapes
             ]
         names = [n for n in names if any(o in n for o in args.only.split(","))]
-        results = kb.run_workers(str(Path(__file__)), args, names)
+        results = kb.run_workers("bench.gemm", args, names)
         folder = FOLDER / "plain"
         kb.report(args.out, "gemm", results, lambda n: Built.read(folder / kb.slug(n)))
 

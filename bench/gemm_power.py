@@ -1,7 +1,7 @@
 """Claim `gemm-power`: GEMM variants that run alone for a while, at the power limit.
 
-    python bench/gemm_power.py run --out DIR     on the GPU machine, after `bench/gemm.py build`
-    python bench/gemm_power.py merge FILE...     evidence of runs into bench/results/gemm_power.json
+    python -m bench.gemm_power run --out DIR     on the GPU machine, after `bench/gemm.py build`
+    python -m bench.gemm_power merge FILE...     evidence of runs into bench/results/gemm_power.json
 
 `bench/gemm.py` takes short samples of many candidates in turn, under one clock: it compares
 cycles. A GPU at its power limit gives a kernel that runs alone the clock which its energy for a
@@ -20,13 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-import gemm as base  # noqa: E402
-import gemm_cases as cases  # noqa: E402
-import kernel_bench as kb  # noqa: E402
-from sitting import (  # noqa: E402
+from bench import gemm as base
+from bench import gemm_cases as cases
+from bench import kernel_bench as kb
+from bench.sitting import (
     CYCLE_FLOPS,
     POWER_CAP,
     SMS,
@@ -35,8 +32,10 @@ from sitting import (  # noqa: E402
     Reading,
     settled,
 )
-from warploom.codegen.compile.build import Built  # noqa: E402
-from warploom.evidence import Evidence, write_rows  # noqa: E402
+from warploom.codegen.compile.build import Built
+from warploom.evidence import Evidence, write_rows
+
+ROOT = Path(__file__).resolve().parent.parent
 
 RESULTS = ROOT / "bench" / "results" / "gemm_power.json"
 SETTLE, MEASURED = 0.2, 0.35  # seconds of each candidate, not counted and counted
@@ -183,9 +182,9 @@ def main() -> None:
         kb.merge(RESULTS, args.files, args.fresh)
     elif args.mode == "run":
         names = [name for name in CASES if any(o in name for o in args.only.split(","))]
-        report(args.out, kb.run_workers(str(Path(sys.argv[0]).resolve()), args, names))
+        report(args.out, kb.run_workers("bench.gemm_power", args, names))
     else:
-        sys.exit("build with: python bench/gemm.py build")
+        sys.exit("build with: python -m bench.gemm build")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the power of a GEMM at the GPU's limit goes to, from the rows of `gemm_power.json`.
 
-    python bench/gemm_shares.py            fit, print shares and what they bound
+    python -m bench.gemm_shares            fit, print shares and what they bound
 
 Energy a FLOP is the limit over the rate of a variant that runs alone. Variants of one shape differ
 in three things that can be counted: operands that wgmma reads from shared memory, rows that blocks
@@ -11,20 +11,18 @@ variants gives what each costs, and what is left for the multiplies themselves.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
+from bench import gemm_cases as cases
+from warploom.evidence import Evidence, read_rows
+from warploom.kernels.gemm.program import GemmConfig
+from warploom.kernels.gemm.variant import SMS, Constants, GemmChoice
 
-import gemm_cases as cases  # noqa: E402
-from warploom.evidence import Evidence, read_rows  # noqa: E402
-from warploom.kernels.gemm.program import GemmConfig  # noqa: E402
-from warploom.kernels.gemm.variant import SMS, Constants, GemmChoice  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 RESULTS = ROOT / "bench" / "results" / "gemm_power.json"
 SHAPE = 16384

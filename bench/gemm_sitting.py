@@ -1,9 +1,9 @@
 """Claim `gemm-sittings`: the GEMM a user gets for a shape, in sittings beside the libraries.
 
-    python bench/gemm_sitting.py build              here, no GPU: cubins under out/bench/gemm
-    python bench/gemm_sitting.py sit --dry          here: would every case run
-    python bench/gemm_sitting.py sit --name one     on the GPU machine: a sitting, three at least
-    python bench/gemm_sitting.py merge FILE...      sittings into bench/results/gemm_sittings.json
+    python -m bench.gemm_sitting build              here, no GPU: cubins under out/bench/gemm
+    python -m bench.gemm_sitting sit --dry          here: would every case run
+    python -m bench.gemm_sitting sit --name one     on the GPU machine: a sitting, three at least
+    python -m bench.gemm_sitting merge FILE...      sittings into bench/results/gemm_sittings.json
 
 `bench/sitting.py` says what a sitting is, `bench/gemm.py` what a case is. The variants that the
 chooser is fitted to stand in `gemm.json`. Operations: 2 m n k, of every product of a batch.
@@ -18,16 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-import gemm as base  # noqa: E402
-import gemm_cases as cases  # noqa: E402
-import kernel_bench as kb  # noqa: E402
-import sitting as st  # noqa: E402
-from warploom.codegen.compile.build import Built  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel  # noqa: E402
-from warploom.evidence import write_rows  # noqa: E402
+from bench import gemm as base
+from bench import gemm_cases as cases
+from bench import kernel_bench as kb
+from bench import sitting as st
+from warploom.codegen.compile.build import Built
+from warploom.codegen.launching.kernel import Kernel
+from warploom.evidence import write_rows
 
 RESULTS = kb.ROOT / "bench" / "results" / "gemm_sittings.json"
 PLAIN = base.FOLDER / "plain"
@@ -165,7 +162,7 @@ def main() -> int:
     elif args.mode == "worker":
         kb.work(lambda name, rounds: sit(name, rounds, args), args)
     else:
-        return st.sit(__file__, args, names)
+        return st.sit("bench.gemm_sitting", args, names)
     return 0
 
 

@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
+from warploom.errors import InputError
+from warploom.evidence import Evidence, read_rows, write_rows
 
-from warploom.errors import InputError  # noqa: E402
-from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 # Seconds without a word before a worker counts as hung: FlashAttention-4 compiles on first use.
 SILENCE = 75.0
@@ -55,11 +54,12 @@ def load_torch() -> Any:
 
 def command_line() -> str:
     """What this process was started with, for the rows it writes."""
-    return shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]])
+    module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("").parts
+    return shlex.join(["python", "-m", ".".join(module), *sys.argv[1:]])
 
 
 def run_workers(
-    script: str,
+    module: str,
     args: argparse.Namespace,
     names: Sequence[str],
     kept: str = "cases.jsonl",
@@ -75,7 +75,7 @@ def run_workers(
     left = list(names)
     while left:
         line: dict[str, Any] = {}
-        for line in _worker(script, args, left, options):
+        for line in _worker(module, args, left, options):
             results[line["name"]] = line
             left.remove(line["name"])
             print(json.dumps(line)[:1500], flush=True)
@@ -90,11 +90,12 @@ def run_workers(
 
 
 def _worker(
-    script: str, args: argparse.Namespace, names: Sequence[str], options: Sequence[str]
+    module: str, args: argparse.Namespace, names: Sequence[str], options: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     command = [
         sys.executable,
-        script,
+        "-m",
+        module,
         "worker",
         "--rounds",
         str(args.rounds),

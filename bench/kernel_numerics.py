@@ -1,9 +1,9 @@
 """Numerics of the kernel families beside cuBLAS, cuDNN and FlashAttention-4, against float64.
 
-    python bench/kernel_numerics.py build            here, no GPU: attention cubins under
+    python -m bench.kernel_numerics build            here, no GPU: attention cubins under
                                                      out/bench/numerics (GEMM: bench/gemm.py build)
-    python bench/kernel_numerics.py run --out DIR    on the GPU machine (--only attention: no GEMM)
-    python bench/kernel_numerics.py merge FILE...    rows into bench/results/numerics.json
+    python -m bench.kernel_numerics run --out DIR    on the GPU machine (--only attention: no GEMM)
+    python -m bench.kernel_numerics merge FILE...    rows into bench/results/numerics.json
                                                      (--fresh: the only ones of their claims)
 
 A row is one kernel on one pattern of inputs: relative error ||x - ref|| / ||ref|| over the elements
@@ -18,25 +18,21 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-import attention as attention_bench  # noqa: E402
-import gemm as gemm_bench  # noqa: E402
-import kernel_bench as kb  # noqa: E402
-from attention_baselines import baselines_of  # noqa: E402
-from gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of  # noqa: E402
-from warploom.codegen.compile.build import Built, build  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel  # noqa: E402
-from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
-from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.choices import (  # noqa: E402
+from bench import attention as attention_bench
+from bench import gemm as gemm_bench
+from bench import kernel_bench as kb
+from bench.attention_baselines import baselines_of
+from bench.gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.launching.kernel import Kernel
+from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.choices import (
     ATTENTION_CHOICES,
     AttentionChoice,
     choose_attention,
@@ -376,7 +372,7 @@ def _evidence(env: dict[str, str], what: str, which: str, row: Values) -> Eviden
         env["driver"],
         Built.read(folder).resources.compiler,
         env["date"],
-        "python bench/kernel_numerics.py run",
+        "python -m bench.kernel_numerics run",
         "relative error",
         "lower",
         error,
@@ -408,7 +404,7 @@ def main() -> None:
         wished = args.only.split(",")
         names = [*(f"gemm {n}" for n in GEMMS), *(f"attention {n}" for n in ATTENTIONS)]
         results = kb.run_workers(
-            str(Path(__file__)), args, [n for n in names if any(o in n for o in wished)]
+            "bench.kernel_numerics", args, [n for n in names if any(o in n for o in wished)]
         )
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "numerics_raw.json").write_text(json.dumps(results, indent=1))

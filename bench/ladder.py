@@ -1,8 +1,8 @@
 """Claim `ladder`: one tile program from naive to peak, a step at a time.
 
-    python bench/ladder.py build              here, no GPU: cubins under out/bench/ladder
-    python bench/ladder.py run --out DIR      on the GPU machine: numerics, timing, a table
-    python bench/ladder.py merge FILE...      evidence of runs into bench/results/ladder.json
+    python -m bench.ladder build              here, no GPU: cubins under out/bench/ladder
+    python -m bench.ladder run --out DIR      on the GPU machine: numerics, timing, a table
+    python -m bench.ladder merge FILE...      evidence of runs into bench/results/ladder.json
 
 Every step changes one thing, and never the program's text: its tile, its schedule or its launch
 plan. docs/ladder.md says why each helps.
@@ -11,25 +11,21 @@ plan. docs/ladder.md says why each helps.
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-import attention_baselines  # noqa: E402
-import kernel_bench as kb  # noqa: E402
-from warploom.autosched.named import multistage, overlapped  # noqa: E402
-from warploom.codegen.compile.build import Built, build  # noqa: E402
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan  # noqa: E402
-from warploom.codegen.launching.kernel import Kernel  # noqa: E402
-from warploom.kernels.attention.choose import default_attention  # noqa: E402
-from warploom.kernels.attention.program import AttentionConfig, attention  # noqa: E402
-from warploom.kernels.gemm.choose import default_gemm  # noqa: E402
-from warploom.kernels.gemm.program import GemmConfig, gemm  # noqa: E402
-from warploom.tile import Program  # noqa: E402
+from bench import attention_baselines
+from bench import kernel_bench as kb
+from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.launching.kernel import Kernel
+from warploom.kernels.attention.choose import default_attention
+from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.choose import default_gemm
+from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.tile import Program
 
 FOLDER = kb.ROOT / "out" / "bench" / "ladder"
 RESULTS = kb.ROOT / "bench" / "results" / "ladder.json"
@@ -198,7 +194,7 @@ def main() -> None:
     elif args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
     else:
-        results = kb.run_workers(str(Path(__file__)), args, [n for n in LADDERS if args.only in n])
+        results = kb.run_workers("bench.ladder", args, [n for n in LADDERS if args.only in n])
         compiled = Built.read(_folder("gemm", DEFAULT))
         kb.report(args.out, "ladder", results, lambda _: compiled)
 

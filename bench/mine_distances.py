@@ -1,8 +1,8 @@
 """The distances `sass` takes from compiler output: build the kernels, count, cross-validate.
 
-    python bench/mine_distances.py build FOLDER            # the kernels to read, compiled
-    python bench/mine_distances.py mine  FOLDER... --sm 90 --out TABLE.json [--with OLD.json]
-    python bench/mine_distances.py check FOLDER... --sm 90 [--unseen FOLDER] [--before OLD.json]
+    python -m bench.mine_distances build FOLDER            # the kernels to read, compiled
+    python -m bench.mine_distances mine  FOLDER... --sm 90 --out TABLE.json [--with OLD.json]
+    python -m bench.mine_distances check FOLDER... --sm 90 [--unseen FOLDER] [--before OLD.json]
 
 `build` compiles what warploom generates: every GEMM and attention variant of the benchmarks, the
 launches of the GPU tests, the library under every named schedule and solved, for sm_90a and sm_80.
@@ -18,29 +18,23 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-for folder in (REPOSITORY, REPOSITORY / "bench"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-from warploom.autosched.schedules import NAMES, schedule_named  # noqa: E402
-from warploom.codegen.compile.build import Built, build  # noqa: E402
-from warploom.codegen.ir.plan import LaunchPlan  # noqa: E402
-from warploom.errors import WarploomError  # noqa: E402
-from warploom.files import write_bytes_atomically, write_text_atomically  # noqa: E402
-from warploom.kernels.library import configure, entry  # noqa: E402
-from warploom.sass.decode.cubin import load  # noqa: E402
-from warploom.sass.decode.kernel import decode_all  # noqa: E402
-from warploom.sass.flow.latency import LONGEST, table_for  # noqa: E402
-from warploom.sass.flow.mining import Mined  # noqa: E402
-from warploom.sass.flow.walls import find_walls, least, wall_keys  # noqa: E402
+from warploom.autosched.schedules import NAMES, schedule_named
+from warploom.codegen.compile.build import Built, build
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.errors import WarploomError
+from warploom.files import write_bytes_atomically, write_text_atomically
+from warploom.kernels.library import configure, entry
+from warploom.sass.decode.cubin import load
+from warploom.sass.decode.kernel import decode_all
+from warploom.sass.flow.latency import LONGEST, table_for
+from warploom.sass.flow.mining import Mined
+from warploom.sass.flow.walls import find_walls, least, wall_keys
 
 PARTS = 5
 LIBRARY: dict[str, tuple[dict[str, str], ...]] = {
@@ -57,8 +51,8 @@ def jobs() -> Iterator[tuple[str, Callable[[], Built]]]:
     # What they import is needed to build and by nothing else here.
     from tests.gpu.cases import CASES, OPERATORS  # noqa: PLC0415
 
-    from attention_cases import VARIANTS as ATTENTION  # noqa: PLC0415
-    from gemm_cases import VARIANTS as GEMM  # noqa: PLC0415
+    from bench.attention_cases import VARIANTS as ATTENTION  # noqa: PLC0415
+    from bench.gemm_cases import VARIANTS as GEMM  # noqa: PLC0415
     from warploom.kernels.attention.program import attention  # noqa: PLC0415
 
     for name, (config, schedule, program) in GEMM.items():

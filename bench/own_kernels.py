@@ -1,10 +1,10 @@
 """Claim `own-kernels`: the search of machine code on kernels that warploom itself generated.
 
-    python bench/own_kernels.py prepare --data DIR              # anywhere; compiles
-    python bench/own_kernels.py run     --data DIR --raw FILE   # needs a GPU
-    python bench/own_kernels.py beside  --data DIR --raw FILE   # needs a GPU and the libraries
-    python bench/own_kernels.py parts   --data DIR --raw FILE   # needs a GPU: a result, taken apart
-    python bench/own_kernels.py report  --raw FILE...           # anywhere
+    python -m bench.own_kernels prepare --data DIR              # anywhere; compiles
+    python -m bench.own_kernels run     --data DIR --raw FILE   # needs a GPU
+    python -m bench.own_kernels beside  --data DIR --raw FILE   # needs a GPU and the libraries
+    python -m bench.own_kernels parts   --data DIR --raw FILE   # needs a GPU: a result, taken apart
+    python -m bench.own_kernels report  --raw FILE...           # anywhere
 
 The way of each kernel: tile program -> schedule -> CUDA C++ -> ptxas -> this search. `run` plays
 several players at once on one GPU (each candidate is verified, run beside the original and compared
@@ -26,9 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from comparison.attribution import summary, take_apart
-from own_kernels_parts.cases import CASES, Case, launch_of, make
-from own_kernels_parts.report import deploy, report
+from bench.comparison.attribution import summary, take_apart
+from bench.own_kernels_parts.cases import CASES, Case, launch_of, make
+from bench.own_kernels_parts.report import deploy, report
+from bench.whole_set_parts.parallel import Players, Task
+from bench.whole_set_parts.play import ORIGINAL, kept, leaders, round_of
 from warploom.codegen.compile.build import Built
 from warploom.errors import CheckFailed, WarploomError
 from warploom.files import write_bytes_atomically, write_text_atomically
@@ -39,8 +41,6 @@ from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.lineage import Base, Step, make_base, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS
-from whole_set_parts.parallel import Players, Task
-from whole_set_parts.play import ORIGINAL, kept, leaders, round_of
 
 RESULTS: Final = Path(__file__).parent / "results" / "own_kernels.json"
 # What the processes play, in turn: those that gained most with few measurements.
@@ -236,7 +236,7 @@ def main(arguments: list[str]) -> int:
     if given.step != "prepare" and given.raw is None:
         parser.error(f"{given.step} needs --raw")
     try:
-        step(given, names, shlex.join(["python", "bench/own_kernels.py", *arguments]))
+        step(given, names, shlex.join(["python", "-m", "bench.own_kernels", *arguments]))
     except WarploomError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -256,7 +256,7 @@ def step(given: argparse.Namespace, names: list[str], command: str) -> None:
         for name, raw in zip(names, given.raw, strict=True):
             parts(CASES[name], given.data, raw)
     elif given.step == "beside":
-        from own_kernels_parts.beside import beside  # noqa: PLC0415 - needs torch
+        from bench.own_kernels_parts.beside import beside  # noqa: PLC0415 - needs torch
 
         for name, raw in zip(names, given.raw, strict=True):
             home = given.data / name

@@ -1,8 +1,8 @@
 """How warps of several groups share a scheduler partition: what `timing.partition` is made of.
 
-    python bench/partition.py build partition.cubin                 no GPU
-    python bench/partition.py run partition.cubin --out RAW         on a Hopper GPU
-    python bench/partition.py compare partition.cubin RAW           no GPU: model beside measurement
+    python -m bench.partition build partition.cubin                 no GPU
+    python -m bench.partition run partition.cubin --out RAW         on a Hopper GPU
+    python -m bench.partition compare partition.cubin RAW           no GPU: model beside measurement
 
 `same_*`: each of one or two groups issues a batch of eight wgmma (m64n128k16 from shared memory, or
 m64n64k16 with A in registers) and does one tile operation of 64 x 128 before it waits; also each
@@ -16,23 +16,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
-
-from calibrate_kernels import HEADER, TILE_OPS  # noqa: E402
-from calibrate_schedule import SHARED_BASE, Bench, i32, u64  # noqa: E402
-from warploom.errors import CheckFailed  # noqa: E402
-from warploom.sass.decode.cubin import load  # noqa: E402
-from warploom.sass.decode.kernel import decode_all  # noqa: E402
-from warploom.sass.flow.steady import loop_passes  # noqa: E402
-from warploom.sass.timing.partition import Partition, Slot, slots_of  # noqa: E402
-from warploom.toolchain import find  # noqa: E402
+from bench.calibrate_kernels import HEADER, TILE_OPS
+from bench.calibrate_schedule import SHARED_BASE, Bench, i32, u64
+from warploom.errors import CheckFailed
+from warploom.sass.decode.cubin import load
+from warploom.sass.decode.kernel import decode_all
+from warploom.sass.flow.steady import loop_passes
+from warploom.sass.timing.partition import Partition, Slot, slots_of
+from warploom.toolchain import find
 
 REPS = 1000
 SEQUENCES = {

@@ -1,6 +1,6 @@
 """Everything the runtime does, on a real GPU, in under a minute.
 
-    PYTHONPATH=src python bench/runtime_smoke.py --out DIR
+    PYTHONPATH=src python -m bench.runtime_smoke --out DIR
 
 Prints a short table last and writes DIR/runtime_smoke.json. Each section stands alone: one that
 fails is reported with its error and the rest still run. Exit 1 when a section failed.
@@ -17,28 +17,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
+import numpy as np
 
-import numpy as np  # noqa: E402
-
-import runtime_kernels as kernels  # noqa: E402
-from warploom.files import write_text_atomically  # noqa: E402
-from warploom.runtime import (  # noqa: E402
+from bench import runtime_kernels as kernels
+from warploom.files import write_text_atomically
+from warploom.runtime import (
     Buffer,
     CheckSettings,
     LocalMeasurer,
     TimingSettings,
     Workload,
 )
-from warploom.runtime.device import CudaError  # noqa: E402
-from warploom.runtime.driver import CudaDevice  # noqa: E402
-from warploom.runtime.dtypes import DTYPES  # noqa: E402
-from warploom.runtime.helpers import Helpers  # noqa: E402
-from warploom.runtime.nvrtc import compile_source  # noqa: E402
-from warploom.runtime.patterns import PATTERNS, generate  # noqa: E402
-from warploom.runtime.timing import Stopwatch  # noqa: E402
-from warploom.runtime.workbench import Workbench  # noqa: E402
+from warploom.runtime.device import CudaError
+from warploom.runtime.driver import CudaDevice
+from warploom.runtime.dtypes import DTYPES
+from warploom.runtime.helpers import Helpers
+from warploom.runtime.nvrtc import compile_source
+from warploom.runtime.patterns import PATTERNS, generate
+from warploom.runtime.timing import Stopwatch
+from warploom.runtime.workbench import Workbench
 
 Rows = dict[str, Any]
 QUADS = 1 << 20  # 16 MiB read, 16 MiB written: fits the L2 cache, about 10-15 us

@@ -4,8 +4,8 @@ Each tool runs one process that does every case and says where it is; findings a
 Results are also compared with the interpreter, as a tool that changes the answer has found
 something too. `--one` is that process; `--out FILE` writes evidence rows.
 
-    python bench/sanitize.py --out bench/results/sanitizer.json [--cases gemm,attention]
-    python bench/sanitize.py --merge ROWS...   rows of other runs into it, by case and tool
+    python -m bench.sanitize --out bench/results/sanitizer.json [--cases gemm,attention]
+    python -m bench.sanitize --merge ROWS...   rows of other runs into it, by case and tool
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.gpu.cases import CASES, PLANTED
+
+from warploom.errors import WarploomError
+from warploom.evidence import Evidence, read_rows, write_rows
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-
-from tests.gpu.cases import CASES, PLANTED  # noqa: E402
-
-from warploom.errors import WarploomError  # noqa: E402
-from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "sanitizer.json"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -93,7 +92,8 @@ def run(tool: str, names: list[str]) -> tuple[str, str]:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         return "", "compute-sanitizer is not on the PATH"
-    command = [sanitizer, "--tool", tool, "--print-limit", "20", sys.executable, __file__]
+    command = [sanitizer, "--tool", tool, "--print-limit", "20"]
+    command += [sys.executable, "-m", "bench.sanitize"]
     try:
         done = subprocess.run(
             [*command, "--one", "--planted", tool, "--cases", ",".join(names)],
@@ -174,7 +174,7 @@ def main() -> int:
                     claim="sanitizer", kernel=case, shape="small", dtype="", device=name,
                     driver=driver, compiler="", unit="findings", better="lower",
                     date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-                    command=f"python bench/sanitize.py --tools {tool} --cases {case}",
+                    command=f"python -m bench.sanitize --tools {tool} --cases {case}",
                     ours=float(count), baselines={"allowed": 0.0}, ratio_to_best=1.0, samples=1,
                     checks={"tool": tool, "findings": said.get(case, [])[:5],
                             "distance": far.get(case), "trouble": state,

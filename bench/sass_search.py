@@ -1,6 +1,6 @@
 """Claim `sass-search`: how much a search over machine code gains on Triton's best kernels.
 
-    python bench/sass_search.py [--kernels softmax,attention] [--methods identity,...] [--budget 60]
+    python -m bench.sass_search [--kernels softmax,attention] [--methods identity,...] [--budget 60]
 
 For each kernel of the suite: every Triton configuration is checked and timed, the fastest one's
 cubin is searched by each method with the same wall-clock budget, the results are compared with the
@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from triton_suite import SUITE, SuiteKernel
-from triton_suite.offline import compile_offline
-from triton_suite.on_gpu import TimedConfig, time_configurations
-from triton_suite.rows import Measured, search_row
+from bench.triton_suite import SUITE, SuiteKernel
+from bench.triton_suite.offline import compile_offline
+from bench.triton_suite.on_gpu import TimedConfig, time_configurations
+from bench.triton_suite.rows import Measured, search_row
 from warploom.errors import CheckFailed, WarploomError
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.deploy import FolderStore
@@ -239,7 +239,7 @@ def read_settings(arguments: list[str]) -> Settings:
     for name, known in [(k, SUITE) for k in kernels] + [(m, METHODS) for m in methods]:
         if name not in known:
             parser.error(f"unknown name {name!r}, expected some of {', '.join(known)}")
-    command = shlex.join(["python", "bench/sass_search.py", *arguments])
+    command = shlex.join(["python", "-m", "bench.sass_search", *arguments])
     return Settings(
         kernels,
         methods,

@@ -1,7 +1,7 @@
 """Claim `scale-out`: one interface over one GPU and over all GPUs of a host.
 
-    python bench/scale_out.py [--data DIR] [--kernel softmax] [--count 256] [--merge ROWS.json]
-    python bench/scale_out.py --dry-run                 (processes and the timing model, no GPU)
+    python -m bench.scale_out [--data DIR] [--kernel softmax] [--count 256] [--merge ROWS.json]
+    python -m bench.scale_out --dry-run                 (processes and the timing model, no GPU)
 
 Stored schedules (see bench/timing_model.py) are measured on one GPU, on all, and on all again
 while one measuring process is killed: rates, scores, and what the kill cost. Then one search plays
@@ -26,6 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.scaling.evaluator import Backend, Event, LocalGpus, ModelTask, ScaledEvaluator
+from bench.scaling.processes import Processes
+from bench.stored_schedules import ScheduleSet
 from warploom.errors import DeviceError, WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.runtime import LocalMeasurer, MeasureSettings, Workload
@@ -39,9 +42,6 @@ from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate
 from warploom.search.play import Score
 from warploom.search.players import PLAYERS
-from warploom.search.scale import Backend, Event, LocalGpus, ModelTask, ScaledEvaluator
-from warploom.search.scale_process import Processes
-from warploom.search.schedules import ScheduleSet
 
 CLAIM = "scale-out"
 RESULTS = Path(__file__).parent / "results" / "scale_out.json"
@@ -209,7 +209,7 @@ def merge(source: Path, target: Path) -> None:
 def command(row: Evidence) -> str:
     """How to make a row again, wherever its data lay."""
     kernel = row.kernel.split(",")[0]
-    return f"python bench/scale_out.py --kernel {kernel} --count {row.samples}"
+    return f"python -m bench.scale_out --kernel {kernel} --count {row.samples}"
 
 
 def main(arguments: list[str]) -> int:
@@ -255,7 +255,7 @@ def main(arguments: list[str]) -> int:
         driver=str(device["driver_version"]),
         compiler=str(schedules.about.get("compiler", "")),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=f"python bench/scale_out.py --kernel {given.kernel} --count {given.count}",
+        command=f"python -m bench.scale_out --kernel {given.kernel} --count {given.count}",
         unit="candidates/s",
         better="higher",
         ours=found["many"],

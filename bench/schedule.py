@@ -1,8 +1,8 @@
 """Claim `schedule-proof`: time to a proved, checked schedule beside the paper's search times.
 
-    python bench/schedule.py                    needs OR-Tools, no GPU; about ten minutes
-    python bench/schedule.py --keep-growth      the five graphs only, about six minutes
-    python bench/schedule.py --growth-only      the growth only
+    python -m bench.schedule                    needs OR-Tools, no GPU; about ten minutes
+    python -m bench.schedule --keep-growth      the five graphs only, about six minutes
+    python -m bench.schedule --growth-only      the growth only
 
 `ours` and the ratio are about the interval alone, which in all five rows an analytic bound proves:
 the checks beside them have the time for every objective, and which of those were proved. Lower
@@ -29,13 +29,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
-
-from warploom.errors import WarploomError  # noqa: E402
-from warploom.evidence import Evidence, read_rows, write_rows  # noqa: E402
-from warploom.files import write_text_atomically  # noqa: E402
-from warploom.schedule import (  # noqa: E402
+from bench.explain import explain
+from warploom.errors import WarploomError
+from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.files import write_text_atomically
+from warploom.schedule import (
     Edge,
     Graph,
     GroupSpec,
@@ -47,19 +45,20 @@ from warploom.schedule import (  # noqa: E402
     lower_bounds,
     verify,
 )
-from warploom.schedule.model.costs import CostTable, costs, target  # noqa: E402
-from warploom.schedule.published.catalogue import build  # noqa: E402
-from warploom.schedule.published.templates import pinned, template  # noqa: E402
-from warploom.schedule.refute.refute import CONFIRMED, refute, settled  # noqa: E402
-from warploom.schedule.solve.explain import explain  # noqa: E402
-from warploom.schedule.solve.solve import (  # noqa: E402
+from warploom.schedule.model.costs import CostTable, costs, target
+from warploom.schedule.published.catalogue import build
+from warploom.schedule.published.templates import pinned, template
+from warploom.schedule.refute.refute import CONFIRMED, refute, settled
+from warploom.schedule.solve.solve import (
     Clock,
     Problem,
     joint_encoding,
     modulo_schedule,
     solve,
 )
-from warploom.schedule.solve.solver import Effort, run, solver_name  # noqa: E402
+from warploom.schedule.solve.solver import Effort, run, solver_name
+
+ROOT = Path(__file__).resolve().parent.parent
 
 RUNS = 5
 FULL_SECONDS = 60.0
@@ -149,7 +148,7 @@ def measure(case: Case, machine: str) -> Evidence:
         driver="none (CPU)",
         compiler=solver_name(),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command="python bench/schedule.py",
+        command="python -m bench.schedule",
         unit="s",
         better="lower",
         ours=round(ours, 4),

@@ -1,9 +1,9 @@
 """Claim `search-comparison`: search methods on machine code at an equal number of measurements.
 
-    python bench/search_comparison.py [--kernels attention,softmax] [--methods ppo,greedy]
+    python -m bench.search_comparison [--kernels attention,softmax] [--methods ppo,greedy]
         [--seeds 3] [--measurements 300] [--gpus 0,1,2,3] [--policy pretrained.pt] [--work DIR]
-    python bench/search_comparison.py --report --work DIR     (rows and figures from the logs)
-    python bench/search_comparison.py --take-apart BEST.cubin --kernels attention --work DIR
+    python -m bench.search_comparison --report --work DIR     (rows and figures from the logs)
+    python -m bench.search_comparison --take-apart BEST.cubin --kernels attention --work DIR
 
 Each kernel of the suite runs at its best Triton configuration (as recorded by `sass_search.py`).
 Every method and seed plays in a process of its own and pays for every measurement, confirmations
@@ -26,9 +26,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from comparison.attribution import summary, take_apart
-from comparison.broker import Broker, GpuScorer, ModelScorer
-from comparison.runs import METHODS, Run
+from bench.comparison.attribution import summary, take_apart
+from bench.comparison.broker import Broker, GpuScorer, ModelScorer
+from bench.comparison.runs import METHODS, Run
 from warploom.errors import InputError, WarploomError
 from warploom.evidence import read_rows
 from warploom.files import write_text_atomically
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     given = read_arguments(arguments)
     try:
         if given.report:
-            from comparison.report import report  # noqa: PLC0415 - needs no GPU
+            from bench.comparison.report import report  # noqa: PLC0415 - needs no GPU
 
             return report(given.work, RESULTS)
         given.work.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,15 @@ def run_all(given: argparse.Namespace, arguments: list[str]) -> int:
         while free and waiting and left > 0:
             gpu, kernel = free.pop(0), waiting.pop(0)
             share = left * len(given.gpus.split(",")) / max(len(waiting) + len(running) + 1, 1)
-            command = [sys.executable, __file__, *arguments, "--worker", "--kernels", kernel]
+            command = [
+                sys.executable,
+                "-m",
+                "bench.search_comparison",
+                *arguments,
+                "--worker",
+                "--kernels",
+                kernel,
+            ]
             command += ["--seconds", f"{min(left, share):.0f}"]
             log = (given.work / f"{kernel}.log").open("w")
             environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"}
@@ -258,8 +266,8 @@ def recorded_config(name: str) -> str:
 
 def compile_best(name: str) -> Any:
     """The captured kernel at its recorded best configuration (needs Triton)."""
-    from triton_suite import SUITE  # noqa: PLC0415 - a dry run needs no Triton
-    from triton_suite.offline import compile_offline  # noqa: PLC0415
+    from bench.triton_suite import SUITE  # noqa: PLC0415 - a dry run needs no Triton
+    from bench.triton_suite.offline import compile_offline  # noqa: PLC0415
 
     kernel, wanted = SUITE[name], recorded_config(name)
     config = next((item for item in kernel.configs if item.name == wanted), None)

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import kernel_bench as kb
+from bench import kernel_bench as kb
 from warploom.errors import InputError
 from warploom.evidence import Evidence
 
@@ -512,7 +512,7 @@ def kept(calls: Calls, args: argparse.Namespace) -> tuple[dict[str, Any], dict[s
     return {name: call for name, call in calls.items() if name not in left_out}, left_out
 
 
-def sit(script: str, args: argparse.Namespace, names: Sequence[str]) -> int:
+def sit(module: str, args: argparse.Namespace, names: Sequence[str]) -> int:
     """A sitting: its file, a header and then a line a case as they come; the exit status."""
     args.out.mkdir(parents=True, exist_ok=True)
     file = f"sitting-{args.name}.jsonl"
@@ -524,7 +524,7 @@ def sit(script: str, args: argparse.Namespace, names: Sequence[str]) -> int:
         **({} if args.dry else kb.environment()),
     }
     (args.out / file).write_text(json.dumps(header) + "\n")
-    results = kb.run_workers(script, args, names, file, options_of(args))
+    results = kb.run_workers(module, args, names, file, options_of(args))
     failed = [r for r in results if "error" in r]
     failed += [r for r in results if any(c != "pass" for c in r.get("checks", {}).values())]
     rows: list[list[object]] = [["case", "kernel", "TFLOP/s", "best", "TFLOP/s", "ratio", "MHz"]]

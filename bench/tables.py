@@ -1,7 +1,7 @@
 """Write the tables of the README and the docs from `bench/results`, or check them: `make tables`.
 
-    python bench/tables.py            rewrite them
-    python bench/tables.py --check    exit 1 when a page disagrees with the results
+    python -m bench.tables            rewrite them
+    python -m bench.tables --check    exit 1 when a page disagrees with the results
 
 A table stands between `<!-- table: FILE [PICK] COLUMNS... -->` and `<!-- end -->`; PICK says which
 rows: all of them when it is not given, else one of `PICKS`, or `of:KERNEL` for the methods on one

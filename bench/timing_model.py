@@ -1,9 +1,9 @@
 """Claim `timing-model`: does the static timing model rank schedules as the GPU does?
 
-    python bench/timing_model.py make    --data DIR [--kernels ...] [--count 512]   # needs Triton
-    python bench/timing_model.py probes  --data DIR                                 # needs NVRTC
-    python bench/timing_model.py measure --data DIR                                 # needs a GPU
-    python bench/timing_model.py report  --data DIR                                 # needs neither
+    python -m bench.timing_model make    --data DIR [--kernels ...] [--count 512]   # needs Triton
+    python -m bench.timing_model probes  --data DIR                                 # needs NVRTC
+    python -m bench.timing_model measure --data DIR                                 # needs a GPU
+    python -m bench.timing_model report  --data DIR                                 # needs neither
 
 `make` draws random legal schedules of the suite's best Triton kernels (random walks of 1 to 400
 legal steps each, verified) and stores them. `measure` runs the micro-benchmarks and then every
@@ -19,9 +19,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from timing_model_parts import make, measure, report
+from bench.calibration.images import build_images, write_images
+from bench.timing_model_parts import make, measure, report
 from warploom.errors import WarploomError
-from warploom.search.calibration.images import build_images, write_images
 
 RESULTS = Path(__file__).parent / "results" / "timing_model.json"
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         elif given.step == "measure":
             measure.measure(given.data, kernels, raw, given.passes, given.seed)
         else:
-            command = shlex.join(["python", "bench/timing_model.py", *arguments])
+            command = shlex.join(["python", "-m", "bench.timing_model", *arguments])
             report.report(given.data, json.loads(raw.read_text()), kernels, given.out, command)
     except WarploomError as error:
         print(error, file=sys.stderr)

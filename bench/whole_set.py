@@ -1,8 +1,8 @@
 """Claim `sass-search` with every move: orders, control fields, registers, loops.
 
-    python bench/whole_set.py prepare --schedules DIR --data DIR     # anywhere; needs no GPU
-    python bench/whole_set.py run     --data DIR --raw FILE          # needs a GPU, not Triton
-    python bench/whole_set.py report  --data DIR --raw FILE          # anywhere; needs Triton
+    python -m bench.whole_set prepare --schedules DIR --data DIR     # anywhere; needs no GPU
+    python -m bench.whole_set run     --data DIR --raw FILE          # needs a GPU, not Triton
+    python -m bench.whole_set report  --data DIR --raw FILE          # anywhere; needs Triton
 
 `prepare` makes the bases of every kernel (renamed registers, instructions over back edges), proves
 them, and climbs from some of them under the timing model. `run` plays a tournament on each
@@ -17,8 +17,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from bench.whole_set_parts import play, prepare
 from warploom.errors import WarploomError
-from whole_set_parts import play, prepare
 
 RESULTS = Path(__file__).parent / "results" / "sass_search_whole.json"
 
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         parser.error("prepare needs --schedules")
     if given.step != "prepare" and given.raw is None:
         parser.error(f"{given.step} needs --raw")
-    command = shlex.join(["python", "bench/whole_set.py", *arguments])
+    command = shlex.join(["python", "-m", "bench.whole_set", *arguments])
     try:
         if given.step == "prepare":
             moves = frozenset(given.moves.split(",")) if given.moves else None
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
             plan = play.Plan(given.scale, given.player, given.seed, given.model, command)
             play.run(given.data, kernels, given.raw, plan)
         else:
-            from whole_set_parts import report  # noqa: PLC0415  (needs Triton)
+            from bench.whole_set_parts import report  # noqa: PLC0415  (needs Triton)
 
             report.report(given.raw, given.out, given.moves or "")
     except WarploomError as error:

@@ -290,7 +290,8 @@ PLANTED = {
     "line 2: only warploom's": "```\n$ rm -r out\n```\n",
     "line 2: no warploom walk": "```\nwarploom walk NAME\n```\n",
     "line 2: run has no --off": "```\nwarploom run NAME [--off gpu]\n```\n",
-    "line 2: bench/none.py": "```\npython bench/none.py --gpus 0\n```\n",
+    "line 2: bench.none": "```\npython -m bench.none --gpus 0\n```\n",
+    "line 2: examples/none.py": "```\npython examples/none.py --gpus 0\n```\n",
     "line 2: no attend": "```python gpu\nfrom warploom.tile import attend\n```\n",
     "line 2: a note 'gpus'": "```python gpus\nx = 1\n```\n",
 }

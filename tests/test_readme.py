@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -11,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+import bench.tables
 from warploom.errors import InputError
 from warploom.evidence import read_rows
 
@@ -20,11 +20,7 @@ RESULTS = ROOT / "docs" / "results.md"
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_tables", ROOT / "bench" / "tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return bench.tables
 
 
 def test_tables_agree_with_the_results(tables: ModuleType) -> None:

@@ -24,11 +24,9 @@ WHERE = {"device": "NVIDIA H200", "driver": "580", "torch": "2.11", "date": "202
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Callable[[str], ModuleType]]:
-    """Modules of bench/, which import each other by name."""
-    sys.path.insert(0, str(ROOT / "bench"))
-    yield import_module
-    sys.path.remove(str(ROOT / "bench"))
+def bench() -> Callable[[str], ModuleType]:
+    """Modules of bench, imported when a test asks for one."""
+    return lambda name: import_module(f"bench.{name}")
 
 
 def coverage(
@@ -100,7 +98,7 @@ def timed(name: str, times: dict[str, list[float]], **more: Any) -> dict[str, An
 
 def sitting(path: Path, number: int, *cases: dict[str, Any], **more: Any) -> Path:
     """A sitting's file."""
-    header = {"argv": f"python bench/x.py --name {number}", "started": f"1{number}:00", **WHERE}
+    header = {"argv": f"python -m bench.x --name {number}", "started": f"1{number}:00", **WHERE}
     lines = [header | more, *cases]
     file = path / f"sitting-{number}.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -137,7 +135,7 @@ def test_a_row_says_what_every_sitting_saw(
     assert row.checks["fastest baseline"] == round(1 / 1.03, 1)
     assert [one["ratio"] for one in row.checks["sittings"]] == [1.05, 1.06, 1.07]
     assert row.checks["of the limit"] == round(1 / (132 * 4096 * 1980e-6), 3)
-    assert row.command.split(" ; ") == [f"python bench/x.py --name {n}" for n in range(3)]
+    assert row.command.split(" ; ") == [f"python -m bench.x --name {n}" for n in range(3)]
     assert row.control[0] <= 1 / 1.001 + 1e-4
 
 
@@ -221,7 +219,7 @@ def test_a_row_names_the_command_that_made_it(
     argv = [str(ROOT / "bench" / "attention.py"), "run", "--rounds", "7", "--only", "time 64"]
     monkeypatch.setattr(sys, "argv", argv)
     command = bench("kernel_bench").command_line()
-    assert command == "python bench/attention.py run --rounds 7 --only 'time 64'"
+    assert command == "python -m bench.attention run --rounds 7 --only 'time 64'"
 
 
 class Counted:

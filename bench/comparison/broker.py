@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from comparison.runs import Run, play
+from bench.comparison.runs import Run, play
 from warploom.files import write_bytes_atomically
 from warploom.runtime import LocalMeasurer
 from warploom.sass.decode.cubin import Cubin

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from comparison.broker import CONFIRMED
-from comparison.runs import METHODS
+from bench.comparison.broker import CONFIRMED
+from bench.comparison.runs import METHODS
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
 from warploom.files import write_text_atomically
@@ -148,7 +148,7 @@ def kernel_rows(
                 driver=str(device["driver_version"]),
                 compiler="ptxas of Triton",
                 date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-                command=f"python bench/search_comparison.py --kernels {kernel} --methods {method} "
+                command=f"python -m bench.search_comparison --kernels {kernel} --methods {method} "
                 f"--seeds {len(runs)} --measurements {max(done[r]['measurements'] for r in runs)}",
                 unit="us",
                 better="lower",

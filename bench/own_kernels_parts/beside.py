@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import kernel_bench as kb
-from attention_baselines import baselines_of, usable
-from attention_cases import expected, operands
-from own_kernels_parts.cases import Case, Sizes
+from bench import kernel_bench as kb
+from bench.attention_baselines import baselines_of, usable
+from bench.attention_cases import expected, operands
+from bench.own_kernels_parts.cases import Case, Sizes
 from warploom.codegen.compile.build import Built
 from warploom.codegen.launching.kernel import Kernel
 from warploom.files import write_text_atomically

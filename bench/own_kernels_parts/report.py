@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import kernel_bench as kb
-from own_kernels_parts.cases import CASES, Case
+from bench import kernel_bench as kb
+from bench.own_kernels_parts.cases import CASES, Case
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.deploy import FolderStore
 from warploom.runtime import Timing
@@ -147,7 +147,7 @@ def _beside(data: Mapping[str, Any], case: Case, sizes: str, compiler: str) -> E
         driver=str(data["driver"]),
         compiler=compiler,
         date=str(data["date"]),
-        command="python bench/own_kernels.py beside",
+        command="python -m bench.own_kernels beside",
         unit="TFLOP/s",
         better="higher",
         ours=rates[TUNED],

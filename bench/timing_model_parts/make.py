@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from bench.stored_schedules import random_schedules
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.game import Game
-from warploom.search.schedules import random_schedules
 
 # The fastest configuration of each kernel on an H200 with Triton 3.6 (bench/sass_search.py).
 BEST = {
@@ -37,8 +37,8 @@ TRIPS: Final = {
 
 def make(folder: Path, kernels: tuple[str, ...], count: int, seed: int, longest: int) -> None:
     """Write `count` schedules of each kernel to `folder`."""
-    from triton_suite import SUITE  # noqa: PLC0415  (needs Triton, which only this step does)
-    from triton_suite.offline import compile_offline  # noqa: PLC0415
+    from bench.triton_suite import SUITE  # noqa: PLC0415  (needs Triton, which only this step does)
+    from bench.triton_suite.offline import compile_offline  # noqa: PLC0415
 
     for name in kernels:
         kernel = SUITE[name]

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from bench.calibration.images import ProbeImage, read_images
+from bench.calibration.run import run_probes
+from bench.stored_schedules import ScheduleSet
 from warploom.files import write_text_atomically
 from warploom.runtime import LocalMeasurer, MeasureSettings, Workload
 from warploom.runtime.launch import LaunchSpec
 from warploom.runtime.session import open_cuda
-from warploom.search.calibration.images import ProbeImage, read_images
-from warploom.search.calibration.run import run_probes
-from warploom.search.schedules import ScheduleSet
 
 SETTINGS = MeasureSettings(rounds=12, window_us=50.0)
 COPIES = 16  # of the original among the candidates of a pass: what a measurement says of itself

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from timing_model_parts.make import BEST, TRIPS
+from bench.stored_schedules import ScheduleSet
+from bench.timing_model_parts.make import BEST, TRIPS
 from warploom.evidence import Evidence, write_rows
 from warploom.sass.decode.control import CONTROL_SHIFT, Control
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.flow.loops import depths, natural_loops
 from warploom.sass.timing.timing_model import Blocks, ModelSettings, TimingModel
-from warploom.search.schedules import ScheduleSet
 
 CLAIM = "timing-model"
 RESAMPLES = 1000

@@ -1,11 +1,11 @@
 """The Triton kernels of the machine-code bench: eight kernels behind one small interface.
 
-Put `bench/` on `sys.path` and `from triton_suite import SUITE`. Needs `triton` >= 3.6, no torch.
+`from bench.triton_suite import SUITE` needs `triton` >= 3.6, no torch.
 """
 
 from __future__ import annotations
 
-from triton_suite import (
+from bench.triton_suite import (
     attention,
     batched_gemm,
     feed_forward,
@@ -15,7 +15,7 @@ from triton_suite import (
     skinny_gemm,
     softmax,
 )
-from triton_suite.common import Config, Scalar, SuiteKernel, Tensor
+from bench.triton_suite.common import Config, Scalar, SuiteKernel, Tensor
 
 SUITE: dict[str, SuiteKernel] = {
     module.KERNEL.name: module.KERNEL

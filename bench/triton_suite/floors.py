@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triton_suite.common import Shape, SuiteKernel
+from bench.triton_suite.common import Shape, SuiteKernel
 from warploom.machine import Machine
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from triton_suite.common import Config, Grid, Scalar, Shape, SuiteKernel, Tensor, ceil_div
-from triton_suite.common import tile_configs as tiles
+from bench.triton_suite.common import Config, Grid, Scalar, Shape, SuiteKernel, Tensor, ceil_div
+from bench.triton_suite.common import tile_configs as tiles
 
 EPSILON = 1e-5
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triton_suite.common import Config, Shape, SuiteKernel, Tensor
+from bench.triton_suite.common import Config, Shape, SuiteKernel, Tensor
 from warploom.integrations.triton_capture import (
     CapturedKernel,
     ScalarArgument,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import triton
 
-from triton_suite.common import Config, Shape, SuiteKernel, Tensor
+from bench.triton_suite.common import Config, Shape, SuiteKernel, Tensor
 
 TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from triton_suite.common import SuiteKernel, shape_text
-from triton_suite.floors import describe_floors, floors_us
+from bench.triton_suite.common import SuiteKernel, shape_text
+from bench.triton_suite.floors import describe_floors, floors_us
 from warploom import machine
 from warploom.evidence import Evidence
 from warploom.runtime import Timing

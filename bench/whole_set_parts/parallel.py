@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from comparison.runs import RemoteEvaluator
+from bench.comparison.runs import RemoteEvaluator
 from warploom.runtime import LocalMeasurer
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.whole_set_parts.parallel import Players, Task
 from warploom.errors import CheckFailed, WarploomError
 from warploom.files import write_text_atomically
 from warploom.runtime import (
@@ -29,7 +30,6 @@ from warploom.search.driver import Budget
 from warploom.search.lineage import Base, Step, prove, read_steps
 from warploom.search.players import PLAYERS
 from warploom.search.tournament import BaseModel, Entry, tournament
-from whole_set_parts.parallel import Players, Task
 
 # Seconds of search, more where the first searches found something.
 SECONDS: Final = {

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Final
 
+from bench.stored_schedules import ScheduleSet
 from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.driver import Budget, run_search
 from warploom.search.lineage import Base, make_base, prove, write_steps
 from warploom.search.players import PLAYERS
-from warploom.search.schedules import ScheduleSet
 from warploom.search.tournament import BaseModel
 
 # How many bases a kernel gets, and from how many of them (the original first) the model climbs.

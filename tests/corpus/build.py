@@ -1,6 +1,6 @@
 """Builds a corpus of real cubins with no GPU: Triton, CUDA C++ through NVRTC, old prebuilts.
 
-    python tests/corpus/build.py [DIRECTORY]      (default build/corpus)
+    python -m tests.corpus.build [DIRECTORY]      (default build/corpus)
 
 Each cubin is rebuilt only when the hash of its sources, options and compiler version changed;
 `manifest.json` lists them all. Processes that build the same directory wait for each other.
@@ -136,11 +136,8 @@ def bring_up_to_date(
 
 def triton_recipes() -> Iterable[Recipe]:
     """The suite of bench/triton_suite, a few configurations each, and triton_extra.py."""
-    for folder in (REPOSITORY / "bench", HERE):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    suite = importlib.import_module("triton_suite")
-    offline = importlib.import_module("triton_suite.offline")
+    suite = importlib.import_module("bench.triton_suite")
+    offline = importlib.import_module("bench.triton_suite.offline")
     folder = REPOSITORY / "bench" / "triton_suite"
     shared = (folder / "common.py", folder / "offline.py")
     for name, indices, capabilities in TRITON_KERNELS:
@@ -150,7 +147,7 @@ def triton_recipes() -> Iterable[Recipe]:
             config = kernel.configs[index]
             make = functools.partial(offline.compile_offline, kernel, config, arch)
             yield triton_recipe(f"{name}_{config.name}", arch, sources, make)
-    for name, make, capabilities in importlib.import_module("triton_extra").EXTRA:
+    for name, make, capabilities in importlib.import_module("tests.corpus.triton_extra").EXTRA:
         for arch in capabilities:
             sources = (HERE / "triton_extra.py",)
             yield triton_recipe(name, arch, sources, functools.partial(make, arch))

@@ -5,7 +5,6 @@ Nothing here is read from the front end: every factor follows from the arrays' s
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from tests.derive.cases import small
 
+from bench import derived
 from warploom.derive.derive import derive
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
 from warploom.derive.formula.frontend import build, power_of_size, softmax, tensor
@@ -200,22 +200,12 @@ def test_operators_mean_what_they_are_called(spec: Any) -> None:
         )
 
 
-def bench() -> Any:
-    """bench/derived.py."""
-    spec = importlib.util.spec_from_file_location("derived", ROOT / "bench" / "derived.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_gpu_bench_compares_with_the_definitions() -> None:
     torch = pytest.importorskip("torch")
-    script = bench()
-    for name, _ in script.CASES:
+    for name, _ in derived.CASES:
         for limit in (14, 30):
             arrays = random_inputs(small(name, limit), limit)
             given = {k: torch.from_numpy(v) for k, v in arrays.items()}
-            got = script.reference(torch, name, given).numpy()
+            got = derived.reference(torch, name, given).numpy()
             error = compare({"out": got}, {"out": DEFINITIONS[name](arrays)})
             assert error < ALLOWED.get(name, 1e-5), name

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,14 +23,6 @@ NAMES = (
     "rmsnorm",
     "skinny_gemm",
 )
-
-
-def module(name: str, *folders: str) -> Any:
-    """A module found with these folders of the repository on the path."""
-    for folder in folders:
-        if str(ROOT / folder) not in sys.path:
-            sys.path.insert(0, str(ROOT / folder))
-    return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +58,8 @@ def edited(cubin: bytes) -> bytes:
 def test_suite_kernel_matches_its_reference_and_its_capture(
     torch: Any, capability: int, name: str
 ) -> None:
-    on_gpu = module("triton_suite.on_gpu", "bench")
-    kernel = module("triton_suite", "bench").SUITE[name]
+    on_gpu = import_module("bench.triton_suite.on_gpu")
+    kernel = import_module("bench.triton_suite").SUITE[name]
     config = kernel.configs[0] if capability >= 90 else kernel.configs[-1]
     tensors = on_gpu.make_tensors(kernel, kernel.shape)
     compiled = on_gpu.launch(kernel, config, tensors, kernel.shape)
@@ -77,7 +67,9 @@ def test_suite_kernel_matches_its_reference_and_its_capture(
     for item in kernel.reference(tensors):
         tensors[item].zero_()
     assert on_gpu.worst_error(kernel, tensors) > kernel.tolerance
-    captured = module("triton_suite.offline", "bench").compile_offline(kernel, config, capability)
+    captured = import_module("bench.triton_suite.offline").compile_offline(
+        kernel, config, capability
+    )
     assert captured.key == content_key(compiled.asm["cubin"])
 
 
@@ -85,11 +77,13 @@ def test_a_tuned_function_runs_its_stored_cubin(
     torch: Any, capability: int, tmp_path: Path
 ) -> None:
     triton = pytest.importorskip("triton")
-    integration = importlib.import_module("warploom.integrations.triton")
-    on_gpu = module("triton_suite.on_gpu", "bench")
-    kernel = module("triton_suite", "bench").SUITE["softmax"]
+    integration = import_module("warploom.integrations.triton")
+    on_gpu = import_module("bench.triton_suite.on_gpu")
+    kernel = import_module("bench.triton_suite").SUITE["softmax"]
     config = kernel.configs[1]
-    captured = module("triton_suite.offline", "bench").compile_offline(kernel, config, capability)
+    captured = import_module("bench.triton_suite.offline").compile_offline(
+        kernel, config, capability
+    )
     store = FolderStore(tmp_path)
     stored = edited(captured.cubin)
     key = store.put(captured.cubin, stored, captured.name, f"sm_{capability}")
@@ -111,10 +105,10 @@ def test_an_autotuned_function_picks_among_the_stored(
     torch: Any, capability: int, tmp_path: Path
 ) -> None:
     triton = pytest.importorskip("triton")
-    integration = importlib.import_module("warploom.integrations.triton")
-    kernel = module("triton_suite", "bench").SUITE["rmsnorm"]
-    on_gpu = module("triton_suite.on_gpu", "bench")
-    offline = module("triton_suite.offline", "bench")
+    integration = import_module("warploom.integrations.triton")
+    kernel = import_module("bench.triton_suite").SUITE["rmsnorm"]
+    on_gpu = import_module("bench.triton_suite.on_gpu")
+    offline = import_module("bench.triton_suite.offline")
     store = FolderStore(tmp_path)
     for config in kernel.configs[:2]:
         captured = offline.compile_offline(kernel, config, capability)
@@ -142,8 +136,8 @@ def test_hidden_global_scratch_survives_the_swap(
     if capability < 90:
         pytest.skip("TMA descriptors need sm_90")
     triton = pytest.importorskip("triton")
-    integration = importlib.import_module("warploom.integrations.triton")
-    extra = module("triton_extra", "tests/corpus")
+    integration = import_module("warploom.integrations.triton")
+    extra = import_module("tests.corpus.triton_extra")
     captured = extra.tma_gemm(capability)
     store = FolderStore(tmp_path)
     stored = edited(captured.cubin)

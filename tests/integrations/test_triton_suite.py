@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = (
     "attention",
     "gemm_leaky_relu",
@@ -30,9 +30,7 @@ H200_FLOPS_PER_US = 7.0e8
 @pytest.fixture(scope="module")
 def suite() -> Any:
     """The kernels by name."""
-    if str(BENCH) not in sys.path:
-        sys.path.insert(0, str(BENCH))
-    return importlib.import_module("triton_suite").SUITE
+    return importlib.import_module("bench.triton_suite").SUITE
 
 
 def test_names_and_configurations(suite: Any) -> None:
@@ -55,7 +53,7 @@ def test_floors_are_of_the_right_size(suite: Any, name: str) -> None:
 @pytest.mark.parametrize("arch", [80, 90])
 def test_compiles_offline(suite: Any, name: str, arch: int) -> None:
     kernel = suite[name]
-    compiled = importlib.import_module("triton_suite.offline").compile_offline(
+    compiled = importlib.import_module("bench.triton_suite.offline").compile_offline(
         kernel, kernel.configs[-1], arch
     )
     assert compiled.cubin[:4] == b"\x7fELF"
@@ -79,10 +77,9 @@ SMALL = {
 }
 
 INTERPRET = """
-import sys, torch
-sys.path.insert(0, {bench!r})
-from triton_suite import SUITE
-from triton_suite.common import Tensor
+import torch
+from bench.triton_suite import SUITE
+from bench.triton_suite.common import Tensor
 torch.manual_seed(0)
 for name, shape in {shapes!r}.items():
     kernel = SUITE[name]
@@ -105,7 +102,8 @@ for name, shape in {shapes!r}.items():
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch (CPU is enough)")
 def test_interpreted_kernels_match_their_references() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", INTERPRET.format(bench=str(BENCH), shapes=SMALL)],
+        [sys.executable, "-c", INTERPRET.format(shapes=SMALL)],
+        cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

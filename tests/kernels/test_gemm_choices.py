@@ -2,15 +2,14 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import fit_gemm, gemm_shares
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
@@ -31,10 +30,6 @@ from warploom.kernels.gemm.choose import (
 )
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import E4M3, FP32, interpret
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-import fit_gemm
-import gemm_shares
 
 ROWS = fit_gemm.read(fit_gemm.RESULTS)
 SHAPES = list(dict.fromkeys(row.shape for row in ROWS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import partition
 from warploom.errors import CheckFailed
 from warploom.sass.decode.control import NO_SCOREBOARD, Control
 from warploom.sass.decode.opcodes import Pipe
@@ -132,9 +132,6 @@ def test_a_gate_that_nothing_opens_is_told() -> None:
 def test_the_model_says_what_the_machine_took(
     name: str, key: str, allowed: float, cubin: Path
 ) -> None:
-    sys.path.insert(0, str(ROOT / "bench"))
-    import partition  # noqa: PLC0415
-
     raw = json.loads((ROOT / "bench/results/raw/partition-h200.json").read_text())
     assert name.split("_")[1] in key
     assert partition.predict(cubin, key) == pytest.approx(raw["cycles"][key], rel=allowed)
@@ -142,9 +139,6 @@ def test_the_model_says_what_the_machine_took(
 
 @pytest.fixture(scope="module")
 def cubin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sys.path.insert(0, str(ROOT / "bench"))
-    import partition  # noqa: PLC0415
-
     path = tmp_path_factory.mktemp("partition") / "some.cubin"
     kernels = ("same_ss_exp2", "three_soft", "three_exp", "three_fma", "three_max", "three_expfma")
     partition.build(path, kernels)

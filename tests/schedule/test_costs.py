@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from bench import calibrate_fit
 from warploom.schedule.model.costs import costs
 from warploom.schedule.published.catalogue import build
 
-BENCH = Path(__file__).parents[2] / "bench"
-RAW = BENCH / "results/raw/schedule-costs-h200.json"
+RAW = Path(__file__).parents[2] / "bench/results/raw/schedule-costs-h200.json"
 
 
 @pytest.fixture(name="fitted")
-def fitted_costs(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[float, float, float, str]]:
-    monkeypatch.syspath_prepend(str(BENCH))
-    import calibrate_fit  # noqa: PLC0415 (bench is no package)
-
-    assert Path(calibrate_fit.__file__).parent == BENCH
+def fitted_costs() -> dict[str, tuple[float, float, float, str]]:
     fits = calibrate_fit.costs(json.loads(RAW.read_text()))
-    sys.modules.pop("calibrate_fit")
     return {name: (fit.value, fit.low, fit.high, fit.unit) for name, fit in fits.items()}
 
 

@@ -8,6 +8,7 @@ import pytest
 from fixtures import graph_b, target_b
 from solutions import problem, solved
 
+from bench.explain import explain
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import check, lower_bounds, verify
 from warploom.schedule.model.costs import costs, target
@@ -17,7 +18,6 @@ from warploom.schedule.published.catalogue import GRAPHS, build, parse_params
 from warploom.schedule.published.templates import pinned, template
 from warploom.schedule.published.tiles import grid_of, search_tiles
 from warploom.schedule.solve.enumerate import top_schedules
-from warploom.schedule.solve.explain import explain
 from warploom.schedule.solve.objectives import TRAFFIC
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort

@@ -19,11 +19,11 @@ from warploom.evidence import Evidence, read_rows, write_rows
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script of `bench/`: what it measures, its steps, the evidence file it leaves in `--out`."""
+    """A module of `bench`: what it measures, its steps, the evidence file it leaves in `--out`."""
 
     name: str
     about: str
-    script: str
+    module: str
     evidence: str
     builds: bool = True
 
@@ -31,23 +31,23 @@ class Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {
     one.name: one
     for one in (
-        Benchmark("gemm", "GEMM beside cuBLAS", "gemm.py", "gemm.json"),
+        Benchmark("gemm", "GEMM beside cuBLAS", "bench.gemm", "gemm.json"),
         Benchmark(
             "attention",
             "attention forward beside cuDNN and FlashAttention-4",
-            "attention.py",
+            "bench.attention",
             "attention-forward.json",
         ),
         Benchmark(
             "ablation",
             "named and solved schedules, model beside machine",
-            "ablation.py",
+            "bench.ablation",
             "schedule_ablation.json",
         ),
         Benchmark(
             "sass-search",
             "what search over machine code gains",
-            "sass_search.py",
+            "bench.sass_search",
             "sass_search.json",
             builds=False,
         ),
@@ -81,11 +81,11 @@ def bench(
     if rounds < 1:
         raise InputError(f"--rounds {rounds}, expected at least 1")
     _require_gpu(name)
-    folder = _scripts()
+    root = _source_root()
     rows: list[Evidence] = []
     with tempfile.TemporaryDirectory() as text:
         for one in chosen:
-            rows += _run(folder, BENCHMARKS[one], Path(text), rounds)
+            rows += _run(root, BENCHMARKS[one], Path(text), rounds)
     if json_out is not None:
         write_rows(json_out, rows)
     typer.echo(json.dumps({"rows": len(rows), "json": str(json_out or "")}))
@@ -103,22 +103,23 @@ def _require_gpu(name: str) -> None:
         raise InputError(f"bench {name}: no GPU here; benchmarks measure, they do not model")
 
 
-def _scripts() -> Path:
-    folder = Path(warploom.__file__).resolve().parents[2] / "bench"
-    if not folder.is_dir():
+def _source_root() -> Path:
+    root = Path(warploom.__file__).resolve().parents[2]
+    if not (root / "bench" / "__init__.py").is_file():
         raise InputError(
-            f"bench: {folder} is not there; benchmarks come with the source tree, not the wheel"
+            f"bench: {root / 'bench'} is not there; benchmarks come with the source tree, not the "
+            "wheel"
         )
-    return folder
+    return root
 
 
-def _run(folder: Path, one: Benchmark, out: Path, rounds: int) -> list[Evidence]:
-    script = str(folder / one.script)
-    steps = [[script, "--out", str(out / one.evidence)]]
+def _run(root: Path, one: Benchmark, out: Path, rounds: int) -> list[Evidence]:
+    steps = [["--out", str(out / one.evidence)]]
     if one.builds:
-        steps = [[script, "build"], [script, "run", "--out", str(out), "--rounds", str(rounds)]]
-    for step in steps:
-        done = subprocess.run([sys.executable, *step], check=False)
+        steps = [["build"], ["run", "--out", str(out), "--rounds", str(rounds)]]
+    for options in steps:
+        step = ["-m", one.module, *options]
+        done = subprocess.run([sys.executable, *step], cwd=root, check=False)
         if done.returncode:
             raise CheckFailed(f"bench {one.name}: {' '.join(step)} ended with {done.returncode}")
     return read_rows(out / one.evidence)

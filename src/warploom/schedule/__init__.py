@@ -2,7 +2,7 @@
 
     graph, target, rules, schedule      the artifacts
     costs, graphs/, catalogue           loop bodies that ship, and what their operations cost
-    bounds, encoding*, objectives, problem, solve, backbone, fallback, recount, explain, enumerate,
+    bounds, encoding*, objectives, problem, solve, backbone, fallback, recount, enumerate,
     templates, tiles      the solver
     checker, simulate                   what believes none of it
     gantt, picture, trace, service      what people see

@@ -4,7 +4,7 @@ At most one instruction a cycle, in order within a warp, greedily from the same 
 set, else from the one that issued longest ago. An instruction issues when its warp's stall has
 passed, its scoreboards are zero and its pipe is free.
 
-Latencies and intervals: measured on an H200 where the micro-benchmarks of `search/calibration`
+Latencies and intervals: measured on an H200 where the micro-benchmarks of `bench/calibration`
 reach (marked in the tables), otherwise arXiv 2503.20481 (table 2), the CUDA C++ Programming Guide
 (throughput per SM), arXiv 2501.12084 and 2402.13499 (Hopper). Loads are taken as L2 hits.
 """

@@ -1,6 +1,6 @@
 """Workers as Ray actors: one host or a cluster, with the same interface.
 
-Needs `pip install 'warploom[ray]'`. With `num_gpus=1` Ray gives each actor a GPU of its own
+Needs `pip install ray`. With `num_gpus=1` Ray gives each actor a GPU of its own
 (`CUDA_VISIBLE_DEVICES`), wherever in the cluster it stands.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
+from bench.scaling.evaluator import Event, Scorer, Task
 from warploom.errors import ToolMissing
 from warploom.search.play import Score
-from warploom.search.scale import Event, Scorer, Task
 
 
 def import_ray() -> Any:
@@ -21,9 +21,7 @@ def import_ray() -> Any:
     try:
         return import_module("ray")
     except ImportError:
-        raise ToolMissing(
-            "a Ray cluster needs Ray; install it with: pip install 'warploom[ray]'"
-        ) from None
+        raise ToolMissing("a Ray cluster needs Ray; install it with: pip install ray") from None
 
 
 class Actor:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
+from bench.scaling.evaluator import MOST_RESTARTS, Backend, Event, ModelTask, ScaledEvaluator
+from bench.scaling.processes import Processes
+from bench.scaling.ray_cluster import RayCluster
 from warploom.errors import DeviceError
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.rules.verify import Verifier
@@ -17,9 +20,6 @@ from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate, Game
 from warploom.search.play import Score
 from warploom.search.players import PLAYERS
-from warploom.search.scale import MOST_RESTARTS, Backend, Event, ModelTask, ScaledEvaluator
-from warploom.search.scale_process import Processes
-from warploom.search.scale_ray import RayCluster
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from bench.scaling.evaluator import Event, Task
 from warploom.search.play import Score
-from warploom.search.scale import Event, Task
 
 
 @dataclass

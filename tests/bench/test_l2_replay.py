@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.derive.cases import kernel
 
-from warploom.derive.cost.cache import Level2, Walk, compulsory_bytes, dram_bytes, task_order
+from bench import counters
+from bench.l2_replay import Level2, Walk, compulsory_bytes, dram_bytes, task_order
 from warploom.derive.cost.counts import exact_transfers
 from warploom.derive.kernel.kernel import Kernel
 from warploom.errors import CheckFailed, InputError
 
-BENCH = Path(__file__).resolve().parents[2] / "bench" / "counters.py"
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 def matmul(a: int, b: int, c: int, tile: int, step: int) -> Kernel:
@@ -122,17 +120,7 @@ def test_bad_walks_and_kernels_are_refused() -> None:
         dram_bytes(matmul(4, 4, 4, 2, 2), Walk(1, cluster=("z", 2)), Level2(10.0), 1.0)
 
 
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_counters", BENCH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_counters"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_counters_are_read_by_name_and_a_foreign_kernel_is_refused() -> None:
-    counters = bench()
     names = ["probe write 4", "gemm-rows 8x8x8"]
     head = '"ID","Kernel Name","CC","dram__bytes_read.sum","gpu__time_duration.sum"\n'
     units = '"","","","byte","ns"\n'
@@ -150,8 +138,7 @@ def test_counters_are_read_by_name_and_a_foreign_kernel_is_refused() -> None:
 
 def test_prediction_is_within_five_percent_of_the_committed_counters() -> None:
     """A sample of the measured cases, the quick ones; bench/counters.py has them all."""
-    counters = bench()
-    path = BENCH.parent / "results" / "raw" / "counters-h200.json"
+    path = BENCH / "results" / "raw" / "counters-h200.json"
     measured = json.loads(path.read_text())["counters"]
     for name, sizes in (
         ("gemm-band8-pair", (2048, 2048, 2048)),

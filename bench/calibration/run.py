@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench.calibration.images import ProbeImage
 from warploom.runtime.device import CudaError, Device, Shape
 from warploom.runtime.launch import Params
-from warploom.search.calibration.images import ProbeImage
 
 SCHEDULERS: Final = 4
 WARP: Final = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from warploom.search.calibration.probes import PREFIX
+from bench.calibration.probes import PREFIX
 
 GROUP: Final = 8
 COLUMNS: Final = (64, 128, 256)

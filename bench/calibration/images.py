@@ -16,14 +16,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
+from bench.calibration.matrix_probes import GROUP, matrix_probes, matrix_source
+from bench.calibration.probes import PREFIX, Probe, probes, source
 from warploom.errors import CheckFailed, InputError
 from warploom.runtime.nvrtc import compile_source
 from warploom.sass.decode.control import MAX_STALL_STAYING, Control
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.kernel import Instruction, Kernel, decode
 from warploom.sass.flow.loops import natural_loops
-from warploom.search.calibration.matrix_probes import GROUP, matrix_probes, matrix_source
-from warploom.search.calibration.probes import PREFIX, Probe, probes, source
 
 MANIFEST: Final = "probes.json"
 REPEATED: Final = 3  # a spelling the compiler uses this often in the loop is the probe's own

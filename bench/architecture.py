@@ -1,0 +1,289 @@
+"""Write the tables of docs/architecture.md: the house measured at two revisions, from its files.
+
+    python -m bench.architecture                   60bc3d4 beside the working tree
+    python -m bench.architecture BEFORE [AFTER]    two revisions of git
+
+A room is a folder of `src/warploom`, or a module that stands beside the folders. Only Python is
+counted. An import counts wherever it stands, in a function too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from warploom.errors import InputError
+from warploom.files import write_text_atomically
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+PACKAGE = "warploom"
+BEFORE = "60bc3d4"  # before folders showed the architecture
+MARKER = re.compile(r"(<!-- architecture: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+LONG_LINES, MANY_PARAMETERS = 60, 8
+# How the names of modules end that a user starts or imports: nothing inside has to import them.
+ENTRY_POINTS = (
+    ".__main__",  # python -m warploom
+    ".rl.pretrain",  # python -m warploom.rl.pretrain
+    ".integrations.torch_op",
+    ".integrations.triton",
+    ".simulate",  # the oracle of block programs, for a kernel's author and the tests
+    ".hierarchy",  # the laws of several levels of memory, for the gallery of derivations
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class House:
+    """The modules of one revision, by dotted name, and the layers of its import contract."""
+
+    sources: Mapping[str, str]
+    layers: tuple[tuple[str, ...], ...] = ()
+    packages: frozenset[str] = frozenset()
+
+    @cached_property
+    def trees(self) -> dict[str, ast.Module]:
+        """Every module parsed."""
+        return {name: ast.parse(text) for name, text in self.sources.items()}
+
+    @cached_property
+    def imports(self) -> dict[str, set[str]]:
+        """What every module imports of the package, itself left out."""
+        return {
+            name: {self._module(target) for target in _names_imported(tree)} - {"", name}
+            for name, tree in self.trees.items()
+        }
+
+    def _module(self, name: str) -> str:
+        """The module that a dotted name is or lies in; "" for a name of another package."""
+        while name and name not in self.sources:
+            name = name.rpartition(".")[0]
+        return name
+
+    def room(self, module: str) -> str:
+        """The folder of a module, from the package on; of one beside the folders, its name."""
+        parts = module.split(".")[1:]
+        if module not in self.packages and len(parts) > 1:
+            parts = parts[:-1]
+        return "/".join(parts)
+
+    def lines(self, room: str) -> int:
+        """Lines of Python in a room and its sub-rooms."""
+        return sum(self.sources[name].count("\n") for name in self.within(room))
+
+    def within(self, room: str) -> list[str]:
+        """The modules of a room and its sub-rooms."""
+        return [
+            m for m in self.sources if f"{self.room(m)}/".startswith(f"{room}/" if room else "")
+        ]
+
+    @cached_property
+    def rooms(self) -> list[str]:
+        """All rooms and sub-rooms that are folders."""
+        found = {self.room(module) for module in self.packages} - {""}
+        return sorted(found)
+
+    def circles(self, room_of: Callable[[str], str]) -> list[set[str]]:
+        """Sets of rooms of which each imports, through the others, all."""
+        edges: dict[str, set[str]] = defaultdict(set)
+        for module, targets in self.imports.items():
+            edges[room_of(module)] |= {room_of(target) for target in targets}
+        reach = {room: _reached(room, edges) for room in list(edges)}
+        found: list[set[str]] = []
+        for room in sorted(reach):
+            circle = {other for other in reach[room] if room in reach.get(other, set())} - {""}
+            if room and len(circle) > 1 and circle not in found:
+                found.append(circle)
+        return found
+
+    def upward(self) -> list[str]:
+        """Imports of a module of an upper layer by one of a lower."""
+        level = {room: at for at, layer in enumerate(self.layers) for room in layer}
+
+        def floor(module: str) -> int | None:
+            return level.get(".".join(module.split(".")[:2]))
+
+        return sorted(
+            f"{module} -> {target}"
+            for module, targets in self.imports.items()
+            for target in targets
+            if (here := floor(module)) is not None
+            and (there := floor(target)) is not None
+            and there < here
+        )
+
+    def without_importer(self) -> list[str]:
+        """Modules that no other imports; packages, commands and `ENTRY_POINTS` are left out."""
+        wanted = set().union(*self.imports.values())
+        for tree in self.trees.values():  # imported by name: `import_module("warploom.x")`
+            wanted |= {
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            }
+        alone = set(self.sources) - wanted - self.packages
+        commands = f"{PACKAGE}.cli."
+        return sorted(
+            x for x in alone if not x.startswith(commands) and not x.endswith(ENTRY_POINTS)
+        )
+
+    def functions(self) -> Iterator[Function]:
+        """Every function and method."""
+        for tree in self.trees.values():
+            yield from (node for node in ast.walk(tree) if isinstance(node, Function))
+
+    def dataclasses(self) -> int:
+        """How many classes are dataclasses."""
+        return sum(
+            isinstance(node, ast.ClassDef)
+            and any("dataclass" in ast.unparse(item) for item in node.decorator_list)
+            for tree in self.trees.values()
+            for node in ast.walk(tree)
+        )
+
+
+def _names_imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (item.name for item in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{item.name}" for item in node.names)
+
+
+def _reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    left = [start]
+    while left:
+        for room in edges.get(left.pop(), set()) - seen:
+            seen.add(room)
+            left.append(room)
+    return seen
+
+
+def _parameters(function: Function) -> int:
+    given = function.args
+    names = [item.arg for item in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def house_of(files: Iterable[tuple[str, str]]) -> House:
+    """The house of files given as (path from the root of the repository, text)."""
+    sources: dict[str, str] = {}
+    packages: set[str] = set()
+    layers: tuple[tuple[str, ...], ...] = ()
+    for path, text in files:
+        if path == "pyproject.toml":
+            (contract,) = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
+            layers = tuple(tuple(re.findall(r"[\w.]+", line)) for line in contract["layers"])
+            continue
+        parts = Path(path).with_suffix("").parts[1:]
+        if parts[-1] == "__init__":
+            packages.add(".".join(parts[:-1]))
+        sources[".".join(parts if parts[-1] != "__init__" else parts[:-1])] = text
+    return House(sources, layers, frozenset(packages))
+
+
+def working_tree() -> House:
+    """The house as its files are now."""
+    paths = [ROOT / "pyproject.toml", *sorted((ROOT / "src" / PACKAGE).rglob("*.py"))]
+    return house_of((path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
+
+
+def revision(name: str) -> House:
+    """The house at a revision of git."""
+    done = subprocess.run(
+        ["git", "archive", name, f"src/{PACKAGE}", "pyproject.toml"],
+        cwd=ROOT, capture_output=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise InputError(f"revision {name!r}: {done.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        members = [
+            m for m in archive if m.name.endswith((".py", ".toml")) and "/data/" not in m.name
+        ]
+        return house_of((m.name, archive.extractfile(m).read().decode()) for m in members)  # type: ignore[union-attr]
+
+
+def top(house: House) -> Callable[[str], str]:
+    """The outermost room of a module."""
+    return lambda module: house.room(module).split("/")[0]
+
+
+MEASURES: dict[str, Callable[[House], int]] = {
+    "lines of Python": lambda house: house.lines(""),
+    "files": lambda house: len(house.sources),
+    "rooms, with sub-rooms": lambda house: len(house.rooms),
+    "import circles between rooms": lambda house: len(house.circles(top(house))),
+    "import circles between sub-rooms": lambda house: len(house.circles(house.room)),
+    "upward imports, by the import contract": lambda house: len(house.upward()),
+    "modules without importer": lambda house: len(house.without_importer()),
+    f"functions over {LONG_LINES} lines": lambda house: sum(
+        (function.end_lineno or 0) - function.lineno + 1 > LONG_LINES
+        for function in house.functions()
+    ),
+    f"functions with {MANY_PARAMETERS} or more parameters": lambda house: sum(
+        _parameters(function) >= MANY_PARAMETERS for function in house.functions()
+    ),
+    "dataclasses": House.dataclasses,
+}
+
+
+def tables(before: House, after: House, names: tuple[str, str]) -> str:
+    """Both tables: measures of the whole, then lines and files of every room."""
+    head = f"| {{}} | {names[0]} | {names[1]} |\n|---|---:|---:|"
+    rows = [head.format("of the whole")]
+    rows += [f"| {name} | {of(before):,} | {of(after):,} |" for name, of in MEASURES.items()]
+    rows += ["", head.format("lines (files) of")]
+    for room in sorted({*before.rooms, *after.rooms}):
+        indent = "&nbsp;&nbsp;" * room.count("/")
+        cells = [_size(house, room) for house in (before, after)]
+        rows.append(f"| {indent}`{room}` | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _size(house: House, room: str) -> str:
+    found = len(house.within(room)) if room in house.rooms else 0
+    return f"{house.lines(room):,} ({found})" if found else ""
+
+
+def main() -> int:
+    """Write the page anew; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", nargs="?", default=BEFORE)
+    parser.add_argument("after", nargs="?", help="default: the working tree")
+    given = parser.parse_args()
+    try:
+        before = revision(given.before)
+        after = revision(given.after) if given.after else working_tree()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    made = tables(before, after, (given.before, given.after or "now"))
+    page = PAGE.read_text()
+    write_text_atomically(
+        PAGE,
+        MARKER.sub(lambda match: f"<!-- architecture: {given.before} -->\n{made}{match[4]}", page),
+    )
+    print(made)
+    circles = [" <-> ".join(sorted(circle)) for circle in after.circles(after.room)]
+    for line in (*after.upward(), *after.without_importer(), *circles):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
