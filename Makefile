@@ -43,7 +43,7 @@ lint: env
 	$(BIN)/lint-imports
 
 unit: env
-	$(BIN)/python -m pytest -m 'not gpu' -n 2 --dist worksteal
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu' -n 2 --dist worksteal --durations=20
 
 gpu-test: env  ## the tests marked gpu, on a machine with one
 	$(BIN)/python -m pytest -m gpu

@@ -15,7 +15,7 @@ from warploom.report.sass_tables import diff_lines
 from warploom.sass.decode.control import Control
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Kernel, decode
-from warploom.sass.show.diff import Change, align, diff
+from warploom.sass.flow.diff import Change, align, diff
 
 ATTENTION = "triton_attention_128x64_w8_s3_sm90"
 CubinOf = Callable[[str], Cubin]

@@ -10,9 +10,9 @@ import pytest
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.kernel import decode
 from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.diff import diff
 from warploom.sass.rules.lint import lint
 from warploom.sass.rules.verify import Verifier, verify
-from warploom.sass.show.diff import diff
 
 DATA = Path(__file__).parent / "data"
 

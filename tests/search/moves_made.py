@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.sass.show.diff import align
+from warploom.sass.flow.diff import align
 from warploom.search.game import Game
 
 

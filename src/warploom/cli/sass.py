@@ -25,11 +25,11 @@ from warploom.report.sass_words import defs_and_uses, reasons
 from warploom.sass.decode.cubin import Cubin, load
 from warploom.sass.decode.kernel import Kernel, decode, decode_all
 from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.diff import diff as diff_cubins
 from warploom.sass.flow.loops import natural_loops
 from warploom.sass.flow.paths import block_edges
 from warploom.sass.rules.lint import ERROR, lint
 from warploom.sass.rules.verify import verify as verify_cubins
-from warploom.sass.show.diff import diff as diff_cubins
 from warploom.sass.show.explain import Explanation, explain
 from warploom.sass.show.stats import stats as kernel_stats
 from warploom.search.lineage import prove_lineage

@@ -12,7 +12,7 @@ from warploom.flows.tuned import SCHEMA, TuneReport
 from warploom.integrations.deploy import FolderStore, content_key
 from warploom.report.sass_html import diff_html
 from warploom.report.sass_tables import diff_lines
-from warploom.sass.show.diff import diff
+from warploom.sass.flow.diff import diff
 
 
 def write_report(report: TuneReport) -> None:

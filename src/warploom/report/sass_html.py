@@ -22,9 +22,9 @@ from warploom.report.sass_words import (
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.flow.diff import Change, KernelDiff, Row
 from warploom.sass.flow.loops import depths, natural_loops
 from warploom.sass.flow.paths import block_edges
-from warploom.sass.show.diff import Change, KernelDiff, Row
 from warploom.sass.show.explain import Explanation
 
 CONTEXT = 3

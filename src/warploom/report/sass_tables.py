@@ -9,8 +9,8 @@ from rich.text import Text
 from warploom.report.sass_html import row_note, shown_rows
 from warploom.report.sass_words import block_list, control_columns
 from warploom.sass.decode.kernel import Kernel
+from warploom.sass.flow.diff import Change, KernelDiff, Row
 from warploom.sass.rules.lint import ERROR, LintFinding
-from warploom.sass.show.diff import Change, KernelDiff, Row
 from warploom.sass.show.stats import KernelStats
 
 ROW_STYLES = {

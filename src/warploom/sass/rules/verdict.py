@@ -24,7 +24,7 @@ class Finding:
 class Verdict:
     """The static verdict: legal, or the rules it breaks. `mode` is the alias assumption used.
 
-    `moved` and `control_edits` are `show.diff`'s, of a legal candidate (None: not counted; a search
+    `moved` and `control_edits` are `flow.diff`'s, of a legal candidate (None: not counted; a search
     asks for thousands of verdicts, and counting takes longer than judging).
     """
 

@@ -20,6 +20,7 @@ from warploom.sass.decode.disassembly import disassemble
 from warploom.sass.decode.kernel import Kernel, build_kernel
 from warploom.sass.decode.words import Words, control_fields, instruction_words
 from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.flow.diff import diff
 from warploom.sass.flow.latency import LatencyTable, table_for
 from warploom.sass.rules.constraints import derive
 from warploom.sass.rules.control_rules import ControlRules
@@ -28,7 +29,6 @@ from warploom.sass.rules.order_rules import check_order, check_waits
 from warploom.sass.rules.original import CLEAR, Original, State
 from warploom.sass.rules.rules import Constraints, Ints
 from warploom.sass.rules.verdict import Finding, Verdict
-from warploom.sass.show.diff import diff
 
 
 class Verifier:
