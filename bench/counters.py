@@ -218,7 +218,7 @@ def build_all() -> None:
 
 
 def derived(name: str, sizes: tuple[int, ...]) -> Kernel:
-    """The case as a kernel of the diagram floor, with the tile sizes of the generated code."""
+    """The case as a kernel of `derive`, with the tile sizes of the generated code."""
     config = VARIANTS[name].config
     if isinstance(config, GemmConfig):
         m, n, k = sizes

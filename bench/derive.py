@@ -1,4 +1,4 @@
-"""Evidence for the diagram floor: `python -m bench.derive` writes bench/results/derive.json.
+"""Evidence for derivations: `python -m bench.derive` writes bench/results/derive.json.
 
 Rows: seconds from the formula to FlashAttention in a fresh process, with lemmas searched for and
 registered; percent of a proven bound of each derivation; values moved by execution against the

@@ -130,7 +130,7 @@ class Case:
 
 def reference(torch: Any, name: str, a: dict[str, Any]) -> Any:
     """The formula from its definition in torch, float32 arithmetic on the bf16 arrays: nothing here
-    is read from the diagram floor, and every factor follows from the arrays' shapes."""
+    is read from the derivation, and every factor follows from the arrays' shapes."""
     f = {k: v.float() for k, v in a.items() if k in ("A", "B", "Q", "K", "V", "X", "G", "W", "T")}
     if name == "matmul":
         return f["A"] @ f["B"]
