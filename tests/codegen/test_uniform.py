@@ -34,6 +34,10 @@ CASES = [(300, 300, 1, 2), (300, 300, 1, 9), (300, 290, 2, 9), (64, 500, 0, 3)]
 EDGES = [(rows, keys, 1, 4) for rows in (128, 200) for keys in range(126, 194)]
 
 
+def is_after(row, col):
+    return row - col > 0
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("part", [0, 1])
@@ -62,7 +66,7 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
     assert True not in found or not (window and causal)
 
 
-@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after])
 def test_every_comparison_holds_up_to_its_last_element(compare):
     def body(a, b, c):
         (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
