@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.mutants.generate import generated
 from tests.mutants.model import ROOT, Mutant, MutantError, load
-from tests.mutants.runner import BROKEN, SURVIVED, Runner
+from tests.mutants.runner import BROKEN, SURVIVED, Runner, identity
 from tests.mutants.table import write
 
 STOPPED = 130
@@ -30,6 +30,10 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
     if options.kind != "semantic":
         found += generated(checkers)
     found = [m for m in found if options.only in m.checker or options.only in m.file]
+    if options.survivors:
+        rows = json.loads(options.json.read_text())
+        left = {identity(row) for row in rows if row["outcome"] == SURVIVED}
+        found = [m for m in found if identity(vars(m)) in left]
     if options.sample is not None:
         found = random.Random(options.seed).sample(found, min(options.sample, len(found)))
     return found
@@ -44,14 +48,15 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=1, help="so many at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the results; goes on")
+    parser.add_argument("--survivors", action="store_true", help="only what survived in --json")
     parser.add_argument("--list", action="store_true", help="count the mutants, run none")
     parser.add_argument("--table", action="store_true", help="results of --json to docs/checks.md")
     options = parser.parse_args(words)
     if options.jobs < 1 or (options.sample is not None and options.sample < 1):
         parser.error("--jobs and --sample take a number from 1 up")
+    if (options.table or options.survivors) and not (options.json and options.json.is_file()):
+        parser.error("--table and --survivors need a file of --json that is there")
     if options.table:
-        if options.json is None:
-            parser.error("--table needs --json")
         write(json.loads(options.json.read_text()), ROOT / "docs" / "checks.md")
         return 0
     mutants = chosen(options)
