@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help env demo test lint unit gpu-test bench tables clean
+.PHONY: help env demo test lint unit mutants gpu-test bench tables clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -44,6 +44,10 @@ lint: env
 
 unit: env
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not gpu' -n 2 --dist worksteal --durations=20
+
+mutants: env  ## plant faults in the checkers, and see which the tests catch (a night)
+	mkdir -p out
+	$(BIN)/python -m tests.mutants --jobs 2 --json out/mutants.json
 
 gpu-test: env  ## the tests marked gpu, on a machine with one
 	$(BIN)/python -m pytest -m gpu

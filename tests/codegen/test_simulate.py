@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.codegen.ir.block import Pipeline, Straight
+from warploom.codegen.oracle.barriers import Company, NamedBarrier, PhaseBarrier, Push
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
@@ -201,3 +202,30 @@ def test_a_ring_too_shallow_for_what_stays_in_flight_is_refused():
     program, schedule, _ = programs.gemm_case(64, 64, 64, depth=1, flying=1)
     with pytest.raises(InputError, match="depth 1, but 1 of its slots are still held"):
         lower(program, schedule)
+
+
+def test_a_barrier_takes_each_phases_arrivals_and_no_more():
+    barrier = PhaseBarrier("slot", 2)
+    assert barrier.passed(1) and not barrier.passed(0)
+    barrier.arrive()
+    with pytest.raises(CheckFailed, match="2 arrivals with 1 of 2 left in phase 0"):
+        barrier.arrive(2)
+    barrier.arrive()
+    assert barrier.passed(0) and not barrier.passed(1)
+    turn = NamedBarrier("turn")
+    assert not turn.take()
+    turn.arrive()
+    with pytest.raises(CheckFailed, match="passed twice before it was taken"):
+        turn.arrive()
+
+
+def test_parts_of_a_meeting_are_read_once_they_are_all_there():
+    company = Company("sum", 2, 1)
+    ones = np.ones(4, np.float32)
+    assert Push(company, 0, ones).land()
+    with pytest.raises(CheckFailed, match="block 0 pushes over a part of sum"):
+        Push(company, 0, ones).land()
+    with pytest.raises(CheckFailed, match="sum reads parts that have not landed"):
+        company.take()
+    assert Push(company, 1, 2 * ones).land()
+    assert company.take().tolist() == [3.0] * 4

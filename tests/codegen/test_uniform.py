@@ -34,6 +34,10 @@ CASES = [(300, 300, 1, 2), (300, 300, 1, 9), (300, 290, 2, 9), (64, 500, 0, 3)]
 EDGES = [(rows, keys, 1, 4) for rows in (128, 200) for keys in range(126, 194)]
 
 
+def is_after(row, col):
+    return row - col > 0
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("part", [0, 1])
@@ -62,25 +66,9 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
     assert True not in found or not (window and causal)
 
 
-@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after])
 def test_every_comparison_holds_up_to_its_last_element(compare):
-    def body(a, b, c):
-        (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
-        rows, depth = t.span(i * 64, 64), t.span(0, 16)
-        acc = t.load(a, rows, depth) @ t.load(b, depth, t.span(0, 32))
-        for j in t.loop(t.cdiv(t.size("n"), 32)):
-            cols = t.span(j * 32, 32)
-            col = t.coordinate("n", 32, j * 32 + t.size("k"))
-            seen = compare(t.coordinate("m", 64, i * 64), col)
-            acc += t.load(a, rows, depth) @ t.load(b, depth, cols)
-            acc[:] = t.where(seen, acc, -1.0)
-        t.store(c, rows, t.span(0, 32), tile=acc)
-
-    dims = {"a": (t.BF16, "m k"), "b": (t.BF16, "k n"), "c": (t.FP32, "m n")}
-    program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="masked")
-    block = lower(program, multistage(program, 2, LaunchPlan(), 1, in_flight=0))
-    values = Values(block.placement, 0)
-    (mask,) = (op for op in program.ops() if op.kind == "where")
+    values, mask = masked(lambda row, col, _: compare(row, col))
     guard = everywhere(values, mask.srcs[0], {"i": "j"})
     assert guard is not None
     found = set()
@@ -90,6 +78,35 @@ def test_every_comparison_holds_up_to_its_last_element(compare):
         assert holds == compare(row, col).all(), (tile, j, shift)
         found.add(holds)
     assert found == {False, True}
+
+
+@pytest.mark.parametrize("join", [operator.and_, operator.or_])
+def test_nothing_holds_everywhere_that_depends_on_values(join):
+    """Where a part of a condition is not known, neither is the whole."""
+    values, mask = masked(lambda row, col, acc: join(row <= col, acc > 0.0))
+    assert everywhere(values, mask.srcs[0], {"i": "j"}) is None
+
+
+def masked(condition):
+    """A matmul whose sums are masked by rows, columns and values; and the op that masks."""
+
+    def body(a, b, c):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
+        rows, depth = t.span(i * 64, 64), t.span(0, 16)
+        acc = t.load(a, rows, depth) @ t.load(b, depth, t.span(0, 32))
+        for j in t.loop(t.cdiv(t.size("n"), 32)):
+            cols = t.span(j * 32, 32)
+            col = t.coordinate("n", 32, j * 32 + t.size("k"))
+            acc += t.load(a, rows, depth) @ t.load(b, depth, cols)
+            seen = condition(t.coordinate("m", 64, i * 64), col, acc)
+            acc[:] = t.where(seen, acc, -1.0)
+        t.store(c, rows, t.span(0, 32), tile=acc)
+
+    dims = {"a": (t.BF16, "m k"), "b": (t.BF16, "k n"), "c": (t.FP32, "m n")}
+    program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="masked")
+    block = lower(program, multistage(program, 2, LaunchPlan(), 1, in_flight=0))
+    (mask,) = (op for op in program.ops() if op.kind == "where")
+    return Values(block.placement, 0), mask
 
 
 @pytest.mark.parametrize("turns", [False, True])

@@ -56,6 +56,11 @@ def test_key_sees_code_not_provenance() -> None:
         (b"// PTX text, not a cubin" * 8, "not a cubin"),
         (make_elf(CODE)[:-40], "truncated"),
         (make_elf(CODE)[:100], "truncated"),
+        # The table is whole, the code that it names is not.
+        (
+            make_elf(CODE).replace(struct.pack("<QQ", 64, 32), struct.pack("<QQ", 64, 1 << 20)),
+            "a section lies beyond its end",
+        ),
     ],
 )
 def test_what_is_no_cubin_is_named(data: bytes, words: str) -> None:

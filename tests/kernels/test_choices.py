@@ -12,7 +12,13 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.attention.choose import CONSTANTS_FILE, work_of
+from warploom.kernels.attention.choose import (
+    CONSTANTS_FILE,
+    SMS,
+    START,
+    microseconds,
+    work_of,
+)
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
 from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention
@@ -129,3 +135,17 @@ def test_attention_chosen_for_a_measured_length_is_near_the_best_without_its_row
 def test_what_has_no_variant_is_refused():
     with pytest.raises(InputError, match="up to 256"):
         choose_attention(128, AttentionConfig(head_dim=512))
+
+
+def test_equal_tasks_take_whole_rounds_of_the_sms():
+    """One task more than there are SMs leaves all but one of them idle for a round."""
+    choice, config = ATTENTION_CHOICES["128x64"], AttentionConfig(causal=False)
+    assert choice.launch.get("walk") != "dynamic"
+
+    def time(tasks):
+        return microseconds(choice, config, choice.tile[0], 4096, tasks, (1.0, 0.5))
+
+    one = time(1) - START
+    assert one > 0
+    for tasks, rounds in ((SMS, 1), (SMS + 1, 2), (2 * SMS, 2), (2 * SMS + 1, 3)):
+        assert time(tasks) - START == pytest.approx(rounds * one), tasks

@@ -100,6 +100,24 @@ def test_planted_faults_are_found(bench: Workbench, candidate: bytes, message: s
     assert str(report).startswith("FAILED")
 
 
+def test_a_candidate_wrong_on_one_pattern_is_wrong(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever pattern it is, those after it do not make up for it."""
+    load, until = bench.device.load, [0]
+
+    def unlucky(data: bytes) -> object:
+        until[0] -= json.loads(data)["behave"] == "unlucky"
+        once = json.loads(data)["behave"] == "unlucky" and until[0] == 0
+        return load(image("wrong") if once else data)
+
+    monkeypatch.setattr(bench.device, "load", unlucky)
+    for number, pattern in enumerate(DEFAULT_PATTERNS, 1):
+        until[0] = number
+        report = check_candidate(bench, image(), image("unlucky"), CheckSettings(), ignore)
+        assert not report.passed and pattern in report.detail
+
+
 def test_a_faulting_candidate_raises_a_fatal_error(bench: Workbench) -> None:
     with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as caught:
         check_candidate(bench, image(), image("fault"), QUICK, ignore)

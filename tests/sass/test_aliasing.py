@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from warploom.sass.flow.aliasing import (
     SPACES,
     AliasMode,
     MemoryAccess,
+    is_sync,
     memory_accesses,
     must_keep_order,
 )
@@ -128,3 +130,44 @@ def test_equal_addresses_are_of_registers_nobody_wrote_in_between(
                     assert written, (kernel.name, first.index, second.index)
                     rewritten += 1
     assert same > 100 and rewritten > 10, "the kernels have both kinds"
+
+
+def test_pointers_are_distinct_in_triton_mode_alone() -> None:
+    """Two global accesses through two arguments: a caller of other kernels may pass one buffer."""
+    store = MemoryAccess(0, "STG", *SPACES["STG"], ((4, 0),), 0, 4, frozenset((0,)))
+    load = MemoryAccess(1, "LDG", *SPACES["LDG"], ((6, 0),), 0, 4, frozenset((1,)))
+    for first, second in ((store, load), (load, store), (store, store)):
+        assert must_keep_order(first, second, AliasMode.STRICT)
+    assert not must_keep_order(store, load, AliasMode.TRITON)
+
+
+def test_a_load_touches_as_many_bytes_as_it_fills_registers(
+    kernels_of: Callable[[str], list[Kernel]],
+) -> None:
+    widths: set[int] = set()
+    for kernel in (kernel for name in NAMES for kernel in kernels_of(name)):
+        for access in memory_accesses(kernel, kernel.instructions, {}):
+            item = kernel.instructions[access.index]
+            filled = {write.resource for write in item.effects.writes}
+            if access.base in ("LDG", "LDS", "LDL") and access.size >= len(filled) > 0:
+                narrow = ".U8" in item.line.opcode or ".U16" in item.line.opcode
+                assert access.size == 4 * len(filled) or narrow, item.line.text
+                widths.add(access.size)
+    assert {4, 16} <= widths
+
+
+def test_what_synchronises_keeps_its_order_with_all_memory(
+    kernels_of: Callable[[str], list[Kernel]],
+) -> None:
+    barriers = 0
+    for kernel in (kernel for name in NAMES for kernel in kernels_of(name)):
+        for item in kernel.instructions:
+            if item.base in ("BAR", "MEMBAR", "SYNCS"):
+                assert is_sync(item), item.line.text
+                barriers += 1
+            if item.base in ("LDG", "STG") and item.line.guard != "!PT":
+                opcode = item.line.opcode
+                assert not is_sync(item) or "STRONG" in opcode, item.line.text
+                strong = replace(item, line=replace(item.line, opcode=f"{opcode}.STRONG.GPU"))
+                assert is_sync(strong), strong.line.text
+    assert barriers > 5

@@ -9,9 +9,20 @@ from fixtures import graph_b, target_b, witness
 from solutions import problem, solved
 
 from warploom.errors import CheckFailed
-from warploom.schedule import Edge, Graph, Group, Node, Objective, Prices, Schedule, UnitUse, check
+from warploom.schedule import (
+    Edge,
+    Graph,
+    Group,
+    Node,
+    Objective,
+    Prices,
+    Schedule,
+    UnitUse,
+    check,
+)
 from warploom.schedule.check.simulate import simulate, verify
 from warploom.schedule.model.rules import OURS, PAPER
+from warploom.schedule.model.target import Unit
 from warploom.schedule.solve.readout import assemble
 
 
@@ -127,3 +138,66 @@ def test_a_slow_steady_state_is_refused() -> None:
     hasty = replace(GOOD, initiation_interval=2000)
     with pytest.raises(CheckFailed, match="promises 2000"):
         verify(graph_b(), target_b(), hasty)
+
+
+def test_a_slot_is_released_when_its_copy_to_another_group_is_done() -> None:
+    """Filled at 0, read from 10 on for 10 cycles: a slot, and a second one for a copy after it."""
+    load, read = (
+        Node("L", "load", latency=10, min_warps=1, variable_latency=True),
+        Node("R", "r", latency=10),
+    )
+    depths = {}
+    for cost in (0, 1):
+        edge = Edge("L", "R", 10 - cost, kind="ring", spill_cost=cost)
+        graph = Graph("pair", (load, read), (edge,))
+        groups = {"L": "load", "R": "compute0"}
+        schedule = assemble(graph, target_b(), OURS, 20, {"L": 0, "R": 10}, groups)
+        depths[cost] = [
+            depth
+            for depth in (1, 2)
+            if not broken(replace(schedule, ring_depth={"L": depth}), graph)
+        ]
+    assert depths == {0: [1, 2], 1: [2]}
+
+
+def test_a_wait_for_another_group_stalls_what_runs_beside_it() -> None:
+    a, b, c = (
+        Node(name, name, latency=latency) for name, latency in (("a", 1), ("b", 1), ("c", 8))
+    )
+    graph = Graph("wait", (a, b, c), (Edge("a", "b", 1),))
+    for home, rules in (("compute1", {"blocking wait"}), ("compute0", set())):
+        groups = {"a": home, "b": "compute0", "c": "compute0"}
+        schedule = assemble(graph, target_b(), OURS, 20, {"a": 0, "b": 4, "c": 0}, groups)
+        assert broken(schedule, graph) == rules, home
+
+
+def test_a_rate_unit_does_no_more_than_an_intervals_work() -> None:
+    target = replace(target_b(), units=(*target_b().units, Unit("fluid", 2, rate=True)))
+    for cycles, right in ((20, True), (21, False)):
+        node = Node("a", "a", (UnitUse("fluid", cycles, amount=2),), latency=1)
+        graph = Graph("fluid", (node,), ())
+        schedule = assemble(graph, target, OURS, 20, {"a": 0}, {"a": "compute0"})
+        assert check(graph, target, schedule).passed == right, cycles
+
+
+def test_an_operation_sits_in_a_group_that_has_its_warps() -> None:
+    node = Node("a", "a", latency=1, min_warps=8)
+    graph = Graph("wide", (node,), ())
+    schedule = assemble(graph, target_b(), OURS, 20, {"a": 0}, {"a": "compute0"})
+    assert broken(schedule, graph) == {"warps"}
+
+
+def test_a_bound_is_never_over_the_value() -> None:
+    for bound, right in ((GOOD.length, True), (GOOD.length + 1, False)):
+        claim = Objective("length", GOOD.length, bound, "cycles")
+        assert (not broken(replace(GOOD, objectives=(claim,)))) == right
+
+
+def test_setmaxnreg_gives_what_was_launched_in_steps_of_eight() -> None:
+    """65,536 registers, three warp groups of 128 threads: 168 a thread each, 24 for the loads."""
+    target = replace(target_b(), register_pool=65536)
+    most = (3 * 168 - 24) // 2 // 8 * 8
+    for registers, right in ((most, True), (most - 4, False), (most + 8, False)):
+        groups = tuple(replace(g, registers=registers) if g.warps == 4 else g for g in GOOD.groups)
+        report = check(graph_b(), target, replace(GOOD, groups=groups))
+        assert (not report.broken("setmaxnreg")) == right, (registers, report.findings)

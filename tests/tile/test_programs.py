@@ -73,6 +73,7 @@ def test_the_verifier_finds_planted_faults():
         ),
         "2 dimensions, 1 ranges": _edit(program, store.id, spans=store.spans[:1]),
         "op ids": replace(program, body=program.body[1:]),
+        f"{store.kind}.*reads {load.dst.name} before": _edit(program, store.id, srcs=(load.dst,)),
     }
     for message, broken in faults.items():
         with pytest.raises(InputError, match=message):
@@ -108,6 +109,7 @@ def test_the_verifier_finds_planted_faults_of_every_group():
         "which is no parameter": _edit(
             program, ops["store"].id, array=replace(ops["store"].array, dtype=t.BF16)
         ),
+        "stores .* to a range": _edit(program, ops["store"].id, srcs=(ops["load"].dst,)),
         "uses ghost": replace(program, grid=((program.grid[0][0], symbol("ghost")),)),
     }
     for message, broken in faults.items():
