@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ from warploom.schedule import Edge, Graph, Node, UnitUse, check, lower_bounds, v
 from warploom.schedule.model.rules import HANDBOOK_PRICES, PAPER, Rules
 from warploom.schedule.solve.encoding_exclusive import exclusive, standing
 from warploom.schedule.solve.explain import explain
-from warploom.schedule.solve.normalise import normalise
 from warploom.schedule.solve.objectives import LENGTH, TRAFFIC
 from warploom.schedule.solve.readout import assemble
 from warploom.schedule.solve.solve import Clock, Problem, joint_encoding, modulo_schedule, solve
@@ -157,19 +155,6 @@ def test_a6_micro_tests() -> None:
     lives = Graph("lives", (Node("a", "a", registers=128), Node("b", "b")), (Edge("a", "b"),))
     same = {"a": "compute0", "b": "compute0"}
     assert verdict(lives, {"a": 0, "b": 5}, same, 2).register_peak == {"compute0": 3 * 32}
-
-
-def test_a7_normalisation_is_exact_when_it_can_be_and_collapses_when_read_literally() -> None:
-    exact = normalise([512, 512, 128, 64, 1024])
-    assert exact.error == 0 and exact.proved and exact.collapsed == 0
-    assert [c / exact.costs[3] for c in exact.costs] == [8, 8, 2, 1, 16]
-    graph = graph_b()
-    pool = [e.delay for e in graph.edges] + [e.spill_cost for e in graph.edges]
-    pool += [u.cycles for n in graph.nodes for u in n.uses] + [n.latency for n in graph.nodes]
-    pool = [cycles for cycles in pool if cycles]
-    literal = normalise(pool)
-    assert literal.collapsed > len(pool) // 4  # most small costs become free: a useless model
-    assert math.gcd(*pool) == 1
 
 
 def test_a8_ablations_are_reported_with_their_status() -> None:

@@ -17,7 +17,7 @@ MODULES = (
         for name in "bench build derive doctor optimize run sass schedule tune".split()
     ),
     *(f"kernels.{name}" for name in "attention.choose gemm.choose library user".split()),
-    *(f"schedule.solve.{name}" for name in "solve enumerate explain normalise".split()),
+    *(f"schedule.solve.{name}" for name in "solve enumerate explain".split()),
     "schedule.service",
     "schedule.refute.refute",
     "codegen.compile.build",

@@ -1,4 +1,4 @@
-"""Terms, both front ends, and the normal form they meet in."""
+"""Both front ends, and the normal form they meet in."""
 
 from __future__ import annotations
 
@@ -14,58 +14,7 @@ from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
 from warploom.derive.formula.frontend import build, tensor
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.formula.library import FORMULAS, formula
-from warploom.derive.formula.terms import (
-    Box,
-    Identity,
-    Weave,
-    compile_term,
-    copy,
-    of_diagram,
-    permute,
-)
 from warploom.errors import InputError
-
-DOT = Box("contract", (("d",), ("d",)), (), ("d",))
-MATMUL = Weave(Weave(DOT, "c", (False, True)), "a", (True, False))
-
-
-def test_a_dot_product_weaved_twice_is_a_matmul() -> None:
-    assert MATMUL.dom == (("a", "d"), ("c", "d"))
-    assert MATMUL.cod == (("a", "c"),)
-    diagram = compile_term(MATMUL, ("A", "B"), {"a": 3, "c": 4, "d": 5})
-    arrays = random_inputs(diagram)
-    got = evaluate(diagram, arrays)[diagram.outputs[0]]
-    assert np.allclose(got, arrays["A"] @ arrays["B"].T)
-
-
-def test_copy_permute_and_parallel_compose() -> None:
-    square = Weave(Box("mul", ((), ()), ()), "a", (True, True))
-    twice = copy(("a",)) >> square
-    term = (
-        (twice & Identity((("a",),)))
-        >> permute((("a",), ("a",)), (1, 0))
-        >> Weave(Box("sub", ((), ()), ()), "a", (True, True))
-    )
-    diagram = compile_term(term, ("X", "Y"), {"a": 6})
-    arrays = random_inputs(diagram)
-    got = evaluate(diagram, arrays)[diagram.outputs[0]]
-    assert np.allclose(got, arrays["Y"] - arrays["X"] ** 2)
-
-
-@pytest.mark.parametrize("name", [entry.name for entry in FORMULAS])
-def test_a_diagram_read_as_a_term_means_the_same(name: str) -> None:
-    diagram = small(name, 8)
-    names = [array.name for array in diagram.inputs]
-    again = compile_term(of_diagram(diagram), names, diagram.size)
-    arrays = random_inputs(diagram)
-    want = list(evaluate(diagram, arrays).values())
-    got = evaluate(again, arrays)
-    for value, reference, axes in zip(
-        (got[o] for o in again.outputs), want, map(diagram.axes_of, diagram.outputs), strict=True
-    ):
-        order = [again.axes_of(again.outputs[0]).index(a) for a in axes] if len(want) == 1 else None
-        shaped = np.transpose(value, order) if order else value
-        assert np.allclose(shaped, reference)
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in FORMULAS])
@@ -108,14 +57,7 @@ def test_equal_expressions_are_one_box() -> None:
     assert sum(node.op == "exp" for node in diagram.nodes) == 1
 
 
-BAD_TERMS = (
-    (lambda: MATMUL >> MATMUL, "sequence"),
-    (lambda: Weave(DOT, "d", (True, True)), "already there"),
-    (lambda: Weave(DOT, "a", (False, False)), "at least one"),
-    (lambda: Weave(DOT, "a", (True,)), "mask"),
-    (lambda: Box("exp", ((), ()), ()), "takes 1"),
-    (lambda: permute((("a",), ("b",)), (0, 0)), "no order"),
-    (lambda: Box("expp", ((),), ()), "nearest"),
+BAD_FORMULAS = (
     (lambda: tensor("Q", "q d") @ tensor("K", "x d"), "transpose one side"),
     (lambda: tensor("Q", "q q"), "repeats"),
     (lambda: f.reduce("sum", tensor("Q", "q d"), "x"), "has axes"),
@@ -130,8 +72,8 @@ BAD_TERMS = (
 )
 
 
-@pytest.mark.parametrize(("make", "says"), BAD_TERMS)
-def test_bad_terms_are_refused_with_the_reason(make: Callable[[], object], says: str) -> None:
+@pytest.mark.parametrize(("make", "says"), BAD_FORMULAS)
+def test_bad_formulas_are_refused_with_the_reason(make: Callable[[], object], says: str) -> None:
     with pytest.raises(InputError) as refused:
         make()
     assert says in str(refused.value)
