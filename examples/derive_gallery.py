@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from warploom.derive.cost import hierarchy as h
+from warploom.derive.cost import balance as h
 from warploom.derive.cost.gpu import gpu
 from warploom.derive.cost.hardware import (
     Recipe,

@@ -103,13 +103,6 @@ def test_halo_of_a_convolution_is_counted() -> None:
     assert counts.exact_transfers(tiled)["X"] == 3 * 6 * 4
 
 
-def test_padded_count_has_whole_tiles() -> None:
-    tiled = kernel("attention", "g_q s_x").resized({"q": 10, "x": 8, "d": 4, "e": 4})
-    tiled = tiled.tiled({"g_q": 4, "s_x": 2})
-    assert counts.exact_traffic(tiled) == 2 * 10 * 4 + 3 * 2 * 8 * 4
-    assert counts.padded_traffic(tiled) == 3 * (2 * 4 * 4 + 2 * 8 * 4)
-
-
 # --- planted faults: the referee must notice ------------------------------------------------------
 
 

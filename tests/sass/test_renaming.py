@@ -54,9 +54,7 @@ def patched(cubin: Cubin, index: int, bit: int, bits: int, value: int) -> Cubin:
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_renamed_kernels_are_proved_found_again_and_reordered(
-    name: str, renamers: dict[str, Renamer]
-) -> None:
+def test_renamed_kernels_are_proved_and_reordered(name: str, renamers: dict[str, Renamer]) -> None:
     renamer = renamers[name]
     kernel = renamer.kernel.name
     image, done = renamed(renamer, random.Random(0), 0.3)

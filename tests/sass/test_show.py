@@ -13,6 +13,7 @@ from warploom.report.sass_html import show_html
 from warploom.report.sass_tables import stats_lines
 from warploom.report.sass_text import show, source_files
 from warploom.report.sass_words import block_list, register_ranges
+from warploom.sass.decode.control import MAX_STALL_STAYING
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.decode.words import instruction_words
@@ -71,7 +72,10 @@ def test_spare_cycles_are_exactly_what_the_verifier_allows(
     def legal(index: int, stall: int) -> bool:
         candidate = words.copy()
         item = kernel.instructions[index]
-        candidate[index, 1] = np.uint64(item.control.with_stall(stall).encode(item.high))
+        stay = item.control.stay and 1 <= stall <= MAX_STALL_STAYING
+        reuse = item.control.reuse if stay else 0
+        control = replace(item.control, stall=stall, stay=stay, reuse=reuse)
+        candidate[index, 1] = np.uint64(control.encode(item.high))
         return verifier.check_words(candidate).legal
 
     for index, reason in explain(kernel).stalls.items():

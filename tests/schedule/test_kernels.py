@@ -16,7 +16,7 @@ from warploom.schedule.model.rules import CROSSING_PRICES, PAPER
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.published.catalogue import GRAPHS, build, parse_params
 from warploom.schedule.published.templates import pinned, template
-from warploom.schedule.published.tiles import grid_of, search_tiles
+from warploom.schedule.published.tiles import search_tiles
 from warploom.schedule.solve.enumerate import top_schedules
 from warploom.schedule.solve.objectives import TRAFFIC
 from warploom.schedule.solve.solve import Problem, solve
@@ -140,7 +140,7 @@ def test_top_k_are_distinct_and_equally_good() -> None:
 
 def test_tiles_are_searched_and_the_best_has_fewest_cycles_a_flop() -> None:
     table = costs("h200")
-    shapes = grid_of({"columns": [64, 128, 256], "rows": [128], "subtiles": [2]})
+    shapes = [{"columns": columns, "rows": 128, "subtiles": 2} for columns in (64, 128, 256)]
     shapes.append({"rows": 512, "columns": 256, "subtiles": 2})
     results = search_tiles("gemm", table, target(table), shapes, Effort(5))
     assert results[0].params["columns"] == 256

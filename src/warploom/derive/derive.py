@@ -15,12 +15,12 @@ from typing import Any
 
 from warploom.derive.bounds.bounds import Bound, check
 from warploom.derive.cost import closed, continuous, timing
-from warploom.derive.cost.cost import FULL, PAPER, Accounting, numbers, resident, traffic
-from warploom.derive.cost.counts import exact_traffic, exact_transfers
+from warploom.derive.cost.cost import FULL, PAPER, Accounting, resident, traffic
+from warploom.derive.cost.counts import exact_traffic
 from warploom.derive.cost.gpu import Gpu, gpu
 from warploom.derive.cost.levels import level_lines, sm_lines
 from warploom.derive.cost.structure import MAX_STREAMS, Plan, Setting, search
-from warploom.derive.cost.work import operations, recomputes
+from warploom.derive.cost.work import recomputes
 from warploom.derive.execute import run_kernels
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs, shrunk_sizes
 from warploom.derive.formula.graph import Diagram
@@ -349,18 +349,3 @@ def by_hand(
         )
     found = Derivation(diagram, (sized,), memory, _PENDING)
     return replace(found, bound=check(diagram, found.traffic, memory, recomputes(sized)))
-
-
-def transfer_rows(found: Derivation) -> list[tuple[str, str, int]]:
-    """(kernel, array, values moved) of every array of every kernel."""
-    return [
-        (kernel.name, name, moved)
-        for kernel in found.kernels
-        for name, moved in exact_transfers(kernel).items()
-    ]
-
-
-def intensity(found: Derivation) -> float:
-    """Tensor FLOP per value moved."""
-    work = sum(numbers(kernel, operations(kernel)["tensor"]) for kernel in found.kernels)
-    return work / found.traffic

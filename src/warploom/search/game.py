@@ -169,17 +169,6 @@ class Game:
             return None
         return SetControl(index, self.editor.toggled_stay(index), "yield")
 
-    def memory_steps(self) -> list[Move]:
-        """Every one-step move of a memory instruction that order permits now (SIP's actions)."""
-        steps: list[Move] = []
-        for index in self._movable:
-            _, here = self.editor.position(index)
-            first, last = self.editor.window(index, 1)
-            steps.extend(
-                Move(index, to, True) for to in (here - 1, here + 1) if first <= to <= last
-            )
-        return steps
-
     # --- acting ----------------------------------------------------------------------------
 
     def apply(self, action: Action) -> Candidate | Refusal:

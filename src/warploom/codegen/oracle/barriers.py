@@ -72,7 +72,6 @@ class NamedBarrier:
     name: str
     arrived: int = 0
     waiting: set[int] = field(default_factory=set[int])
-    opened: int = 0
 
     def arrive(self) -> None:
         """The passing group's half."""

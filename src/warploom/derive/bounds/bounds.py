@@ -5,8 +5,7 @@ unless said), hence for our derivations, whose independent groups can be run one
 
 * compulsory: every external input that changes an output is read, every output written, once.
 * matmul: 2mnk/√M - 2M for a contraction whose operands are elementwise images of external arrays
-  (Smith, Lowery, Langou, van de Geijn 2019, 1702.02017). COSMA's 2mnk/√M + mn (1908.09606) is
-  given beside it as the attainable form.
+  (Smith, Lowery, Langou, van de Geijn 2019, 1702.02017).
 * sandwich: S_ij = f(Σ_l A_il B_jl) followed by Σ_j g(S_ij) V_jm, f no polynomial, i.e. attention
   and two-matmul networks. Proof: cut the run into phases of T transfers. A pair (i, j) whose S_ij
   is evaluated from nothing in a phase needs a row of A (width d) and of B, and each of its products
@@ -21,13 +20,11 @@ unless said), hence for our derivations, whose independent groups can be run one
   asks for a composition of maps that is no polynomial: otherwise Σ_j f(S_ij) V_jm reassociates
   (spherical attention is Q (KᵀV) over the root of qᵀ (KᵀK) q, one pass for M >= d(d + e)), and
   then it is not given. What is asked for, and how it is established: `operands`.
-* HBL: exponents only (no constant), by the linear program of Dinh & Demmel 2003.00119.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +39,6 @@ from warploom.derive.bounds.operands import (
     unused,
 )
 from warploom.derive.bounds.product_bounds import products_value, sandwich_value
-from warploom.derive.formula.external import linprog
 from warploom.derive.formula.graph import Diagram, Node
 from warploom.derive.lemmas.cascade import ancestors
 from warploom.errors import WarploomError
@@ -153,12 +149,6 @@ def matmul_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     return Bound("matmul", node.name, value, "2mnk/√M - 2M (1702.02017)") if value > 0 else None
 
 
-def cosma(diagram: Diagram, node: Node, capacity: float) -> float:
-    """2mnk/√M + mn: the attainable form the derivation is compared with (1908.09606)."""
-    work = math.prod(float(diagram.size[a]) for a in (*node.axes, *node.over))
-    return 2 * work / math.sqrt(capacity) + diagram.elements(node.name)
-
-
 def sandwich_bound(diagram: Diagram, node: Node, capacity: float) -> Bound | None:
     """The phase argument of the module docstring for S = contract(A, B) that is no output."""
     sides = frames(diagram, node)
@@ -233,43 +223,3 @@ def _has_mask_below(diagram: Diagram, node: Node) -> bool:
     """Whether a mask may make some of the products unnecessary."""
     above = ancestors(diagram)
     return any(n.kind == "mask" and node.name in above[n.name] for n in diagram.nodes)
-
-
-@dataclass(frozen=True)
-class Exponents:
-    """The HBL program's answer: work done per M transfers <= M^sum; H ~ work·M^(1 - sum)."""
-
-    exponents: Mapping[str, float]
-    total: float
-
-    @property
-    def beta(self) -> float:
-        """The memory exponent of the bound: H ~ M^(-beta)."""
-        return self.total - 1.0
-
-
-def hbl(
-    arrays: Sequence[Sequence[str]],
-    sizes: Mapping[str, float],
-    capacity: float,
-    pinned: Mapping[str, float] | None = None,
-) -> Exponents:
-    """max Σ λ such that each array's axes sum to <= 1 and 0 <= λ_axis <= log_M(size).
-
-    `pinned` fixes λ of axes that must be whole on chip (softmax needs the full dot product before
-    it may combine: λ_d = log_M d). Exponents only; the bound has no constant.
-    """
-    axes = sorted({axis for array in arrays for axis in array})
-    held = pinned or {}
-    table = [[1.0 if axis in array else 0.0 for axis in axes] for array in arrays]
-    limits = [
-        (held[a], held[a]) if a in held else (0.0, math.log(sizes[a]) / math.log(capacity))
-        for a in axes
-    ]
-    answer = linprog()(
-        [-1.0] * len(axes), A_ub=table, b_ub=[1.0] * len(arrays), bounds=limits, method="highs"
-    )
-    if not answer.success:
-        raise BoundBroken(f"HBL program infeasible: pins {held} exceed an array's unit budget")
-    values = {axis: float(x) for axis, x in zip(axes, answer.x, strict=True)}
-    return Exponents(values, float(sum(values.values())))

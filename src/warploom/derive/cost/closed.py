@@ -80,21 +80,6 @@ class Law:
         )
 
 
-def power_law(kernel: Kernel, capacity: float, accounting: Accounting = PAPER) -> Piece:
-    """The piece with β > 0 at a capacity; raises `InputError` where tiles have saturated.
-
-    One query (decode) has g_q = q = 1 at every M: there is no law in M to return.
-    """
-    piece = law(kernel, accounting).at(capacity)
-    if piece.beta == 0:
-        held = ", ".join(f"{name} = {limit}" for name, limit in piece.pinned)
-        raise InputError(
-            f"kernel {kernel.name} at M = {capacity:.0f}: no power law, {held} is saturated; "
-            f"traffic is {piece.value(capacity):.0f} values whatever the memory"
-        )
-    return piece
-
-
 def law(kernel: Kernel, accounting: Accounting = PAPER) -> Law:
     """The piecewise power law of a kernel as its stream slices go to zero."""
     candidates = list(_pieces(kernel, accounting))

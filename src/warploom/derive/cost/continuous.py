@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from warploom.derive.cost.cost import FULL, Accounting, memory, traffic
-from warploom.derive.cost.posynomial import Posynomial, total, variable
+from warploom.derive.cost.posynomial import Posynomial
 from warploom.derive.formula.external import cvxpy
 from warploom.derive.kernel.kernel import Kernel
 from warploom.errors import InputError
@@ -69,55 +69,6 @@ def solve(kernel: Kernel, capacity: float, accounting: Accounting = FULL) -> Opt
         objective, limits, {each.symbol: sizes[each.axis] for each in kernel.loops}
     )
     return minimise(program)
-
-
-@dataclass(frozen=True)
-class LevelTiles:
-    """Tiles of one level in a nested optimum; `traffic` values enter it."""
-
-    name: str
-    tiles: Mapping[str, float]
-    traffic: float
-
-
-def solve_levels(
-    kernel: Kernel, levels: Sequence[tuple[str, float, float]], accounting: Accounting = FULL
-) -> tuple[tuple[LevelTiles, ...], Optimum]:
-    """Tiles of all levels at once: min Σ cost·H(tiles of the level), each level within its
-    capacity, an inner level's tiles within the outer's (equation 2 as one geometric program).
-
-    `levels`: (name, capacity in values, cost of a value that enters), from the outside in. The
-    optimum's `traffic` is the weighted sum, its `bound` the certificate. Raises `InputError` when a
-    level holds no tiles at all.
-    """
-    if not levels:
-        raise InputError("give at least one level: (name, capacity in values, cost of a value)")
-    sizes = {axis: float(n) for axis, n in kernel.body.size.items()}
-    parts: list[Posynomial] = []
-    limits: list[Posynomial] = []
-    upper: dict[str, float] = {}
-    for index, (name, capacity, cost) in enumerate(levels):
-        solve(kernel, capacity, accounting)  # refuses a level that is too small, with its name
-        mine = {loop.symbol: variable(f"{loop.symbol}@{name}") for loop in kernel.loops}
-        parts.append(traffic(kernel).substitute({**sizes, **mine}).scaled(cost))
-        columns = memory(kernel, accounting)
-        limits += [c.substitute({**sizes, **mine}).scaled(1.0 / capacity) for c in columns]
-        for loop in kernel.loops:
-            upper[f"{loop.symbol}@{name}"] = sizes[loop.axis]
-            if index:
-                outer = levels[index - 1][0]
-                inside = variable(f"{loop.symbol}@{name}") * variable(f"{loop.symbol}@{outer}", -1)
-                limits.append(inside)
-    best = minimise(logarithmic(total(parts), limits, upper))
-    found = tuple(
-        LevelTiles(
-            name,
-            {loop.symbol: best.tiles[f"{loop.symbol}@{name}"] for loop in kernel.loops},
-            part.value(best.tiles) / cost,
-        )
-        for (name, _, cost), part in zip(levels, parts, strict=True)
-    )
-    return found, best
 
 
 def logarithmic(

@@ -148,13 +148,3 @@ def visited_starts(kernel: Kernel, axis: str, box: str) -> list[range]:
 def exact_traffic(kernel: Kernel) -> int:
     """All values moved by the dispatch, exactly."""
     return sum(exact_transfers(kernel).values())
-
-
-def padded_traffic(kernel: Kernel) -> int:
-    """All values moved when ragged tiles are padded to full ones."""
-    whole: dict[str, int] = {}
-    for loop in kernel.loops:
-        if loop.kind == "group" or loop.axis not in whole:
-            tile = kernel.tile[loop.symbol]
-            whole[loop.axis] = -(-kernel.body.size[loop.axis] // tile) * tile
-    return exact_traffic(kernel.resized(whole))

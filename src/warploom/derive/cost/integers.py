@@ -27,11 +27,10 @@ Score = Callable[[Kernel, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen tiles, their score, and how many combinations were looked at."""
+    """The chosen tiles and their score."""
 
     tiles: Mapping[str, int]
     score: float
-    looked_at: int
 
 
 def candidates(size: int, multiple: int = 1) -> list[int]:
@@ -75,7 +74,7 @@ def choose(
         needed = float(max(c.grid(values) for c in memory(kernel, accounting)))
         if needed > capacity:
             raise _does_not_fit(kernel, {}, needed, capacity)
-        return Choice({}, float(score(kernel, values)), 1)
+        return Choice({}, float(score(kernel, values)))
     thin = [_thinned(option, _share(options)) for option in options]
     best, looked = _grid_best(kernel, thin, capacity, score, accounting)
     if best is None:
@@ -98,7 +97,7 @@ def choose(
             if found is not None and found[1] < best[1] * (1 - 1e-9):
                 best, improved = found, True
     tiles = {each.symbol: int(t) for each, t in zip(kernel.loops, best[0], strict=True)}
-    return Choice(tiles, best[1], looked)
+    return Choice(tiles, best[1])
 
 
 def _neighbourhoods(count: int) -> list[tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 A box acts on its own axes (`over`) and is weaved over every other axis of its output; an input
 that lacks such an axis is broadcast along it, which is the only source of re-reading.
-Terms (`terms.py`) and Python formulas (`frontend.py`) both end here.
+Python and einsum formulas (`frontend.py`) end here.
 """
 
 from __future__ import annotations

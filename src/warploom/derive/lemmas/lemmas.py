@@ -79,27 +79,6 @@ REGISTERED: tuple[Registered, ...] = (
 )
 """The order is preference: fewer corrections first is `discover`'s job, this list is for speed."""
 
-MONOID_IDENTITIES: tuple[tuple[str, str, str], ...] = (
-    ("dot product", "sum(concat(x, y))", "sum(x) + sum(y)"),
-    ("maximum", "max(concat(x, y))", "max(max(x), max(y))"),
-    ("minimum", "min(concat(x, y))", "min(min(x), min(y))"),
-    (
-        "mean (weighted)",
-        "mean(concat(x, y))",
-        "mean(x) + (mean(y) - mean(x))*len(y)/(len(x)+len(y))",
-    ),
-    (
-        "Welford / Chan",
-        "M2(concat(x, y))",
-        "M2(x) + M2(y) + (mean(y)-mean(x))**2*len(x)*len(y)/(len(x)+len(y))",
-    ),
-    ("log-sum-exp", "lse(concat(x, y))", "max(lse(x), lse(y)) + log1p(exp(-abs(lse(x) - lse(y))))"),
-    ("top-k", "topk(concat(x, y))", "topk(concat(topk(x), topk(y)))"),
-    ("argmax", "argmax(concat(x, y))", "argmax(x) if max(x) >= max(y) else len(x) + argmax(y)"),
-    ("affine scan", "scan(concat(x, y))", "compose(scan(x), scan(y))"),
-)
-"""Merge laws of the seeds: (name, whole, from parts). Tested exactly on random rationals."""
-
 
 def registered(scalar: Scalar, sources: Mapping[str, str]) -> Lemma | None:
     """The first registered lemma whose correction this formula obeys, verified; else None."""

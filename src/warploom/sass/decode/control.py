@@ -19,7 +19,7 @@ bits       field       meaning
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 NO_SCOREBOARD: Final = 7
@@ -72,11 +72,6 @@ class Control:
     def waits(self) -> tuple[int, ...]:
         """The scoreboards this instruction waits for, lowest first."""
         return tuple(k for k in range(SCOREBOARDS) if self.wait >> k & 1)
-
-    def with_stall(self, stall: int) -> Control:
-        """The same field with another stall, and `stay` and `reuse` dropped where L1 or L2 ask."""
-        stay = self.stay and 1 <= stall <= MAX_STALL_STAYING
-        return replace(self, stall=stall, stay=stay, reuse=self.reuse if stay else 0)
 
     def fault(self) -> str | None:
         """The first legality rule this field breaks, in words; None when it breaks none."""

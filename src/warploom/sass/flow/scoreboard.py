@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from warploom.sass.decode.control import NO_SCOREBOARD, SCOREBOARDS
+from warploom.sass.decode.control import NO_SCOREBOARD
 from warploom.sass.decode.kernel import Block, Instruction, Kernel
 from warploom.sass.decode.opcodes import Order, Pipe
 from warploom.sass.decode.resources import PREDICATE_BASE
@@ -151,8 +151,3 @@ def block_exit(kernel: Kernel, block: Block, entry: set[Pending]) -> set[Pending
     for item in kernel.instructions[block.start : block.end]:
         state = step(state, item)
     return state
-
-
-def all_scoreboards() -> range:
-    """The six counters."""
-    return range(SCOREBOARDS)

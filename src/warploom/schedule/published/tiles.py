@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,12 +67,3 @@ def _solve_shape(
     except (InputError, CheckFailed) as error:
         return TileResult(params, None, 0, str(error))
     return TileResult(params, schedule, graph.flops, schedule.proof.reason)
-
-
-def grid_of(choices: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
-    """The product of choices: `{"keys": [64, 128], "subtiles": [1, 2]}` gives four shapes."""
-    names = list(choices)
-    return [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(*(choices[name] for name in names))
-    ]

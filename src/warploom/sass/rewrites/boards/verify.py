@@ -167,14 +167,6 @@ def _unawaited(kernel: Kernel, indices: list[int]) -> int:
 # --- the relation --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Settled:
-    """What an event settles: results (any touch conflicts) and sources (a write does)."""
-
-    results: frozenset[int]
-    sources: frozenset[int]
-
-
 class Relation:
     """What of two programs does not depend on the numbers: events, what they settle, where the
     original relies on distance alone."""

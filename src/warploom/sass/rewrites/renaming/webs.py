@@ -23,7 +23,6 @@ from warploom.sass.flow.liveness import live_registers
 _Reaching = dict[int, frozenset[int]]
 STACK: Final = 1  # R1 is the stack pointer by convention
 FIXED_BASES: Final = frozenset("CALL RET BRX JMX RPCMOV WARPGROUP USETMAXREG BMOV R2B B2R".split())
-NAMING_RECORDS: Final = frozenset((*nvinfo.REWRITTEN, *nvinfo.PINNED))
 
 
 @dataclass(frozen=True)
