@@ -38,8 +38,8 @@ ENTRY_POINTS = (
     ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.torch_op",
     ".integrations.triton",
+    ".balance",  # what several levels of memory ask for, for the gallery of derivations
     ".simulate",  # the oracle of block programs, for a kernel's author and the tests
-    ".hierarchy",  # the laws of several levels of memory, for the gallery of derivations
 )
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
