@@ -132,6 +132,23 @@ def test_attention_chosen_for_a_measured_length_is_near_the_best_without_its_row
     assert sorted(lost.values())[-2] < 0.05 and sum(lost.values()) / len(lost) < 0.01
 
 
+@pytest.mark.parametrize("head_dim", [16, 32, 80, 144, 192, 208, 224])
+@pytest.mark.parametrize("causal", [False, True])
+def test_head_sizes_that_were_not_measured_build(head_dim, causal):
+    base = AttentionConfig(head_dim=head_dim, causal=causal)
+    chosen = choose_attention(4096, base)
+    config = chosen.config(base)
+    build(attention(config), chosen.schedule(config), allow=chosen.allow)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_long_packed_sequences_build(head_dim):
+    base = AttentionConfig(head_dim=head_dim, packed=True)
+    chosen = choose_attention([16384], base, heads=16)
+    config = chosen.config(base)
+    build(attention(config), chosen.schedule(config), allow=chosen.allow)
+
+
 def test_what_has_no_variant_is_refused():
     with pytest.raises(InputError, match="up to 256"):
         choose_attention(128, AttentionConfig(head_dim=512))

@@ -26,6 +26,9 @@ CONSTANTS_FILE = Path(__file__).with_name("model.json")
 SMS = load("h200").integer("sm.count")  # the constants were measured there
 START = 3.0  # microseconds: launch, barriers, first copies, last stores
 HEAD_DIMS = (64, 96, 128, 256)  # the constants of the next larger one hold for a head size
+# Head sizes between that build with the variants of 256. Below, tiles made for the next larger size
+# spill (16, 32, 224 causal) or do not fit shared memory (80).
+LARGE_HEADS = range(129, 209)
 FITS_ALL = "128x64"  # its tile and rings fit with every head size
 Lengths = int | Sequence[int]  # of one sequence, or of packed ones
 
@@ -100,6 +103,14 @@ def microseconds(
     return heads * (tiles * task + steps * step) / SMS + (task + step * least) / 2 + START
 
 
+def _builds(choice: AttentionChoice, config: AttentionConfig) -> bool:
+    """Whether the variant has a kernel for the configuration that does not spill."""
+    known = config.head_dim in HEAD_DIMS or config.head_dim in LARGE_HEADS
+    # Two loops by guess leave no registers for where a sequence lies (76 B at 128 full).
+    crowded = config.packed and choice.apart and choice.guess > 0
+    return known and not crowded and choice.takes(config)
+
+
 def choose_attention(
     rows: Lengths,
     base: AttentionConfig | None = None,
@@ -118,7 +129,7 @@ def choose_attention(
         choice = ATTENTION_CHOICES[name]
         return microseconds(choice, config, rows, keys or rows, heads, table[name])
 
-    fitting = [name for name in table if ATTENTION_CHOICES[name].takes(config)] or [FITS_ALL]
+    fitting = [name for name in table if _builds(ATTENTION_CHOICES[name], config)] or [FITS_ALL]
     table = {FITS_ALL: (0.0, 1.0), **table}
     return ATTENTION_CHOICES[min(fitting, key=time)]
 
