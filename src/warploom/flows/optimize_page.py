@@ -11,6 +11,7 @@ from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
 from warploom.report.optimize_html import Page
 from warploom.schedule.model.costs import costs
+from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.view.picture import svg
 
 
@@ -49,6 +50,12 @@ def schedule_rows(trial: Trial, built: bool) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def _loop_text(schedule: Schedule) -> str:
+    """The schedule of a loop; of a named one the numbers are no times."""
+    lead = "positions in an order, not cycles:\n" if schedule.proof.status == WRITTEN else ""
+    return f"{lead}{schedule}"
+
+
 def report_page(
     result: Optimized,
     built: Built,
@@ -65,7 +72,7 @@ def report_page(
     told = ", ".join(f"{name} {size}" for name, size in result.check.sizes.items())
     text = str(selected.schedule)
     if isinstance(selected.schedule, KernelSchedule):
-        text = "\n\n".join(str(one) for one in selected.schedule.loops.values())
+        text = "\n\n".join(_loop_text(one) for one in selected.schedule.loops.values())
     facts = [
         ("static verdict", "pass" if verdict.passed else "; ".join(verdict.faults)),
         ("compiler", verdict.compiler),
