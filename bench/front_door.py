@@ -13,17 +13,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench import kernel_bench as kb
+from bench import sitting
 from warploom.codegen.compile.build import Built
 from warploom.codegen.launching.kernel import Kernel
 from warploom.evidence import Evidence, read_rows, write_rows
@@ -37,7 +35,7 @@ CASES: dict[str, dict[str, int | bool]] = {
     "gemm 4096x4096x4096": {},
     "gemm 8192x8192x8192": {"m": 8192, "n": 8192, "k": 8192},
 }
-ROUNDS, BURST = 40, 0.004  # rounds; seconds of calls in a sample
+ROUNDS = 40
 
 
 def optimized(name: str, settings: dict[str, Any], out: Path) -> tuple[Built, dict[str, Any]]:
@@ -57,54 +55,6 @@ def operands(torch: Any, name: str, sizes: dict[str, int]) -> dict[str, Any]:
         lead = (sizes["batch"], sizes["heads"])
         shapes = dict.fromkeys("qkvo", (*lead, sizes["rows"], 128))
     return {x: torch.randn(shape, device="cuda").bfloat16() for x, shape in shapes.items()}
-
-
-def measure(torch: Any, calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Microseconds a call, by round."""
-    runs: dict[str, tuple[Any, int]] = {}
-    for name, call in calls.items():
-        for _ in range(3):
-            call()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        repeats = max(1, round(BURST / (time.perf_counter() - start)))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(repeats):
-                call()
-        runs[name] = graph, repeats
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    order, shuffle = list(calls), random.Random(0)
-    for number in range(ROUNDS + 2):
-        shuffle.shuffle(order)
-        for name in order:
-            graph, repeats = runs[name]
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            time.sleep(3 * BURST)
-            torch.cuda._sleep(400_000)
-            marks[0].record()
-            graph.replay()
-            marks[1].record()
-            marks[1].synchronize()
-            if number > 1:
-                samples[name].append(marks[0].elapsed_time(marks[1]) * 1e3 / repeats)
-    return samples
-
-
-def ratio(above: list[float], below: list[float]) -> tuple[float, list[float]]:
-    """The median of the rounds' ratios and its 95 % interval by order statistics (binomial)."""
-    ratios = sorted(a / b for a, b in zip(above, below, strict=True))
-    half = round(0.98 * len(ratios) ** 0.5)
-    middle = len(ratios) // 2
-    return statistics.median(ratios), [ratios[middle - half - 1], ratios[middle + half]]
-
-
-def driver() -> str:
-    """The version of the GPU's driver."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[0]
 
 
 def row(torch: Any, title: str, settings: dict[str, Any]) -> Evidence:
@@ -130,20 +80,23 @@ def row(torch: Any, title: str, settings: dict[str, Any]) -> Evidence:
     operator()
     (own,) = [one for key, one in torch_op._kernels.items() if key[0] == name]
     same = own.built.cubin == built.cubin
-    samples = measure(torch, {"operator": operator, "command line": launched, "control": launched})
-    middle, interval = ratio(samples["operator"], samples["command line"])
-    _, control = ratio(samples["control"], samples["command line"])
+    calls = {"operator": operator, "command line": launched, sitting.CONTROL: launched}
+    bursts = sitting.measure(sitting.Gpu(torch, calls), ROUNDS, False, 0)["bursts"]
+    samples = {key: [1e3 * ms for ms in one["ms"]] for key, one in bursts.items()}
+    middle, *interval = kb.ratio_interval(samples["command line"], samples["operator"])
+    _, *control = kb.ratio_interval(samples["command line"], samples[sitting.CONTROL])
     median = {key: statistics.median(one) for key, one in samples.items()}
+    environment = kb.environment()
     return Evidence(
         claim="front-door",
         kernel=f"{name} {result['schedule']}",
         shape=title.partition(" ")[2],
         dtype="bf16",
-        device=torch.cuda.get_device_name(),
-        driver=driver(),
+        device=environment["device"],
+        driver=environment["driver"],
         compiler=built.resources.compiler,
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        command=" ".join(["python -m bench.front_door", *sys.argv[1:]]),
+        date=environment["date"],
+        command=kb.command_line(),
         unit="us",
         better="lower",
         ours=median["command line"],
