@@ -41,6 +41,9 @@ from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME
+from warploom.schedule.solve.solve import Problem, solve
+from warploom.schedule.solve.solver import Effort
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
@@ -228,11 +231,6 @@ def _expanded(problem: Extraction, plain: Schedule, search: Search) -> Schedule 
 
 
 def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
-    # Not at the top: named schedules work without the solver.
-    from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME  # noqa: PLC0415
-    from warploom.schedule.solve.solve import Problem, solve  # noqa: PLC0415
-    from warploom.schedule.solve.solver import Effort  # noqa: PLC0415
-
     return solve(
         Problem(
             problem.graph,
