@@ -26,8 +26,8 @@ from warploom.autosched.named import multistage
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.launching.on_gpu import run_on_gpu
 from warploom.codegen.simt.schedule import simt
+from warploom.kernels.check import run_on_gpu
 from warploom.kernels.choices import (
     ATTENTION_CHOICES,
     GemmChoice,
