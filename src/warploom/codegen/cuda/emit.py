@@ -28,6 +28,7 @@ from warploom.codegen.cuda.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
 from warploom.codegen.ir.layout import ALIGNMENT
+from warploom.codegen.ir.steps import Issue
 from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import DoesNotFit, InputError
@@ -357,7 +358,7 @@ class Emitter:
         values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.skip_settled)
         body: list[str] = []
         if not role.loads:
-            carried = {step.op.dst for step in role.ahead if step.op is not None}
+            carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
             body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
         chain = ChainCode(self.block, role, values, self.steps) if role.ahead else None
