@@ -11,7 +11,7 @@ from warploom.kernels.gemm.program import GemmConfig, gemm
 def gemm_case(m, n, k, depth=3, cluster=1, flying=1, seed=0, **config):
     """(program, schedule, arrays) of a small GEMM, on 128 x 64 x 16 tiles unless told otherwise."""
     chosen = GemmConfig(**{"tile": (128, 64, 16), **config})
-    split = "n" if chosen.across else "m"
+    split = "n" if chosen.swap_ab else "m"
     along = ("m_tile", cluster) if cluster > 1 else ("", 1)
     program = gemm(chosen)
     schedule = multistage(program, depth, LaunchPlan(split=split, cluster=along), in_flight=flying)

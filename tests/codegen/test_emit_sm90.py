@@ -41,7 +41,7 @@ CASES = {
     "gemm": lambda: gemm_case(150, 72, 40),
     "gemm-cluster": lambda: planned(gemm_case(150, 72, 100, cluster=2), walk="snake"),
     "gemm-transposed": lambda: gemm_case(150, 72, 100, a="km", b="nk", depth=2),
-    "gemm-across": lambda: gemm_case(101, 136, 40, across=True, tile=(72, 128, 16), bias=True),
+    "gemm-swap-ab": lambda: gemm_case(101, 136, 40, swap_ab=True, tile=(72, 128, 16), bias=True),
     "gemm-fp8": lambda: gemm_case(150, 72, 100, dtype=t.E4M3, b="nk", tile=(128, 64, 64)),
     "gemm-direct": lambda: planned(gemm_case(150, 72, 40, out=t.FP32), store="direct"),
     "gemm-no-trips": lambda: planned(gemm_case(130, 72, 0), walk="dynamic"),

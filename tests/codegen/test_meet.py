@@ -65,7 +65,7 @@ def own_part(group):
 def played(config, groups):
     """(meeting of every block and group, their pushes): pushes of all blocks, then all reads."""
     program = gemm(config)
-    split_ = "n" if config.across else "m"
+    split_ = "n" if config.swap_ab else "m"
     launch = LaunchPlan(split=split_, cluster=("slices_tile", config.slices))
     source = emit(
         lower(program, multistage(program, 2, launch, groups, registers=(40, 216))), False
@@ -107,7 +107,7 @@ CASES = {
     "128x64": (GemmConfig(slices=4, together=True, tile=(128, 64, 64)), 2),
     "two-blocks-of-rows": (GemmConfig(slices=2, together=True, tile=(128, 64, 64)), 1),
     "two-blocks-without-a-part": (GemmConfig(slices=6, together=True, tile=(64, 64, 64)), 1),
-    "across": (GemmConfig(slices=4, together=True, across=True, tile=(96, 128, 64)), 2),
+    "swap_ab": (GemmConfig(slices=4, together=True, swap_ab=True, tile=(96, 128, 64)), 2),
 }
 
 
@@ -115,7 +115,7 @@ CASES = {
 def test_every_register_is_summed_by_one_block_in_order(name):
     config, groups = CASES[name]
     meetings, cluster = played(config, groups)
-    columns = config.tile[0 if config.across else 1]
+    columns = config.tile[0 if config.swap_ab else 1]
     width = config.share // 2  # registers of a part of a row block
     some = columns // config.share
     for meeting in meetings:
@@ -127,7 +127,7 @@ def test_every_register_is_summed_by_one_block_in_order(name):
         for (thread, block, first), names in meeting.sums.items():
             own = meeting.rank * width + first
             assert names == [(s, thread, block, own) for s in range(config.slices)]
-    rows = config.tile[1 if config.across else 0]
+    rows = config.tile[1 if config.swap_ab else 0]
     whole = 4 * rows * columns * config.slices
     assert sum(meeting.bytes for meeting in meetings) == whole
     assert 16 * len(cluster) * THREADS == whole * len(PLAYED)

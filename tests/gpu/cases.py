@@ -93,7 +93,7 @@ VARIANTS = {
     "128x256-by-4": GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     # rows that a cluster cuts unevenly, panels that overlap
     "152x128-across": GemmChoice(
-        "152x128-across", (152, 128), ("n_tile", 2), across=True, store_rows=40
+        "152x128-across", (152, 128), ("n_tile", 2), swap_ab=True, store_rows=40
     ),
     "128x200": GemmChoice("128x200", (128, 200)),
     "together": GemmChoice(
@@ -213,8 +213,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "gemm-fp16-silu": lambda: gemm("200x264x136", "256x128", dtype="fp16", out="fp16",
                                    activation="silu"),
     "gemm-fp8": lambda: gemm("200x272x144", "128x256", dtype="e4m3", b="nk"),
-    "gemm-across": lambda: gemm("328x264x136", "152x128-across"),
-    "gemm-across-epilogue": lambda: gemm(
+    "gemm-swap-ab": lambda: gemm("328x264x136", "152x128-across"),
+    "gemm-swap-ab-epilogue": lambda: gemm(
         "2x200x136x72", "152x128-across", a="km", b="nk", bias="true", residual="true"
     ),
     "gemm-any-columns": lambda: gemm("200x424x136", "128x200"),

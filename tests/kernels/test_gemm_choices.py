@@ -160,7 +160,7 @@ def test_whole_waves_are_found():
     rows, cols = 33, 20
     choice = choose_gemm(rows * 152, cols * 256, 5000)
     tiles = -(-rows * 152 // choice.tile[0]) * -(-cols * 256 // choice.tile[1])
-    assert choice.across
+    assert choice.swap_ab
     assert tiles % SMS == 0 or tiles % SMS > 0.9 * SMS
 
 

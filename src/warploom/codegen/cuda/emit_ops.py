@@ -269,7 +269,7 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         and op.kind == "store"
         and op.array.dtype.name in PACKED
         and source.type.names == tuple(s.axis for s in op.spans if s.size is not None)
-        and not values.placement.across(source.type)
+        and not values.placement.transposed(source.type)
         and source.type.shape[1] >= QUAD_COLUMNS
         and all(span.stop is None for span in op.spans)
         and op.spans[-1].size is not None

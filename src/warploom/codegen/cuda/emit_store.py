@@ -133,7 +133,7 @@ class _Store:
     def _place(self, origin: tuple[int, int]) -> tuple[str, str]:
         """Row and column of a panel in the whole tile, as C++."""
         kind = self.op.srcs[0].type
-        split = 1 if self.panels.across else 0  # the array's dimension over the register rows
+        split = 1 if self.panels.transposed else 0  # the array's dimension over the register rows
         first = self.values.first_row(kind.names[split], kind.shape[split])
         text = [str(at) for at in origin]
         if first != "0":
@@ -147,7 +147,7 @@ class _Store:
         checks = [
             f"{c_index(op.spans[-1].start, self.names)} + {col} < {c_name(op.array.dims[-1])}"
         ]
-        if self.panels.across:
+        if self.panels.transposed:
             spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
             start = c_index(op.spans[spanned[0]].start, self.names)
             checks.append(f"{start} + {row} < {c_name(op.array.dims[spanned[0]])}")
@@ -158,7 +158,7 @@ class _Store:
         return f"{self.call}(&{self.map_name}, {at}, {where});"
 
     def _panel(self, origin: tuple[int, int]) -> list[str]:
-        lines = _across_lines if self.panels.across else _panel_lines
+        lines = _transposed_lines if self.panels.transposed else _panel_lines
         return lines(self.values, self.op, self.panels, origin, self.names)
 
 
@@ -203,7 +203,7 @@ def _panel_lines(
     ]
 
 
-def _across_lines(
+def _transposed_lines(
     values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
 ) -> list[str]:
     """One block of 64 register rows to the columns of a panel, 8 x 8 matrices transposed.

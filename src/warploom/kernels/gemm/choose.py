@@ -20,8 +20,8 @@ from warploom.kernels.gemm.variant import (
     SMS,
     Constants,
     GemmChoice,
-    across,
     read_constants,
+    swap_ab,
 )
 
 __all__ = [
@@ -121,7 +121,7 @@ def _tiles() -> tuple[GemmChoice, ...]:
     found: list[GemmChoice] = []
     for n in (256, 192, 128):
         sides = range(LEAST_SIDE, MOST_SIDE + 1, 8)
-        found += [across(m, n, axis) for m in sides for axis in ("n_tile", "m_tile")]
+        found += [swap_ab(m, n, axis) for m in sides for axis in ("n_tile", "m_tile")]
     return tuple(choice for choice in found if choice.fits(GemmConfig()))
 
 
@@ -176,7 +176,7 @@ def preferred(times: Sequence[tuple[float, GemmChoice]], config: GemmConfig) -> 
         for time, choice in times
     ]
     least, best = min(costs, key=lambda pair: pair[0])
-    ties = [choice for cost, choice in costs if cost <= TIE * least and not choice.across]
+    ties = [choice for cost, choice in costs if cost <= TIE * least and not choice.swap_ab]
     return min(ties, key=lambda choice: choice.power(config), default=best)
 
 

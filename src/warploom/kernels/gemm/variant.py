@@ -140,7 +140,7 @@ class GemmChoice:
     slices: int = 1
     together: bool = False
     store: str = "tma"
-    across: bool = False
+    swap_ab: bool = False
     store_rows: int = 0
     ahead: int = 1
     allow: tuple[str, ...] = ()
@@ -158,14 +158,14 @@ class GemmChoice:
             tile=tile,
             slices=self.slices,
             together=self.together,
-            across=self.across,
+            swap_ab=self.swap_ab,
             ahead=self.ahead,
         )
 
     def schedule(self, config: GemmConfig) -> KernelSchedule:
         """Load-compute-finish with one matmul in flight, under this launch plan."""
         launch = LaunchPlan(
-            split="n" if self.across else "m",
+            split="n" if self.swap_ab else "m",
             cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
             supergroup=self.supergroup,
             store_panels=self.panels,
@@ -184,14 +184,14 @@ class GemmChoice:
 
     def _wide(self, config: GemmConfig) -> bool:
         """Whether the producer needs more registers: many panels, or coordinates."""
-        many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
+        many = self.swap_ab or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
         return many or config.dual or config.batched or self.slices > 1
 
     def power(self, config: GemmConfig, of: Constants | None = None) -> float:
         """Power of a multiply relative to that of the tile of 128 x 256, pairs sharing b."""
         of = of or CONSTANTS
         (bm, bn), (a_rows, b_rows) = self.tile, self.copied(config)
-        high, wide = (bn, bm) if self.across else (bm, bn)
+        high, wide = (bn, bm) if self.swap_ab else (bm, bn)
         pieces = cdiv(wide, MOST_COLUMNS)
         reads = cdiv(high, ROWS_PER_GROUP) * (pieces * ROWS_PER_GROUP + wide)
         along, blocks = self.cluster
@@ -207,7 +207,7 @@ class GemmChoice:
         """Slots that shared memory has room for beside the panels on their way out."""
         bm, bn = self.copied(config)
         high = self.tile[0]
-        if self.across:
+        if self.swap_ab:
             high = self.groups * (self.store_rows or high)
         width = PANEL_BYTES
         if self.together:  # each block stores its part of the columns
@@ -216,14 +216,14 @@ class GemmChoice:
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
         if self.together:
-            high = self.tile[1] if self.across else self.tile[0]
+            high = self.tile[1] if self.swap_ab else self.tile[0]
             free -= SUM_BYTES * high * self.config(config).share * self.slices
         return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
 
     def store_count(self, element: int) -> int:
         """Panels in which a group stores its part of the tile."""
         bm, bn = self.tile
-        if self.across:
+        if self.swap_ab:
             return bn // self.groups // ROWS_PER_GROUP * cdiv(bm, self.store_rows or bm)
         return cdiv(bn * element, PANEL_BYTES)
 
@@ -258,7 +258,7 @@ class GemmChoice:
         if self.groups > 2:
             most = min(most, SUMS_BESIDE if self._wide(config) else SUMS_OF_THREE)
         most -= READ_BACK if config.gate or config.residual else 0
-        if self.across and (config.gate or config.residual or config.out.bytes != PACKED_BYTES):
+        if self.swap_ab and (config.gate or config.residual or config.out.bytes != PACKED_BYTES):
             return False  # a thread would read or write one element at a time
         return sums <= most and self.most_slots(config) >= 2
 
@@ -311,7 +311,7 @@ class GemmChoice:
         return time
 
 
-def across(m: int, n: int, axis: str) -> GemmChoice:
+def swap_ab(m: int, n: int, axis: str) -> GemmChoice:
     """The variant of the transposed product with that tile and pairs of blocks along `axis`.
 
     As deep a ring as leaves two panels of at least `LEAST_PANEL` rows for each group; `n` is 128 or
@@ -323,4 +323,4 @@ def across(m: int, n: int, axis: str) -> GemmChoice:
     depth = min(MOST_SLOTS, (free - LEAST_PANEL * row) // slot)
     rows = min(m, HIGHEST_PANEL, (free - depth * slot) // row // 8 * 8)
     name = f"{m}x{n}-across" + ("-by-m" if axis == "m_tile" else "")
-    return GemmChoice(name, (m, n), (axis, 2), depth, groups, across=True, store_rows=rows)
+    return GemmChoice(name, (m, n), (axis, 2), depth, groups, swap_ab=True, store_rows=rows)
