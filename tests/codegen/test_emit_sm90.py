@@ -25,7 +25,7 @@ def planned(case, **changes):
 
 def slices(count):
     """A product whose slices meet in a cluster."""
-    case = gemm_case(120, 70, 100, slices=count, together=True, tile=(128, 64, 16))
+    case = gemm_case(120, 70, 100, slices=count, in_cluster=True, tile=(128, 64, 16))
     return planned(case, cluster=("slices_tile", count))
 
 

@@ -219,7 +219,7 @@ def test_a_barrier_takes_each_phases_arrivals_and_no_more():
         turn.arrive()
 
 
-def test_parts_of_a_meeting_are_read_once_they_are_all_there():
+def test_parts_of_a_cluster_reduction_are_read_once_they_are_all_there():
     company = Company("sum", 2, 1)
     ones = np.ones(4, np.float32)
     assert Push(company, 0, ones).land()

@@ -96,8 +96,8 @@ VARIANTS = {
         "152x128-across", (152, 128), ("n_tile", 2), swap_ab=True, store_rows=40
     ),
     "128x200": GemmChoice("128x200", (128, 200)),
-    "together": GemmChoice(
-        "together", (128, 64), ("slices_tile", 4), panels=1, slices=4, together=True
+    "in_cluster": GemmChoice(
+        "in_cluster", (128, 64), ("slices_tile", 4), panels=1, slices=4, in_cluster=True
     ),
     **{name: gemm_choice(name) for name in ("meet6-64x64", "192x256", "192x256-along-n")},
 }
@@ -218,8 +218,8 @@ CASES: dict[str, Callable[[], Case]] = {
         "2x200x136x72", "152x128-across", a="km", b="nk", bias="true", residual="true"
     ),
     "gemm-any-columns": lambda: gemm("200x424x136", "128x200"),
-    "gemm-meeting": lambda: gemm("300x136x1000", "together"),
-    "gemm-meeting-of-six": lambda: gemm("200x136x1000", "meet6-64x64"),
+    "gemm-cluster-reduce": lambda: gemm("300x136x1000", "in_cluster"),
+    "gemm-cluster-reduce-of-six": lambda: gemm("200x136x1000", "meet6-64x64"),
     "gemm-three-groups": lambda: gemm("800x520x200", "192x256"),
     "gemm-three-groups-epilogue": lambda: gemm(
         "400x264x136", "192x256-along-n", bias="true", activation="gelu"

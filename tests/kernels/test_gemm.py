@@ -75,18 +75,18 @@ def error_of(config, m, n, k, seed=0):
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
-    ahead=st.integers(1, 3), swap_ab=st.booleans(), together=st.booleans(),
+    ahead=st.integers(1, 3), swap_ab=st.booleans(), in_cluster=st.booleans(),
 )  # fmt: skip
 def test_gemm_is_close_to_float64_at_any_size(
     m, n, k, a, b, dtype, activation, bias, residual, batched, scale, scales, gate, dual, promote,
-    slices, ahead, swap_ab, together,
+    slices, ahead, swap_ab, in_cluster,
 ):  # fmt: skip
     plain = slices == 1
     config = GemmConfig(
         dtype=dtype, a=a, b=b, activation=activation, bias=bias, residual=residual,
         batched=batched and plain, scale=scale, scales=scales, gate=gate, dual=dual and plain,
         promote=promote, slices=slices, tile=(32, 32, 16) if plain else (24, 24, 16),
-        swap_ab=swap_ab, together=together and not plain,
+        swap_ab=swap_ab, in_cluster=in_cluster and not plain,
         ahead=ahead if promote and not (dual and plain) else 1,
     )  # fmt: skip
     assert error_of(config, m, n, k) < 4e-3
@@ -194,16 +194,16 @@ def test_the_second_kernel_of_slices_means_what_its_program_means(tmp_path):
 
 
 TOGETHER = [
-    (GemmConfig(slices=4, together=True, tile=(128, 64, 16), bias=True), 2),
-    (GemmConfig(slices=2, together=True, swap_ab=True, tile=(48, 128, 16), residual=True), 2),
-    (GemmConfig(slices=8, together=True, tile=(64, 128, 16)), 1),
-    (GemmConfig(slices=6, together=True, tile=(64, 64, 16), bias=True), 1),
-    (GemmConfig(slices=5, together=True, swap_ab=True, tile=(24, 128, 16)), 2),
+    (GemmConfig(slices=4, in_cluster=True, tile=(128, 64, 16), bias=True), 2),
+    (GemmConfig(slices=2, in_cluster=True, swap_ab=True, tile=(48, 128, 16), residual=True), 2),
+    (GemmConfig(slices=8, in_cluster=True, tile=(64, 128, 16)), 1),
+    (GemmConfig(slices=6, in_cluster=True, tile=(64, 64, 16), bias=True), 1),
+    (GemmConfig(slices=5, in_cluster=True, swap_ab=True, tile=(24, 128, 16)), 2),
 ]
 
 
 @pytest.mark.parametrize(("config", "groups"), TOGETHER)
-def test_tasks_that_meet_give_the_sequential_result(config, groups):
+def test_slices_reduced_in_a_cluster_give_the_sequential_result(config, groups):
     """Several tasks a block, some without an iteration; the sums are those of all slices."""
     program = gemm(config)
     launch = LaunchPlan(
@@ -221,12 +221,12 @@ def test_tasks_that_meet_give_the_sequential_result(config, groups):
     arrays["c"].fill(np.nan)
     got = simulate(block, arrays, seed=5)["c"]
     assert got.tobytes() == interpret(program, arrays)["c"].tobytes()
-    whole = interpret(gemm(replace(config, slices=1, together=False)), arrays)["c"]
+    whole = interpret(gemm(replace(config, slices=1, in_cluster=False)), arrays)["c"]
     assert np.allclose(got, whole, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("fault", ["full", "free"])
-def test_a_meeting_that_does_not_wait_is_found(fault, monkeypatch):
+def test_a_cluster_reduction_that_does_not_wait_is_found(fault, monkeypatch):
     """Planted faults: parts read before they are there, and pushed over ones not read."""
     config, groups = TOGETHER[0]
     program = gemm(config)
@@ -255,7 +255,7 @@ def _narrow(a, b, c):
     store(c, rows, span(part * 4, 4), tile=share.cast(BF16))
 
 
-def test_meetings_that_cannot_be_are_refused():
+def test_cluster_reductions_that_cannot_be_are_refused():
     config, groups = TOGETHER[0]
     program = gemm(config)
     for launch in (LaunchPlan(split="m"), LaunchPlan(split="m", cluster=("slices_tile", 2))):
@@ -268,7 +268,7 @@ def test_meetings_that_cannot_be_are_refused():
     with pytest.raises(InputError, match="expected a width that 42 is a multiple of"):
         gemm(replace(config, tile=(128, 42, 16)))
     with pytest.raises(InputError, match="expected at least 2"):
-        GemmConfig(together=True)
+        GemmConfig(in_cluster=True)
 
 
 def test_bad_configs_are_refused():
@@ -285,7 +285,7 @@ def test_bad_configs_are_refused():
     [
         GemmConfig(),
         GemmConfig(swap_ab=True, tile=(152, 256, 64)),
-        GemmConfig(slices=8, together=True, tile=(128, 64, 64)),
+        GemmConfig(slices=8, in_cluster=True, tile=(128, 64, 64)),
         GemmConfig(slices=4, tile=(128, 128, 64)),
     ],
 )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from warploom.codegen.cuda.emit_chain import ChainCode
-from warploom.codegen.cuda.emit_meet import (
+from warploom.codegen.cuda.emit_cluster_reduce import (
     BARRIERS,
-    check_meetings,
+    check_cluster_reductions,
     exchange_bytes,
-    meeting_barriers,
+    reduction_barriers,
 )
 from warploom.codegen.cuda.emit_staged import staged_offsets
 from warploom.codegen.cuda.emit_steps import StepCode, indent
@@ -32,7 +32,7 @@ from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import Array, Index, Var
-from warploom.tile.interpret import meetings
+from warploom.tile.interpret import cluster_reductions
 
 BARRIER_BYTES = 8
 
@@ -98,8 +98,8 @@ class Emitter:
         self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
-        check_meetings(block.placement, self.plan)
-        self.meets = bool(meetings(self.program))
+        check_cluster_reductions(block.placement, self.plan)
+        self.reduces = bool(cluster_reductions(self.program))
         self.steps = StepCode(block, self.maps)
 
     def source(self) -> CudaSource:
@@ -176,8 +176,8 @@ class Emitter:
             at[f"{ring.name}.full"] = used
             at[f"{ring.name}.empty"] = used + ring.depth * BARRIER_BYTES
             used += 2 * ring.depth * BARRIER_BYTES
-        at["meet"] = used
-        used += BARRIERS * BARRIER_BYTES * self.parts * self.meets
+        at["reduce_barriers"] = used
+        used += BARRIERS * BARRIER_BYTES * self.parts * self.reduces
         at["tasks"] = used
         if self.plan.walk == "dynamic":
             used += TASK_SLOTS * (2 * BARRIER_BYTES + 4)
@@ -267,10 +267,10 @@ class Emitter:
             ]
         if self.maps.stores:
             lines.append(f"const unsigned panels = shared + {at['panels']};")
-        if self.meets:
+        if self.reduces:
             lines += [
                 f"const unsigned meet_room = shared + {at['meet_room']};",
-                f"const unsigned meet_full = shared + {at['meet']};",
+                f"const unsigned meet_full = shared + {at['reduce_barriers']};",
                 f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
             ]
         if self.plan.walk == "dynamic":
@@ -301,8 +301,8 @@ class Emitter:
                 f"    barrier_init(task_empty + s * 8, {4 * self.parts});",
                 "  }",
             ]
-        if self.meets:
-            lines += [f"  {line}" for line in meeting_barriers(self.program, self.parts)]
+        if self.reduces:
+            lines += [f"  {line}" for line in reduction_barriers(self.program, self.parts)]
         lines += [f"  prefetch_map(&{p['name']});" for p in self.maps.parameters]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
@@ -329,7 +329,7 @@ class Emitter:
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.meets:
+        if self.reduces:
             lines.append("unsigned meet_parity = 0;")
         if self.block.schedule.turns:
             # The first group to go finds its turn already given by the last one.

@@ -17,7 +17,7 @@ from warploom.tile import Op
 
 Names = dict[str, str]
 LEADER = "if (threadIdx.x % 128 == 0)"
-SLOTS_FOR_ONE_MEETING = 3
+SLOTS_FOR_ONE_BARRIER = 3
 
 
 def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
@@ -71,7 +71,7 @@ class _Store:
         return self._at_once() if 1 < count <= self.slots else self._in_turn()
 
     def _at_once(self) -> list[str]:
-        # Every panel has a slot: all are written between two meetings of the group, and the only
+        # Every panel has a slot: all are written between two barriers of the group, and the only
         # wait is for the stores of the task before.
         copies: list[str] = []
         written: list[str] = []
@@ -84,10 +84,10 @@ class _Store:
             written += ["}"]
         return [
             f"{LEADER} store_wait_read<0>();",
-            self._meet(),
+            self._sync(),
             *written,
             "fence_async();",
-            self._meet(),
+            self._sync(),
             f"{LEADER} {{",
             *copies,
             "  store_commit();",
@@ -95,20 +95,20 @@ class _Store:
         ]
 
     def _in_turn(self) -> list[str]:
-        # Slots are taken in turn within a task. With up to two, the group meets before a panel is
-        # written, which must wait for the store that read its slot, and after it. With more, the
-        # meeting that ends the writing of one panel also says that the slot of the next is free: a
-        # store less is under way, and half of the meetings are gone.
-        # A panel outside of the array is left out, its meeting is not: the count of stores would be
+        # Slots are taken in turn within a task. With up to two, the group synchronises before a
+        # panel is written (the store that read its slot must have ended) and after. With more, the
+        # barrier that ends the writing of one panel also says that the slot of the next is free: a
+        # store less is under way, and half of the barriers are gone.
+        # A panel outside of the array is left out, its barrier is not: the count of stores would be
         # wrong. The branch also keeps ptxas from beginning panels early, which spills.
-        once = self.slots >= SLOTS_FOR_ONE_MEETING
+        once = self.slots >= SLOTS_FOR_ONE_BARRIER
         lines: list[str] = []
         count = len(self.panels.origins)
         for number, origin in enumerate(self.panels.origins):
             at = f"{self.base} + {number % self.slots * self.step}"
             if not once or not number:
                 pending = self.slots - 1 if number else 0
-                lines += [f"{LEADER} store_wait_read<{pending}>();", self._meet()]
+                lines += [f"{LEADER} store_wait_read<{pending}>();", self._sync()]
             lines += [
                 f"if ({self._inside(origin)}) {{",
                 f"  const unsigned panel = {at};",
@@ -119,7 +119,7 @@ class _Store:
             if once and number + 1 < count:
                 lines.append(f"{LEADER} store_wait_read<{self.slots - 2}>();")
             lines += [
-                self._meet(),
+                self._sync(),
                 f"{LEADER} {{",
                 f"  if ({self._inside(origin)}) {self._copy(at, origin)}",
                 "  store_commit();",
@@ -127,7 +127,7 @@ class _Store:
             ]
         return lines
 
-    def _meet(self) -> str:
+    def _sync(self) -> str:
         return group_sync(self.values.placement.parts)
 
     def _place(self, origin: tuple[int, int]) -> tuple[str, str]:

@@ -83,7 +83,7 @@ def _row_by_row(values: Values, reader: Op, var: Var) -> bool:
             and var not in reader.srcs[1:]
             and placement.from_registers(reader)
         )
-    return OPS[reader.kind].group not in ("meet", "sink")
+    return OPS[reader.kind].group not in ("cluster", "sink")
 
 
 def _in_time(values: Values, op: Op, condition: str, users: frozenset[int]) -> bool:

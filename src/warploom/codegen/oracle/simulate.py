@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.cuda.emit_cluster_reduce import shares
 from warploom.codegen.cuda.emit_tma import is_multicast
 from warploom.codegen.cuda.tasks import TASK_SLOTS, inside
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Step, Straight
@@ -22,7 +22,14 @@ from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Sl
 from warploom.codegen.passes.copies import names_at, rename, renamed
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
-from warploom.tile.interpret import bind, meetings, points, scalar_state, sizes, task_symbols
+from warploom.tile.interpret import (
+    bind,
+    cluster_reductions,
+    points,
+    scalar_state,
+    sizes,
+    task_symbols,
+)
 
 
 class Simulator(Steps):
@@ -49,8 +56,8 @@ class Simulator(Steps):
             for _ in range(self.cluster)
         ]
         self.copies: list[Any] = []
-        meets = meetings(self.program)
-        readers = shares(meets[0]) if meets else 0
+        reductions = cluster_reductions(self.program)
+        readers = shares(reductions[0]) if reductions else 0
         self.company = [
             [
                 Company(f"block {b} group {p}", self.cluster, readers)

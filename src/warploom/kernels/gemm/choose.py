@@ -52,11 +52,13 @@ def _pair(name: str, tile: tuple[int, int], depth: int, dependent: bool = False)
     return GemmChoice(name, tile, ALONE, depth, 1, 1, 8, dependent, 2)
 
 
-def _meet(name: str, tile: tuple[int, int], slices: int, depth: int, groups: int = 2) -> GemmChoice:
+def _cluster_reduce(
+    name: str, tile: tuple[int, int], slices: int, depth: int, groups: int = 2
+) -> GemmChoice:
     # The slices of a tile are a cluster and add up among themselves.
     cluster = ("slices_tile", slices)
     return GemmChoice(
-        name, tile, cluster, depth, groups, 1, dependent=True, slices=slices, together=True
+        name, tile, cluster, depth, groups, 1, dependent=True, slices=slices, in_cluster=True
     )
 
 
@@ -108,12 +110,12 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("slices4", (128, 64), ("n_tile", 2), 8, panels=1, dependent=True, slices=4),
     GemmChoice("slices16-by-4", (128, 256), ("m_tile", 4), dependent=True, slices=16),
     GemmChoice("slices16-by-2", (128, 256), dependent=True, slices=16),
-    _meet("meet8-64x128", (64, 128), 8, 7, 1),
-    _meet("meet4-64x128", (64, 128), 4, 7, 1),
-    _meet("meet4-128x64", (128, 64), 4, 7),
-    _meet("meet4-64x64", (64, 64), 4, 8, 1),
-    _meet("meet6-64x64", (64, 64), 6, 8, 1),
-    _meet("meet2-64x64", (64, 64), 2, 8, 1),
+    _cluster_reduce("meet8-64x128", (64, 128), 8, 7, 1),
+    _cluster_reduce("meet4-64x128", (64, 128), 4, 7, 1),
+    _cluster_reduce("meet4-128x64", (128, 64), 4, 7),
+    _cluster_reduce("meet4-64x64", (64, 64), 4, 8, 1),
+    _cluster_reduce("meet6-64x64", (64, 64), 6, 8, 1),
+    _cluster_reduce("meet2-64x64", (64, 64), 2, 8, 1),
 )
 
 

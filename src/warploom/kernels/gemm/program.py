@@ -55,7 +55,7 @@ ACTIVATIONS: dict[str, Callable[[Tile], Tile]] = {
 }
 
 
-PART = 8  # columns that tasks which meet exchange together
+PART = 8  # columns that tasks of a cluster exchange at a time
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class GemmConfig:
     promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
     ahead     promoted products started together, so that sums of one run beside the others
     slices    the contracted axis is cut into so many tasks, whose fp32 sums `combine` adds up
-    together  these tasks meet and add up themselves, in a cluster: one kernel, no workspace
+    in_cluster  the slices of a tile form a cluster and add up their sums there: one kernel and no
+              workspace
     swap_ab   multiply b^T a^T: then m lies over the columns of the tensor core's results, so the
               tile's m may be any multiple of 8 (and n a multiple of 64), not the other way round
     """
@@ -89,7 +90,7 @@ class GemmConfig:
     promote: bool = False
     ahead: int = 1
     slices: int = 1
-    together: bool = False
+    in_cluster: bool = False
     swap_ab: bool = False
     tile: tuple[int, int, int] = (128, 256, 64)
 
@@ -105,8 +106,8 @@ class GemmConfig:
             raise InputError(f"gemm ahead={self.ahead}: expected >= 1, and 1 unless promoted")
         if self.slices < 1 or (self.slices > 1 and (self.batched or self.dual)):
             raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
-        if self.together and self.slices < 2:
-            raise InputError(f"gemm together=True with {self.slices} slice: expected at least 2")
+        if self.in_cluster and self.slices < 2:
+            raise InputError(f"gemm in_cluster=True with {self.slices} slice: expected at least 2")
 
     @property
     def share(self) -> int:
@@ -118,7 +119,7 @@ class GemmConfig:
     @property
     def workspace(self) -> bool:
         """Whether sums go through memory, from this kernel to `combine`."""
-        return self.slices > 1 and not self.together
+        return self.slices > 1 and not self.in_cluster
 
     @property
     def epilogue(self) -> dict[str, Array]:
@@ -186,7 +187,7 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
         if config.promote:
             for product in products:
                 acc[:] = product + acc
-    if config.together:
+    if config.in_cluster:
         acc, rows, cols = _share(config, acc, slices[0], rows, cols)
     sums = [acc] if b2 is None else [acc, acc2]
     result, *second = [each.T for each in sums] if config.swap_ab else sums
@@ -272,14 +273,14 @@ def default_schedule(config: GemmConfig) -> KernelSchedule:
     """Load-compute-finish with one matmul in flight, pairs of blocks sharing b, 8 rows a band.
 
     cuBLAS picks the same shape on this GPU (nvjet 128x256_64x4, 1x2 cluster, cooperative). Slices
-    that meet are the cluster instead, and store what each finished straight from registers.
+    that are added up in a cluster are the cluster instead, and are stored from registers.
     """
     launch = LaunchPlan(split="n" if config.swap_ab else "m", cluster=("m_tile", 2), supergroup=8)
     if config.swap_ab:
         launch = launch.with_options(store_panels=1, store_rows=40)
-    if config.together:
-        together = ("slices_tile", config.slices)
-        launch = launch.with_options(cluster=together, store="direct")
+    if config.in_cluster:
+        cluster = ("slices_tile", config.slices)
+        launch = launch.with_options(cluster=cluster, store="direct")
     registers = (40, 232) if config.swap_ab or config.slices > 1 else None
-    depth = 3 if config.together else 4
+    depth = 3 if config.in_cluster else 4
     return multistage(gemm(config), depth, launch, registers=registers)

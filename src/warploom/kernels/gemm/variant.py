@@ -80,7 +80,7 @@ class Constants:
     pair        the same of two blocks that share an SM, each with copies of its own
     latency     from the request of a copy to its arrival; a ring has that many slots on the way
     late        the same where a pitch is not one of whole sectors
-    meet        of tasks that meet, for a tile of 128 x 256
+    cluster_reduce  of adding up slices in a cluster, for a tile of 128 x 256
     drain       from the end of a promoted product to the start of the group's next: the wait, the
                 additions; the other groups' products run meanwhile
     combine     the second kernel of a sliced GEMM
@@ -102,7 +102,7 @@ class Constants:
     pair: float
     latency: float
     late: float
-    meet: float
+    cluster_reduce: float
     drain: float
     combine: float
     summed: float
@@ -138,7 +138,7 @@ class GemmChoice:
     dependent: bool = False
     resident: int = 1
     slices: int = 1
-    together: bool = False
+    in_cluster: bool = False
     store: str = "tma"
     swap_ab: bool = False
     store_rows: int = 0
@@ -148,7 +148,7 @@ class GemmChoice:
     @property
     def workspace(self) -> bool:
         """Whether it is two kernels and needs memory for the sums of slices."""
-        return self.slices > 1 and not self.together
+        return self.slices > 1 and not self.in_cluster
 
     def config(self, base: GemmConfig) -> GemmConfig:
         """`base` with this tile; a step of k is 128 bytes."""
@@ -157,7 +157,7 @@ class GemmChoice:
             base,
             tile=tile,
             slices=self.slices,
-            together=self.together,
+            in_cluster=self.in_cluster,
             swap_ab=self.swap_ab,
             ahead=self.ahead,
         )
@@ -210,12 +210,12 @@ class GemmChoice:
         if self.swap_ab:
             high = self.groups * (self.store_rows or high)
         width = PANEL_BYTES
-        if self.together:  # each block stores its part of the columns
+        if self.in_cluster:  # each block stores its part of the columns
             width = min(width, self.config(config).share * config.out.bytes)
         panels = high * width * self.panels if self.store == "tma" else 0
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
-        if self.together:
+        if self.in_cluster:
             high = self.tile[1] if self.swap_ab else self.tile[0]
             free -= SUM_BYTES * high * self.config(config).share * self.slices
         return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
@@ -278,34 +278,34 @@ class GemmChoice:
         rows = cdiv(m, bm * along["m_tile"])
         cols = cdiv(n, bn * along["n_tile"])
         places = CLUSTERS[blocks]
-        tasks = rows * cols * batch * (1 if self.together else self.slices)
+        tasks = rows * cols * batch * (1 if self.in_cluster else self.slices)
         steps = cdiv(cdiv(k * size, STEP_BYTES), self.slices)
         a_rows, b_rows = self.copied(config)
         a_ragged, b_ragged = self.ragged(config, m, n, k)
         copies = a_rows / along["n_tile"] / (c.ragged if a_ragged else c.aligned)
         copies += b_rows / along["m_tile"] / (c.ragged if b_ragged else c.aligned)
-        waves, together = cdiv(tasks, places), 1
+        waves, beside = cdiv(tasks, places), 1
         if self.resident > 1:
             # Blocks of an SM share its rates, and one's stores are hidden by the other's matmuls.
             waves = cdiv(tasks, SMS)
-            together = min(self.resident, waves)
+            beside = min(self.resident, waves)
         busy = tasks * blocks / (waves * SMS)
         matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
         matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
         # One slot is being read, the others are on the way.
-        slots = min(self.depth, self.most_slots(config)) * self.ahead * together
+        slots = min(self.depth, self.most_slots(config)) * self.ahead * beside
         arrival = (c.late if a_ragged or b_ragged else c.latency) / (slots - 1)
         parts = [matmul, copies, arrival]
         if config.promote:
-            parts.append(matmul / (self.groups * together) + c.drain / self.ahead)
+            parts.append(matmul / (self.groups * beside) + c.drain / self.ahead)
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
-        out = SUM_BYTES if self.slices > 1 and not self.together else config.out.bytes
+        out = SUM_BYTES if self.slices > 1 and not self.in_cluster else config.out.bytes
         end = c.at_once if self.store_count(out) <= self.panels else c.epilogue
         end = end if self.store == "tma" else c.direct
-        time = waves * (steps * step + end * bm * bn / UNIT / together)
+        time = waves * (steps * step + end * bm * bn / UNIT / beside)
         time += c.early if self.dependent else c.start
-        if self.together:
-            time += waves * c.meet * bm * bn / UNIT
+        if self.in_cluster:
+            time += waves * c.cluster_reduce * bm * bn / UNIT
         elif self.slices > 1:
             time += c.combine + 8.0 * m * n * self.slices / c.summed
         return time
