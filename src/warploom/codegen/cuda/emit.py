@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.codegen.cuda.emit_chain import ChainCode
 from warploom.codegen.cuda.emit_cluster_reduce import (
     BARRIERS,
     check_cluster_reductions,
     exchange_bytes,
     reduction_barriers,
 )
+from warploom.codegen.cuda.emit_overlap import OverlapCode
 from warploom.codegen.cuda.emit_staged import staged_offsets
 from warploom.codegen.cuda.emit_steps import StepCode, indent
 from warploom.codegen.cuda.emit_tma import Maps
@@ -87,8 +87,10 @@ class Emitter:
         self.plan = block.schedule.launch
         self.placement = block.placement
         self.program = block.placement.program
-        if self.plan.chain and self.arch != "sm_90a":
-            raise InputError(f"launch plan: chain has code for sm_90a, not for {self.arch}")
+        if self.plan.overlap_next_task and self.arch != "sm_90a":
+            raise InputError(
+                f"launch plan: overlap_next_task has code for sm_90a, not for {self.arch}"
+            )
         for op in self.program.ops():
             check_types(op, self.arch)
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
@@ -360,13 +362,13 @@ class Emitter:
             carried = {step.op.dst for step in role.ahead if step.op is not None}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
             body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
-        chain = ChainCode(self.block, role, values, self.steps) if role.ahead else None
-        if chain is not None:
-            self.steps.ahead = chain.ahead
+        overlap = OverlapCode(self.block, role, values, self.steps) if role.ahead else None
+        if overlap is not None:
+            self.steps.ahead = overlap.ahead
         for section in role.sections:
             body += self.steps.section(role, values, section)
-        if chain is not None:
-            return chain.lines(body)
+        if overlap is not None:
+            return overlap.lines(body)
         head, tail = task_lines(self.program, self.plan, role.loads)
         return [*head, *indent(body), *tail.split("\n")]
 

@@ -48,7 +48,7 @@ class StepCode:
             "TurnPass": self._turn_pass,
             "Ahead": self._ahead,
         }
-        self.ahead: Callable[[], list[str]] = list[str]  # of chained tasks (`emit_chain`)
+        self.ahead: Callable[[], list[str]] = list[str]  # (`emit_overlap`)
 
     def shared_across(self, ring: Ring) -> bool:
         """Whether some tile of a ring is multicast over the cluster."""

@@ -12,7 +12,7 @@ what is checked is what is emitted.
     Join n          consumer: wait until at most n started matmuls are unfinished
     Run op          consumer: any other op
     TurnWait, TurnPass     consumer: ordered use of the tensor core
-    Ahead           consumer: take the next task and do the role's `ahead` for it (`passes.chain`)
+    Ahead           consumer: take the next task and do the role's `ahead` for it (`passes.overlap`)
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Role:
     """A warp group: its registers a thread, its warps and its sections in order.
 
     `ahead`: what is done for a task before it begins, where a section says so, and for the first
-    task at the start: waits and one matmul of its loop's first iteration (`passes.chain`).
+    task at the start: waits and one matmul of its loop's first iteration (`passes.overlap`).
     """
 
     name: str

@@ -53,8 +53,8 @@ class LaunchPlan:
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     skip_settled    a warp leaves out corrections whose condition says that none of its rows needs
                     them (`cuda.settled`)
-    chain           the first matmul of the next task is started before the stores of the present
-                    one (`passes.chain`)
+    overlap_next_task  the first matmul of the next task is started before the stores of the present
+                    one (`passes.overlap`)
     give_back       a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
@@ -76,7 +76,7 @@ class LaunchPlan:
     dependent: bool = False
     skip_unit: bool = False
     skip_settled: bool = False
-    chain: bool = False
+    overlap_next_task: bool = False
     give_back: bool = False
     resident: int = 1
 
@@ -100,9 +100,10 @@ class LaunchPlan:
                 f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
                 "a cluster would take different tasks; use 'snake'"
             )
-        if self.chain and (self.cluster[1] > 1 or not self.persistent):
+        if self.overlap_next_task and (self.cluster[1] > 1 or not self.persistent):
             raise InputError(
-                f"launch plan: chain with a cluster of {self.cluster[1]} and persistent="
+                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]} and "
+                "persistent="
                 f"{self.persistent}, expected blocks that do several tasks, each by itself"
             )
         if self.store_rows < 0 or self.store_rows % 8:

@@ -22,10 +22,10 @@ from warploom.codegen.analysis.hazards import (
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
 from warploom.codegen.ir.place import Placement, place, sections
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.passes.chain import chained
 from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.lower_loader import loader_role
 from warploom.codegen.passes.order import check_order
+from warploom.codegen.passes.overlap import overlap_next_task
 from warploom.codegen.passes.rings import make_rings, names_in
 from warploom.codegen.passes.turns import node_of, require_group, turn_runs, with_turns
 from warploom.errors import InputError
@@ -40,8 +40,8 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
     parts = len(schedule.compute)
     if parts == 0:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
-    chain = schedule.launch.chain
-    placement = replace(place(program, schedule.launch.split, parts), whole=chain)
+    overlap = schedule.launch.overlap_next_task
+    placement = replace(place(program, schedule.launch.split, parts), whole=overlap)
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
         raise InputError(
@@ -54,8 +54,8 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
     for part, group in enumerate(groups[1:]):
         lowered = _Compute(placement, schedule, rings, part)
         ahead, body = (), lowered.sections()
-        if chain:
-            ahead, body = chained(placement, body, rings, lowered.effects.readers)
+        if overlap:
+            ahead, body = overlap_next_task(placement, body, rings, lowered.effects.readers)
         roles.append(Role(group.name, group.warps, group.registers, body, part, ahead))
     return BlockProgram(placement, schedule, rings, tuple(roles))
 

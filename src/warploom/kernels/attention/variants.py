@@ -111,7 +111,7 @@ BACK: dict[str, Any] = {
     "give_back": True,
 }  # the next task's queries beside the last matmul
 DIRECT: dict[str, Any] = {**BACK, "store": "direct"}  # no panels either
-CHAIN: dict[str, Any] = {**AHEAD, "chain": True}
+CHAIN: dict[str, Any] = {**AHEAD, "overlap_next_task": True}
 PAIR = (32, 104)  # a thread, with six warp groups on an SM
 THREE = (32, 160)  # so does that of three groups
 WIDE = (40, 232)  # the producer of a dynamic walk needs more than 24 registers

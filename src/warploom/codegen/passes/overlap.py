@@ -1,9 +1,9 @@
 """The first matmul of the next task beside the stores of the present one.
 
 Between two tasks a group has nothing for the tensor core: it waits for its last matmul, stores,
-looks up the next task, waits for its operands and only then starts its first matmul. Chained, that
-one is started before the stores (its registers are free by then, its operands are there where the
-rings hold two tasks) and waited for after them.
+looks up the next task, waits for its operands and only then starts its first matmul. With
+`overlap_next_task` it starts that matmul before the stores (its registers are free by then, its
+operands are there where the rings hold two tasks) and waits for it after them.
 
 *requires*  one loop, one iteration started ahead; the matmul does not add to anything, nothing
             touches its result from the last matmul of a task on, and rings have a slot more than is
@@ -31,7 +31,7 @@ from warploom.tile import Op
 Sections = tuple[Straight | Pipeline, ...]
 
 
-def chained(
+def overlap_next_task(
     placement: Placement,
     sections: Sections,
     rings: Sequence[Ring],
@@ -55,7 +55,8 @@ def chained(
         held = sum(s.action == "Release" and s.ring == wait.ring for s in _steps(joined, after))
         if depth[wait.ring] <= held:
             raise InputError(
-                f"launch plan: chain waits for the next slot of ring {wait.ring} while {held} of "
+                f"launch plan: overlap_next_task waits for the next slot of ring {wait.ring} while "
+                f"{held} of "
                 f"its {depth[wait.ring]} are held; give it depth {held + 1}"
             )
         spread = {
@@ -64,7 +65,9 @@ def chained(
             if step.op is not None and step.op.id in readers[wait.ring] and step.action == "Issue"
         }
         if len(spread) > 1:
-            raise InputError(f"launch plan: chain, but matmuls read ring {wait.ring} stages apart")
+            raise InputError(
+                f"launch plan: overlap_next_task, but matmuls read ring {wait.ring} stages apart"
+            )
     assert first.op is not None and first.op.dst is not None
     done = Step("Join", names=(first.op.dst.name,), lags=(0,))
     one = replace(
@@ -80,19 +83,24 @@ def chained(
 def _parts(sections: Sections) -> tuple[Pipeline, list[Straight], list[Straight]]:
     loops = [place for place, section in enumerate(sections) if isinstance(section, Pipeline)]
     if len(loops) != 1:
-        raise InputError(f"launch plan: chain needs one loop a task, the program has {len(loops)}")
+        raise InputError(
+            f"launch plan: overlap_next_task needs one loop a task, the program has {len(loops)}"
+        )
     loop = sections[loops[0]]
     assert isinstance(loop, Pipeline)
     if loop.depth != 1 or loop.copies or loop.skip or loop.empty:
         raise InputError(
-            f"launch plan: chain needs one iteration started ahead and one copy of every tile, "
+            "launch plan: overlap_next_task needs one iteration started ahead and one copy of "
+            "every tile, "
             f"loop {loop.loop.index} has {loop.depth} and {len(loop.copies)} tiles with copies"
         )
     before = [s for s in sections[: loops[0]] if isinstance(s, Straight)]
     after = [s for s in sections[loops[0] + 1 :] if isinstance(s, Straight)]
     odd = [s for s in _steps((), [*before, *after]) if s.action in ("Issue", "Join")]
     if odd:
-        raise InputError("launch plan: chain, but the program has matmuls outside of its loop")
+        raise InputError(
+            "launch plan: overlap_next_task, but the program has matmuls outside of its loop"
+        )
     return loop, before, after
 
 
@@ -106,12 +114,15 @@ def _opening(loop: Pipeline) -> tuple[list[Step], Step, tuple[Step, ...]]:
     others = [step for step in rest if step.action == "Issue"]
     if any(step.action != "Wait" for step in lead) or others or len(joins) != 1:
         raise InputError(
-            f"launch plan: chain needs loop {loop.loop.index} to begin with the waits for one "
+            f"launch plan: overlap_next_task needs loop {loop.loop.index} to begin with the waits "
+            "for one "
             "matmul and that matmul"
         )
     assert first.op is not None
     if len(first.op.srcs) != 2:
-        raise InputError(f"{first.op.where}: chain, but the first matmul of a task adds to a tile")
+        raise InputError(
+            f"{first.op.where}: overlap_next_task, but the first matmul of a task adds to a tile"
+        )
     rest.remove(joins[0])
     return lead, first, tuple(rest)
 
@@ -122,13 +133,16 @@ def _check_free(
     """Raise when something touches the matmul's result while the next task's may be under way."""
     assert first.op is not None and first.op.dst is not None
     if any(not placement.is_shared(var) for var in first.op.srcs):
-        raise InputError(f"{first.op.where}: chain, but the first matmul reads registers")
+        raise InputError(
+            f"{first.op.where}: overlap_next_task, but the first matmul reads registers"
+        )
     tail = loop.epilogue[0]
     last = max(place for place, step in enumerate(tail) if step.action == "Issue")
     for step in _steps(tail[last:], straight):
         if step.op is not None and first.op.dst in _touched(placement, step.op):
             raise InputError(
-                f"{step.op.where}: chain, but {step.op.label} touches {first.op.dst.name} after "
+                f"{step.op.where}: overlap_next_task, but {step.op.label} touches "
+                f"{first.op.dst.name} after "
                 "the last matmul of a task"
             )
 
