@@ -40,18 +40,21 @@ def agree(case, seed):
 @given(
     rows=st.integers(1, 300), keys=st.integers(0, 140), turns=st.booleans(),
     groups=st.sampled_from([1, 2, 3]), depth=st.integers(2, 3), causal=st.booleans(),
-    window=st.sampled_from([None, 1, 33]), walk=st.sampled_from(["static", "snake", "dynamic"]),
+    window=st.sampled_from([None, 1, 33]),
+    tile_scheduler=st.sampled_from(["static", "serpentine", "dynamic"]),
     early=st.booleans(), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_overlapped_tasks_agree_at_any_size_mask_tile_scheduler_and_interleaving(
-    rows, keys, turns, groups, depth, causal, window, walk, early, seed
+    rows, keys, turns, groups, depth, causal, window, tile_scheduler, early, seed
 ):
     case = attention_case(
         rows, keys, depth, turns, groups, seed=seed, causal=causal or window is not None,
         window=window, group=2, lse=True,
     )  # fmt: skip
     # Queries given back before the last matmul need one slot.
-    agree(overlapping(case, 1 if early else 2, walk=walk, give_back=early), seed)
+    agree(
+        overlapping(case, 1 if early else 2, tile_scheduler=tile_scheduler, give_back=early), seed
+    )
 
 
 def without(block, change):
@@ -119,15 +122,21 @@ def test_the_matmul_moves_and_nothing_else():
 
 CASES = {
     "causal": lambda: overlapping(attention_case(200, 170, 2, False, causal=True, lse=True)),
-    "turns": lambda: overlapping(attention_case(330, 70, 2, True, 3, seed=5), walk="snake"),
+    "turns": lambda: overlapping(
+        attention_case(330, 70, 2, True, 3, seed=5), tile_scheduler="serpentine"
+    ),
     "dynamic": lambda: overlapping(
-        attention_case(260, 70, 2, False, 1, causal=True), walk="dynamic", reverse=("rows_tile",)
+        attention_case(260, 70, 2, False, 1, causal=True),
+        tile_scheduler="dynamic",
+        reverse=("rows_tile",),
     ),
     "window": lambda: overlapping(
         attention_case(300, 170, 3, False, causal=True, window=40, group=2)
     ),
     "one-slot": lambda: overlapping(attention_case(300, 70, 2, False), slots=1, give_back=True),
-    "no-keys": lambda: overlapping(attention_case(150, 0, 2, False, lse=True), walk="snake"),
+    "no-keys": lambda: overlapping(
+        attention_case(150, 0, 2, False, lse=True), tile_scheduler="serpentine"
+    ),
 }
 BROKEN = {
     "no-wait-for-the-first": ("causal", r"wgmma_wait<0>\(\);\s*pin\(product\);"),

@@ -114,7 +114,7 @@ def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
     config = AttentionConfig(head_dim=32, causal=causal, tile=(128, 32), packed=True)
     arrays = packed_arrays(config, [(150, 90), (0, 40), (64, 200), (5, 5)], heads=1)
     program = attention(config)
-    plan = LaunchPlan(split="rows", walk="dynamic", skip_unit=True)
+    plan = LaunchPlan(split="rows", tile_scheduler="dynamic", skip_unit=True)
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan))
     got = simulate(block, arrays, seed=4)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()

@@ -133,8 +133,10 @@ def schedule_named(
 
 def older_plan(plan: LaunchPlan) -> LaunchPlan:
     """The plan for a GPU without TMA and clusters: stores from registers, tasks in fixed order."""
-    walk = "static" if plan.walk == "dynamic" else plan.walk
-    return plan.with_options(store="direct", cluster=("", 1), walk=walk, dependent=False)
+    scheduler = "static" if plan.tile_scheduler == "dynamic" else plan.tile_scheduler
+    return plan.with_options(
+        store="direct", cluster=("", 1), tile_scheduler=scheduler, dependent=False
+    )
 
 
 def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str) -> int:

@@ -181,7 +181,7 @@ class Emitter:
         at["reduce_barriers"] = used
         used += BARRIERS * BARRIER_BYTES * self.parts * self.reduces
         at["tasks"] = used
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             used += TASK_SLOTS * (2 * BARRIER_BYTES + 4)
         resident = self.plan.resident
         # The base is rounded up to 1024, except where blocks share an SM and every KiB counts.
@@ -218,7 +218,7 @@ class Emitter:
                 {"kind": "stride", "array": name, "dim": dim} for dim in range(len(array.dims) - 1)
             ]
         result += [{"kind": "dim", "name": dim} for dim in self.program.dims]
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             result.append({"kind": "counter"})
         result += [
             {"kind": "scalar", "name": var.name, "dtype": var.type.dtype.name}
@@ -275,7 +275,7 @@ class Emitter:
                 f"const unsigned meet_full = shared + {at['reduce_barriers']};",
                 f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
             ]
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             lines += [
                 f"const unsigned task_full = shared + {at['tasks']};",
                 f"const unsigned task_empty = task_full + {TASK_SLOTS * BARRIER_BYTES};",
@@ -296,7 +296,7 @@ class Emitter:
                 f"    barrier_init({ring.name}_empty + s * 8, {arrivals});",
                 "  }",
             ]
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             lines += [
                 f"  for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
                 "    barrier_init(task_full + s * 8, 1);",

@@ -34,13 +34,14 @@ class LaunchPlan:
     split           tile axis cut evenly over the compute groups ("m"); "" with one group
     cluster         (grid axis, blocks): neighbours along that axis form a cluster; loads that do
                     not depend on the axis are multicast. ("", 1) for none
-    persistent      one block per SM walks over the tasks; otherwise one block a task
+    persistent      one block per SM takes task after task; otherwise one block a task
     supergroup      L2-aware order of the last two grid axes: that many rows at a time; 0: row-major
     grouped         what a row of a super-group is: the axis before the last ("row"), or all axes
                     before the last, flattened ("all")
-    reverse         grid axes walked from the far end (longest task first under a causal mask)
-    walk            how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
-                    ...), "snake" (every second round backwards) or "dynamic" (the next free one)
+    reverse         grid axes taken from the far end (longest task first under a causal mask)
+    tile_scheduler  how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
+                    ...), "serpentine" (every second round backwards) or "dynamic" (each block takes
+                    the next free task)
     store           "tma" through shared memory or "direct" from registers
     store_panels    panels of 128 bytes by rows that a group may have in flight to global memory
     store_rows      rows of a panel of a tile that is stored across (columns of the array over the
@@ -67,7 +68,7 @@ class LaunchPlan:
     supergroup: int = 0
     grouped: str = "row"
     reverse: tuple[str, ...] = ()
-    walk: str = "static"
+    tile_scheduler: str = "static"
     store: str = "tma"
     store_panels: int = 2
     store_rows: int = 0
@@ -89,16 +90,20 @@ class LaunchPlan:
             raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
         if self.grouped not in ("row", "all"):
             raise InputError(f"launch plan: grouped={self.grouped!r}, expected 'row' or 'all'")
-        if self.walk not in ("static", "snake", "dynamic"):
+        if self.tile_scheduler not in ("static", "serpentine", "dynamic"):
             raise InputError(
-                f"launch plan: walk={self.walk!r}, expected 'static', 'snake' or 'dynamic'"
+                f"launch plan: tile_scheduler={self.tile_scheduler!r}, expected 'static', "
+                "'serpentine' or 'dynamic'"
             )
-        if self.walk != "static" and not self.persistent:
-            raise InputError(f"launch plan: walk={self.walk!r} needs persistent=True")
-        if self.walk == "dynamic" and self.cluster[1] > 1:
+        if self.tile_scheduler != "static" and not self.persistent:
             raise InputError(
-                f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
-                "a cluster would take different tasks; use 'snake'"
+                f"launch plan: tile_scheduler={self.tile_scheduler!r} needs persistent=True"
+            )
+        if self.tile_scheduler == "dynamic" and self.cluster[1] > 1:
+            raise InputError(
+                f"launch plan: tile_scheduler='dynamic' with a cluster of {self.cluster[1]}: the "
+                "blocks of "
+                "a cluster would take different tasks; use 'serpentine'"
             )
         if self.overlap_next_task and (self.cluster[1] > 1 or not self.persistent):
             raise InputError(

@@ -153,7 +153,7 @@ class Simulator(Steps):
     def _next(self, agent: Agent) -> Iterator[bool]:
         """Take the next task, if there is one, and do what the role does ahead of it."""
         task = agent.count
-        if self.block.schedule.launch.walk == "dynamic":
+        if self.block.schedule.launch.tile_scheduler == "dynamic":
             while (found := self._hand_over(agent, agent.count, len(agent.tasks))) is None:
                 agent.waits_for = "the next task"
                 yield False

@@ -94,7 +94,13 @@ class AttentionChoice:
 
 def _draw(band: int, rest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     # The next free task, longest first within so many heads, whose keys stay in the L2 cache.
-    return {"walk": "dynamic", "supergroup": band, "grouped": "all", **AHEAD, **(rest or {})}
+    return {
+        "tile_scheduler": "dynamic",
+        "supergroup": band,
+        "grouped": "all",
+        **AHEAD,
+        **(rest or {}),
+    }
 
 
 AHEAD: dict[str, Any] = {
@@ -102,7 +108,12 @@ AHEAD: dict[str, Any] = {
     "store_panels": 1,
 }  # the next task's queries come early
 ONE_Q: dict[str, Any] = {"task_rings": dict[str, int](), "store_panels": 1}
-SNAKE: dict[str, Any] = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all", **AHEAD}
+SNAKE: dict[str, Any] = {
+    "tile_scheduler": "serpentine",
+    "supergroup": ALL_HEADS,
+    "grouped": "all",
+    **AHEAD,
+}
 TWO: dict[str, Any] = {"resident": 2, "task_rings": dict[str, int]()}  # blocks on an SM
 GUESS = 12.0  # powers of 2 that weights may add up to before a block gets a maximum of its own
 OVER: dict[str, Any] = {**ONE_Q, "store_over": "q_t"}  # no panels: every byte is for rings
