@@ -356,7 +356,7 @@ class Emitter:
         return lines
 
     def _tasks(self, role: Role) -> list[str]:
-        values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.skip_settled)
+        values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.skip_voted)
         body: list[str] = []
         if not role.loads:
             carried = {step.op.dst for step in role.ahead if step.op is not None}

@@ -52,8 +52,8 @@ class LaunchPlan:
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
-    skip_settled    a warp leaves out corrections whose condition says that none of its rows needs
-                    them (`cuda.settled`)
+    skip_voted    a warp leaves out corrections whose condition says that none of its rows needs
+                    them (`cuda.voted_skip`)
     overlap_next_task  the first matmul of the next task is started before the stores of the present
                     one (`passes.overlap`)
     give_back       a slot filled once a task goes before the matmuls that end the task's last loop,
@@ -76,7 +76,7 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
     skip_unit: bool = False
-    skip_settled: bool = False
+    skip_voted: bool = False
     overlap_next_task: bool = False
     give_back: bool = False
     resident: int = 1

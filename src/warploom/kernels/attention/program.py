@@ -389,6 +389,6 @@ def default_schedule(config: AttentionConfig) -> KernelSchedule:
         split="rows",
         reverse=reverse,
         skip_unit=max(config.slack, config.guess) > 0,
-        skip_settled=config.guess > 0,
+        skip_voted=config.guess > 0,
     )
     return overlapped(attention(config), {"k": 2, "v": 2}, launch, config.tile[0] // 64)

@@ -80,7 +80,7 @@ class AttentionChoice:
             split="rows",
             reverse=reverse,
             skip_unit=config.slack > 0 or config.guess > 0,
-            skip_settled=config.guess > 0,
+            skip_voted=config.guess > 0,
             **plan,
         )
         depths = {"k": self.depth, "v": self.depth}
