@@ -19,7 +19,7 @@ from warploom.codegen.cuda.emit_overlap import OverlapCode
 from warploom.codegen.cuda.emit_staged import staged_offsets
 from warploom.codegen.cuda.emit_steps import StepCode, indent
 from warploom.codegen.cuda.emit_tma import Maps
-from warploom.codegen.cuda.entry import threads_told, told_lines
+from warploom.codegen.cuda.entry import declaration_lines, declared_threads
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
@@ -44,7 +44,7 @@ class CudaSource:
     parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
     dependent       may start before the previous grid of its stream has ended
     shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
-    told            threads that the compiler is told of, where they are fewer (`cuda.entry`)
+    declared_threads  threads in the kernel's launch bounds, where they are fewer (`cuda.entry`)
     """
 
     name: str
@@ -58,7 +58,7 @@ class CudaSource:
     persistent: bool
     arrays: tuple[Array, ...]
     dependent: bool = False
-    told: int = 0
+    declared_threads: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -111,7 +111,7 @@ class Emitter:
         threads = 32 * sum(role.warps for role in self.block.roles)
         check_threads(self.program.name, threads, self.plan.resident, self.arch)
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
-        told = threads_told(threads, self.helpers)
+        declared = declared_threads(threads, self.helpers)
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
             f'"{self.block.schedule.name}".',
@@ -131,8 +131,8 @@ class Emitter:
         lines = [
             *head,
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
-            *told_lines(threads, told),
-            f'extern "C" __global__ void __launch_bounds__({told}, {self.plan.resident})'
+            *declaration_lines(threads, declared),
+            f'extern "C" __global__ void __launch_bounds__({declared}, {self.plan.resident})'
             f"{cluster} "
             f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
@@ -152,7 +152,7 @@ class Emitter:
             self.plan.persistent,
             self.program.arrays,
             self.plan.dependent,
-            told if told < threads else 0,
+            declared if declared < threads else 0,
         )
 
     # ---- shared memory
