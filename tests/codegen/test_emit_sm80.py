@@ -24,7 +24,7 @@ def direct(case):
     """The case with stores from registers."""
     program, schedule, arrays = case
     plan = schedule.launch.with_options(store="direct")
-    return program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns), arrays
+    return program, type(schedule)(schedule.name, schedule.loops, plan, schedule.pingpong), arrays
 
 
 CASES = {
@@ -65,7 +65,7 @@ CASES = {
     "attention": lambda: direct(
         attention_case(100, 70, kind="multistage", depth=2, causal=True, lse=True)
     ),
-    "attention-overlapped": lambda: direct(attention_case(60, 130, groups=1, turns=False)),
+    "attention-overlapped": lambda: direct(attention_case(60, 130, groups=1, pingpong=False)),
 }
 
 

@@ -38,17 +38,17 @@ def agree(case, seed):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    rows=st.integers(1, 300), keys=st.integers(0, 140), turns=st.booleans(),
+    rows=st.integers(1, 300), keys=st.integers(0, 140), pingpong=st.booleans(),
     groups=st.sampled_from([1, 2, 3]), depth=st.integers(2, 3), causal=st.booleans(),
     window=st.sampled_from([None, 1, 33]),
     tile_scheduler=st.sampled_from(["static", "serpentine", "dynamic"]),
     early=st.booleans(), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_overlapped_tasks_agree_at_any_size_mask_tile_scheduler_and_interleaving(
-    rows, keys, turns, groups, depth, causal, window, tile_scheduler, early, seed
+    rows, keys, pingpong, groups, depth, causal, window, tile_scheduler, early, seed
 ):
     case = attention_case(
-        rows, keys, depth, turns, groups, seed=seed, causal=causal or window is not None,
+        rows, keys, depth, pingpong, groups, seed=seed, causal=causal or window is not None,
         window=window, group=2, lse=True,
     )  # fmt: skip
     # Queries given back before the last matmul need one slot.
@@ -122,7 +122,7 @@ def test_the_matmul_moves_and_nothing_else():
 
 CASES = {
     "causal": lambda: overlapping(attention_case(200, 170, 2, False, causal=True, lse=True)),
-    "turns": lambda: overlapping(
+    "pingpong": lambda: overlapping(
         attention_case(330, 70, 2, True, 3, seed=5), tile_scheduler="serpentine"
     ),
     "dynamic": lambda: overlapping(

@@ -118,7 +118,7 @@ def test_longest_first_over_all_heads_in_a_serpentine_balances_causal_attention(
 def test_tasks_handed_over_are_the_same_work(seed):
     program, schedule, arrays = attention_case(200, 200, causal=True)
     plan = schedule.launch.with_options(tile_scheduler="dynamic", reverse=("rows_tile",))
-    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns))
+    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.pingpong))
     got, want = simulate(kernel, arrays, seed=seed), interpret(program, arrays)
     assert got["o"].tobytes() == want["o"].tobytes()
 
@@ -126,7 +126,7 @@ def test_tasks_handed_over_are_the_same_work(seed):
 def test_a_slot_read_by_too_few_is_noticed(monkeypatch):
     program, schedule, arrays = attention_case(200, 200)
     plan = schedule.launch.with_options(tile_scheduler="dynamic")
-    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns))
+    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.pingpong))
     monkeypatch.setattr(
         "warploom.codegen.oracle.simulate.TaskRing",
         lambda name, slots, readers: TaskRing(name, slots, 3),

@@ -121,14 +121,14 @@ def schedule_named(
 
     def make(depth: int) -> KernelSchedule:
         if name in ("overlapped", "pingpong"):
-            turns = name == "pingpong" and groups > 1
-            return overlapped(program, depth, plan, groups, turns, registers)
+            pingpong = name == "pingpong" and groups > 1
+            return overlapped(program, depth, plan, groups, pingpong, registers)
         flying = int(name == "inflight")
         return multistage(program, depth, plan, groups, flying, registers)
 
     depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(program, make, arch)
     made = make(depth)
-    return KernelSchedule(name, made.loops, made.launch, made.turns)
+    return KernelSchedule(name, made.loops, made.launch, made.pingpong)
 
 
 def older_plan(plan: LaunchPlan) -> LaunchPlan:

@@ -333,7 +333,7 @@ class Emitter:
         ]
         if self.reduces:
             lines.append("unsigned meet_parity = 0;")
-        if self.block.schedule.turns:
+        if self.block.schedule.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(role)

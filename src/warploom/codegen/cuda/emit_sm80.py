@@ -154,7 +154,7 @@ class _Sm80Emitter(Emitter):
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.block.schedule.turns:
+        if self.block.schedule.pingpong:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         return [*lines, *self._tasks(role)]
 

@@ -3,8 +3,8 @@
 A block of 512 threads has 128 registers a thread at entry; setmaxnreg then takes some from the
 producers for the groups that compute. ptxas knows that, but refuses any single instruction that
 needs more than a thread has at entry (C7602): a wgmma of 256 columns has 128 sums, and 26 registers
-must be left beside them. So the launch bounds declare fewer threads, and the finished image is set to
-all of them (`entry_image`).
+must be left beside them. So the launch bounds declare fewer threads, and the finished image is set
+to all of them (`entry_image`).
 """
 
 from __future__ import annotations

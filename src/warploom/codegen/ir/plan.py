@@ -151,13 +151,13 @@ class KernelSchedule:
     """The schedules of a program's loops, by loop index, and its launch plan.
 
     All loops name the same warp groups: one group of producers ("load") and the compute groups.
-    `turns` orders the tensor-core work of the compute groups as the times say (ping-pong).
+    `pingpong` orders the tensor-core work of the compute groups in turns, as the times say.
     """
 
     name: str
     loops: Mapping[str, Schedule]
     launch: LaunchPlan = LaunchPlan()
-    turns: bool = False
+    pingpong: bool = False
 
     def __post_init__(self) -> None:
         shapes = {
@@ -192,7 +192,7 @@ class KernelSchedule:
             "name": self.name,
             "loops": {index: loop.to_json() for index, loop in self.loops.items()},
             "launch": asdict(self.launch),
-            "turns": self.turns,
+            "pingpong": self.pingpong,
         }
 
     @classmethod
@@ -206,6 +206,6 @@ class KernelSchedule:
         try:
             launch = LaunchPlan.from_json(data["launch"], origin)
             loops = {i: Schedule.from_json(s, f"{origin}: {i}") for i, s in data["loops"].items()}
-            return cls(data["name"], loops, launch, bool(data["turns"]))
+            return cls(data["name"], loops, launch, bool(data["pingpong"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{origin}: incomplete or malformed: {error}") from None

@@ -136,7 +136,7 @@ class Simulator(Steps):
 
     def _agent(self, agent: Agent) -> Iterator[bool]:
         """Steps of a role over all tasks; yields True after progress, False while it waits."""
-        if self.block.schedule.turns and agent.role.part == self.placement.parts - 1:
+        if self.block.schedule.pingpong and agent.role.part == self.placement.parts - 1:
             self.turns[agent.block][0].arrive()
         agent.tasks = list(self._tasks(agent.block))
         yield from self._next(agent)

@@ -26,8 +26,8 @@ from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.lower_loader import loader_role
 from warploom.codegen.passes.order import check_order
 from warploom.codegen.passes.overlap import overlap_next_task
+from warploom.codegen.passes.pingpong import node_of, require_group, turn_runs, with_turns
 from warploom.codegen.passes.rings import make_rings, names_in
-from warploom.codegen.passes.turns import node_of, require_group, turn_runs, with_turns
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op, Program
@@ -241,7 +241,7 @@ class _Compute:
         """What this group does in iterations that do not change its part: take and give back."""
         if self.placement.until(loop) is None:
             return pipeline
-        if pipeline.depth > 1 and self.schedule.turns:
+        if pipeline.depth > 1 and self.schedule.pingpong:
             raise InputError(
                 f"{loop.where}: loop {loop.index} ends early for a part, so its groups pass on "
                 f"different numbers of turns with {pipeline.depth} iterations started ahead; start "
@@ -370,7 +370,7 @@ class _Compute:
         return Pipeline(loop, 0, (), block, (last,) if last else (), ())
 
     def _turns(self, loop: Loop, steps: Sequence[Step]) -> list[Step]:
-        if not self.schedule.turns:
+        if not self.schedule.pingpong:
             return list(steps)
         return with_turns(steps, turn_runs(self.schedule, loop, self.ops), self.part)
 

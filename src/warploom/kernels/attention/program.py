@@ -383,7 +383,7 @@ def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index, I
 
 
 def default_schedule(config: AttentionConfig) -> KernelSchedule:
-    """FlashAttention-3's: two groups in turns, P V one iteration behind Q K^T, rings of two."""
+    """FlashAttention-3's: two groups in ping-pong, P V one iteration behind Q K^T, rings of two."""
     reverse = ("rows_tile",) if config.causal and not config.packed else ()
     launch = LaunchPlan(
         split="rows",
