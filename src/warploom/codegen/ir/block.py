@@ -93,7 +93,7 @@ class Role:
     """A warp group: its registers a thread, its warps and its sections in order.
 
     `ahead`: what is done for a task before it begins, where a section says so, and for the first
-    task at the start: waits and one matmul of its loop's first iteration (`passes.chain`).
+    task at the start: waits and one matmul of its loop's first iteration (`passes.overlap`).
     """
 
     name: str

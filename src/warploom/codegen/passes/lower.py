@@ -33,12 +33,12 @@ from warploom.codegen.ir.steps import (
     Wait,
     start_of,
 )
-from warploom.codegen.passes.chain import chained
 from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.lower_loader import loader_role
 from warploom.codegen.passes.order import check_order
+from warploom.codegen.passes.overlap import overlap_next_task
+from warploom.codegen.passes.pingpong import node_of, require_group, turn_runs, with_turns
 from warploom.codegen.passes.rings import make_rings, names_in
-from warploom.codegen.passes.turns import node_of, require_group, turn_runs, with_turns
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op, Program
@@ -52,8 +52,8 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
     parts = len(schedule.compute)
     if parts == 0:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
-    chain = schedule.launch.chain
-    placement = replace(place(program, schedule.launch.split, parts), whole=chain)
+    overlap = schedule.launch.overlap_next_task
+    placement = replace(place(program, schedule.launch.split, parts), whole=overlap)
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
         raise InputError(
@@ -66,8 +66,10 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
     for part, group in enumerate(groups[1:]):
         lowered = _Compute(placement, schedule, rings, part)
         role = Role(group.name, group.warps, group.registers, lowered.sections(), part)
-        if chain:
-            ahead, body = chained(placement, role.sections, rings, lowered.effects.readers)
+        if overlap:
+            ahead, body = overlap_next_task(
+                placement, role.sections, rings, lowered.effects.readers
+            )
             role = replace(role, sections=body, ahead=ahead)
         roles.append(role)
     return BlockProgram(placement, schedule, rings, tuple(roles))
@@ -254,7 +256,7 @@ class _Compute:
         """What this group does in iterations that do not change its part: take and give back."""
         if self.placement.until(loop) is None:
             return pipeline
-        if pipeline.depth > 1 and self.schedule.turns:
+        if pipeline.depth > 1 and self.schedule.pingpong:
             raise InputError(
                 f"{loop.where}: loop {loop.index} ends early for a part, so its groups pass on "
                 f"different numbers of turns with {pipeline.depth} iterations started ahead; start "
@@ -382,7 +384,7 @@ class _Compute:
         return Pipeline(loop, 0, (), block, (last,) if last else (), ())
 
     def _turns(self, loop: Loop, steps: Sequence[Step]) -> list[Step]:
-        if not self.schedule.turns:
+        if not self.schedule.pingpong:
             return list(steps)
         return with_turns(steps, turn_runs(self.schedule, loop, self.ops), self.part)
 

@@ -8,7 +8,7 @@ from warploom.codegen.ir.block import Pipeline, Ring, Role, Straight
 from warploom.codegen.ir.place import Placement, sections
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import Acquire, Fill, Publish
-from warploom.codegen.passes.turns import require_group
+from warploom.codegen.passes.pingpong import require_group
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op
 

@@ -1,9 +1,9 @@
 """The first matmul of the next task beside the stores of the present one.
 
 Between two tasks a group has nothing for the tensor core: it waits for its last matmul, stores,
-looks up the next task, waits for its operands and only then starts its first matmul. Chained, that
-one is started before the stores (its registers are free by then, its operands are there where the
-rings hold two tasks) and waited for after them.
+looks up the next task, waits for its operands and only then starts its first matmul. With
+`overlap_next_task` it starts that matmul before the stores (its registers are free by then, its
+operands are there where the rings hold two tasks) and waits for it after them.
 
 *requires*  one loop, one iteration started ahead; the matmul does not add to anything, nothing
             touches its result from the last matmul of a task on, and rings have a slot more than is
@@ -42,7 +42,7 @@ from warploom.tile import Op
 Sections = tuple[Straight | Pipeline, ...]
 
 
-def chained(
+def overlap_next_task(
     placement: Placement,
     sections: Sections,
     rings: Sequence[Ring],
@@ -66,7 +66,8 @@ def chained(
         held = sum(isinstance(s, Release) and s.ring == wait.ring for s in _steps(joined, after))
         if depth[wait.ring] <= held:
             raise InputError(
-                f"launch plan: chain waits for the next slot of ring {wait.ring} while {held} of "
+                f"launch plan: overlap_next_task waits for the next slot of ring {wait.ring} while "
+                f"{held} of "
                 f"its {depth[wait.ring]} are held; give it depth {held + 1}"
             )
         spread = {
@@ -75,7 +76,9 @@ def chained(
             if isinstance(step, Issue) and step.op.id in readers[wait.ring]
         }
         if len(spread) > 1:
-            raise InputError(f"launch plan: chain, but matmuls read ring {wait.ring} stages apart")
+            raise InputError(
+                f"launch plan: overlap_next_task, but matmuls read ring {wait.ring} stages apart"
+            )
     assert first.op.dst is not None
     done = Join(0, (first.op.dst.name,), (0,))
     one = replace(
@@ -92,19 +95,24 @@ def chained(
 def _parts(sections: Sections) -> tuple[Pipeline, list[Straight], list[Straight]]:
     loops = [place for place, section in enumerate(sections) if isinstance(section, Pipeline)]
     if len(loops) != 1:
-        raise InputError(f"launch plan: chain needs one loop a task, the program has {len(loops)}")
+        raise InputError(
+            f"launch plan: overlap_next_task needs one loop a task, the program has {len(loops)}"
+        )
     loop = sections[loops[0]]
     assert isinstance(loop, Pipeline)
     if loop.depth != 1 or loop.copies or loop.skip or loop.empty:
         raise InputError(
-            f"launch plan: chain needs one iteration started ahead and one copy of every tile, "
+            "launch plan: overlap_next_task needs one iteration started ahead and one copy of "
+            "every tile, "
             f"loop {loop.loop.index} has {loop.depth} and {len(loop.copies)} tiles with copies"
         )
     before = [s for s in sections[: loops[0]] if isinstance(s, Straight)]
     after = [s for s in sections[loops[0] + 1 :] if isinstance(s, Straight)]
     odd = [s for s in _steps((), [*before, *after]) if isinstance(s, Issue | Join)]
     if odd:
-        raise InputError("launch plan: chain, but the program has matmuls outside of its loop")
+        raise InputError(
+            "launch plan: overlap_next_task, but the program has matmuls outside of its loop"
+        )
     return loop, before, after
 
 
@@ -118,11 +126,14 @@ def _opening(loop: Pipeline) -> tuple[list[Wait], Issue, tuple[Step, ...]]:
     joins = len(opening) - place - 1 - len(rest)
     if len(lead) < place or joins != 1 or any(isinstance(step, Issue) for step in rest):
         raise InputError(
-            f"launch plan: chain needs loop {loop.loop.index} to begin with the waits for one "
+            f"launch plan: overlap_next_task needs loop {loop.loop.index} to begin with the waits "
+            "for one "
             "matmul and that matmul"
         )
     if len(first.op.srcs) != 2:
-        raise InputError(f"{first.op.where}: chain, but the first matmul of a task adds to a tile")
+        raise InputError(
+            f"{first.op.where}: overlap_next_task, but the first matmul of a task adds to a tile"
+        )
     return lead, first, tuple(rest)
 
 
@@ -132,13 +143,16 @@ def _check_free(
     """Raise when something touches the matmul's result while the next task's may be under way."""
     assert first.op.dst is not None
     if any(not placement.is_shared(var) for var in first.op.srcs):
-        raise InputError(f"{first.op.where}: chain, but the first matmul reads registers")
+        raise InputError(
+            f"{first.op.where}: overlap_next_task, but the first matmul reads registers"
+        )
     tail = loop.epilogue[0]
     last = max(place for place, step in enumerate(tail) if isinstance(step, Issue))
     for step in _steps(tail[last:], straight):
         if isinstance(step, OpStep) and first.op.dst in _touched(placement, step.op):
             raise InputError(
-                f"{step.op.where}: chain, but {step.op.label} touches {first.op.dst.name} after "
+                f"{step.op.where}: overlap_next_task, but {step.op.label} touches "
+                f"{first.op.dst.name} after "
                 "the last matmul of a task"
             )
 
