@@ -53,7 +53,8 @@ def test_overlapped_tasks_agree_at_any_size_mask_tile_scheduler_and_interleaving
     )  # fmt: skip
     # Queries given back before the last matmul need one slot.
     agree(
-        overlapping(case, 1 if early else 2, tile_scheduler=tile_scheduler, give_back=early), seed
+        overlapping(case, 1 if early else 2, tile_scheduler=tile_scheduler, early_release=early),
+        seed,
     )
 
 
@@ -133,7 +134,7 @@ CASES = {
     "window": lambda: overlapping(
         attention_case(300, 170, 3, False, causal=True, window=40, group=2)
     ),
-    "one-slot": lambda: overlapping(attention_case(300, 70, 2, False), slots=1, give_back=True),
+    "one-slot": lambda: overlapping(attention_case(300, 70, 2, False), slots=1, early_release=True),
     "no-keys": lambda: overlapping(
         attention_case(150, 0, 2, False, lse=True), tile_scheduler="serpentine"
     ),

@@ -37,7 +37,7 @@ def wild_plan(program: t.Program, draw: random.Random, older: bool = False) -> L
         skip_voted=draw.random() < 0.5,
         resident=draw.choice((1, 1, 1, 2)),
         chain=not older and draw.random() < 0.15,
-        give_back=draw.random() < 0.3,
+        early_release=draw.random() < 0.3,
     )
 
 

@@ -154,8 +154,9 @@ def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():
 
 @settings(max_examples=6, deadline=None)
 @given(
-    rows=st.integers(1, 200), keys=st.integers(1, 130), causal=st.booleans(), pingpong=st.booleans(),
-    pair=st.booleans(), apart=st.booleans(), seed=st.integers(0, 99),
+    rows=st.integers(1, 200), keys=st.integers(1, 130), causal=st.booleans(),
+    pingpong=st.booleans(), pair=st.booleans(),
+    apart=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_rescaling_beside_the_first_matmul_gives_the_sequential_result(
     rows, keys, causal, pingpong, pair, apart, seed

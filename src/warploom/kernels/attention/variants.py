@@ -119,7 +119,7 @@ GUESS = 12.0  # powers of 2 that weights may add up to before a block gets a max
 OVER: dict[str, Any] = {**ONE_Q, "store_over": "q_t"}  # no panels: every byte is for rings
 BACK: dict[str, Any] = {
     **ONE_Q,
-    "give_back": True,
+    "early_release": True,
 }  # the next task's queries beside the last matmul
 DIRECT: dict[str, Any] = {**BACK, "store": "direct"}  # no panels either
 CHAIN: dict[str, Any] = {**AHEAD, "overlap_next_task": True}

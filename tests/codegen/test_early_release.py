@@ -18,7 +18,7 @@ from warploom.tile import interpret
 def early(case, **changes):
     """The case with its queries given back early."""
     program, schedule, arrays = case
-    launch = schedule.launch.with_options(give_back=True, **changes)
+    launch = schedule.launch.with_options(early_release=True, **changes)
     return program, replace(schedule, launch=launch), arrays
 
 
