@@ -91,7 +91,7 @@ def peaked():
 CASES = {
     "full": lambda: guessing(130, 170),
     "causal": lambda: guessing(200, 200, causal=True),
-    "apart": lambda: guessing(150, 200, causal=True, apart=True),
+    "split_mask_loop": lambda: guessing(150, 200, causal=True, split_mask_loop=True),
     "one-block": lambda: guessing(70, 20),
     "peaks": peaked,
 }

@@ -193,7 +193,7 @@ def test_what_is_left_out_of_the_code_is_noticed(kernels, name):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: attention_case(64, 64, 2, False, apart=True), "one loop"),
+        (lambda: attention_case(64, 64, 2, False, split_mask_loop=True), "one loop"),
         (lambda: attention_case(64, 64, kind="multistage"), "started ahead"),
         (lambda: gemm_case(64, 64, 64), "begin with the waits"),
     ],

@@ -67,15 +67,15 @@ def arrays_of(pattern, rows, keys, seed, d=32):
 @given(
     rows=st.integers(1, 150), keys=st.integers(1, 150), causal=st.booleans(),
     window=st.sampled_from([None, 1, 40]), pattern=st.sampled_from(PATTERNS),
-    guess=st.sampled_from([1.0, 12.0]), apart=st.booleans(), seed=st.integers(0, 99),
+    guess=st.sampled_from([1.0, 12.0]), split_mask_loop=st.booleans(), seed=st.integers(0, 99),
     kind=st.sampled_from([BF16, FP16]),
 )  # fmt: skip
 def test_a_guess_is_as_close_to_float64(
-    rows, keys, causal, window, pattern, guess, apart, seed, kind
+    rows, keys, causal, window, pattern, guess, split_mask_loop, seed, kind
 ):
     config = AttentionConfig(
         dtype=kind, head_dim=32, causal=causal, window=window, lse=True, tile=(64, 32), guess=guess,
-        apart=apart and window is None,
+        split_mask_loop=split_mask_loop and window is None,
     )  # fmt: skip
     arrays = arrays_of(pattern, rows, keys, seed)
     program = attention(config)

@@ -141,7 +141,7 @@ RIGHT = {
         {},
         {"dtype": "e4m3"},
         {"dtype": "fp16", "guess": 8, "lse": "true"},
-        {"slack": 8, "lse": "true", "causal": "true", "apart": "true"},
+        {"slack": 8, "lse": "true", "causal": "true", "split_mask_loop": "true"},
         {"window": 40, "group": 2, "rows": 70},
         {"rows": 300, "keys": 20, "causal": "true", "lse": "true"},
         {"scale": 3},

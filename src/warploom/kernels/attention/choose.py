@@ -107,7 +107,7 @@ def _builds(choice: AttentionChoice, config: AttentionConfig) -> bool:
     """Whether the variant has a kernel for the configuration that does not spill."""
     known = config.head_dim in HEAD_DIMS or config.head_dim in LARGE_HEADS
     # Two loops by guess leave no registers for where a sequence lies (76 B at 128 full).
-    crowded = config.packed and choice.apart and choice.guess > 0
+    crowded = config.packed and choice.split_mask_loop and choice.guess > 0
     return known and not crowded and choice.takes(config)
 
 

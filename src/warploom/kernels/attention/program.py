@@ -74,7 +74,7 @@ class AttentionConfig:
     `scale` is above 0 and defaults to 1 / sqrt(head_dim). The sums of a row are rescaled only when
     its maximum has grown by more than `slack` powers of 2, so that most blocks need no rescaling
     (the rule of FlashAttention-4; fp16 weights then reach 2 ** slack: at most 15).
-    `apart`: blocks that all rows see run in a loop of their own, which has no mask: better for
+    `split_mask_loop`: blocks that all rows see run in a loop of their own, which has no mask: better for
     long sequences, worse for short ones, as the pipeline drains between the loops.
     `packed`: sequences of different lengths behind one another, see `task_table`.
     `guess`: a block is weighed by a base that those before it gave, and most blocks need neither a
@@ -95,7 +95,7 @@ class AttentionConfig:
     lse: bool = False
     scale: float | None = None
     slack: float = 0.0
-    apart: bool = False
+    split_mask_loop: bool = False
     tile: tuple[int, int] = (128, 128)
     packed: bool = False
     shared: int = 1
@@ -104,8 +104,8 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.apart and self.window is not None:
-            raise InputError("attention apart=True with a window: no block is seen by all rows")
+        if self.split_mask_loop and self.window is not None:
+            raise InputError("attention split_mask_loop=True with a window: no block is seen by all rows")
         if self.guess and (self.narrow or self.slack or not 0 < self.guess <= 15):
             raise InputError(
                 f"attention guess={self.guess} dtype={self.dtype} slack={self.slack}: expected "
@@ -278,10 +278,10 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         acc[:] = acc + packed @ task.value_block(j)
 
     begin, clear, end, until = _bounds(config, task)
-    if config.apart:
+    if config.split_mask_loop:
         for j in loop(begin, clear):
             step(j, False)
-    for j in loop(clear if config.apart else begin, end, until=until):
+    for j in loop(clear if config.split_mask_loop else begin, end, until=until):
         step(j, True)
     none = total.equals(0.0)
     share = where(none, 0.0, reciprocal(total))

@@ -3,7 +3,7 @@
 Names say what a variant is: tile, walk (none: static; `snake` over all heads, `band` over so many
 at a time, `draw` dynamically), `ahead` (two slots for queries; a 1 or nothing more: one), `chain`,
 `back`, `direct` (`plan.LaunchPlan`), `together` (no turns), `serial`, `early`, `guess`,
-`slack`, `apart`, `clusters`.
+`slack`, `split_mask_loop`, `clusters`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AttentionChoice:
     registers: tuple[int, int] | None = None
     launch: dict[str, Any] = field(default_factory=dict[str, Any])
     allow: tuple[str, ...] = ()
-    apart: bool = False
+    split_mask_loop: bool = False
     serial: bool = False
     early: bool = False
     slack: float = 0.0
@@ -64,10 +64,10 @@ class AttentionChoice:
 
     def config(self, base: AttentionConfig) -> AttentionConfig:
         """`base` with this tile."""
-        apart = self.apart and base.window is None
+        split_mask_loop = self.split_mask_loop and base.window is None
         slack = self.slack or base.slack
         return replace(
-            base, tile=self.tile, apart=apart, slack=slack, shared=self.pair, guess=self.guess
+            base, tile=self.tile, split_mask_loop=split_mask_loop, slack=slack, shared=self.pair, guess=self.guess
         )
 
     def schedule(self, config: AttentionConfig) -> KernelSchedule:
@@ -132,8 +132,8 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
     for choice in (
         _A("128x128"),
         _A("128x128-ahead", launch=AHEAD),
-        _A("128x128-ahead-together-apart", pingpong=False, launch=AHEAD, apart=True),
-        _A("128x176-together-apart", (128, 176), 2, False, launch=ONE_Q, apart=True),
+        _A("128x128-ahead-together-apart", pingpong=False, launch=AHEAD, split_mask_loop=True),
+        _A("128x176-together-apart", (128, 176), 2, False, launch=ONE_Q, split_mask_loop=True),
         _A("128x128-chain-early-guess", pingpong=False, launch=CHAIN, early=True, guess=GUESS),
         _A("128x128-draw16-chain", pingpong=False, registers=WIDE, launch=_draw(16, CHAIN)),
         _A(
@@ -160,7 +160,7 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             "192x80-ahead-early-guess-apart",
             (192, 80),
             launch=AHEAD,
-            apart=True,
+            split_mask_loop=True,
             early=True,
             guess=GUESS,
         ),
@@ -170,38 +170,38 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             2,
             False,
             launch=DIRECT,
-            apart=True,
+            split_mask_loop=True,
             early=True,
             slack=8.0,
         ),
         _A("128x128-draw16", registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together", pingpong=False, registers=WIDE, launch=_draw(16)),
-        _A("128x128-draw16-together-apart", (128, 128), 2, False, WIDE, _draw(16), apart=True),
+        _A("128x128-draw16-together-apart", (128, 128), 2, False, WIDE, _draw(16), split_mask_loop=True),
         _A("192x128-ahead", (192, 128), 3, launch=AHEAD),
         _A("192x128-snake", (192, 128), 3, launch=SNAKE),
         _A("192x128-draw16", (192, 128), 3, launch=_draw(16)),
-        _A("192x128-ahead1-serial-apart", (192, 128), launch=ONE_Q, apart=True, serial=True),
+        _A("192x128-ahead1-serial-apart", (192, 128), launch=ONE_Q, split_mask_loop=True, serial=True),
         _A("192x128-snake1-serial", (192, 128), launch=SNAKE | ONE_Q, serial=True),
         _A(
-            "192x128-snake1-serial-apart", (192, 128), launch=SNAKE | ONE_Q, apart=True, serial=True
+            "192x128-snake1-serial-apart", (192, 128), launch=SNAKE | ONE_Q, split_mask_loop=True, serial=True
         ),
         _A("128x64-pair-serial", (128, 64), 2, False, PAIR, _draw(16, TWO), serial=True),
         _A("128x224-ahead-together", (128, 224), pingpong=False, launch=AHEAD),
         _A("128x64", (128, 64), launch=ONE_Q),
         _A("128x64-draw16-together", (128, 64), 2, False, WIDE, _draw(16, ONE_Q)),
-        _A("128x80-together-apart", (128, 80), 2, False, launch=OVER, apart=True),
-        _A("128x80-together-apart-slack", (128, 80), 2, False, launch=OVER, apart=True, slack=8.0),
+        _A("128x80-together-apart", (128, 80), 2, False, launch=OVER, split_mask_loop=True),
+        _A("128x80-together-apart-slack", (128, 80), 2, False, launch=OVER, split_mask_loop=True, slack=8.0),
         _A(
             "128x80-early-apart-slack",
             (128, 80),
             2,
             False,
             launch=OVER,
-            apart=True,
+            split_mask_loop=True,
             early=True,
             slack=8.0,
         ),
-        _A("128x80-apart-clusters", (128, 80), 2, False, WIDE, OVER, apart=True, pair=2),
+        _A("128x80-apart-clusters", (128, 80), 2, False, WIDE, OVER, split_mask_loop=True, pair=2),
         _A(
             "128x80-draw16-apart-slack",
             (128, 80),
@@ -209,14 +209,14 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             False,
             WIDE,
             _draw(16, OVER),
-            apart=True,
+            split_mask_loop=True,
             slack=8.0,
         ),
         _A(
             "192x80-early-guess-apart",
             (192, 80),
             launch=ONE_Q,
-            apart=True,
+            split_mask_loop=True,
             early=True,
             guess=GUESS,
         ),
@@ -225,7 +225,7 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             (192, 80),
             launch=SNAKE | ONE_Q,
             allow=("spills", "stack"),
-            apart=True,
+            split_mask_loop=True,
             early=True,
             guess=GUESS,
         ),
@@ -234,13 +234,13 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             "192x112-early-guess-apart",
             (192, 112),
             launch=ONE_Q,
-            apart=True,
+            split_mask_loop=True,
             early=True,
             guess=GUESS,
         ),
         _A("192x112-snake1-early-guess", (192, 112), launch=SNAKE | ONE_Q, early=True, guess=GUESS),
         _A("192x128-ahead-early-guess", (192, 128), 3, launch=AHEAD, early=True, guess=GUESS),
-        _A("192x128-ahead-guess-apart", (192, 128), 3, launch=AHEAD, apart=True, guess=GUESS),
+        _A("192x128-ahead-guess-apart", (192, 128), 3, launch=AHEAD, split_mask_loop=True, guess=GUESS),
         _A("192x128-snake-early-guess", (192, 128), 3, launch=SNAKE, early=True, guess=GUESS),
     )
 }
