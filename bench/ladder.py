@@ -40,8 +40,8 @@ class Step:
 
     Fields: the task's `tile`, compute `groups`, slots of the rings (`depth`), products left
     unfinished over the back edge (`flying`), and the `launch` plan. Attention alone: its two
-    products one iteration apart (`apart`), groups in turn on the tensor core (`turns`), and
-    `slack`, by which a row's maximum may grow before its sums are rescaled.
+    products one iteration apart (`apart`), groups in turn on the tensor core (`pingpong`), and
+    `rescale_threshold`, by which a row's maximum may grow before its sums are rescaled.
     """
 
     tile: tuple[int, int] = (64, 64)

@@ -32,7 +32,16 @@ def test_attention_agrees_at_any_size_mask_and_interleaving(
     rows, keys, pingpong, groups, depth, causal, split_mask_loop, seed
 ):
     case = early(
-        attention_case(rows, keys, depth, pingpong, groups, seed=seed, causal=causal, split_mask_loop=split_mask_loop)
+        attention_case(
+            rows,
+            keys,
+            depth,
+            pingpong,
+            groups,
+            seed=seed,
+            causal=causal,
+            split_mask_loop=split_mask_loop,
+        )
     )
     want, got = interpret(*case[::2]), simulate(lower(*case[:2]), case[2], seed=seed)
     assert np.array_equal(got["o"], want["o"], equal_nan=True)

@@ -125,7 +125,7 @@ def test_products_started_in_pairs_have_rings_of_their_own(k):
 def test_slots_given_back_before_the_additions_give_the_sequential_result(config):
     """Every slot, as soon as the group waited for its product."""
     launch = LaunchPlan(split="m", cluster=("m_tile", 2), store_panels=1)
-    schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early=True)
+    schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early_release=True)
     block = lower(gemm(config), schedule)
     actions = [step.action for step in block.roles[1].sections[1].steady]
     assert actions.count("Release") == config.ahead

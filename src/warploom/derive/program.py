@@ -20,7 +20,16 @@ Settings = Mapping[str, Any]
 ELEMENTS = {"e4m3": "fp8", "e5m2": "fp8"}
 """Element types of programs that this floor knows by another name."""
 IMPLEMENTATION = {
-    "attention": ("dtype", "head_dim", "slack", "split_mask_loop", "tile", "shared", "guess", "exact"),
+    "attention": (
+        "dtype",
+        "head_dim",
+        "rescale_threshold",
+        "split_mask_loop",
+        "tile",
+        "cluster_m",
+        "optimistic_threshold",
+        "exact",
+    ),
     "gemm": (
         "dtype",
         "out",

@@ -179,8 +179,15 @@ class GemmChoice:
             registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
         flying = 0 if config.promote else 1
         depth = min(self.depth, self.most_slots(config))
-        early = config.promote
-        return multistage(gemm(config), depth, launch, self.groups, flying, registers, early)
+        return multistage(
+            gemm(config),
+            depth,
+            launch,
+            self.groups,
+            flying,
+            registers,
+            early_release=config.promote,
+        )
 
     def _wide(self, config: GemmConfig) -> bool:
         """Whether the producer needs more registers: many panels, or coordinates."""
