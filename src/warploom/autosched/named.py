@@ -103,8 +103,9 @@ def multistage(
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
     `in_flight` matmuls of the last op stay unfinished across the back edge (0: drain every
-    iteration, as ThunderKittens' template does). `early_release`: a slot is given back before the first op
-    that needs what was made of it, where the group waits anyway, and not at the iteration's end.
+    iteration, as ThunderKittens' template does). `early_release`: a slot is given back before the
+    first op that needs what was made of it, where the group waits anyway, not at the iteration's
+    end.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)

@@ -36,7 +36,7 @@ IMPLEMENTATION = {
         "a",
         "b",
         "promote",
-        "ahead",
+        "products_in_flight",
         "slices",
         "in_cluster",
         "swap_ab",
