@@ -162,9 +162,9 @@ def overlapped(
     """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
     so that both are in flight while the ops between them run; with `pingpong` the groups take the
     tensor core in turn (ping-pong). With two `copies` of what the last matmul reads from registers
-    the next one is packed while it runs. `early_rescale`: what the loop does to the last matmul's result
-    before that matmul (rescaling) comes right before it, beside the first matmul, and not at the
-    end of the iteration, where the tensor core would wait for it.
+    the next one is packed while it runs. `early_rescale`: what the loop does to the last matmul's
+    result before that matmul (rescaling) comes right before it, beside the first matmul, and not at
+    the end of the iteration, where the tensor core would wait for it.
     """
     placement = place(program, launch.split, compute)
     loops: dict[str, Schedule] = {}
