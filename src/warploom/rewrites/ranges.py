@@ -87,7 +87,7 @@ class Positions:
         return None
 
     def _coordinate(self, start: Index, var: Var, axis: str) -> Interval:
-        first, last = self._extremes(start)
+        first, last = self._extremes(_flat(start))
         if not axis:
             return Interval(first, last)
         if axis == self.axis:
@@ -223,6 +223,14 @@ def minus(left: Index, right: Index) -> Index:
     if a is not None and a.op == "+" and b in a.args:
         return _shifted(a.args[1] if a.args[0] == b else a.args[0], m - n)
     return _shifted((as_index(0) if a is None else a) - b, m - n)
+
+
+def _flat(expression: Index) -> Index:
+    """`(x + y) - z` of `x + (y - z)`: sums are compared and written from the left."""
+    if expression.op == "+" and expression.args[1].op == "-":
+        y, z = expression.args[1].args
+        return _flat(expression.args[0] + y) - z
+    return expression
 
 
 def _constant(expression: Index) -> tuple[Index | None, int]:
