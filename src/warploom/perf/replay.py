@@ -33,7 +33,9 @@ from warploom.perf.predict import Prediction, machine_bound
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
 from warploom.sass.flow.steady import steady_loops
-from warploom.sass.timing.partition import Partition, PartitionCosts, Slot, slots_of
+from warploom.sass.timing.costs import PartitionCosts
+from warploom.sass.timing.partition import Partition
+from warploom.sass.timing.slots import Issue, slots_of
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
@@ -72,12 +74,12 @@ def replay(
         sections = [_section(block, loop.index, part) for part in range(block.placement.parts)]
         if not sections[0].steady or not any(s.action == "Issue" for s in sections[0].steady):
             continue
-        slots, unroll = _counterpart(loops, sections[0], problem.graph)
+        code, unroll = _counterpart(loops, sections[0], problem.graph)
         starts = [share * bounds.minimum for share in STARTS]
         if len(sections) == 1:
             starts = [0.0]
         cycles = min(
-            _pace(block, loop.index, slots, unroll, start, chosen, partition) for start in starts
+            _pace(block, loop.index, code, unroll, start, chosen, partition) for start in starts
         )
         found[loop.index] = Prediction(
             loop.index, cycles, *machine_bound(bounds), problem.graph.flops
@@ -99,20 +101,20 @@ def _loader(block: BlockProgram, index: str) -> Pipeline:
 
 
 def _counterpart(
-    loops: Sequence[tuple[Slot, ...]], section: Pipeline, graph: Graph
-) -> tuple[tuple[Slot, ...], int]:
+    loops: Sequence[tuple[Issue, ...]], section: Pipeline, graph: Graph
+) -> tuple[tuple[Issue, ...], int]:
     """The steady loop in the cubin, and iterations a pass: as many gates, signals and matmuls as
     the steps have, in the most similar order (the loop for few iterations has the same ones)."""
     wanted = _steps_as_tokens(section.steady, graph)
-    best: tuple[float, tuple[Slot, ...], int] | None = None
-    for slots in loops:
-        tokens = _slots_as_tokens(slots)
+    best: tuple[float, tuple[Issue, ...], int] | None = None
+    for code in loops:
+        tokens = _code_as_tokens(code)
         unroll, rest = divmod(len(tokens), len(wanted))
         if rest or sorted(tokens) != sorted(wanted * unroll):
             continue
         alike = SequenceMatcher(None, tokens, wanted * unroll, autojunk=False).ratio()
         if best is None or (unroll, alike) > (best[2], best[0]):
-            best = alike, slots, unroll
+            best = alike, code, unroll
     if best is None:
         raise CheckFailed(
             f"loop {section.loop.index}: no loop of the machine code has its {len(wanted)} waits, "
@@ -135,13 +137,13 @@ def _steps_as_tokens(steps: Sequence[Step], graph: Graph) -> list[str]:
     return tokens
 
 
-def _slots_as_tokens(slots: Sequence[Slot]) -> list[str]:
+def _code_as_tokens(code: Sequence[Issue]) -> list[str]:
     tokens: list[str] = []
     matmul = 0.0
-    for slot in slots:
+    for slot, _ in code:
         if slot.matmul:
             matmul += slot.matmul
-            if slot.cost.commits:
+            if slot.commits:
                 tokens.append(f"matmul {round(matmul)}")
                 matmul = 0.0
         elif slot.gate:
@@ -157,7 +159,7 @@ def _slots_as_tokens(slots: Sequence[Slot]) -> list[str]:
 def _pace(
     block: BlockProgram,
     index: str,
-    slots: tuple[Slot, ...],
+    code: tuple[Issue, ...],
     unroll: int,
     late: float,
     table: CostTable,
@@ -166,7 +168,7 @@ def _pace(
     parts = block.placement.parts
     passes = max(8, ITERATIONS // unroll)
     gates = _Gates(block, index, table)
-    walk = Partition([slots] * parts, [late * part for part in range(parts)], partition, gates)
+    walk = Partition([code] * parts, [late * part for part in range(parts)], partition, gates)
     ends = walk.run(passes)
     half = passes // 2
     return max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
