@@ -17,7 +17,7 @@ from warploom.sass.decode.control import NO_SCOREBOARD, Control
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.timing.costs import hopper
 from warploom.sass.timing.partition import IDLE, Partition
-from warploom.sass.timing.slots import Issue, Slot
+from warploom.sass.timing.slots import Line, Slot
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,20 +25,20 @@ ROOT = Path(__file__).resolve().parents[2]
 FREE = Control(stall=1, stay=False, write_sb=NO_SCOREBOARD, read_sb=NO_SCOREBOARD, wait=0, reuse=0)
 
 
-def _slot(pipe: Pipe, **changes: Any) -> Issue:
+def _slot(pipe: Pipe, **changes: Any) -> Line:
     reads = pipe not in (Pipe.ASYNC, Pipe.CONTROL)
     plain = Slot(pipe, hopper().occupancy[pipe], result=0, sources=0, reads=reads)
     return replace(plain, **changes), FREE
 
 
-def _matmul(cycles: float) -> Issue:
+def _matmul(cycles: float) -> Line:
     return _slot(Pipe.ASYNC, matmul=cycles, commits=True)
 
 
 WAIT = _slot(Pipe.CONTROL, retires=0)
 
 
-def _pace(*groups: tuple[Issue, ...], passes: int = 60) -> list[float]:
+def _pace(*groups: tuple[Line, ...], passes: int = 60) -> list[float]:
     ends = Partition(groups, [0.0] * len(groups)).run(passes)
     return [(own[passes - 1] - own[9]) / (passes - 10) for own in ends]
 
@@ -110,7 +110,7 @@ KINDS = st.sampled_from(
 
 
 @given(st.lists(KINDS, min_size=2, max_size=60), st.integers(1, 20))
-def test_a_walk_in_stretches_ends_where_the_whole_walk_ends(code: list[Issue], length: int) -> None:
+def test_a_walk_in_stretches_ends_where_the_whole_walk_ends(code: list[Line], length: int) -> None:
     whole = Partition([code], [0.0])
     whole.run(1)
     state, clock = IDLE, 0.0

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.sass.timing.partition import Partition
-from warploom.sass.timing.slots import Issue
+from warploom.sass.timing.slots import Line
 
 
 class _Recorded(Partition):
     """A walk of one warp that notes what every issue had to wait for."""
 
-    def __init__(self, code: Sequence[Issue]) -> None:
+    def __init__(self, code: Sequence[Line]) -> None:
         super().__init__([code], [0.0])
         self.lost: list[float] = []
 
@@ -29,7 +29,7 @@ class _Recorded(Partition):
         super().issue(warp, now)
 
 
-def waits(code: Sequence[Issue], loops: bool) -> npt.NDArray[np.float32]:
+def waits(code: Sequence[Line], loops: bool) -> npt.NDArray[np.float32]:
     """Cycles lost before each instruction, in issue order [n]; of the last pass of a loop."""
     recorded = _Recorded(code)
     recorded.run(2 if loops else 1)

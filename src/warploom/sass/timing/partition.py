@@ -31,7 +31,7 @@ from warploom.errors import CheckFailed
 from warploom.sass.decode.control import NO_SCOREBOARD, SCOREBOARDS, Control
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.timing.costs import PartitionCosts, hopper
-from warploom.sass.timing.slots import Issue, Slot
+from warploom.sass.timing.slots import Line, Slot
 
 
 class Gates(Protocol):
@@ -72,7 +72,7 @@ class _Matmul:
 @dataclass(slots=True)
 class _Warp:
     group: int
-    code: Sequence[Issue]
+    code: Sequence[Line]
     ready: float
     place: int = 0
     boards: list[float] = field(default_factory=lambda: [0.0] * SCOREBOARDS)  # when they are zero
@@ -109,7 +109,7 @@ class Partition:
 
     def __init__(
         self,
-        groups: Sequence[Sequence[Issue]],
+        groups: Sequence[Sequence[Line]],
         starts: Sequence[float],
         costs: PartitionCosts | None = None,
         gates: Gates | None = None,
@@ -283,7 +283,7 @@ class Partition:
         )
 
     @classmethod
-    def resumed(cls, code: Sequence[Issue], state: State) -> Partition:
+    def resumed(cls, code: Sequence[Line], state: State) -> Partition:
         """One warp before `code`, its past as `state` tells; the clock begins at 0."""
         ready, boards, committed, copies, arrived, pipes, port, queue = state
         walk = cls([code], [ready])

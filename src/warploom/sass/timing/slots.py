@@ -39,7 +39,7 @@ class Slot:
     jumps: bool = False
 
 
-Issue = tuple[Slot, Control]
+Line = tuple[Slot, Control]
 
 
 def slot_of(item: Instruction) -> Slot:
@@ -80,11 +80,11 @@ def _count(operands: str) -> int:
     return int(operands.rsplit(",", 1)[-1], 16)
 
 
-def slots_of(loop: SteadyLoop) -> tuple[Issue, ...]:
+def slots_of(loop: SteadyLoop) -> tuple[Line, ...]:
     """A steady loop. Gates are its barrier polls and named-barrier waits, signals its barrier
     arrivals, in the order of the code. Of a named barrier that each group takes under another
     number, one behind the other under guards, the first stands for all."""
-    found: list[Issue] = []
+    found: list[Line] = []
     guarded = ""
     for item, jumps in zip(loop.instructions, loop.jumps, strict=True):
         barrier = item.base == "BAR" and bool(item.line.guard)

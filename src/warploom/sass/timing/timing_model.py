@@ -22,7 +22,7 @@ from warploom.sass.decode.control import Control
 from warploom.sass.decode.kernel import Kernel
 from warploom.sass.flow.loops import depths, natural_loops
 from warploom.sass.timing.partition import IDLE, Partition, State
-from warploom.sass.timing.slots import Issue, slot_of
+from warploom.sass.timing.slots import Line, slot_of
 
 LOOP_TRIPS: Final = 8
 WARP_GROUP: Final = 128  # threads
@@ -114,7 +114,7 @@ class TimingModel:
         self._states: dict[State, int] = {IDLE: 0}
         self._state_at: list[State] = [IDLE]
         self._numbers: dict[object, int] = {}  # of stretches
-        self._stretches: list[list[Issue]] = []
+        self._stretches: list[list[Line]] = []
         self._split: dict[int, tuple[Block, list[int]]] = {}
         self._walked: dict[tuple[int, int], tuple[int, float]] = {}
 
