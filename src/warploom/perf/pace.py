@@ -28,7 +28,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from math import ceil
 
-from warploom.codegen.cuda.emit_tma import is_multicast
+from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Step
 from warploom.errors import CheckFailed
 from warploom.perf.contend import slowdown

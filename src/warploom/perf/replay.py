@@ -23,7 +23,7 @@ from collections.abc import Generator, Sequence
 from difflib import SequenceMatcher
 from math import ceil
 
-from warploom.codegen.cuda.emit_tma import is_multicast
+from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Step
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.passes.lower import lower
