@@ -69,7 +69,7 @@ def _attention(causal: bool) -> Case:
     names = (
         *(name for name in NAMES if name != "inflight"),
         FIRST,
-        "solve+turns",
+        "solve+pingpong",
     )
     return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
 
@@ -103,7 +103,7 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     """The schedule of a row: a name of `schedules.py` and what is added to it.
 
     +first   the solver's first answer; without anything added the one that replays fastest
-    +turns   groups take the tensor core in turn
+    +pingpong  groups take the tensor core in turn
     +copies  the solver may give tiles two copies (modulo variable expansion)
     +walked  the solver's order bettered by walking (`autosched.refine`)
     +seedN   another seed of the solver and of the refinement
@@ -125,7 +125,7 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     schedule = schedule_named(case.program, kind, case.launch, search=search)
     if "shallow" in added:
         schedule = shallow(schedule)
-    return replace(schedule, turns=schedule.turns or "turns" in added)
+    return replace(schedule, pingpong=schedule.pingpong or "pingpong" in added)
 
 
 def _folder(case: str, name: str, probed: bool) -> Path:
@@ -161,7 +161,7 @@ def _write(title: str, name: str, case: Case, schedule: KernelSchedule, built: B
     text = {
         "loops": loops,
         "predicted": rows,
-        "turns": schedule.turns,
+        "pingpong": schedule.pingpong,
         "proof": schedule.any_loop.proof.status,
         "interval": schedule.any_loop.initiation_interval,
     }
@@ -372,7 +372,7 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
                         "clock GHz": round(clock, 3),
                         "iterations counted": count,
                     },
-                    f"torch {env['torch']}; turns {row['turns']}; proof {row['proof']}",
+                    f"torch {env['torch']}; ping-pong {row['pingpong']}; proof {row['proof']}",
                 )
             )
     write_rows(out / "schedule_ablation.json", evidence)

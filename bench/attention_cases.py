@@ -23,7 +23,7 @@ CHANGES: dict[str, Callable[[AttentionChoice], AttentionChoice]] = {
     # sums rescaled before the values come on top
     "-rescaled-early": lambda c: replace(c, early=True),
     # no turns
-    "-no-turns": lambda c: replace(c, turns=False),
+    "-no-turns": lambda c: replace(c, pingpong=False),
 }
 
 

@@ -107,7 +107,7 @@ def made(kind: str, name: str) -> tuple[Program, KernelSchedule]:
     program = attention(AttentionConfig(tile=step.tile, apart=step.apart))
     depths = {"k": step.depth, "v": step.depth}
     if step.overlap:
-        return program, overlapped(program, depths, step.launch, step.groups, turns=False)
+        return program, overlapped(program, depths, step.launch, step.groups, pingpong=False)
     return program, multistage(program, depths, step.launch, step.groups, step.flying)
 
 

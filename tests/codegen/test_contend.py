@@ -116,7 +116,7 @@ def small():
 @given(st.integers(0, 99))
 def test_a_refined_order_walks_faster_and_means_the_same(seed):
     program, arrays = small()
-    plain = overlapped(program, 3, PLAN, 2, turns=False)
+    plain = overlapped(program, 3, PLAN, 2, pingpong=False)
     walker = walker_of(program, plain)
     found = refine(plain, walker, tries=12, seed=seed)
     assert walker(found) <= walker(plain)
@@ -129,7 +129,7 @@ def test_a_refined_order_walks_faster_and_means_the_same(seed):
 
 def test_orders_that_break_the_program_are_not_walked():
     program, _ = small()
-    plain = overlapped(program, 3, PLAN, 2, turns=False)
+    plain = overlapped(program, 3, PLAN, 2, pingpong=False)
     walker = walker_of(program, plain)
     (index,) = plain.loops
     loop = plain.loops[index]
@@ -146,7 +146,7 @@ def test_orders_that_break_the_program_are_not_walked():
 
 def test_copies_that_an_order_does_without_are_dropped():
     program, _ = small()
-    plain = overlapped(program, 3, PLAN, 2, turns=False)
+    plain = overlapped(program, 3, PLAN, 2, pingpong=False)
     (index,) = plain.loops
     loop = plain.loops[index]
     tile = next(op.dst.name for op in program.loops()[0].body if getattr(op, "kind", "") == "cast")
@@ -165,7 +165,7 @@ def test_a_portfolio_is_distinct_and_begins_with_the_solvers_answer(monkeypatch)
         if name == "inflight":
             raise InputError("does not fit")
         named = {"lcsf": 2, "overlapped": 3, "pingpong": 3}.get(name, 4)
-        made = overlapped(program, named, plan, 2, turns=False)
+        made = overlapped(program, named, plan, 2, pingpong=False)
         return replace(made, name=name)
 
     monkeypatch.setattr(portfolio_module, "schedule_named", answers)

@@ -28,16 +28,16 @@ def source():
 
 
 @pytest.mark.parametrize(
-    ("threads", "columns", "told"),
+    ("threads", "columns", "declared"),
     [(384, 256, 384), (512, 200, 512), (512, 208, 384), (512, 256, 384), (256, 256, 256)],
 )
-def test_ptxas_is_told_of_as_many_threads_as_it_takes(threads, columns, told):
-    assert threads_for(threads, columns) == told
+def test_as_many_threads_are_declared_as_ptxas_takes(threads, columns, declared):
+    assert threads_for(threads, columns) == declared
     assert threads_for(threads, 0) == threads
 
 
 def test_the_image_begins_with_what_its_blocks_have(source):
-    assert (source.threads, source.declared) == (512, 384)
+    assert (source.threads, source.declared_threads) == (512, 384)
     assert "__launch_bounds__(384, 1)" in source.text
     cubin = parse(compile_source(source, "sm_90a")[0])
     kernel = decode(cubin)

@@ -149,20 +149,20 @@ def ahead(schedule, copies):
 
 
 def test_a_tile_that_outlives_the_interval_is_refused_without_copies():
-    program, schedule, _ = programs.attention_case(64, 64, depth=4, turns=False)
+    program, schedule, _ = programs.attention_case(64, 64, depth=4, pingpong=False)
     with pytest.raises(InputError, match="give the tile copies"):
         lower(program, ahead(schedule, {}))
 
 
 def test_two_copies_agree_at_every_trip_count():
-    _, schedule, _ = programs.attention_case(64, 64, depth=4, turns=False)
+    _, schedule, _ = programs.attention_case(64, 64, depth=4, pingpong=False)
     for keys in (1, 32, 64, 96, 128, 160, 300):
-        program, _, arrays = programs.attention_case(130, keys, depth=4, turns=False)
+        program, _, arrays = programs.attention_case(130, keys, depth=4, pingpong=False)
         agree(program, ahead(schedule, {"product": 2}), arrays)
 
 
 def test_forgetting_the_copies_is_noticed():
-    program, schedule, arrays = programs.attention_case(130, 300, depth=4, turns=False)
+    program, schedule, arrays = programs.attention_case(130, 300, depth=4, pingpong=False)
     block = lower(program, ahead(schedule, {"product": 2}))
     want = interpret(program, arrays)["o"]
 

@@ -73,7 +73,7 @@ def guessing(rows, keys, **config):
     """Small attention by guess with scores that rise, so that guesses are wrong now and then."""
     config = {"guess": 12.0, "lse": True} | config
     program, schedule, arrays = attention_case(rows, keys, 2, False, **config)
-    launch = schedule.launch.with_options(skip_unit=True, skip_settled=True)
+    launch = schedule.launch.with_options(skip_unit=True, skip_voted=True)
     arrays["q"][..., 0] = 32**0.5
     arrays["k"][..., 0] = np.linspace(0, 90, keys)
     return program, replace(schedule, launch=launch), arrays

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.steps import Join, Publish, Release, Run, TurnPass
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.gemm.program import GemmConfig, gemm
@@ -67,25 +68,25 @@ def test_more_slots_and_cheaper_loads_never_slow_a_loop_down(depth, slower):
     assert walked(one) >= 1024
 
 
-def without(block, action):
-    """A planted fault: every step of one action left out of the steady state."""
+def without(block, kind):
+    """A planted fault: every step of one type left out of the steady state."""
 
     def cut(section):
         if not isinstance(section, Pipeline):
             return section
-        return replace(section, steady=tuple(s for s in section.steady if s.action != action))
+        return replace(section, steady=tuple(s for s in section.steady if not isinstance(s, kind)))
 
     roles = tuple(replace(r, sections=tuple(map(cut, r.sections))) for r in block.roles)
     return replace(block, roles=roles)
 
 
-@pytest.mark.parametrize("action", ["TurnPass", "Release", "Publish"])
-def test_a_signal_left_out_halts_the_walk(action):
+@pytest.mark.parametrize("kind", [TurnPass, Release, Publish])
+def test_a_signal_left_out_halts_the_walk(kind):
     program, schedule, _ = programs.attention_case(64, 64)
     block = lower(program, schedule)
     assert walked(block) > 0
     with pytest.raises(CheckFailed, match="halts"):
-        walked(without(block, action))
+        walked(without(block, kind))
 
 
 def test_ptxas_puts_a_wait_and_its_release_above_the_arithmetic():
@@ -94,8 +95,7 @@ def test_ptxas_puts_a_wait_and_its_release_above_the_arithmetic():
     steady = next(s for s in block.roles[1].sections if isinstance(s, Pipeline)).steady
     moved = as_compiled(steady)
     assert sorted(map(str, moved)) == sorted(map(str, steady))
-    actions = [step.action for step in moved]
-    assert "Run" not in actions[: max(i for i, a in enumerate(actions) if a in ("Join", "Release"))]
-    fixed = ("Wait", "Issue", "Join", "TurnWait", "TurnPass", "Release")
-    kept = [str(step) for step in moved if step.action in fixed]
-    assert kept == [str(step) for step in steady if step.action in fixed]
+    last = max(i for i, step in enumerate(moved) if isinstance(step, Join | Release))
+    assert not any(isinstance(step, Run) for step in moved[:last])
+    kept = [step for step in moved if not isinstance(step, Run)]
+    assert kept == [step for step in steady if not isinstance(step, Run)]

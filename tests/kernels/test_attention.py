@@ -114,7 +114,7 @@ def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
     config = AttentionConfig(head_dim=32, causal=causal, tile=(128, 32), packed=True)
     arrays = packed_arrays(config, [(150, 90), (0, 40), (64, 200), (5, 5)], heads=1)
     program = attention(config)
-    plan = LaunchPlan(split="rows", walk="dynamic", skip_unit=True)
+    plan = LaunchPlan(split="rows", tile_scheduler="dynamic", skip_unit=True)
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan))
     got = simulate(block, arrays, seed=4)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
@@ -154,17 +154,17 @@ def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():
 
 @settings(max_examples=6, deadline=None)
 @given(
-    rows=st.integers(1, 200), keys=st.integers(1, 130), causal=st.booleans(), turns=st.booleans(),
-    pair=st.booleans(), apart=st.booleans(), seed=st.integers(0, 99),
+    rows=st.integers(1, 200), keys=st.integers(1, 130), causal=st.booleans(),
+    pingpong=st.booleans(), pair=st.booleans(), apart=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_rescaling_beside_the_first_matmul_gives_the_sequential_result(
-    rows, keys, causal, turns, pair, apart, seed
+    rows, keys, causal, pingpong, pair, apart, seed
 ):
     """`early`, alone and with the keys multicast to two row tiles (full rows only)."""
     program, arrays = early_case(rows, keys, causal, apart, seed)
     cluster = ("rows_tile", 2) if pair and not causal else ("", 1)
     launch = LaunchPlan(split="rows", cluster=cluster)
-    block = lower(program, overlapped(program, {"k": 2, "v": 2}, launch, 2, turns, early=True))
+    block = lower(program, overlapped(program, {"k": 2, "v": 2}, launch, 2, pingpong, early=True))
     got = simulate(block, arrays, seed=seed)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from warploom.autosched.named import overlapped
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.settled import settled
 from warploom.codegen.cuda.values import Values
+from warploom.codegen.cuda.voted_skip import skip_condition
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
@@ -94,7 +94,7 @@ def test_a_guess_is_as_close_to_float64(
 def test_a_guess_as_scheduled_gives_the_sequential_result(pattern):
     config = AttentionConfig(head_dim=32, causal=True, lse=True, tile=(128, 32), guess=12.0)
     arrays, program = arrays_of(pattern, 200, 170, 3), attention(config)
-    plan = LaunchPlan(split="rows", skip_unit=True, skip_settled=True)
+    plan = LaunchPlan(split="rows", skip_unit=True, skip_voted=True)
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan, early=True))
     got = simulate(block, arrays, seed=1)
     want = interpret(program, arrays)
@@ -104,7 +104,7 @@ def test_a_guess_as_scheduled_gives_the_sequential_result(pattern):
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_a_wrong_guess_costs_is_under_tests_of_a_warp(causal):
     config = AttentionConfig(head_dim=64, causal=causal, tile=(128, 64), guess=12.0)
-    plan = LaunchPlan(split="rows", skip_unit=True, skip_settled=True)
+    plan = LaunchPlan(split="rows", skip_unit=True, skip_voted=True)
     program = attention(config)
     text = emit(lower(program, overlapped(program, 2, plan, early=True))).text
     body = text[text.index("= i_start + 1;") :]
@@ -150,8 +150,8 @@ def corrected(used):
 @pytest.mark.parametrize("used", [False, True])
 def test_only_what_nothing_else_reads_is_left_out(used):
     program = corrected(used)
-    values = Values(place(program, "", 1), skip_settled=True)
-    left_out = {op.kind: settled(values, op) for op in program.ops() if op.kind != "load"}
+    values = Values(place(program, "", 1), skip_voted=True)
+    left_out = {op.kind: skip_condition(values, op) for op in program.ops() if op.kind != "load"}
     assert left_out["where"] is not None and left_out["reduce_sum"] is None
     assert (left_out["reduce_max"] is None) is used
     assert left_out["mma"] is None

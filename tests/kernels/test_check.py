@@ -135,7 +135,7 @@ RIGHT = {
         {"m": 1, "n": 1, "k": 1},
         {"m": 5, "n": 3, "k": 4000, "out": "fp32"},
         {"k": 0},
-        {"slices": 2, "together": "true", "out": "fp32"},
+        {"slices": 2, "in_cluster": "true", "out": "fp32"},
     ],
     "attention": [
         {},

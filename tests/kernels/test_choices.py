@@ -157,7 +157,7 @@ def test_what_has_no_variant_is_refused():
 def test_equal_tasks_take_whole_rounds_of_the_sms():
     """One task more than there are SMs leaves all but one of them idle for a round."""
     choice, config = ATTENTION_CHOICES["128x64"], AttentionConfig(causal=False)
-    assert choice.launch.get("walk") != "dynamic"
+    assert choice.launch.get("tile_scheduler") != "dynamic"
 
     def time(tasks):
         return microseconds(choice, config, choice.tile[0], 4096, tasks, (1.0, 0.5))

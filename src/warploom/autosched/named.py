@@ -153,13 +153,13 @@ def overlapped(
     depth: int | Mapping[str, int],
     launch: LaunchPlan,
     compute: int = 2,
-    turns: bool = True,
+    pingpong: bool = True,
     registers: tuple[int, int] | None = None,
     copies: int = 1,
     early: bool = False,
 ) -> KernelSchedule:
     """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
-    so that both are in flight while the ops between them run; with `turns` the groups take the
+    so that both are in flight while the ops between them run; with `pingpong` the groups take the
     tensor core in turn (ping-pong). With two `copies` of what the last matmul reads from registers
     the next one is packed while it runs. `early`: what the loop does to the last matmul's result
     before that matmul (rescaling) comes right before it, beside the first matmul, and not at the
@@ -186,11 +186,11 @@ def overlapped(
             after = [label for label, _ in order].index(reader.label) if before else 0
             place_ = _first_toucher(placement, order, by_label, reader, after)
             order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
-        shift = len(matmuls) if turns else 0
+        shift = len(matmuls) if pingpong else 0
         left = last.srcs[0].name
         named = {left: copies} if copies > 1 and not placement.is_shared(last.srcs[0]) else {}
         loops[loop.index] = write(program, loop, compute, depth, order, shift, registers, named)
-    return KernelSchedule("overlapped" + ("-turns" if turns else ""), loops, launch, turns)
+    return KernelSchedule("overlapped" + ("-pingpong" if pingpong else ""), loops, launch, pingpong)
 
 
 def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:

@@ -5,7 +5,7 @@
     deepen      what shared memory is left goes to the rings: loads vary more than the model says
     refine      ops in other places of the interval, where the emitted loop walks faster
     release     a slot goes back where its reader is waited for anyway, or when it is done
-    turns       named barriers where the walked pace (`perf.pace`) is better with the groups'
+    pingpong    named barriers where the walked pace (`perf.pace`) is better with the groups'
                 matmuls kept in the schedule's order than first come first served
 
 The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
@@ -47,7 +47,7 @@ from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
 VERSION = 12  # of what is done with an answer: kept schedules of another one are not used
-WORTH = 0.002  # of the pace: what turns must save
+WORTH = 0.002  # of the pace: what ping-pong must save
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _solved(
                 problems[number], answers[loop.index] = problem, better
     result = assemble(placement, plan, problems, answers, fixed, registers)
     result = _refined(result, placement, table.at("nominal"), search)
-    result = in_turns(result, program, table)
+    result = with_pingpong(result, program, table)
     keep(kept, json.dumps(result.to_json()).encode())
     return result
 
@@ -317,8 +317,8 @@ def _refined(
     return fewest_copies(schedule, walker)
 
 
-def in_turns(schedule: KernelSchedule, program: Program, table: CostTable) -> KernelSchedule:
-    """The schedule with or without turns, whichever the walk says is faster.
+def with_pingpong(schedule: KernelSchedule, program: Program, table: CostTable) -> KernelSchedule:
+    """The schedule with or without ping-pong, whichever the walk says is faster.
 
     The solver places both groups' matmuls on the one tensor core, half an interval apart. Nothing
     keeps them there when the machine runs: a group that is late is overtaken. Turns do, for the
@@ -331,9 +331,9 @@ def in_turns(schedule: KernelSchedule, program: Program, table: CostTable) -> Ke
     def walked(one: KernelSchedule) -> float:
         return cycles_of(predict(program, one, table=nominal))
 
-    ordered = replace(schedule, name=f"{schedule.name}-turns", turns=True)
+    ordered = replace(schedule, name=f"{schedule.name}-pingpong", pingpong=True)
     try:
         pays = walked(ordered) < walked(schedule) * (1 - WORTH)
-    except InputError:  # a loop that ends early for one group cannot keep turns
+    except InputError:  # a loop that ends early for one group cannot keep the turns
         return schedule
     return ordered if pays else schedule

@@ -21,7 +21,18 @@ ELEMENTS = {"e4m3": "fp8", "e5m2": "fp8"}
 """Element types of programs that this floor knows by another name."""
 IMPLEMENTATION = {
     "attention": ("dtype", "head_dim", "slack", "apart", "tile", "shared", "guess", "exact"),
-    "gemm": ("dtype", "out", "a", "b", "promote", "ahead", "slices", "together", "across", "tile"),
+    "gemm": (
+        "dtype",
+        "out",
+        "a",
+        "b",
+        "promote",
+        "ahead",
+        "slices",
+        "in_cluster",
+        "swap_ab",
+        "tile",
+    ),
 }
 """Fields that say how a program computes its formula, or that the sizes say again."""
 ACTIVATIONS = ("relu", "gelu", "silu")

@@ -113,7 +113,7 @@ def _attention_sizes(config: attention.AttentionConfig, sizes: dict[str, int]) -
 
 
 # Fields that a variant sets: who gives one gets the textbook schedule of what was given.
-GEMM_TILE = frozenset(("tile", "slices", "together", "across", "ahead"))
+GEMM_TILE = frozenset(("tile", "slices", "in_cluster", "swap_ab", "ahead"))
 ATTENTION_TILE = frozenset(("tile", "apart", "shared", "guess"))
 
 

@@ -29,7 +29,21 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from warploom.codegen.analysis.multicast import is_multicast
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Step
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
+from warploom.codegen.ir.steps import (
+    Acquire,
+    Ahead,
+    Fill,
+    Issue,
+    Join,
+    Publish,
+    Release,
+    Run,
+    Step,
+    TurnPass,
+    TurnWait,
+    Wait,
+)
 from warploom.errors import CheckFailed
 from warploom.perf.contend import slowdown
 from warploom.schedule.model.costs import CostTable
@@ -182,8 +196,8 @@ class _Walk:
         uses: dict[str, int] = {}
         for _ in range(self.iterations + section.depth + 8):
             for step in section.steady:
-                ring = step.ring
-                if step.action == "Acquire":
+                if isinstance(step, Acquire):
+                    ring = step.ring
                     use = uses.get(ring, 0)
                     before = use - self.block.ring(ring).depth
                     while before >= 0 and len(self.shared.releases(ring, before)) < self.parts:
@@ -193,24 +207,20 @@ class _Walk:
                         now = max(now + costs.value("barrier.poll"), wake)
                     yield now
                     complete = now
-                elif step.action == "Fill":
+                elif isinstance(step, Fill):
                     now, complete = self._fill(step, now)
-                    slots = self.shared.full.setdefault(self._ring_of(step), [])
-                    use = uses.get(self._ring_of(step), 0)
+                    slots = self.shared.full.setdefault(step.ring, [])
+                    use = uses.get(step.ring, 0)
                     if len(slots) <= use:
                         slots.append(complete)
                     slots[use] = max(slots[use], complete)
-                elif step.action == "Publish":
-                    uses[ring] = uses.get(ring, 0) + 1
+                elif isinstance(step, Publish):
+                    uses[step.ring] = uses.get(step.ring, 0) + 1
                     yield now
 
-    def _ring_of(self, step: Step) -> str:
-        assert step.op is not None and step.op.dst is not None
-        return self.block.home(step.op.dst.name)[0].name
-
-    def _fill(self, step: Step, now: float) -> tuple[float, float]:
+    def _fill(self, step: Fill, now: float) -> tuple[float, float]:
         """The thread's time after the copies of one tile, and when the tile is there."""
-        assert step.op is not None and step.op.dst is not None
+        assert step.op.dst is not None
         costs, kind = self.costs, step.op.dst.type
         size = self.block.home(step.op.dst.name)[1].tile.bytes
         if is_multicast(self.block.placement.program, self.plan, step.op):
@@ -251,28 +261,30 @@ class _Group:
         for step in steps:
             iteration = newest - step.stage
             yield self.now
-            if step.action == "Wait":
-                yield from self._wait(step.ring)
-            elif step.action == "Issue":
-                yield from self._issue(step, iteration)
-            elif step.action == "Join":
-                yield from self._join(step)
-            elif step.action == "Run":
-                yield from self._run(step, iteration)
-            elif step.action == "Release":
-                use = self.oldest.get(step.ring, 0)
-                self.oldest[step.ring] = use + 1
-                self.shared.releases(step.ring, use).append(self.now)
-            elif step.action == "TurnWait":
-                while not self.shared.turns[self.part]:
-                    yield None
-                given = self.shared.turns[self.part].pop(0)
-                self.now = max(self.now, given + self.costs.value("barrier.named"))
-            elif step.action == "TurnPass":
-                self.shared.turns[(self.part + 1) % self.walk.parts].append(self.now)
+            match step:
+                case Wait():
+                    yield from self._wait(step.ring)
+                case Issue():
+                    yield from self._issue(step, iteration)
+                case Join():
+                    yield from self._join(step)
+                case Run():
+                    yield from self._run(step, iteration)
+                case Release():
+                    use = self.oldest.get(step.ring, 0)
+                    self.oldest[step.ring] = use + 1
+                    self.shared.releases(step.ring, use).append(self.now)
+                case TurnWait():
+                    while not self.shared.turns[self.part]:
+                        yield None
+                    given = self.shared.turns[self.part].pop(0)
+                    self.now = max(self.now, given + self.costs.value("barrier.named"))
+                case TurnPass():
+                    self.shared.turns[(self.part + 1) % self.walk.parts].append(self.now)
+                case Ahead() | Acquire() | Fill() | Publish():
+                    pass  # between tasks; the producer's
 
-    def _node(self, step: Step) -> Node:
-        assert step.op is not None
+    def _node(self, step: Issue | Run) -> Node:
         return self.walk.graph.by_id[f"{step.op.label}/{self.part}"]
 
     def _wait(self, ring: str) -> Agent:
@@ -294,9 +306,8 @@ class _Group:
             moment = max(moment, start + held + edge.delay)
         return moment
 
-    def _issue(self, step: Step, iteration: int) -> Agent:
+    def _issue(self, step: Issue, iteration: int) -> Agent:
         node, costs = self._node(step), self.costs
-        assert step.op is not None
         busy = next(use.cycles for use in node.uses if use.unit == TENSOR)
         depth = step.op.srcs[0].type.shape[-1]
         # Instructions issue in order: the matmul's after those of the arithmetic before it.
@@ -314,7 +325,7 @@ class _Group:
             self.now = room
             yield self.now
 
-    def _join(self, step: Step) -> Agent:
+    def _join(self, step: Join) -> Agent:
         self.now = max(self.now, self.issued)
         while len(self.flight) > step.count:
             first = self.flight.pop(0)
@@ -322,7 +333,7 @@ class _Group:
                 self.now = first.done
                 yield self.now
 
-    def _run(self, step: Step, iteration: int) -> Agent:
+    def _run(self, step: Run, iteration: int) -> Agent:
         node = self._node(step)
         start = self._ready(node, iteration)
         if start > self.now:
@@ -355,7 +366,7 @@ def as_compiled(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     result: list[Step] = []
     for step in steps:
         place = len(result)
-        while step.action in ("Join", "Release") and place and result[place - 1].action == "Run":
+        while isinstance(step, Join | Release) and place and isinstance(result[place - 1], Run):
             place -= 1
         result.insert(place, step)
     return tuple(result)

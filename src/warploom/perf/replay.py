@@ -24,8 +24,19 @@ from difflib import SequenceMatcher
 from math import ceil
 
 from warploom.codegen.analysis.multicast import is_multicast
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Step
+from warploom.codegen.ir.block import BlockProgram, Pipeline
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.steps import (
+    Acquire,
+    Fill,
+    Issue,
+    Publish,
+    Release,
+    Step,
+    TurnPass,
+    TurnWait,
+    Wait,
+)
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.perf.extract import extract
@@ -43,8 +54,8 @@ ITERATIONS = 24
 STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
 KIB = 1024
 BOX = 128  # bytes of a row that one copy instruction brings
-WAITS = ("Wait", "TurnWait")
-SIGNALS = ("Release", "TurnPass")
+WAITS = Wait | TurnWait
+SIGNALS = Release | TurnPass
 
 
 def replay(
@@ -70,7 +81,7 @@ def replay(
         )
         bounds = lower_bounds(problem.graph, problem.target)
         sections = [_section(block, loop.index, part) for part in range(block.placement.parts)]
-        if not sections[0].steady or not any(s.action == "Issue" for s in sections[0].steady):
+        if not sections[0].steady or not any(isinstance(s, Issue) for s in sections[0].steady):
             continue
         slots, unroll = _counterpart(loops, sections[0], problem.graph)
         starts = [share * bounds.minimum for share in STARTS]
@@ -124,12 +135,11 @@ def _counterpart(
 def _steps_as_tokens(steps: Sequence[Step], graph: Graph) -> list[str]:
     tokens: list[str] = []
     for step in steps:
-        if step.action in WAITS:
+        if isinstance(step, WAITS):
             tokens.append("gate")
-        elif step.action in SIGNALS:
+        elif isinstance(step, SIGNALS):
             tokens.append("signal")
-        elif step.action == "Issue":
-            assert step.op is not None
+        elif isinstance(step, Issue):
             node = next(n for n in graph.nodes if n.id.rsplit("/", 1)[0] == step.op.label)
             tokens.append(f"matmul {sum(u.cycles for u in node.uses if u.unit == 'TC')}")
     return tokens
@@ -172,6 +182,11 @@ def _pace(
     return max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
 
 
+def _uses(steps: Sequence[Step], ring: str) -> int:
+    """How many of a group's waits, or releases, are of a ring."""
+    return sum(isinstance(step, Wait | Release) and step.ring == ring for step in steps)
+
+
 class _Gates:
     """Loads, slots and turns of one loop, as `partition.Gates`."""
 
@@ -179,16 +194,16 @@ class _Gates:
         self.block, self.table = block, table
         self.parts = block.placement.parts
         self.sections = [_section(block, index, part) for part in range(self.parts)]
-        self.waits = [[s for s in one.steady if s.action in WAITS] for one in self.sections]
-        self.gives = [[s for s in one.steady if s.action in SIGNALS] for one in self.sections]
+        self.waits = [[s for s in one.steady if isinstance(s, WAITS)] for one in self.sections]
+        self.gives = [[s for s in one.steady if isinstance(s, SIGNALS)] for one in self.sections]
         self.full: dict[str, list[float]] = {}
         self.freed: dict[str, dict[int, list[float]]] = {}
         self.passed: list[list[float]] = [[] for _ in range(self.parts)]
         self.passed[0].append(0.0)
         self.turns = [0] * self.parts
         # What the iterations started ahead have waited for, given back and passed on.
-        self.waited = [self._ahead(one, "Wait") for one in self.sections]
-        self.given = [self._ahead(one, "Release") for one in self.sections]
+        self.waited = [self._ahead(one, Wait) for one in self.sections]
+        self.given = [self._ahead(one, Release) for one in self.sections]
         for part in range(self.parts):
             for ring, count in self.given[part].items():
                 for use in range(count):
@@ -196,10 +211,10 @@ class _Gates:
         self.loader = self._loads(_loader(block, index))
         self.blocked = False
 
-    def _ahead(self, section: Pipeline, action: str) -> dict[str, int]:
+    def _ahead(self, section: Pipeline, kind: type[Wait | Release]) -> dict[str, int]:
         count: dict[str, int] = {}
         for step in (step for steps in section.prologue for step in steps):
-            if step.action == action:
+            if isinstance(step, kind):
                 count[step.ring] = count.get(step.ring, 0) + 1
         return count
 
@@ -211,14 +226,14 @@ class _Gates:
         own = self.waits[group]
         turn, place = divmod(number, len(own))
         step = own[place]
-        if step.action == "TurnWait":
-            each = sum(one.action == "TurnWait" for one in own)
-            before = sum(one.action == "TurnWait" for one in own[:place])
+        if isinstance(step, TurnWait):
+            each = sum(isinstance(one, TurnWait) for one in own)
+            before = sum(isinstance(one, TurnWait) for one in own[:place])
             given = self.passed[group]
             at = turn * each + before
             return given[at] + self.table.value("barrier.named") if at < len(given) else None
-        each = sum(one.ring == step.ring for one in own)
-        before = sum(one.ring == step.ring for one in own[:place])
+        each = _uses(own, step.ring)
+        before = _uses(own[:place], step.ring)
         use = self.waited[group].get(step.ring, 0) + turn * each + before
         slots = self.full.setdefault(step.ring, [])
         while len(slots) <= use:
@@ -233,11 +248,11 @@ class _Gates:
         own = self.gives[group]
         turn, place = divmod(number, len(own))
         step = own[place]
-        if step.action == "TurnPass":
+        if isinstance(step, TurnPass):
             self.passed[(group + 1) % self.parts].append(now)
             return
-        each = sum(one.ring == step.ring for one in own)
-        before = sum(one.ring == step.ring for one in own[:place])
+        each = _uses(own, step.ring)
+        before = _uses(own[:place], step.ring)
         use = self.given[group].get(step.ring, 0) + turn * each + before
         self._releases(step.ring, use).append(now)
 
@@ -249,12 +264,14 @@ class _Gates:
         while True:
             complete = now
             for step in section.steady:
+                if not isinstance(step, Acquire | Fill | Publish):
+                    continue
                 ring = step.ring
                 if uses.get(ring, 0) < self.block.ring(ring).depth:
                     complete = 0.0  # the walk begins with full rings
-                    if step.action != "Publish":
+                    if not isinstance(step, Publish):
                         continue
-                if step.action == "Acquire":
+                if isinstance(step, Acquire):
                     before = uses[ring] - self.block.ring(ring).depth
                     while before >= 0 and len(self._releases(ring, before)) < self.parts:
                         self.blocked = True
@@ -266,7 +283,7 @@ class _Gates:
                             max(self._releases(ring, before)) + wake,
                         )
                     complete = now
-                elif step.action == "Fill":
+                elif isinstance(step, Fill):
                     size, issues = self._copy(step)
                     now += issues * self.table.value("load.issue")
                     share = size / KIB * self.table.value("load.per_kib_all")
@@ -275,14 +292,14 @@ class _Gates:
                     alone = now + size / KIB * self.table.value("load.per_kib")
                     arrived = max(alone, link) + self.table.value("load.latency")
                     complete = max(complete, arrived)
-                elif step.action == "Publish":
+                else:
                     uses[ring] = uses.get(ring, 0) + 1
                     self.full.setdefault(ring, []).append(complete)
                     yield
 
-    def _copy(self, step: Step) -> tuple[int, int]:
+    def _copy(self, step: Fill) -> tuple[int, int]:
         """Bytes that this block loads for one tile, and the copies it takes."""
-        assert step.op is not None and step.op.dst is not None
+        assert step.op.dst is not None
         kind, plan = step.op.dst.type, self.block.schedule.launch
         size = self.block.home(step.op.dst.name)[1].tile.bytes
         if is_multicast(self.block.placement.program, plan, step.op):

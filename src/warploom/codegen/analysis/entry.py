@@ -1,10 +1,10 @@
-"""How many threads ptxas is told of, where a block has too few registers when it begins.
+"""How many threads launch bounds declare, where a block has too few registers when it begins.
 
 A block of 512 threads has 128 registers a thread at entry; setmaxnreg then takes some from the
 producers for the groups that compute. ptxas knows that, but refuses any single instruction that
 needs more than a thread has at entry (C7602): a wgmma of 256 columns has 128 sums, and 26 registers
-must be left beside them. So it is told of a block of fewer threads, and the finished image is told
-of all of them (`compile.entry_image`).
+must be left beside them. So the launch bounds declare fewer threads, and the finished image is set
+to all of them (`compile.entry_image`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def block_threads(block: BlockProgram) -> int:
 
 
 def declared_threads(block: BlockProgram) -> int:
-    """Threads to declare to ptxas so that it takes every wgmma of a block program."""
+    """Threads to declare so that ptxas takes every wgmma of a block program."""
     program = block.placement.program
     products = [op for op in program.ops() if op.kind == "mma"]
     widths = [n for op in products for _, n in instruction_columns(block.placement, op)]

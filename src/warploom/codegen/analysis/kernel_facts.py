@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from warploom.codegen.analysis.cluster_reduce import check_meetings
+from warploom.codegen.analysis.cluster_reduce import check_cluster_reductions
 from warploom.codegen.analysis.entry import block_threads, declared_threads
 from warploom.codegen.analysis.grid import cluster_axis
 from warploom.codegen.analysis.multicast import crosses_blocks
@@ -29,7 +29,7 @@ class KernelFacts:
     layout       of shared memory
     parameters   of the kernel
     stores       the path of every store, by the op's number
-    threads      of a block; `declared`: of these as many as the compiler is told of
+    threads      of a block; `declared`: as many as its launch bounds say
     crossing     rings with a tile that is multicast over the cluster
     loader       the role that copies
     codes        the compute roles that have code of their own: one for all groups where they do
@@ -57,7 +57,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     for op in program.ops():
         check_types(op, arch)
     cluster_axis(program, plan)
-    check_meetings(placement, plan)
+    check_cluster_reductions(placement, plan)
     paths = store_paths(placement, plan, block.rings)
     layout = block_layout(block, arch)
     hopper = arch == HOPPER

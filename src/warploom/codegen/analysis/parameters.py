@@ -15,6 +15,7 @@ from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.analysis.stores import STORES, StorePath
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
 from warploom.codegen.ir.layout import CORE_ROWS, SharedTile, boxes
+from warploom.codegen.ir.steps import Fill, Run, Step
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
@@ -154,8 +155,7 @@ class _Maps:
 def _in_order(block: BlockProgram) -> list[Op]:
     """The loads and stores of the roles as their code names them, the producer's first."""
     roles = sorted(block.roles, key=lambda role: not role.loads)
-    steps = [step for role in roles for step in _steps(role)]
-    moving = [s.op for s in steps if s.op is not None and s.action in ("Fill", "Run")]
+    moving = [s.op for role in roles for s in _steps(role) if isinstance(s, Fill | Run)]
     return [op for op in moving if op.kind in STORES or _is_filled(block, op)]
 
 
@@ -163,8 +163,8 @@ def _is_filled(block: BlockProgram, op: Op) -> bool:
     return op.dst is not None and block.placement.is_shared(op.dst)
 
 
-def _steps(role: Role) -> list[Any]:
-    found: list[Any] = [*role.ahead]
+def _steps(role: Role) -> list[Step]:
+    found: list[Step] = [*role.ahead]
     for section in role.sections:
         if not isinstance(section, Pipeline):
             found += section.steps
@@ -232,7 +232,7 @@ def _pointers_and_sizes(block: BlockProgram, direct: tuple[str, ...]) -> list[di
     for name in direct:
         result += array_parameters(program, name)
     result += [{"kind": "dim", "name": dim} for dim in program.dims]
-    if block.schedule.launch.walk == "dynamic":
+    if block.schedule.launch.tile_scheduler == "dynamic":
         result.append({"kind": "counter"})
     return result + scalar_parameters(program)
 

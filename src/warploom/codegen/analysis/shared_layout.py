@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warploom.codegen.analysis.cluster_reduce import BARRIERS, exchange_bytes, has_meetings
+from warploom.codegen.analysis.cluster_reduce import BARRIERS, exchange_bytes, reduces_in_cluster
 from warploom.codegen.analysis.exchanges import region_bytes
 from warploom.codegen.analysis.grid import TASK_SLOTS
 from warploom.codegen.analysis.stores import over_ring, panel_bytes, store_paths
@@ -92,8 +92,9 @@ def shared_layout(
     for ring in rings:
         full[ring.name] = used.take(ring.depth * BARRIER_BYTES)
         empty[ring.name] = used.take(ring.depth * BARRIER_BYTES)
-    parts_full = used.take(BARRIERS * BARRIER_BYTES * groups * has_meetings(placement.program))
-    dynamic = plan.walk == "dynamic"
+    barriers = BARRIERS * groups if reduces_in_cluster(placement.program) else 0
+    parts_full = used.take(barriers * BARRIER_BYTES)
+    dynamic = plan.tile_scheduler == "dynamic"
     tasks = used.take(TASK_SLOTS * (2 * BARRIER_BYTES + TASK_BYTES) * dynamic)
     total = used.at + (BASE_ALIGNMENT if plan.resident == 1 else 0)
     found = SharedLayout(

@@ -30,7 +30,7 @@ class StorePanels:
 
     tile        the layout of one panel, in the array's order of dimensions
     origins     (row, column) of each panel's first element in the group's part of the tile
-    across      the array's columns lie over the rows of the registers: panels are transposed on
+    transposed  the array's columns lie over the rows of the registers: panels are transposed on
                 the way, one block of 64 register rows wide
     slots       panels of the group that have room in shared memory at a time
     slot_bytes  from one of these to the next
@@ -39,14 +39,14 @@ class StorePanels:
 
     tile: SharedTile
     origins: tuple[tuple[int, int], ...]
-    across: bool
+    transposed: bool
     slots: int
     slot_bytes: int
     group_bytes: int
 
     @property
     def at_once(self) -> bool:
-        """Whether every panel has a slot: all are written between two meetings of the group."""
+        """Whether every panel has a slot: all are written between two barriers of the group."""
         return 1 < len(self.origins) <= self.slots
 
 
@@ -117,7 +117,7 @@ def through_shared(placement: Placement, plan: LaunchPlan, op: Op) -> bool:
     kind = op.srcs[0].type
     if plan.store != "tma" or len(kind.axes) != 2 or kind.dtype.bytes == 1:
         return False
-    return kind.dtype.bytes == 2 or not placement.across(kind)
+    return kind.dtype.bytes == 2 or not placement.transposed(kind)
 
 
 def is_wide(placement: Placement, op: Op) -> bool:
@@ -130,7 +130,7 @@ def is_wide(placement: Placement, op: Op) -> bool:
         and len(kind.axes) == 2
         and op.array.dtype.name in PACKED
         and kind.names == tuple(s.axis for s in op.spans if s.size is not None)
-        and not placement.across(kind)
+        and not placement.transposed(kind)
         and kind.shape[1] >= QUAD_COLUMNS
         and all(span.stop is None for span in op.spans)
         and op.spans[-1].size is not None
@@ -143,9 +143,9 @@ def _panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
     kind = placement.local(op.srcs[0].type)
     rows, cols = kind.shape
     element = kind.dtype.bytes
-    across = placement.across(op.srcs[0].type)
+    transposed = placement.transposed(op.srcs[0].type)
     high = rows
-    if across:
+    if transposed:
         width = ROWS_PER_GROUP * element
         high = min(plan.store_rows or rows, rows)
     else:
@@ -165,7 +165,7 @@ def _panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
             f"{tile.rows} x {tile.cols}: these would add some twice; make the tile a multiple"
         )
     slots = plan.store_panels
-    return StorePanels(tile, found, across, slots, tile.panel_bytes, tile.panel_bytes * slots)
+    return StorePanels(tile, found, transposed, slots, tile.panel_bytes, tile.panel_bytes * slots)
 
 
 def _operand_slot(
@@ -201,7 +201,7 @@ def _over(slot: SharedTile, panels: StorePanels, placement: Placement, op: Op) -
     not of that shape."""
     tile, parts = panels.tile, placement.parts
     same = (slot.rows, slot.width, slot.element) == (tile.rows * parts, tile.width, tile.element)
-    if panels.across or not same or len(panels.origins) > slot.panels:
+    if panels.transposed or not same or len(panels.origins) > slot.panels:
         raise InputError(
             f"{op.where}: store of {len(panels.origins)} panels of {tile.rows} rows of "
             f"{tile.width} B a group over {slot.panels} of {slot.rows} rows of {slot.width} B: "

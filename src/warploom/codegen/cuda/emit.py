@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.codegen.analysis.cluster_reduce import has_meetings
+from warploom.codegen.analysis.cluster_reduce import reduces_in_cluster
 from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.analysis.grid import TASK_SLOTS
 from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
 from warploom.codegen.analysis.shared_layout import BARRIER_BYTES
-from warploom.codegen.cuda.emit_chain import ChainCode
-from warploom.codegen.cuda.emit_meet import meeting_barriers
+from warploom.codegen.cuda.emit_cluster_reduce import reduction_barriers
+from warploom.codegen.cuda.emit_overlap import OverlapCode
 from warploom.codegen.cuda.emit_steps import StepCode, indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, needed
@@ -23,6 +23,7 @@ from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
+from warploom.codegen.ir.steps import Issue
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import InputError
 from warploom.tile import Array, Index, Var
@@ -35,7 +36,7 @@ class CudaSource:
     parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
     dependent       may start before the previous grid of its stream has ended
     shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
-    declared        threads that the compiler is told of (`analysis.entry`); 0: of all
+    declared_threads  threads in the kernel's launch bounds, where they are fewer (`analysis.entry`)
     """
 
     name: str
@@ -49,7 +50,7 @@ class CudaSource:
     persistent: bool
     arrays: tuple[Array, ...]
     dependent: bool = False
-    declared: int = 0
+    declared_threads: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -78,8 +79,10 @@ class Emitter:
         self.plan = block.schedule.launch
         self.placement = block.placement
         self.program = block.placement.program
-        if self.plan.chain and self.arch != "sm_90a":
-            raise InputError(f"launch plan: chain has code for sm_90a, not for {self.arch}")
+        if self.plan.overlap_next_task and self.arch != "sm_90a":
+            raise InputError(
+                f"launch plan: overlap_next_task has code for sm_90a, not for {self.arch}"
+            )
         self.facts = kernel_facts(block, self.arch)
         self.layout = self.facts.layout
         self.stores = any(path.panels is not None for path in self.facts.stores.values())
@@ -87,7 +90,7 @@ class Emitter:
         self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
-        self.meets = has_meetings(self.program)
+        self.reduces = reduces_in_cluster(self.program)
         self.steps = StepCode(block, self.facts, self.helpers)
 
     def source(self) -> CudaSource:
@@ -192,13 +195,13 @@ class Emitter:
         layout, lines = self.layout, self._ring_addresses()
         if self.stores:
             lines.append(f"const unsigned panels = shared + {layout.panels};")
-        if self.meets:
+        if self.reduces:
             lines += [
                 f"const unsigned meet_room = shared + {layout.parts};",
                 f"const unsigned meet_full = shared + {layout.parts_full};",
                 f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
             ]
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             lines += [
                 f"const unsigned task_full = shared + {layout.tasks};",
                 f"const unsigned task_empty = task_full + {TASK_SLOTS * BARRIER_BYTES};",
@@ -218,15 +221,15 @@ class Emitter:
                 f"  barrier_init({ring.name}_empty + s * 8, {4 * self.parts * blocks});",
                 "}",
             ]
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             lines += [
                 f"for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
                 "  barrier_init(task_full + s * 8, 1);",
                 f"  barrier_init(task_empty + s * 8, {4 * self.parts});",
                 "}",
             ]
-        if self.meets:
-            lines += meeting_barriers(self.program, self.parts)
+        if self.reduces:
+            lines += reduction_barriers(self.program, self.parts)
         return lines
 
     def _role(self, role: Role) -> list[str]:
@@ -248,9 +251,9 @@ class Emitter:
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.meets:
+        if self.reduces:
             lines.append("unsigned meet_parity = 0;")
-        if self.block.schedule.turns:
+        if self.block.schedule.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(role)
@@ -275,19 +278,19 @@ class Emitter:
         return lines
 
     def _tasks(self, role: Role) -> list[str]:
-        values = Values(self.placement, self.plan.skip_unit, self.plan.skip_settled)
+        values = Values(self.placement, self.plan.skip_unit, self.plan.skip_voted)
         body: list[str] = []
         if not role.loads:
-            carried = {step.op.dst for step in role.ahead if step.op is not None}
+            carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
             body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
-        chain = ChainCode(self.block, role, values, self.steps) if role.ahead else None
-        if chain is not None:
-            self.steps.ahead = chain.ahead
+        overlap = OverlapCode(self.block, role, values, self.steps) if role.ahead else None
+        if overlap is not None:
+            self.steps.ahead = overlap.ahead
         for section in role.sections:
             body += self.steps.section(role, values, section)
-        if chain is not None:
-            return chain.lines(body)
+        if overlap is not None:
+            return overlap.lines(body)
         head, tail = task_lines(self.program, self.plan, role.loads)
         return [*head, *indent(body), *tail.split("\n")]
 
@@ -316,13 +319,13 @@ class Emitter:
 
 
 def _declared_note(facts: KernelFacts) -> list[str]:
-    """What the kernel's file says of the threads that ptxas is told of."""
+    """What the kernel's file says of its launch bounds."""
     if facts.declared == facts.threads:
         return []
     granted = entry_registers(facts.threads)
     return [
-        f"// Blocks have {facts.threads} threads. ptxas is told of {facts.declared}: it refuses a "
-        "wgmma whose sums",
+        f"// Blocks have {facts.threads} threads. Its launch bounds declare {facts.declared}: "
+        "ptxas refuses a wgmma whose sums",
         f"// leave too few of the {granted} registers that a thread begins with. The image is then",
         f"// set to {facts.threads} threads (warploom.codegen.compile.entry_image).",
     ]

@@ -18,7 +18,6 @@ from warploom.codegen.cuda.emit_rows import (
     row_reduce_lines,
 )
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.settled import settled
 from warploom.codegen.cuda.uniform import everywhere
 from warploom.codegen.cuda.values import (
     REDUCE,
@@ -26,6 +25,7 @@ from warploom.codegen.cuda.values import (
     Values,
     rounded,
 )
+from warploom.codegen.cuda.voted_skip import skip_condition
 from warploom.errors import InputError
 from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
@@ -106,7 +106,7 @@ def needless(values: Values, op: Op, names: Names) -> str | None:
     nobody reads."""
     if op.dst is None:
         return None
-    if values.skip_settled and (condition := settled(values, op)) is not None:
+    if values.skip_voted and (condition := skip_condition(values, op)) is not None:
         return condition
     if values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
         return None

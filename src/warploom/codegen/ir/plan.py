@@ -34,13 +34,14 @@ class LaunchPlan:
     split           tile axis cut evenly over the compute groups ("m"); "" with one group
     cluster         (grid axis, blocks): neighbours along that axis form a cluster; loads that do
                     not depend on the axis are multicast. ("", 1) for none
-    persistent      one block per SM walks over the tasks; otherwise one block a task
+    persistent      one block per SM takes task after task; otherwise one block a task
     supergroup      L2-aware order of the last two grid axes: that many rows at a time; 0: row-major
     grouped         what a row of a super-group is: the axis before the last ("row"), or all axes
                     before the last, flattened ("all")
-    reverse         grid axes walked from the far end (longest task first under a causal mask)
-    walk            how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
-                    ...), "snake" (every second round backwards) or "dynamic" (the next free one)
+    reverse         grid axes taken from the far end (longest task first under a causal mask)
+    tile_scheduler  how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
+                    ...), "serpentine" (every second round backwards) or "dynamic" (each block takes
+                    the next free task)
     store           "tma" through shared memory or "direct" from registers
     store_panels    panels of 128 bytes by rows that a group may have in flight to global memory
     store_rows      rows of a panel of a tile that is stored across (columns of the array over the
@@ -51,10 +52,10 @@ class LaunchPlan:
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
-    skip_settled    a warp leaves out corrections whose condition says that none of its rows needs
-                    them (`cuda.settled`)
-    chain           the first matmul of the next task is started before the stores of the present
-                    one (`passes.chain`)
+    skip_voted    a warp leaves out corrections whose condition says that none of its rows needs
+                    them (`cuda.voted_skip`)
+    overlap_next_task  the first matmul of the next task is started before the stores of the present
+                    one (`passes.overlap`)
     give_back       a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
@@ -67,7 +68,7 @@ class LaunchPlan:
     supergroup: int = 0
     grouped: str = "row"
     reverse: tuple[str, ...] = ()
-    walk: str = "static"
+    tile_scheduler: str = "static"
     store: str = "tma"
     store_panels: int = 2
     store_rows: int = 0
@@ -75,8 +76,8 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
     skip_unit: bool = False
-    skip_settled: bool = False
-    chain: bool = False
+    skip_voted: bool = False
+    overlap_next_task: bool = False
     give_back: bool = False
     resident: int = 1
 
@@ -89,20 +90,25 @@ class LaunchPlan:
             raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
         if self.grouped not in ("row", "all"):
             raise InputError(f"launch plan: grouped={self.grouped!r}, expected 'row' or 'all'")
-        if self.walk not in ("static", "snake", "dynamic"):
+        if self.tile_scheduler not in ("static", "serpentine", "dynamic"):
             raise InputError(
-                f"launch plan: walk={self.walk!r}, expected 'static', 'snake' or 'dynamic'"
+                f"launch plan: tile_scheduler={self.tile_scheduler!r}, expected 'static', "
+                "'serpentine' or 'dynamic'"
             )
-        if self.walk != "static" and not self.persistent:
-            raise InputError(f"launch plan: walk={self.walk!r} needs persistent=True")
-        if self.walk == "dynamic" and self.cluster[1] > 1:
+        if self.tile_scheduler != "static" and not self.persistent:
             raise InputError(
-                f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
-                "a cluster would take different tasks; use 'snake'"
+                f"launch plan: tile_scheduler={self.tile_scheduler!r} needs persistent=True"
             )
-        if self.chain and (self.cluster[1] > 1 or not self.persistent):
+        if self.tile_scheduler == "dynamic" and self.cluster[1] > 1:
             raise InputError(
-                f"launch plan: chain with a cluster of {self.cluster[1]} and persistent="
+                f"launch plan: tile_scheduler='dynamic' with a cluster of {self.cluster[1]}: the "
+                "blocks of "
+                "a cluster would take different tasks; use 'serpentine'"
+            )
+        if self.overlap_next_task and (self.cluster[1] > 1 or not self.persistent):
+            raise InputError(
+                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]} and "
+                "persistent="
                 f"{self.persistent}, expected blocks that do several tasks, each by itself"
             )
         if self.store_rows < 0 or self.store_rows % 8:
@@ -145,13 +151,13 @@ class KernelSchedule:
     """The schedules of a program's loops, by loop index, and its launch plan.
 
     All loops name the same warp groups: one group of producers ("load") and the compute groups.
-    `turns` orders the tensor-core work of the compute groups as the times say (ping-pong).
+    `pingpong` orders the tensor-core work of the compute groups in turns, as the times say.
     """
 
     name: str
     loops: Mapping[str, Schedule]
     launch: LaunchPlan = LaunchPlan()
-    turns: bool = False
+    pingpong: bool = False
 
     def __post_init__(self) -> None:
         shapes = {
@@ -186,7 +192,7 @@ class KernelSchedule:
             "name": self.name,
             "loops": {index: loop.to_json() for index, loop in self.loops.items()},
             "launch": asdict(self.launch),
-            "turns": self.turns,
+            "pingpong": self.pingpong,
         }
 
     @classmethod
@@ -200,6 +206,6 @@ class KernelSchedule:
         try:
             launch = LaunchPlan.from_json(data["launch"], origin)
             loops = {i: Schedule.from_json(s, f"{origin}: {i}") for i, s in data["loops"].items()}
-            return cls(data["name"], loops, launch, bool(data["turns"]))
+            return cls(data["name"], loops, launch, bool(data["pingpong"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{origin}: incomplete or malformed: {error}") from None

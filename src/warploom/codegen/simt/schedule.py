@@ -50,7 +50,7 @@ class SimtSchedule:
                 f"schedule {self.name}: {self.threads} threads with {self.lanes} along the columns,"
                 f" expected {WARP} to {MOST_THREADS} threads and no more lanes than threads"
             )
-        if self.launch.cluster[1] > 1 or self.launch.walk == "dynamic":
+        if self.launch.cluster[1] > 1 or self.launch.tile_scheduler == "dynamic":
             raise InputError(
                 f"schedule {self.name}: clusters and the dynamic walk need a producer warp"
             )

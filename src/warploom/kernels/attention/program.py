@@ -383,12 +383,12 @@ def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index, I
 
 
 def default_schedule(config: AttentionConfig) -> KernelSchedule:
-    """FlashAttention-3's: two groups in turns, P V one iteration behind Q K^T, rings of two."""
+    """FlashAttention-3's: two groups in ping-pong, P V one iteration behind Q K^T, rings of two."""
     reverse = ("rows_tile",) if config.causal and not config.packed else ()
     launch = LaunchPlan(
         split="rows",
         reverse=reverse,
         skip_unit=max(config.slack, config.guess) > 0,
-        skip_settled=config.guess > 0,
+        skip_voted=config.guess > 0,
     )
     return overlapped(attention(config), {"k": 2, "v": 2}, launch, config.tile[0] // 64)

@@ -37,7 +37,7 @@ class AttentionChoice:
     name: str
     tile: tuple[int, int] = (128, 128)
     depth: int = 2
-    turns: bool = True
+    pingpong: bool = True
     registers: tuple[int, int] | None = None
     launch: dict[str, Any] = field(default_factory=dict[str, Any])
     allow: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class AttentionChoice:
             split="rows",
             reverse=reverse,
             skip_unit=config.slack > 0 or config.guess > 0,
-            skip_settled=config.guess > 0,
+            skip_voted=config.guess > 0,
             **plan,
         )
         depths = {"k": self.depth, "v": self.depth}
@@ -88,13 +88,19 @@ class AttentionChoice:
         if self.serial:
             return multistage(program, depths, launch, groups, 0, self.registers)
         return overlapped(
-            program, depths, launch, groups, self.turns, self.registers, early=self.early
+            program, depths, launch, groups, self.pingpong, self.registers, early=self.early
         )
 
 
 def _draw(band: int, rest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     # The next free task, longest first within so many heads, whose keys stay in the L2 cache.
-    return {"walk": "dynamic", "supergroup": band, "grouped": "all", **AHEAD, **(rest or {})}
+    return {
+        "tile_scheduler": "dynamic",
+        "supergroup": band,
+        "grouped": "all",
+        **AHEAD,
+        **(rest or {}),
+    }
 
 
 AHEAD: dict[str, Any] = {
@@ -102,7 +108,12 @@ AHEAD: dict[str, Any] = {
     "store_panels": 1,
 }  # the next task's queries come early
 ONE_Q: dict[str, Any] = {"task_rings": dict[str, int](), "store_panels": 1}
-SNAKE: dict[str, Any] = {"walk": "snake", "supergroup": ALL_HEADS, "grouped": "all", **AHEAD}
+SNAKE: dict[str, Any] = {
+    "tile_scheduler": "serpentine",
+    "supergroup": ALL_HEADS,
+    "grouped": "all",
+    **AHEAD,
+}
 TWO: dict[str, Any] = {"resident": 2, "task_rings": dict[str, int]()}  # blocks on an SM
 GUESS = 12.0  # powers of 2 that weights may add up to before a block gets a maximum of its own
 OVER: dict[str, Any] = {**ONE_Q, "store_over": "q_t"}  # no panels: every byte is for rings
@@ -111,7 +122,7 @@ BACK: dict[str, Any] = {
     "give_back": True,
 }  # the next task's queries beside the last matmul
 DIRECT: dict[str, Any] = {**BACK, "store": "direct"}  # no panels either
-CHAIN: dict[str, Any] = {**AHEAD, "chain": True}
+CHAIN: dict[str, Any] = {**AHEAD, "overlap_next_task": True}
 PAIR = (32, 104)  # a thread, with six warp groups on an SM
 THREE = (32, 160)  # so does that of three groups
 WIDE = (40, 232)  # the producer of a dynamic walk needs more than 24 registers
@@ -121,13 +132,13 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
     for choice in (
         _A("128x128"),
         _A("128x128-ahead", launch=AHEAD),
-        _A("128x128-ahead-together-apart", turns=False, launch=AHEAD, apart=True),
+        _A("128x128-ahead-together-apart", pingpong=False, launch=AHEAD, apart=True),
         _A("128x176-together-apart", (128, 176), 2, False, launch=ONE_Q, apart=True),
-        _A("128x128-chain-early-guess", turns=False, launch=CHAIN, early=True, guess=GUESS),
-        _A("128x128-draw16-chain", turns=False, registers=WIDE, launch=_draw(16, CHAIN)),
+        _A("128x128-chain-early-guess", pingpong=False, launch=CHAIN, early=True, guess=GUESS),
+        _A("128x128-draw16-chain", pingpong=False, registers=WIDE, launch=_draw(16, CHAIN)),
         _A(
             "128x128-draw16-chain-early-guess",
-            turns=False,
+            pingpong=False,
             registers=WIDE,
             launch=_draw(16, CHAIN),
             early=True,
@@ -164,7 +175,7 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             slack=8.0,
         ),
         _A("128x128-draw16", registers=WIDE, launch=_draw(16)),
-        _A("128x128-draw16-together", turns=False, registers=WIDE, launch=_draw(16)),
+        _A("128x128-draw16-together", pingpong=False, registers=WIDE, launch=_draw(16)),
         _A("128x128-draw16-together-apart", (128, 128), 2, False, WIDE, _draw(16), apart=True),
         _A("192x128-ahead", (192, 128), 3, launch=AHEAD),
         _A("192x128-snake", (192, 128), 3, launch=SNAKE),
@@ -175,7 +186,7 @@ ATTENTION_CHOICES: dict[str, AttentionChoice] = {
             "192x128-snake1-serial-apart", (192, 128), launch=SNAKE | ONE_Q, apart=True, serial=True
         ),
         _A("128x64-pair-serial", (128, 64), 2, False, PAIR, _draw(16, TWO), serial=True),
-        _A("128x224-ahead-together", (128, 224), turns=False, launch=AHEAD),
+        _A("128x224-ahead-together", (128, 224), pingpong=False, launch=AHEAD),
         _A("128x64", (128, 64), launch=ONE_Q),
         _A("128x64-draw16-together", (128, 64), 2, False, WIDE, _draw(16, ONE_Q)),
         _A("128x80-together-apart", (128, 80), 2, False, launch=OVER, apart=True),

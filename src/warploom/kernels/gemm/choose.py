@@ -20,8 +20,8 @@ from warploom.kernels.gemm.variant import (
     SMS,
     Constants,
     GemmChoice,
-    across,
     read_constants,
+    swap_ab,
 )
 
 __all__ = [
@@ -52,11 +52,13 @@ def _pair(name: str, tile: tuple[int, int], depth: int, dependent: bool = False)
     return GemmChoice(name, tile, ALONE, depth, 1, 1, 8, dependent, 2)
 
 
-def _meet(name: str, tile: tuple[int, int], slices: int, depth: int, groups: int = 2) -> GemmChoice:
+def _cluster_reduce(
+    name: str, tile: tuple[int, int], slices: int, depth: int, groups: int = 2
+) -> GemmChoice:
     # The slices of a tile are a cluster and add up among themselves.
     cluster = ("slices_tile", slices)
     return GemmChoice(
-        name, tile, cluster, depth, groups, 1, dependent=True, slices=slices, together=True
+        name, tile, cluster, depth, groups, 1, dependent=True, slices=slices, in_cluster=True
     )
 
 
@@ -108,12 +110,12 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("slices4", (128, 64), ("n_tile", 2), 8, panels=1, dependent=True, slices=4),
     GemmChoice("slices16-by-4", (128, 256), ("m_tile", 4), dependent=True, slices=16),
     GemmChoice("slices16-by-2", (128, 256), dependent=True, slices=16),
-    _meet("meet8-64x128", (64, 128), 8, 7, 1),
-    _meet("meet4-64x128", (64, 128), 4, 7, 1),
-    _meet("meet4-128x64", (128, 64), 4, 7),
-    _meet("meet4-64x64", (64, 64), 4, 8, 1),
-    _meet("meet6-64x64", (64, 64), 6, 8, 1),
-    _meet("meet2-64x64", (64, 64), 2, 8, 1),
+    _cluster_reduce("meet8-64x128", (64, 128), 8, 7, 1),
+    _cluster_reduce("meet4-64x128", (64, 128), 4, 7, 1),
+    _cluster_reduce("meet4-128x64", (128, 64), 4, 7),
+    _cluster_reduce("meet4-64x64", (64, 64), 4, 8, 1),
+    _cluster_reduce("meet6-64x64", (64, 64), 6, 8, 1),
+    _cluster_reduce("meet2-64x64", (64, 64), 2, 8, 1),
 )
 
 
@@ -121,7 +123,7 @@ def _tiles() -> tuple[GemmChoice, ...]:
     found: list[GemmChoice] = []
     for n in (256, 192, 128):
         sides = range(LEAST_SIDE, MOST_SIDE + 1, 8)
-        found += [across(m, n, axis) for m in sides for axis in ("n_tile", "m_tile")]
+        found += [swap_ab(m, n, axis) for m in sides for axis in ("n_tile", "m_tile")]
     return tuple(choice for choice in found if choice.fits(GemmConfig()))
 
 
@@ -176,7 +178,7 @@ def preferred(times: Sequence[tuple[float, GemmChoice]], config: GemmConfig) -> 
         for time, choice in times
     ]
     least, best = min(costs, key=lambda pair: pair[0])
-    ties = [choice for cost, choice in costs if cost <= TIE * least and not choice.across]
+    ties = [choice for cost, choice in costs if cost <= TIE * least and not choice.swap_ab]
     return min(ties, key=lambda choice: choice.power(config), default=best)
 
 

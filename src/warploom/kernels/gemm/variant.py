@@ -80,7 +80,7 @@ class Constants:
     pair        the same of two blocks that share an SM, each with copies of its own
     latency     from the request of a copy to its arrival; a ring has that many slots on the way
     late        the same where a pitch is not one of whole sectors
-    meet        of tasks that meet, for a tile of 128 x 256
+    cluster_reduce  of adding up slices in a cluster, for a tile of 128 x 256
     drain       from the end of a promoted product to the start of the group's next: the wait, the
                 additions; the other groups' products run meanwhile
     combine     the second kernel of a sliced GEMM
@@ -102,7 +102,7 @@ class Constants:
     pair: float
     latency: float
     late: float
-    meet: float
+    cluster_reduce: float
     drain: float
     combine: float
     summed: float
@@ -138,9 +138,9 @@ class GemmChoice:
     dependent: bool = False
     resident: int = 1
     slices: int = 1
-    together: bool = False
+    in_cluster: bool = False
     store: str = "tma"
-    across: bool = False
+    swap_ab: bool = False
     store_rows: int = 0
     ahead: int = 1
     allow: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class GemmChoice:
     @property
     def workspace(self) -> bool:
         """Whether it is two kernels and needs memory for the sums of slices."""
-        return self.slices > 1 and not self.together
+        return self.slices > 1 and not self.in_cluster
 
     def config(self, base: GemmConfig) -> GemmConfig:
         """`base` with this tile; a step of k is 128 bytes."""
@@ -157,15 +157,15 @@ class GemmChoice:
             base,
             tile=tile,
             slices=self.slices,
-            together=self.together,
-            across=self.across,
+            in_cluster=self.in_cluster,
+            swap_ab=self.swap_ab,
             ahead=self.ahead,
         )
 
     def schedule(self, config: GemmConfig) -> KernelSchedule:
         """Load-compute-finish with one matmul in flight, under this launch plan."""
         launch = LaunchPlan(
-            split="n" if self.across else "m",
+            split="n" if self.swap_ab else "m",
             cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
             supergroup=self.supergroup,
             store_panels=self.panels,
@@ -184,14 +184,14 @@ class GemmChoice:
 
     def _wide(self, config: GemmConfig) -> bool:
         """Whether the producer needs more registers: many panels, or coordinates."""
-        many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
+        many = self.swap_ab or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
         return many or config.dual or config.batched or self.slices > 1
 
     def power(self, config: GemmConfig, of: Constants | None = None) -> float:
         """Power of a multiply relative to that of the tile of 128 x 256, pairs sharing b."""
         of = of or CONSTANTS
         (bm, bn), (a_rows, b_rows) = self.tile, self.copied(config)
-        high, wide = (bn, bm) if self.across else (bm, bn)
+        high, wide = (bn, bm) if self.swap_ab else (bm, bn)
         pieces = cdiv(wide, MOST_COLUMNS)
         reads = cdiv(high, ROWS_PER_GROUP) * (pieces * ROWS_PER_GROUP + wide)
         along, blocks = self.cluster
@@ -207,23 +207,23 @@ class GemmChoice:
         """Slots that shared memory has room for beside the panels on their way out."""
         bm, bn = self.copied(config)
         high = self.tile[0]
-        if self.across:
+        if self.swap_ab:
             high = self.groups * (self.store_rows or high)
         width = PANEL_BYTES
-        if self.together:  # each block stores its part of the columns
+        if self.in_cluster:  # each block stores its part of the columns
             width = min(width, self.config(config).share * config.out.bytes)
         panels = high * width * self.panels if self.store == "tma" else 0
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
-        if self.together:
-            high = self.tile[1] if self.across else self.tile[0]
+        if self.in_cluster:
+            high = self.tile[1] if self.swap_ab else self.tile[0]
             free -= SUM_BYTES * high * self.config(config).share * self.slices
         return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
 
     def store_count(self, element: int) -> int:
         """Panels in which a group stores its part of the tile."""
         bm, bn = self.tile
-        if self.across:
+        if self.swap_ab:
             return bn // self.groups // ROWS_PER_GROUP * cdiv(bm, self.store_rows or bm)
         return cdiv(bn * element, PANEL_BYTES)
 
@@ -258,7 +258,7 @@ class GemmChoice:
         if self.groups > 2:
             most = min(most, SUMS_BESIDE if self._wide(config) else SUMS_OF_THREE)
         most -= READ_BACK if config.gate or config.residual else 0
-        if self.across and (config.gate or config.residual or config.out.bytes != PACKED_BYTES):
+        if self.swap_ab and (config.gate or config.residual or config.out.bytes != PACKED_BYTES):
             return False  # a thread would read or write one element at a time
         return sums <= most and self.most_slots(config) >= 2
 
@@ -278,40 +278,40 @@ class GemmChoice:
         rows = cdiv(m, bm * along["m_tile"])
         cols = cdiv(n, bn * along["n_tile"])
         places = CLUSTERS[blocks]
-        tasks = rows * cols * batch * (1 if self.together else self.slices)
+        tasks = rows * cols * batch * (1 if self.in_cluster else self.slices)
         steps = cdiv(cdiv(k * size, STEP_BYTES), self.slices)
         a_rows, b_rows = self.copied(config)
         a_ragged, b_ragged = self.ragged(config, m, n, k)
         copies = a_rows / along["n_tile"] / (c.ragged if a_ragged else c.aligned)
         copies += b_rows / along["m_tile"] / (c.ragged if b_ragged else c.aligned)
-        waves, together = cdiv(tasks, places), 1
+        waves, beside = cdiv(tasks, places), 1
         if self.resident > 1:
             # Blocks of an SM share its rates, and one's stores are hidden by the other's matmuls.
             waves = cdiv(tasks, SMS)
-            together = min(self.resident, waves)
+            beside = min(self.resident, waves)
         busy = tasks * blocks / (waves * SMS)
         matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
         matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
         # One slot is being read, the others are on the way.
-        slots = min(self.depth, self.most_slots(config)) * self.ahead * together
+        slots = min(self.depth, self.most_slots(config)) * self.ahead * beside
         arrival = (c.late if a_ragged or b_ragged else c.latency) / (slots - 1)
         parts = [matmul, copies, arrival]
         if config.promote:
-            parts.append(matmul / (self.groups * together) + c.drain / self.ahead)
+            parts.append(matmul / (self.groups * beside) + c.drain / self.ahead)
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
-        out = SUM_BYTES if self.slices > 1 and not self.together else config.out.bytes
+        out = SUM_BYTES if self.slices > 1 and not self.in_cluster else config.out.bytes
         end = c.at_once if self.store_count(out) <= self.panels else c.epilogue
         end = end if self.store == "tma" else c.direct
-        time = waves * (steps * step + end * bm * bn / UNIT / together)
+        time = waves * (steps * step + end * bm * bn / UNIT / beside)
         time += c.early if self.dependent else c.start
-        if self.together:
-            time += waves * c.meet * bm * bn / UNIT
+        if self.in_cluster:
+            time += waves * c.cluster_reduce * bm * bn / UNIT
         elif self.slices > 1:
             time += c.combine + 8.0 * m * n * self.slices / c.summed
         return time
 
 
-def across(m: int, n: int, axis: str) -> GemmChoice:
+def swap_ab(m: int, n: int, axis: str) -> GemmChoice:
     """The variant of the transposed product with that tile and pairs of blocks along `axis`.
 
     As deep a ring as leaves two panels of at least `LEAST_PANEL` rows for each group; `n` is 128 or
@@ -323,4 +323,4 @@ def across(m: int, n: int, axis: str) -> GemmChoice:
     depth = min(MOST_SLOTS, (free - LEAST_PANEL * row) // slot)
     rows = min(m, HIGHEST_PANEL, (free - depth * slot) // row // 8 * 8)
     name = f"{m}x{n}-across" + ("-by-m" if axis == "m_tile" else "")
-    return GemmChoice(name, (m, n), (axis, 2), depth, groups, across=True, store_rows=rows)
+    return GemmChoice(name, (m, n), (axis, 2), depth, groups, swap_ab=True, store_rows=rows)

@@ -1,4 +1,4 @@
-"""Code for tasks that meet: the blocks of a cluster add up their tiles through shared memory.
+"""Code for `reduce_scatter`: the blocks of a cluster add up tiles through shared memory.
 
 Every block pushes part r of its tile into the shared memory of block r (st.async, which counts the
 bytes at a barrier there), then adds up what the others pushed to it, in the order of the blocks. A
@@ -18,15 +18,15 @@ from warploom.codegen.analysis.cluster_reduce import QUAD_COLUMNS, WORD, shares
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import Values
 from warploom.tile import Op, Program
-from warploom.tile.interpret import meetings
+from warploom.tile.interpret import cluster_reductions
 
 THREADS = 128
 WARPS = 4
 
 
-def meeting_barriers(program: Program, parts: int) -> list[str]:
+def reduction_barriers(program: Program, parts: int) -> list[str]:
     """The code that sets up the barriers of all groups."""
-    blocks = shares(meetings(program)[0])
+    blocks = shares(cluster_reductions(program)[0])
     return [
         f"for (int s = 0; s < {parts}; ++s) {{",
         "  barrier_init(meet_full + s * 8, 1);",
@@ -35,8 +35,8 @@ def meeting_barriers(program: Program, parts: int) -> list[str]:
     ]
 
 
-def meet_lines(values: Values, op: Op, room: int) -> list[str]:
-    """One meeting; `room` is `exchange_bytes`."""
+def cluster_reduce_lines(values: Values, op: Op, room: int) -> list[str]:
+    """One reduction; `room` is `exchange_bytes`."""
     assert op.dst is not None
     source, into = c_name(op.srcs[0].name), c_name(op.dst.name)
     parts, blocks = int(op.value or 0), values.blocks(op.srcs[0].type)
