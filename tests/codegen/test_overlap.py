@@ -54,7 +54,8 @@ def test_overlapped_tasks_agree_at_any_size_mask_tile_scheduler_and_interleaving
     )  # fmt: skip
     # Queries given back before the last matmul need one slot.
     agree(
-        overlapping(case, 1 if early else 2, tile_scheduler=tile_scheduler, give_back=early), seed
+        overlapping(case, 1 if early else 2, tile_scheduler=tile_scheduler, early_release=early),
+        seed,
     )
 
 
@@ -136,7 +137,7 @@ CASES = {
     "window": lambda: overlapping(
         attention_case(300, 170, 3, False, causal=True, window=40, group=2)
     ),
-    "one-slot": lambda: overlapping(attention_case(300, 70, 2, False), slots=1, give_back=True),
+    "one-slot": lambda: overlapping(attention_case(300, 70, 2, False), slots=1, early_release=True),
     "no-keys": lambda: overlapping(
         attention_case(150, 0, 2, False, lse=True), tile_scheduler="serpentine"
     ),
@@ -195,7 +196,7 @@ def test_what_is_left_out_of_the_code_is_noticed(kernels, name):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: attention_case(64, 64, 2, False, apart=True), "one loop"),
+        (lambda: attention_case(64, 64, 2, False, split_mask_loop=True), "one loop"),
         (lambda: attention_case(64, 64, kind="multistage"), "started ahead"),
         (lambda: gemm_case(64, 64, 64), "begin with the waits"),
     ],

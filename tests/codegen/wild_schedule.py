@@ -37,7 +37,7 @@ def wild_plan(program: t.Program, draw: random.Random, older: bool = False) -> L
         skip_voted=draw.random() < 0.5,
         resident=draw.choice((1, 1, 1, 2)),
         chain=not older and draw.random() < 0.15,
-        give_back=draw.random() < 0.3,
+        early_release=draw.random() < 0.3,
     )
 
 
@@ -53,11 +53,11 @@ def wild_schedule(
     depth = draw.choice((1, 2, 2, 3, 4))
     if form == "plain":
         flying = draw.choice((0, 0, 1)) if depth > 1 else 0
-        return multistage(program, depth, plan, groups, flying, early=draw.random() < 0.5)
+        return multistage(program, depth, plan, groups, flying, early_release=draw.random() < 0.5)
     if form == "pairs":
         return overlapped(
             program, max(2, depth), plan, groups, groups > 1 and draw.random() < 0.5,
-            copies=draw.choice((1, 2)), early=draw.random() < 0.5,
+            copies=draw.choice((1, 2)), early_rescale=draw.random() < 0.5,
         )  # fmt: skip
     if form == "named":
         return schedule_named(program, draw.choice(NAMED if pairs else NAMED[:4]), plan)

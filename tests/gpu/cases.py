@@ -233,11 +233,11 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "attention-window": lambda: attention(rows="300", keys="400", head_dim="64",
                                           causal="true", window="100"),
-    "attention-guess": lambda: attention(
+    "attention-optimistic": lambda: attention(
         "192x128-snake-early-guess", rows="300", keys="700", head_dim="64", causal="true",
         lse="true",
     ),
-    "attention-guess-wrong": lambda: attention(
+    "attention-optimistic-wrong": lambda: attention(
         "192x112-early-guess", rising=90.0, rows="200", keys="700", head_dim="96", lse="true"
     ),
     "attention-over": lambda: attention("128x80-together-apart", rows="300", keys="300",

@@ -140,8 +140,8 @@ RIGHT = {
     "attention": [
         {},
         {"dtype": "e4m3"},
-        {"dtype": "fp16", "guess": 8, "lse": "true"},
-        {"slack": 8, "lse": "true", "causal": "true", "apart": "true"},
+        {"dtype": "fp16", "optimistic_threshold": 8, "lse": "true"},
+        {"rescale_threshold": 8, "lse": "true", "causal": "true", "split_mask_loop": "true"},
         {"window": 40, "group": 2, "rows": 70},
         {"rows": 300, "keys": 20, "causal": "true", "lse": "true"},
         {"scale": 3},

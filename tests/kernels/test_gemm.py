@@ -76,11 +76,11 @@ def error_of(config, m, n, k, seed=0):
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
-    ahead=st.integers(1, 3), swap_ab=st.booleans(), in_cluster=st.booleans(),
+    flying=st.integers(1, 3), swap_ab=st.booleans(), in_cluster=st.booleans(),
 )  # fmt: skip
 def test_gemm_is_close_to_float64_at_any_size(
     m, n, k, a, b, dtype, activation, bias, residual, batched, scale, scales, gate, dual, promote,
-    slices, ahead, swap_ab, in_cluster,
+    slices, flying, swap_ab, in_cluster,
 ):  # fmt: skip
     plain = slices == 1
     config = GemmConfig(
@@ -88,7 +88,7 @@ def test_gemm_is_close_to_float64_at_any_size(
         batched=batched and plain, scale=scale, scales=scales, gate=gate, dual=dual and plain,
         promote=promote, slices=slices, tile=(32, 32, 16) if plain else (24, 24, 16),
         swap_ab=swap_ab, in_cluster=in_cluster and not plain,
-        ahead=ahead if promote and not (dual and plain) else 1,
+        products_in_flight=flying if promote and not (dual and plain) else 1,
     )  # fmt: skip
     assert error_of(config, m, n, k) < 4e-3
 
@@ -104,7 +104,7 @@ def test_nan_and_inf_go_where_the_reference_puts_them():
     assert np.array_equal(np.isinf(got), np.isinf(reference(config, arrays)))
 
 
-PAIRS = GemmConfig(promote=True, ahead=2, tile=(128, 64, 16))
+PAIRS = GemmConfig(promote=True, products_in_flight=2, tile=(128, 64, 16))
 
 
 @pytest.mark.parametrize("k", [8, 16, 56, 100])
@@ -121,15 +121,20 @@ def test_products_started_in_pairs_have_rings_of_their_own(k):
 
 @pytest.mark.parametrize(
     "config",
-    [PAIRS, replace(PAIRS, ahead=1), replace(PAIRS, ahead=3), GemmConfig(tile=(128, 64, 16))],
+    [
+        PAIRS,
+        replace(PAIRS, products_in_flight=1),
+        replace(PAIRS, products_in_flight=3),
+        GemmConfig(tile=(128, 64, 16)),
+    ],
 )
 def test_slots_given_back_before_the_additions_give_the_sequential_result(config):
     """Every slot, as soon as the group waited for its product."""
     launch = LaunchPlan(split="m", cluster=("m_tile", 2), store_panels=1)
-    schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early=True)
+    schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early_release=True)
     block = lower(gemm(config), schedule)
     kinds = [type(step) for step in block.roles[1].sections[1].steady]
-    assert kinds.count(Release) == config.ahead
+    assert kinds.count(Release) == config.products_in_flight
     for at, kind in enumerate(kinds):
         if kind is Release:
             assert kinds[at - 1] is Join
@@ -274,7 +279,7 @@ def test_cluster_reductions_that_cannot_be_are_refused():
 
 def test_bad_configs_are_refused():
     with pytest.raises(InputError, match="1 unless promoted"):
-        GemmConfig(ahead=2)
+        GemmConfig(products_in_flight=2)
     with pytest.raises(InputError, match=r"expected mk|km"):
         GemmConfig(a="nm")
     with pytest.raises(InputError, match="expected one of"):

@@ -127,7 +127,7 @@ def test_every_task_of_a_wave_is_counted():
 @pytest.mark.parametrize("name", [choice.name for choice in GEMM_CHOICES])
 def test_every_variant_is_emitted_and_gives_the_sequential_result(name):
     choice = gemm_choice(name)
-    config = choice.config(GemmConfig(promote=choice.ahead > 1))
+    config = choice.config(GemmConfig(promote=choice.products_in_flight > 1))
     assert choice.fits(config)
     assert emit(lower(gemm(config), choice.schedule(config))).shared_bytes <= 232448
     # The same plan on a program small enough to simulate: one step of 16, the tile kept.

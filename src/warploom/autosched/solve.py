@@ -46,7 +46,7 @@ from warploom.schedule.solve.solver import Effort
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 12  # of what is done with an answer: kept schedules of another one are not used
+VERSION = 13  # of what is done with an answer: kept schedules of another one are not used
 WORTH = 0.002  # of the pace: what ping-pong must save
 
 

@@ -15,16 +15,33 @@ from warploom.machine import architecture
 from warploom.schedule.model.schedule import Schedule
 
 SCHEMA = "warploom.kernel-schedule"
-VERSION = 1
+VERSION = 2  # of the JSON form of kernel schedules, here and in `simt.schedule`
 MOST_BLOCKS = architecture("sm_90a").integer("cluster.size_portable")  # of a cluster
-# Options of launch plans that are gone, and the value that asked for nothing.
-REMOVED: Mapping[str, Any] = {
-    "fma_exp2": 0,
-    "hold_waits": False,
-    "stagger": 0,
-    "passing": [],
-    "alternate": False,
+LOST = "gone: it was measured and lost (docs/codegen.md)"
+# Options that schedules had before version 2, and what became of them.
+FORMER: Mapping[str, str] = {
+    "turns": "called pingpong",
+    "walk": "called tile_scheduler, and its 'snake' 'serpentine'",
+    "chain": "called overlap_next_task",
+    "skip_settled": "called skip_voted",
+    "give_back": "called early_release",
+    **dict.fromkeys(("fma_exp2", "hold_waits", "stagger", "passing", "alternate"), LOST),
 }
+
+
+def check_version(data: Mapping[str, Any], schema: str, origin: str) -> None:
+    """Raise `InputError` unless the data is of this schema and version and has present options.
+
+    The message says what an option of an older version is called now.
+    """
+    launch: Mapping[str, Any] = data.get("launch") or {}
+    former = "; ".join(f"{n} is {FORMER[n]}" for n in (*data, *launch) if n in FORMER)
+    found = (data.get("schema"), data.get("version"))
+    if former or found != (schema, VERSION):
+        raise InputError(
+            f"{origin}: schema {found[0]!r} version {found[1]!r}, expected {schema!r} version "
+            f"{VERSION}" + (f", in which {former}" if former else "")
+        )
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,7 @@ class LaunchPlan:
                     them (`cuda.voted_skip`)
     overlap_next_task  the first matmul of the next task is started before the stores of the present
                     one (`passes.overlap`)
-    give_back       a slot filled once a task goes before the matmuls that end the task's last loop,
+    early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     block_dim_warps is derived from the groups
@@ -78,7 +95,7 @@ class LaunchPlan:
     skip_unit: bool = False
     skip_voted: bool = False
     overlap_next_task: bool = False
-    give_back: bool = False
+    early_release: bool = False
     resident: int = 1
 
     def __post_init__(self) -> None:
@@ -102,14 +119,13 @@ class LaunchPlan:
         if self.tile_scheduler == "dynamic" and self.cluster[1] > 1:
             raise InputError(
                 f"launch plan: tile_scheduler='dynamic' with a cluster of {self.cluster[1]}: the "
-                "blocks of "
-                "a cluster would take different tasks; use 'serpentine'"
+                "blocks of a cluster would take different tasks; use 'serpentine'"
             )
         if self.overlap_next_task and (self.cluster[1] > 1 or not self.persistent):
             raise InputError(
                 f"launch plan: overlap_next_task with a cluster of {self.cluster[1]} and "
-                "persistent="
-                f"{self.persistent}, expected blocks that do several tasks, each by itself"
+                f"persistent={self.persistent}, expected blocks that do several tasks, each by "
+                "itself"
             )
         if self.store_rows < 0 or self.store_rows % 8:
             raise InputError(
@@ -127,19 +143,9 @@ class LaunchPlan:
         return replace(self, **changes)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], origin: str) -> LaunchPlan:
-        """A launch plan back from the JSON data of a schedule.
-
-        Fields that plans had once are passed over where they ask for nothing; raises `InputError`
-        where they do, and what a malformed plan raises.
-        """
+    def from_json(cls, data: Mapping[str, Any]) -> LaunchPlan:
+        """A launch plan back from a schedule's JSON data; raises what a malformed one raises."""
         launch = dict(data)
-        for name, nothing in REMOVED.items():
-            if (value := launch.pop(name, nothing)) != nothing:
-                raise InputError(
-                    f"{origin}: launch plan: {name}={value!r}, and there is no such option any "
-                    "more: it was measured and lost (docs/codegen.md)"
-                )
         axis, blocks = launch["cluster"]
         launch["cluster"] = (str(axis), int(blocks))
         launch["reverse"] = tuple(launch["reverse"])
@@ -198,13 +204,9 @@ class KernelSchedule:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], origin: str = "kernel schedule") -> KernelSchedule:
         """A kernel schedule back from JSON data; raises `InputError` naming what is wrong."""
-        if (data.get("schema"), data.get("version")) != (SCHEMA, VERSION):
-            raise InputError(
-                f"{origin}: schema {data.get('schema')!r} version {data.get('version')!r}, "
-                f"expected {SCHEMA!r} version {VERSION}"
-            )
+        check_version(data, SCHEMA, origin)
         try:
-            launch = LaunchPlan.from_json(data["launch"], origin)
+            launch = LaunchPlan.from_json(data["launch"])
             loops = {i: Schedule.from_json(s, f"{origin}: {i}") for i, s in data["loops"].items()}
             return cls(data["name"], loops, launch, bool(data["pingpong"]))
         except (KeyError, TypeError, ValueError) as error:

@@ -194,7 +194,7 @@ class _Compute:
         """Whether a task's slot goes before the matmuls that end its last loop: none reads it."""
         behind = {step.op.id for step in steady if isinstance(step, OpStep) and step.stage > 0}
         return (
-            self.schedule.launch.give_back
+            self.schedule.launch.early_release
             and max(step.stage for step in steady) == 1
             and not behind & self.effects.readers[ring]
         )

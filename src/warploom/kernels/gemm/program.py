@@ -67,7 +67,8 @@ class GemmConfig:
     gate      multiply the activation by an array [m, n]
     dual      multiply it by a b2 instead: silu gives the SwiGLU of a gated feed-forward layer
     promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
-    ahead     promoted products started together, so that sums of one run beside the others
+    products_in_flight  promoted products that are started together, so that the sums of one are
+              added while the others run
     slices    the contracted axis is cut into so many tasks, whose fp32 sums `combine` adds up
     in_cluster  the slices of a tile form a cluster and add up their sums there: one kernel and no
               workspace
@@ -88,7 +89,7 @@ class GemmConfig:
     gate: bool = False
     dual: bool = False
     promote: bool = False
-    ahead: int = 1
+    products_in_flight: int = 1
     slices: int = 1
     in_cluster: bool = False
     swap_ab: bool = False
@@ -102,8 +103,13 @@ class GemmConfig:
             raise InputError(
                 f"gemm activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
             )
-        if self.ahead < 1 or (self.ahead > 1 and (not self.promote or self.dual)):
-            raise InputError(f"gemm ahead={self.ahead}: expected >= 1, and 1 unless promoted")
+        if self.products_in_flight < 1 or (
+            self.products_in_flight > 1 and (not self.promote or self.dual)
+        ):
+            raise InputError(
+                f"gemm products_in_flight={self.products_in_flight}: expected >= 1, and 1 unless "
+                "promoted"
+            )
         if self.slices < 1 or (self.slices > 1 and (self.batched or self.dual)):
             raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
         if self.in_cluster and self.slices < 2:
@@ -159,7 +165,7 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
     bm, bn, bk = config.tile
     tiles = {"m": cdiv(size("m"), bm), "n": cdiv(size("n"), bn)}
     first: Index | int = 0
-    steps: Index = cdiv(size("k"), bk * config.ahead)
+    steps: Index = cdiv(size("k"), bk * config.products_in_flight)
     lead: dict[str, Index | int] = {"slices": config.slices} if config.slices > 1 else {}
     if config.batched:
         lead = {"batch": size("batch")}
@@ -173,8 +179,8 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
     acc, acc2 = (zeros(n=bn, m=bm) if config.swap_ab else zeros(m=bm, n=bn) for _ in range(2))
     for i in loop(first, steps):
         products: list[Tile] = []
-        for part in range(config.ahead):
-            depth = span((i * config.ahead + part) * bk, bk)
+        for part in range(config.products_in_flight):
+            depth = span((i * config.products_in_flight + part) * bk, bk)
             at = load(a, *outer, *((rows, depth) if config.a == "mk" else (depth, rows)))
             sides = (*outer, *((depth, cols) if config.b == "kn" else (cols, depth)))
             bt = load(b, *sides)

@@ -75,9 +75,9 @@ class Constants:
     direct      the same where registers are stored without a way through shared memory
     at_once     the same where every panel of the tile has a slot of its own on the way out
     start       launch, barriers, first copies, last stores
-    early       the same where the launch is hidden behind the previous grid
+    dependent_start  the same where the launch is hidden behind the previous grid
     narrow      matmul time of tiles 64 columns wide, relative: they read more shared memory
-    pair        the same of two blocks that share an SM, each with copies of its own
+    two_per_sm  the same of two blocks that share an SM, each with copies of its own
     latency     from the request of a copy to its arrival; a ring has that many slots on the way
     late        the same where a pitch is not one of whole sectors
     cluster_reduce  of adding up slices in a cluster, for a tile of 128 x 256
@@ -97,9 +97,9 @@ class Constants:
     at_once: float
     direct: float
     start: float
-    early: float
+    dependent_start: float
     narrow: float
-    pair: float
+    two_per_sm: float
     latency: float
     late: float
     cluster_reduce: float
@@ -124,8 +124,8 @@ CONSTANTS = read_constants(CONSTANTS_FILE)
 class GemmChoice:
     """A variant: tile (m, n), the grid axis and size of its cluster, ring depth, launch.
 
-    `ahead` is for promoted products only: so many are started together (`GemmConfig.ahead`), from
-    rings of their own.
+    `products_in_flight` is for promoted products only: so many are started together, from rings of
+    their own.
     """
 
     name: str
@@ -142,7 +142,7 @@ class GemmChoice:
     store: str = "tma"
     swap_ab: bool = False
     store_rows: int = 0
-    ahead: int = 1
+    products_in_flight: int = 1
     allow: tuple[str, ...] = ()
 
     @property
@@ -159,7 +159,7 @@ class GemmChoice:
             slices=self.slices,
             in_cluster=self.in_cluster,
             swap_ab=self.swap_ab,
-            ahead=self.ahead,
+            products_in_flight=self.products_in_flight,
         )
 
     def schedule(self, config: GemmConfig) -> KernelSchedule:
@@ -179,12 +179,19 @@ class GemmChoice:
             registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
         flying = 0 if config.promote else 1
         depth = min(self.depth, self.most_slots(config))
-        early = config.promote
-        return multistage(gemm(config), depth, launch, self.groups, flying, registers, early)
+        return multistage(
+            gemm(config),
+            depth,
+            launch,
+            self.groups,
+            flying,
+            registers,
+            early_release=config.promote,
+        )
 
     def _wide(self, config: GemmConfig) -> bool:
         """Whether the producer needs more registers: many panels, or coordinates."""
-        many = self.swap_ab or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
+        many = self.swap_ab or self.products_in_flight > 1 or self.tile[1] > MOST_COLUMNS
         return many or config.dual or config.batched or self.slices > 1
 
     def power(self, config: GemmConfig, of: Constants | None = None) -> float:
@@ -218,7 +225,7 @@ class GemmChoice:
         if self.in_cluster:
             high = self.tile[1] if self.swap_ab else self.tile[0]
             free -= SUM_BYTES * high * self.config(config).share * self.slices
-        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
+        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.products_in_flight)
 
     def store_count(self, element: int) -> int:
         """Panels in which a group stores its part of the tile."""
@@ -248,11 +255,11 @@ class GemmChoice:
     def fits(self, config: GemmConfig) -> bool:
         """Whether the registers of a thread hold every sum, and shared memory two slots."""
         bm, bn = self.tile
-        if self.ahead > 1 and (not config.promote or config.dual):
+        if self.products_in_flight > 1 and (not config.promote or config.dual):
             return False
         if self.slices > 1 and (config.batched or config.dual):
             return False
-        tiles = 1 + config.dual + (self.ahead if config.promote else 0)
+        tiles = 1 + config.dual + (self.products_in_flight if config.promote else 0)
         sums = tiles * bm * bn // (self.groups * 128)
         most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
         if self.groups > 2:
@@ -291,19 +298,19 @@ class GemmChoice:
             beside = min(self.resident, waves)
         busy = tasks * blocks / (waves * SMS)
         matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
-        matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
+        matmul *= (c.narrow if bn == 64 else 1.0) * (c.two_per_sm if self.resident > 1 else 1.0)
         # One slot is being read, the others are on the way.
-        slots = min(self.depth, self.most_slots(config)) * self.ahead * beside
+        slots = min(self.depth, self.most_slots(config)) * self.products_in_flight * beside
         arrival = (c.late if a_ragged or b_ragged else c.latency) / (slots - 1)
         parts = [matmul, copies, arrival]
         if config.promote:
-            parts.append(matmul / (self.groups * beside) + c.drain / self.ahead)
+            parts.append(matmul / (self.groups * beside) + c.drain / self.products_in_flight)
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
         out = SUM_BYTES if self.slices > 1 and not self.in_cluster else config.out.bytes
         end = c.at_once if self.store_count(out) <= self.panels else c.epilogue
         end = end if self.store == "tma" else c.direct
         time = waves * (steps * step + end * bm * bn / UNIT / beside)
-        time += c.early if self.dependent else c.start
+        time += c.dependent_start if self.dependent else c.start
         if self.in_cluster:
             time += waves * c.cluster_reduce * bm * bn / UNIT
         elif self.slices > 1:

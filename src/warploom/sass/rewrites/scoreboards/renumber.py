@@ -19,14 +19,14 @@ from warploom.sass.decode.kernel import Block, Instruction, Kernel, decode
 from warploom.sass.flow.loops import depths, natural_loops
 from warploom.sass.flow.mining import issue_times
 from warploom.sass.flow.scoreboard import takes_no_wait
-from warploom.sass.rewrites.boards.verify import (
+from warploom.sass.rewrites.scoreboards.verify import (
     ALL_BOARDS,
     Relation,
     events,
     lates,
-    named_boards,
+    named_scoreboards,
     number_of,
-    verify_boards,
+    verify_scoreboards,
 )
 from warploom.sass.timing.issue import cost_of
 from warploom.sass.timing.timing_model import TimingModel
@@ -52,7 +52,7 @@ class Renumberer:
         self.original, self.name = original, name
         self.kernel: Kernel = decode(original, name)
         self.relation = Relation(self.kernel)
-        self.named = named_boards(self.kernel)
+        self.named = named_scoreboards(self.kernel)
         self.free = [n for n in range(SCOREBOARDS) if not self.named >> n & 1]
         self._model = TimingModel(self.kernel)
         depth = depths(self.kernel, natural_loops(self.kernel))
@@ -96,7 +96,7 @@ class Renumberer:
         changed = sum(number_of(self.kernel, event) != n for event, n in numbers.items())
         words = [(item.low, item.control.encode(item.high)) for item in best.instructions]
         image = self.original.replace(self.original.kernel(self.name), words)
-        if not changed or verify_boards(self.original, image, self.name):
+        if not changed or verify_scoreboards(self.original, image, self.name):
             return None
         return image, changed
 
