@@ -61,7 +61,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     paths = store_paths(placement, plan, block.rings)
     layout = block_layout(block, arch)
     hopper = arch == HOPPER
-    parameters = kernel_parameters(block, paths) if hopper else plain_parameters(block)
+    parameters = (kernel_parameters if hopper else plain_parameters)(block, paths)
     threads = block_threads(block)
     check_threads(program.name, threads, plan.resident, arch)
     (loader,) = (role for role in block.roles if role.loads)

@@ -100,11 +100,11 @@ def kernel_parameters(block: BlockProgram, paths: Mapping[int, StorePath]) -> Pa
     return Parameters(found, copies, stores, direct, everything)
 
 
-def plain_parameters(block: BlockProgram) -> Parameters:
+def plain_parameters(block: BlockProgram, paths: Mapping[int, StorePath]) -> Parameters:
     """The parameters for a GPU without TMA: every array is a pointer, and those that are copied in
     pieces of 16 bytes must be aligned to that."""
-    arrays = dict.fromkeys(op.array.name for op in block.placement.program.ops() if op.array)
-    arrays |= dict.fromkeys(read.array.name for read in block.placement.program.reads)
+    arrays = [op.array.name for op in block.placement.program.ops() if op.array]
+    direct = tuple(dict.fromkeys((*_direct(block, paths), *arrays)))
     copied = {
         op.array.name
         for ring in block.rings
@@ -112,7 +112,6 @@ def plain_parameters(block: BlockProgram) -> Parameters:
         for op in buffer.loads
         if op.array
     }
-    direct = tuple(arrays)
     found = _pointers_and_sizes(block, direct)
     for parameter in found:
         if parameter["kind"] == "pointer" and parameter["array"] in copied:
