@@ -13,16 +13,17 @@ from warploom.codegen.analysis.cluster_reduce import reduces_in_cluster
 from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.analysis.grid import TASK_SLOTS
 from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
+from warploom.codegen.analysis.role_code import RoleCode
 from warploom.codegen.analysis.shared_layout import BARRIER_BYTES
 from warploom.codegen.cuda.emit_cluster_reduce import reduction_barriers
-from warploom.codegen.cuda.emit_overlap import OverlapCode
+from warploom.codegen.cuda.emit_overlap import Overlap, overlapped_lines
 from warploom.codegen.cuda.emit_steps import StepCode, indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
+from warploom.codegen.ir.block import BlockProgram, Pipeline
 from warploom.codegen.ir.steps import Issue
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import InputError
@@ -145,7 +146,7 @@ class Emitter:
 
     def _body(self) -> list[str]:
         loader = self._role(self.facts.loader)
-        codes = [(role, self._role(role)) for role in self.facts.codes]
+        codes = [(code.role, self._role(code)) for code in self.facts.codes]
         lines = [*self._setup(), "if (warp_group == 0) {", *indent(loader)]
         for number, (role, body) in enumerate(codes):
             last = number == len(codes) - 1
@@ -232,13 +233,14 @@ class Emitter:
             lines += reduction_barriers(self.program, self.parts)
         return lines
 
-    def _role(self, role: Role) -> list[str]:
+    def _role(self, code: RoleCode) -> list[str]:
+        role = code.role
         if role.loads:
             lines = [f"// {role.name}: one thread starts every copy into shared memory"]
             lines.append(f"registers_down<{role.registers}>();")
             lines.append("if (threadIdx.x == 0) {")
             inner = [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
-            lines += indent(inner + self._tasks(role))
+            lines += indent(inner + self._tasks(code))
             return [*lines, "}"]
         lines = [
             f"// {role.name}: matmuls and everything in registers",
@@ -256,7 +258,7 @@ class Emitter:
         if self.block.schedule.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
-        lines += self._tasks(role)
+        lines += self._tasks(code)
         if self.stores:
             lines.append("store_wait_read<0>();")
         return lines
@@ -277,20 +279,17 @@ class Emitter:
             ]
         return lines
 
-    def _tasks(self, role: Role) -> list[str]:
-        values = Values(self.placement, self.plan.skip_unit, self.plan.skip_voted)
+    def _tasks(self, code: RoleCode) -> list[str]:
+        role, values = code.role, self.steps.values
         body: list[str] = []
         if not role.loads:
             carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
-            body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
-        overlap = OverlapCode(self.block, role, values, self.steps) if role.ahead else None
-        if overlap is not None:
-            self.steps.ahead = overlap.ahead
-        for section in role.sections:
-            body += self.steps.section(role, values, section)
-        if overlap is not None:
-            return overlap.lines(body)
+            body += [f"int {name}_live = 0;" for name in sorted(self.facts.overwritten)]
+        body += self.steps.role(code)
+        if role.ahead:
+            overlap = Overlap.of(self.block, role)
+            return overlapped_lines(overlap, values, self.steps.ahead(role), body)
         head, tail = task_lines(self.program, self.plan, role.loads)
         return [*head, *indent(body), *tail.split("\n")]
 

@@ -11,13 +11,13 @@ Register tiles have the same layout: the fragments of mma.sync are those of a wa
 
 from __future__ import annotations
 
-from warploom.codegen.analysis.kernel_facts import KernelFacts
+from warploom.codegen.analysis.role_code import RoleCode
 from warploom.codegen.cuda.emit import CudaSource, Emitter
-from warploom.codegen.cuda.emit_steps import StepCode, indent
+from warploom.codegen.cuda.emit_steps import Here, StepCode, indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.values import Values, c_index
-from warploom.codegen.ir.block import BlockProgram, Role
+from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
 from warploom.codegen.ir.steps import Acquire, Fill, Issue, Join, Publish, Release
 from warploom.errors import InputError
@@ -39,19 +39,14 @@ def emit_sm80(block: BlockProgram, arch: str = "sm_80") -> CudaSource:
 class _Sm80Steps(StepCode):
     """The actions that differ."""
 
-    def __init__(self, block: BlockProgram, facts: KernelFacts, helpers: dict[str, str]) -> None:
-        super().__init__(block, facts, helpers)
-        self.fences = False
-
-    def _lazy_zeros(self) -> set[str]:
-        return set()  # mma.sync has no way to overwrite, so accumulators are zeroed
+    fences = False
 
     def _acquire(self, step: Acquire) -> list[str]:
         name = step.ring
         return [f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"]
 
-    def _fill(self, step: Fill, names: Names) -> list[str]:
-        return fill_lines(self.block, step.op, names)
+    def _fill(self, step: Fill, here: Here) -> list[str]:
+        return fill_lines(self.block, step.op, here.names(step))
 
     def _publish(self, step: Publish) -> list[str]:
         name = step.ring
@@ -69,8 +64,8 @@ class _Sm80Steps(StepCode):
             f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;",
         ]
 
-    def _issue(self, values: Values, step: Issue, names: Names) -> list[str]:
-        return self._addressed(step, names, multiply_lines(self.block, values, step.op))
+    def _issue(self, step: Issue, here: Here) -> list[str]:
+        return self._addressed(step, here, multiply_lines(self.block, here.values, step.op))
 
     def _join(self, step: Join) -> list[str]:
         return []
@@ -111,11 +106,12 @@ class _Sm80Emitter(Emitter):
             ]
         return [*lines, "}", "__syncthreads();"]
 
-    def _role(self, role: Role) -> list[str]:
+    def _role(self, code: RoleCode) -> list[str]:
+        role = code.role
         if role.loads:
             lines = [f"// {role.name}: its threads start every copy into shared memory"]
             lines += [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
-            return [*lines, *self._tasks(role)]
+            return [*lines, *self._tasks(code)]
         lines = [
             f"// {role.name}: matmuls and everything in registers",
             "const int part = warp_group - 1;",
@@ -128,7 +124,7 @@ class _Sm80Emitter(Emitter):
         ]
         if self.block.schedule.pingpong:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
-        return [*lines, *self._tasks(role)]
+        return [*lines, *self._tasks(code)]
 
 
 def fill_lines(block: BlockProgram, op: Op, names: Names) -> list[str]:
