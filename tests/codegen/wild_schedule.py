@@ -63,7 +63,6 @@ def wild_schedule(
         return schedule_named(program, draw.choice(NAMED if pairs else NAMED[:4]), plan)
     search = Search(
         seconds=draw.choice((0.5, 1.5)), seed=draw.randrange(10), expand=draw.random() < 0.5,
-        walks=draw.choice((0, 0, 40)),
     )  # fmt: skip
     return schedule_named(program, "solve", plan, search=search)
 

@@ -67,7 +67,7 @@ def extract(
     skip_unit       as in the launch plan: a product with row factors of 1, and what a condition on
                     rows corrects, cost a test
     crowded         ops as long as they take beside the others (`perf.contend`): what the solver
-                    needs; without, as long as alone: what the walk needs, which finds out itself
+                    needs; without, as long as alone
     """
     found = _Extractor(placement, loop, costs, dict(copies or {}), Skips(skip_unit, skip_unit))
     return found.result(shared_bytes, crowded)

@@ -208,6 +208,16 @@ def maximum_index(left: IndexLike, right: IndexLike) -> Index:
     return binary("max", left, right)
 
 
+def substituted(expression: Index, values: Mapping[str, Index]) -> Index:
+    """The expression with symbols replaced by others, or by expressions."""
+    if expression.op == "symbol":
+        return values.get(expression.name, expression)
+    if expression.op == "const":
+        return expression
+    left, right = (substituted(arg, values) for arg in expression.args)
+    return binary(expression.op, left, right)
+
+
 def multiple_of(value: Index) -> int:
     """A number that divides the expression whatever its symbols are; 0 for the constant 0."""
     if value.op == "const":
