@@ -31,6 +31,7 @@ class KernelFacts:
     parameters   of the kernel
     stores       the path of every store, by the op's number
     threads      of a block; `declared`: as many as its launch bounds say
+    moves_registers  the groups give registers to one another once they run
     crossing     rings with a tile that is multicast over the cluster
     overwritten  sums that the first matmul overwrites
     loader       the code of the role that copies
@@ -42,6 +43,7 @@ class KernelFacts:
     stores: Mapping[int, StorePath]
     threads: int
     declared: int
+    moves_registers: bool
     crossing: frozenset[str]
     overwritten: frozenset[str]
     loader: RoleCode
@@ -75,6 +77,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
         paths,
         threads,
         declared_threads(block) if hopper else threads,
+        hopper,
         frozenset(ring.name for ring in block.rings if crosses_blocks(program, plan, ring)),
         sums,
         role_code(block, loader, sums),

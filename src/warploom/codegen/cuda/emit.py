@@ -37,6 +37,7 @@ class CudaSource:
     parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
     dependent       may start before the previous grid of its stream has ended
     shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
+    moves_registers   whether groups begin with equally many registers and then change them
     declared_threads  threads in the kernel's launch bounds, where they are fewer (`analysis.entry`)
     """
 
@@ -52,6 +53,7 @@ class CudaSource:
     arrays: tuple[Array, ...]
     dependent: bool = False
     declared_threads: int = 0
+    moves_registers: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -67,25 +69,18 @@ def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
 
     `debug` bounds every wait, so that a deadlock becomes a fault.
     """
-    return Emitter(block, debug).source()
+    return Printer(block, kernel_facts(block), debug).source()
 
 
-class Emitter:
-    """Writes a kernel; `emit_sm80` changes its verbs."""
+class Printer:
+    """Writes a kernel from its block program and the facts; `emit_sm80` changes its verbs."""
 
-    arch = "sm_90a"
-
-    def __init__(self, block: BlockProgram, debug: bool) -> None:
-        self.block = block
+    def __init__(self, block: BlockProgram, facts: KernelFacts, debug: bool = False) -> None:
+        self.block, self.facts = block, facts
         self.plan = block.schedule.launch
         self.placement = block.placement
         self.program = block.placement.program
-        if self.plan.overlap_next_task and self.arch != "sm_90a":
-            raise InputError(
-                f"launch plan: overlap_next_task has code for sm_90a, not for {self.arch}"
-            )
-        self.facts = kernel_facts(block, self.arch)
-        self.layout = self.facts.layout
+        self.layout = facts.layout
         self.stores = any(path.panels is not None for path in self.facts.stores.values())
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
         self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
@@ -140,6 +135,7 @@ class Emitter:
             self.program.arrays,
             self.plan.dependent,
             facts.declared if facts.declared < facts.threads else 0,
+            facts.moves_registers,
         )
 
     # ---- the kernel
