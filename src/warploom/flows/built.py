@@ -49,14 +49,13 @@ class BuildFolder:
         the configuration fixes. Raises `InputError` for a name that is no dimension."""
         known = entry(self.kernel).sizes
         full = FULL.get(self.kernel, dict.fromkeys(known, USUAL))
-        asked = {name: str(full.get(name, extent)) for name, extent in known.items()}
-        asked |= {name: text for name, text in self.settings.items() if name in known}
+        asked = {name: text for name, text in self.settings.items() if name in known}
         if unknown := set(given) - set(known):
             raise InputError(
                 f"--set {sorted(unknown)[0]}: {self.folder} was built already; expected one of its "
                 f"sizes, {', '.join(known)}"
             )
-        _, sizes = configure(self.kernel, {**self.configuration, **asked, **given})
+        _, sizes = configure(self.kernel, {**self.configuration, **asked, **given}, full)
         return sizes
 
     @property

@@ -6,7 +6,7 @@ A name is a kernel of the library (`gemm`, `attention`) or FILE.py:OBJECT, a use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -78,7 +78,7 @@ class Entry:
     full: Sizes = field(default_factory=dict[str, int])
     alike: Mapping[str, str] = field(default_factory=dict[str, str])
     variant: Callable[[Any, Sizes, frozenset[str]], Variant | None] = _no_variant
-    follow: Callable[[Any, dict[str, int]], None] = lambda config, sizes: None
+    follow: Callable[[Any, dict[str, int], Set[str]], None] = lambda config, sizes, given: None
     arrays: Callable[[Program, Mapping[str, int], int], Values] = random_arrays
     scalars: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -105,13 +105,34 @@ def _attention_outputs(
     return {"o": out, "lse": lse} if config.lse else {"o": out}
 
 
-def _attention_sizes(config: attention.AttentionConfig, sizes: dict[str, int]) -> None:
-    """Head counts and the head dimension follow from the configuration."""
+def _attention_sizes(
+    config: attention.AttentionConfig, sizes: dict[str, int], given: Set[str]
+) -> None:
+    """What was not given of d, heads and kv_heads follows from the rest."""
     sizes["d"] = config.head_dim
-    sizes["kv_heads"] = max(1, sizes["heads"] // config.group)
-    sizes["heads"] = sizes["kv_heads"] * config.group
+    if "heads" not in given:
+        pairs = sizes["kv_heads"] if "kv_heads" in given else sizes["heads"] // config.group
+        sizes["heads"] = max(1, pairs) * config.group
+    if "kv_heads" not in given:
+        sizes["kv_heads"] = sizes["heads"] // config.group
+    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
+    if heads < 1 or heads != kv_heads * config.group:
+        raise InputError(
+            f"attention: heads={heads} kv_heads={kv_heads} group={config.group}: expected at least "
+            "one head, and heads = kv_heads * group"
+        )
 
 
+# Names that fields of the configurations had once.
+FORMER: Mapping[str, Mapping[str, str]] = {
+    "gemm": {"across": "swap_ab", "together": "in_cluster", "ahead": "products_in_flight"},
+    "attention": {
+        "apart": "split_mask_loop",
+        "slack": "rescale_threshold",
+        "guess": "optimistic_threshold",
+        "shared": "cluster_m",
+    },
+}
 # Fields that a variant sets: who gives one gets the textbook schedule of what was given.
 GEMM_TILE = frozenset(("tile", "slices", "in_cluster", "swap_ab", "products_in_flight"))
 ATTENTION_TILE = frozenset(("tile", "split_mask_loop", "cluster_m", "optimistic_threshold"))
@@ -188,11 +209,16 @@ def _user_entry(kernel: UserKernel) -> Entry:
     )
 
 
-def configure(name: str, settings: Mapping[str, str]) -> tuple[Any, dict[str, int]]:
-    """(configuration, sizes) from `key=value` texts: configuration fields and array dimensions."""
+def configure(
+    name: str, settings: Mapping[str, str], usual: Sizes | None = None
+) -> tuple[Any, dict[str, int]]:
+    """(configuration, sizes) from `key=value` texts: configuration fields and array dimensions.
+
+    Sizes that are not given are those of `usual`, then those of `Entry.sizes`.
+    """
     kernel = entry(name)
     chosen: dict[str, Any] = {}
-    sizes = dict(kernel.sizes)
+    sizes = {**kernel.sizes, **(usual or {})}
     alike = {size: of for size, of in kernel.alike.items() if size not in settings}
     settings = {**{size: settings[of] for size, of in alike.items() if of in settings}, **settings}
     for key, text in settings.items():
@@ -203,10 +229,13 @@ def configure(name: str, settings: Mapping[str, str]) -> tuple[Any, dict[str, in
             if sizes[key] < 0:
                 raise InputError(f"{name}: {key}={text}, expected a size of at least 0")
         else:
-            known = ", ".join([*kernel.settings, *sizes]) or "it has none"
-            raise InputError(f"{name} has no setting {key!r}: expected one of {known}")
+            known = "expected one of " + (", ".join([*kernel.settings, *sizes]) or "none")
+            now = FORMER.get(name, {}).get(key)
+            raise InputError(
+                f"{name} has no setting {key!r}: {f'it is called {now!r}' if now else known}"
+            )
     config = kernel.config(**chosen)
-    kernel.follow(config, sizes)
+    kernel.follow(config, sizes, settings.keys())
     return config, sizes
 
 

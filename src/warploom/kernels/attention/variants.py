@@ -27,11 +27,12 @@ class AttentionChoice:
     what the compiler may do: positions in rings spilled once a task, none inside a loop.
     `serial`: a group waits for its matmuls before it goes on, so that scores and weights share
     registers and a tile may be wider; the other groups keep the tensor core busy meanwhile.
-    `early_rescale`: sums are rescaled beside the product with the next keys, before the values come on top.
+    `early_rescale`: sums are rescaled beside the product with the next keys, before the values are
+    added.
     `rescale_threshold` replaces the configuration's where that has none.
     `optimistic_threshold` replaces the configuration's.
-    `cluster_m`: clusters of so many blocks take neighbouring row tiles, and each block of keys comes
-    from the L2 cache once for all of them. Not for packed sequences.
+    `cluster_m`: clusters of so many blocks take neighbouring row tiles, and each block of keys
+    comes from the L2 cache once for all of them. Not for packed sequences.
     """
 
     name: str
