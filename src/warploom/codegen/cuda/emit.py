@@ -168,7 +168,7 @@ class Emitter:
         used += self.maps.panel_bytes() * self.parts
         at["scratch"] = used
         used += self.scratch * self.parts
-        at["meet_room"] = used
+        at["reduce_room"] = used
         used += exchange_bytes(self.placement, self.program) * self.parts
         used = -(-used // ALIGNMENT) * ALIGNMENT if self.staged else used
         at["staged"] = used
@@ -271,9 +271,9 @@ class Emitter:
             lines.append(f"const unsigned panels = shared + {at['panels']};")
         if self.reduces:
             lines += [
-                f"const unsigned meet_room = shared + {at['meet_room']};",
-                f"const unsigned meet_full = shared + {at['reduce_barriers']};",
-                f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
+                f"const unsigned reduce_room = shared + {at['reduce_room']};",
+                f"const unsigned reduce_full = shared + {at['reduce_barriers']};",
+                f"const unsigned reduce_free = reduce_full + {BARRIER_BYTES * self.parts};",
             ]
         if self.plan.tile_scheduler == "dynamic":
             lines += [
@@ -332,7 +332,7 @@ class Emitter:
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
         if self.reduces:
-            lines.append("unsigned meet_parity = 0;")
+            lines.append("unsigned reduce_parity = 0;")
         if self.block.schedule.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
