@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.codegen.programs import attention_case
 
-from warploom.codegen.ir.block import Pipeline, Step
+from warploom.codegen.ir.block import Pipeline
+from warploom.codegen.ir.steps import Release
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
@@ -55,7 +56,7 @@ def loops(case):
 def test_the_last_loop_gives_the_queries_back_before_its_last_matmul(split_mask_loop):
     case = attention_case(200, 100, split_mask_loop=split_mask_loop)
     plain, moved = loops(case), loops(early(case))
-    release = Step("Release", ring="q")
+    release = Release("q")
     assert all(release not in loop.epilogue[0] for loop in (*plain, *moved[:-1]))
     assert moved[-1].epilogue[0][0] == release and moved[-1].none == (release,)
 

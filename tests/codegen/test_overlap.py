@@ -14,6 +14,7 @@ from tests.gpu.cases import distance
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.block import Pipeline, Straight
+from warploom.codegen.ir.steps import Issue, Join, Wait
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
@@ -81,14 +82,16 @@ def without(block, change):
 
 
 def joins_less(step):
-    return replace(step, count=2) if step.action == "Join" and step.count == 1 else step
+    return replace(step, count=2) if isinstance(step, Join) and step.count == 1 else step
 
 
 FAULTS = {
-    "no-join-after-stores": lambda s: None if s.action == "Join" and s.names == ("product",) else s,
+    "no-join-after-stores": lambda s: (
+        None if isinstance(s, Join) and s.names == ("product",) else s
+    ),
     "join-too-late": joins_less,
-    "no-wait-for-keys": lambda s: None if s.action == "Wait" and s.ring == "k" else s,
-    "no-wait-for-queries": lambda s: None if s.action == "Wait" and s.ring == "q" else s,
+    "no-wait-for-keys": lambda s: None if isinstance(s, Wait) and s.ring == "k" else s,
+    "no-wait-for-queries": lambda s: None if isinstance(s, Wait) and s.ring == "q" else s,
 }
 
 
@@ -114,10 +117,10 @@ def test_the_matmul_moves_and_nothing_else():
         [next(s for s in role.sections if isinstance(s, Pipeline)) for role in roles],
         roles[0].ahead,
     )
-    assert [step.action for step in ahead] == ["Wait", "Wait", "Issue"]
+    assert [type(step) for step in ahead] == [Wait, Wait, Issue]
     assert loop.steady == usual.steady
     moved = [step for step in usual.prologue[0] if step not in loop.prologue[0]]
-    assert [step.action for step in moved] == ["Wait", "Issue", "Join"]
+    assert [type(step) for step in moved] == [Wait, Issue, Join]
     assert str(lower(program, schedule)).count("Ahead") == 2 * 2  # each group: at the end, or none
 
 

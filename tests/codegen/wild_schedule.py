@@ -36,7 +36,7 @@ def wild_plan(program: t.Program, draw: random.Random, older: bool = False) -> L
         skip_unit=draw.random() < 0.3,
         skip_voted=draw.random() < 0.5,
         resident=draw.choice((1, 1, 1, 2)),
-        chain=not older and draw.random() < 0.15,
+        overlap_next_task=not older and draw.random() < 0.15,
         early_release=draw.random() < 0.3,
     )
 
@@ -63,7 +63,6 @@ def wild_schedule(
         return schedule_named(program, draw.choice(NAMED if pairs else NAMED[:4]), plan)
     search = Search(
         seconds=draw.choice((0.5, 1.5)), seed=draw.randrange(10), expand=draw.random() < 0.5,
-        walks=draw.choice((0, 0, 40)),
     )  # fmt: skip
     return schedule_named(program, "solve", plan, search=search)
 

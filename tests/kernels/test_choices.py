@@ -89,7 +89,8 @@ def test_8_bit_attention_gets_tiles_that_it_can_have():
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 700), keys=st.integers(1, 700), causal=st.booleans(),
-    window=st.sampled_from([None, 1, 100, 300]), name=st.sampled_from(["128x64", "192x128-serpentine"]),
+    window=st.sampled_from([None, 1, 100, 300]),
+    name=st.sampled_from(["128x64", "192x128-serpentine"]),
 )  # fmt: skip
 def test_steps_are_the_blocks_that_some_row_sees(rows, keys, causal, window, name):
     choice = ATTENTION_CHOICES[name]

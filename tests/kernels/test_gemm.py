@@ -12,6 +12,7 @@ from tests.gpu.cases import distance
 from warploom.autosched.named import multistage
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.steps import Join, Release, Run
 from warploom.codegen.oracle.barriers import PhaseBarrier
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
@@ -132,12 +133,12 @@ def test_slots_given_back_before_the_additions_give_the_sequential_result(config
     launch = LaunchPlan(split="m", cluster=("m_tile", 2), store_panels=1)
     schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early_release=True)
     block = lower(gemm(config), schedule)
-    actions = [step.action for step in block.roles[1].sections[1].steady]
-    assert actions.count("Release") == config.products_in_flight
-    for at, action in enumerate(actions):
-        if action == "Release":
-            assert actions[at - 1] == "Join"
-            assert actions[at + 1 : at + 2] == (["Run"] if config.promote else [])
+    kinds = [type(step) for step in block.roles[1].sections[1].steady]
+    assert kinds.count(Release) == config.products_in_flight
+    for at, kind in enumerate(kinds):
+        if kind is Release:
+            assert kinds[at - 1] is Join
+            assert kinds[at + 1 : at + 2] == ([Run] if config.promote else [])
     rng = np.random.default_rng(3)
     arrays = {"a": rng.normal(size=(264, 100)), "b": rng.normal(size=(100, 136))}
     arrays["c"] = np.full((264, 136), np.nan)

@@ -28,7 +28,7 @@ from warploom.sass.rewrites.scoreboards.verify import (
     number_of,
     verify_scoreboards,
 )
-from warploom.sass.timing.issue import cost_of
+from warploom.sass.timing.slots import slot_of
 from warploom.sass.timing.timing_model import TimingModel
 
 WHOLE_BLOCK: Final = 0.3  # share of tries that give out a whole block's scoreboards
@@ -41,7 +41,7 @@ class _Open:
     """An event of a block: when it is set, expected over, and first relied on."""
 
     event: int
-    over: int
+    over: float
     needed: int
 
 
@@ -137,8 +137,8 @@ class Renumberer:
             for event in events(item):
                 if numbers[event] not in open_now:
                     continue  # a scoreboard that a DEPBAR names
-                cost = cost_of(item)
-                over = now + (cost.sources if event & 1 else cost.result)
+                slot = slot_of(item)
+                over = now + (slot.sources if event & 1 else slot.result)
                 mine = _Open(event, over, self._needed(items, times, place, event))
                 prices = {
                     number: sum(_price(mine, other) for other in others if other.needed > now)
@@ -202,7 +202,7 @@ class Renumberer:
         return replace(kernel, instructions=tuple(items))
 
 
-def _price(one: _Open, other: _Open) -> int:
+def _price(one: _Open, other: _Open) -> float:
     """Cycles that the earlier needed of two sharers waits for the other."""
     first, second = sorted((one, other), key=lambda entry: entry.needed)
     return max(0, second.over - max(first.needed, first.over)) if first.needed < BEYOND else 0
