@@ -19,9 +19,10 @@ from warploom.errors import InputError
 from warploom.kernels.attention import program as attention
 from warploom.kernels.attention import reference as attention_reference
 from warploom.kernels.attention.choose import choose_attention
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.kernels.gemm import program as gemm
 from warploom.kernels.gemm import reference as gemm_reference
-from warploom.kernels.gemm.choose import choose_gemm
+from warploom.kernels.gemm.choose import GEMM_CHOICES, choose_gemm
 from warploom.kernels.user import (
     UserKernel,
     load_kernel,
@@ -63,8 +64,8 @@ class Entry:
     which size another one is when only that is given; `outputs` the right results in float64,
     `judge` what gave them; `bound` the relative error a run may have against them (None: what
     rounding explains, see `kernels.check`).
-    `variant(config, sizes, given)` is the tuned table's choice, None where a field that it would
-    set was `given`; `schedule` is what a configuration gets then.
+    `variants` is the tuned table; `variant(config, sizes, given)` is its choice, None where a field
+    that it would set was `given`; `schedule` is what a configuration gets then.
     """
 
     config: Callable[..., Any]
@@ -77,6 +78,7 @@ class Entry:
     judge: str = "float64"
     full: Sizes = field(default_factory=dict[str, int])
     alike: Mapping[str, str] = field(default_factory=dict[str, str])
+    variants: Mapping[str, Variant] = field(default_factory=dict[str, Variant])
     variant: Callable[[Any, Sizes, frozenset[str]], Variant | None] = _no_variant
     follow: Callable[[Any, dict[str, int], Set[str]], None] = lambda config, sizes, given: None
     arrays: Callable[[Program, Mapping[str, int], int], Values] = random_arrays
@@ -163,6 +165,7 @@ KERNELS: dict[str, Entry] = {
         _gemm_outputs,
         {"m": 200, "n": 264, "k": 144, "batch": 2, "one": 1},
         full={"m": 4096, "n": 4096, "k": 4096, "batch": 4},
+        variants=GEMM_CHOICES,
         variant=_gemm_variant,
         arrays=scaled_arrays,
     ),
@@ -175,6 +178,7 @@ KERNELS: dict[str, Entry] = {
         {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 208, "one": 1},
         full={"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
         alike={"keys": "rows"},
+        variants=ATTENTION_CHOICES,
         variant=_attention_variant,
         follow=_attention_sizes,
         arrays=scaled_arrays,
