@@ -142,6 +142,6 @@ def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str)
     block: BlockProgram = lower(program, make(2))
     hopper = arch == "sm_90a"
     taken = (emit(block) if hopper else emit_sm80(block, arch)).shared_bytes
-    limit = shared_limit(block.schedule.launch.resident, arch)
+    limit = shared_limit(block.launch.resident, arch)
     slots = sum(ring.slot_bytes for ring in block.rings if ring.depth == 2)
     return min(MOST_DEPTH, 2 + max(0, limit - taken) // max(1, slots))

@@ -146,7 +146,7 @@ class _Walk:
         self.block, self.loop, self.graph, self.costs = block, loop, graph, costs
         self.iterations = iterations
         self.shared = _Shared()
-        self.plan = block.schedule.launch
+        self.plan = block.launch
         self.parts = block.placement.parts
         self.ends: dict[int, list[float]] = {part: [] for part in range(self.parts)}
         self.shared.turns = {part: [] for part in range(self.parts)}

@@ -63,7 +63,7 @@ def store_panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
 
 def store_slot(block: BlockProgram) -> tuple[str, SharedTile] | None:
     """The ring and the tile of the plan's `store_over`; raises when no group has rows of it."""
-    placement, name = block.placement, block.schedule.launch.store_over
+    placement, name = block.placement, block.launch.store_over
     if not name:
         return None
     found = [ring for ring in block.rings if any(name in b.names for b in ring.buffers)]

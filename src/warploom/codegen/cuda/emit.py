@@ -30,6 +30,7 @@ from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
 from warploom.codegen.ir.layout import ALIGNMENT
 from warploom.codegen.ir.steps import Issue
 from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
+from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import Array, Index, Var
@@ -85,7 +86,7 @@ class Emitter:
 
     def __init__(self, block: BlockProgram, debug: bool) -> None:
         self.block = block
-        self.plan = block.schedule.launch
+        self.plan = block.launch
         self.placement = block.placement
         self.program = block.placement.program
         if self.plan.chain and self.arch != "sm_90a":
@@ -113,11 +114,11 @@ class Emitter:
         told = threads_told(threads, self.helpers)
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
-            f'"{self.block.schedule.name}".',
+            f'"{self.block.name}".',
             "//",
             *[f"//   {line}" for line in str(self.program).splitlines()],
             "//",
-            *[f"//   {line}" for line in str(self.block).splitlines()[1:]],
+            *[f"//   {line}" for line in block_text(self.block).splitlines()[1:]],
             "",
             "#define DEVICE __device__ __forceinline__",
             "#ifndef INFINITY",
@@ -332,7 +333,7 @@ class Emitter:
         ]
         if self.meets:
             lines.append("unsigned meet_parity = 0;")
-        if self.block.schedule.turns:
+        if self.block.turns:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(role)

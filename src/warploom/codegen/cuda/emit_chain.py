@@ -19,7 +19,7 @@ class ChainCode:
 
     def __init__(self, block: BlockProgram, role: Role, values: Values, steps: StepCode) -> None:
         self.block, self.role, self.values, self.steps = block, role, values, steps
-        self.program, self.plan = block.placement.program, block.schedule.launch
+        self.program, self.plan = block.placement.program, block.launch
         self.loop = next(s.loop for s in role.sections if isinstance(s, Pipeline))
         self.inside = {
             step.ring

@@ -85,12 +85,12 @@ class _Sm80Steps(StepCode):
 
 class _Sm80Emitter(Emitter):
     def __init__(self, block: BlockProgram, arch: str) -> None:
-        plan = block.schedule.launch
+        plan = block.launch
         if arch not in SM80_ARCHITECTURES:
             raise InputError(f"architecture {arch!r}: expected {', '.join(SM80_ARCHITECTURES)}")
         if plan.cluster[1] > 1 or plan.walk == "dynamic" or plan.store != "direct":
             raise InputError(
-                f"schedule {block.schedule.name}: cluster {plan.cluster[1]}, walk {plan.walk!r}, "
+                f"schedule {block.name}: cluster {plan.cluster[1]}, walk {plan.walk!r}, "
                 f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
                 "or snake walk and store='direct'"
             )
@@ -151,7 +151,7 @@ class _Sm80Emitter(Emitter):
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.block.schedule.turns:
+        if self.block.turns:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         return [*lines, *self._tasks(role)]
 

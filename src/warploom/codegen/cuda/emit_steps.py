@@ -16,7 +16,7 @@ from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import store_condition
 from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.cuda.votes import Votes
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Section, Straight
 from warploom.codegen.ir.steps import (
     Acquire,
     Ahead,
@@ -43,7 +43,7 @@ class StepCode:
     def __init__(self, block: BlockProgram, maps: Maps) -> None:
         self.block, self.maps = block, maps
         self.program = block.placement.program
-        self.plan = block.schedule.launch
+        self.plan = block.launch
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
         self.lazy = self._lazy_zeros()
@@ -90,13 +90,14 @@ class StepCode:
                 found.add(name)
         return found
 
-    def section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
+    def section(self, role: Role, values: Values, section: Section) -> list[str]:
         """The code of one section of a role."""
         values.order = {}
         if isinstance(section, Straight):
             self.spread = {}
             return [line for step in section.steps for line in self.lines_of(values, step, {})]
         loop = section.loop
+        assert isinstance(section, Pipeline), "only a block program after all passes is emitted"
         values.order = {
             step.op.id: (step.stage, place)
             for place, step in enumerate(section.steady)

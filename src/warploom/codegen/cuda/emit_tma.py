@@ -56,7 +56,7 @@ class Maps:
     def __init__(self, block: BlockProgram, helpers: dict[str, str]) -> None:
         self.block, self.helpers = block, helpers
         self.placement = block.placement
-        self.plan = block.schedule.launch
+        self.plan = block.launch
         self.parameters: list[dict[str, Any]] = []
         self.stores: list[Op] = []
         self.direct: list[str] = []

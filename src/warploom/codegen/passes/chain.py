@@ -20,10 +20,10 @@ nothing, and takes slots that come before those of the next task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from warploom.codegen.ir.block import Pipeline, Ring, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import (
     Ahead,
@@ -39,43 +39,28 @@ from warploom.codegen.ir.steps import (
 from warploom.errors import InputError
 from warploom.tile import Op
 
-Sections = tuple[Straight | Pipeline, ...]
 
+def chain(block: BlockProgram) -> BlockProgram:
+    """With the launch plan's `chain`, every compute group starts its next task's first matmul.
 
-def chained(
-    placement: Placement,
-    sections: Sections,
-    rings: Sequence[Ring],
-    readers: Mapping[str, frozenset[int]],
-) -> tuple[tuple[Wait | Issue, ...], Sections]:
-    """What a group does ahead of a task, and the rest of its sections.
-
-    `readers` are the matmuls that read a ring. Raises `InputError` where the sections do not have
-    the form that is needed.
+    Raises `InputError` where the sections do not have the form that is needed.
     """
-    loop, before, after = _parts(sections)
+    if not block.launch.chain:
+        return block
+    roles = tuple(role if role.loads else _chained(block, role) for role in block.roles)
+    return replace(block, roles=roles)
+
+
+def _chained(block: BlockProgram, role: Role) -> Role:
+    loop, before, after = _parts(role.sections)
     outer = [s for part in before for s in part.steps if isinstance(s, Wait)]
     lead, first, rest = _opening(loop)
-    _check_free(placement, first, (*before, *after), loop)
-    ahead = (*outer, *lead, first)
+    _check_free(block.placement, first, (*before, *after), loop)
     tail = loop.epilogue[0]
     last = max(place for place, step in enumerate(tail) if isinstance(step, Issue))
     joined = [replace(s, count=s.count + 1) if isinstance(s, Join) else s for s in tail[last + 1 :]]
-    depth = {ring.name: ring.depth for ring in rings}
     for wait in (*outer, *lead):
-        held = sum(isinstance(s, Release) and s.ring == wait.ring for s in _steps(joined, after))
-        if depth[wait.ring] <= held:
-            raise InputError(
-                f"launch plan: chain waits for the next slot of ring {wait.ring} while {held} of "
-                f"its {depth[wait.ring]} are held; give it depth {held + 1}"
-            )
-        spread = {
-            step.stage
-            for step in loop.steady
-            if isinstance(step, Issue) and step.op.id in readers[wait.ring]
-        }
-        if len(spread) > 1:
-            raise InputError(f"launch plan: chain, but matmuls read ring {wait.ring} stages apart")
+        _check_ring(block, wait.ring, loop, _steps(joined, after))
     assert first.op.dst is not None
     done = Join(0, (first.op.dst.name,), (0,))
     one = replace(
@@ -86,10 +71,29 @@ def chained(
     )
     rest_of = [tuple(s for s in part.steps if not isinstance(s, Wait)) for part in before]
     early = [Straight(steps) for steps in rest_of if steps]
-    return ahead, (*early, one, *after, Straight((done,)))
+    sections = (*early, one, *after, Straight((done,)))
+    return replace(role, sections=sections, ahead=(*outer, *lead, first))
 
 
-def _parts(sections: Sections) -> tuple[Pipeline, list[Straight], list[Straight]]:
+def _check_ring(block: BlockProgram, name: str, loop: Pipeline, held: Sequence[Step]) -> None:
+    """Raise when the next task's slot of a ring cannot be there beside those still held."""
+    count = sum(isinstance(step, Release) and step.ring == name for step in held)
+    depth = block.ring(name).depth
+    if depth <= count:
+        raise InputError(
+            f"launch plan: chain waits for the next slot of ring {name} while {count} of "
+            f"its {depth} are held; give it depth {count + 1}"
+        )
+    spread = {
+        step.stage
+        for step in loop.steady
+        if isinstance(step, Issue) and block.ring(name) in block.rings_read(step.op)
+    }
+    if len(spread) > 1:
+        raise InputError(f"launch plan: chain, but matmuls read ring {name} stages apart")
+
+
+def _parts(sections: Sequence[Section]) -> tuple[Pipeline, list[Straight], list[Straight]]:
     loops = [place for place, section in enumerate(sections) if isinstance(section, Pipeline)]
     if len(loops) != 1:
         raise InputError(f"launch plan: chain needs one loop a task, the program has {len(loops)}")
