@@ -55,15 +55,15 @@ def test_gemm_epilogues_agree():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    rows=st.integers(1, 260), keys=st.integers(1, 140), turns=st.booleans(),
+    rows=st.integers(1, 260), keys=st.integers(1, 140), pingpong=st.booleans(),
     groups=st.sampled_from([1, 2, 3]), depth=st.integers(2, 3), causal=st.booleans(),
     window=st.sampled_from([None, 1, 33]), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_attention_agrees_at_any_size_mask_and_interleaving(
-    rows, keys, turns, groups, depth, causal, window, seed
+    rows, keys, pingpong, groups, depth, causal, window, seed
 ):
     case = programs.attention_case(
-        rows, keys, depth, turns, groups, seed=seed, causal=causal or window is not None,
+        rows, keys, depth, pingpong, groups, seed=seed, causal=causal or window is not None,
         window=window, group=2, lse=True,
     )  # fmt: skip
     agree(case, seed, ["o", "lse"])
@@ -188,7 +188,7 @@ def test_the_loader_must_not_run_ahead_of_the_ring():
 
 
 def test_a_schedule_that_exchanges_dependent_ops_is_refused():
-    program, schedule, _ = programs.attention_case(130, 100, turns=False)
+    program, schedule, _ = programs.attention_case(130, 100, pingpong=False)
     index, loop = next(iter(schedule.loops.items()))
     time = dict(loop.time)
     largest = next(n for n in time if n.startswith("reduce_max") and n.endswith("/0"))
@@ -220,7 +220,7 @@ def test_a_barrier_takes_each_phases_arrivals_and_no_more():
         turn.arrive()
 
 
-def test_parts_of_a_meeting_are_read_once_they_are_all_there():
+def test_parts_of_a_cluster_reduction_are_read_once_they_are_all_there():
     company = Company("sum", 2, 1)
     ones = np.ones(4, np.float32)
     assert Push(company, 0, ones).land()

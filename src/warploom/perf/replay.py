@@ -1,8 +1,8 @@
 """Cycles an iteration of a built kernel: its machine code replayed on one scheduler partition.
 
-`perf.predict` walks the steps before anything is compiled; here is what ptxas made of them: its
-order, its waits, its stalls. Each steady loop of the program is found in the cubin, one warp of
-each compute group runs it (`timing.partition`), and the gates are those of the block program:
+What is walked is what ptxas made of the steps: its order, its waits, its stalls. Each steady loop
+of the program is found in the cubin, one warp of each compute group runs it (`timing.partition`),
+and the gates are those of the block program:
 
     loads     one thread fills the rings in the order of its steps; a copy takes `load.latency` and
               its time on the link: at an SM's own rate while the SM asks for less, on average, than
@@ -19,7 +19,8 @@ is the fastest of several starts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from math import ceil
 
@@ -40,12 +41,13 @@ from warploom.codegen.ir.steps import (
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.perf.extract import extract
-from warploom.perf.predict import Prediction, machine_bound
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
 from warploom.sass.flow.steady import steady_loops
-from warploom.sass.timing.partition import Partition, PartitionCosts, Slot, slots_of
-from warploom.schedule.model.bounds import lower_bounds
+from warploom.sass.timing.costs import PartitionCosts
+from warploom.sass.timing.partition import Partition
+from warploom.sass.timing.slots import Line, slots_of
+from warploom.schedule.model.bounds import Bounds, lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.tile import Program
@@ -56,6 +58,17 @@ KIB = 1024
 BOX = 128  # bytes of a row that one copy instruction brings
 WAITS = Wait | TurnWait
 SIGNALS = Release | TurnPass
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One loop: cycles an iteration in the steady state, and what no schedule can beat."""
+
+    loop: str
+    cycles: float
+    bound: int
+    reason: str
+    flops: int
 
 
 def replay(
@@ -83,17 +96,37 @@ def replay(
         sections = [_section(block, loop.index, part) for part in range(block.placement.parts)]
         if not sections[0].steady or not any(isinstance(s, Issue) for s in sections[0].steady):
             continue
-        slots, unroll = _counterpart(loops, sections[0], problem.graph)
+        code, unroll = _counterpart(loops, sections[0], problem.graph)
         starts = [share * bounds.minimum for share in STARTS]
         if len(sections) == 1:
             starts = [0.0]
         cycles = min(
-            _pace(block, loop.index, slots, unroll, start, chosen, partition) for start in starts
+            _pace(block, loop.index, code, unroll, start, chosen, partition) for start in starts
         )
         found[loop.index] = Prediction(
-            loop.index, cycles, *machine_bound(bounds), problem.graph.flops
+            loop.index, cycles, *_machine_bound(bounds), problem.graph.flops
         )
     return found
+
+
+def _machine_bound(bounds: Bounds) -> tuple[int, str]:
+    """(cycles an iteration that no schedule beats on the machine, what binds).
+
+    The graph's own bound less what shared memory is charged with: that adds up reads of operands
+    and writes of loads one after another, and is an upper estimate. Steps of 128x192x64 in bf16,
+    charged 832 cycles, were counted at 767 on an H200; their matmuls take 768.
+    """
+    certain = {unit: cycles for unit, cycles in bounds.load.items() if unit != "SMEM"}
+    unit = max(certain, key=lambda name: certain[name], default="")
+    least = certain.get(unit, 0)
+    if bounds.recurrence > least:
+        return max(1, bounds.recurrence), replace(bounds, resource=0).reason
+    return max(1, least), f"unit {unit} is needed for {least} cycles"
+
+
+def cycles_of(found: Mapping[str, Prediction]) -> float:
+    """Cycles an iteration of all loops together."""
+    return sum(one.cycles for one in found.values())
 
 
 def _section(block: BlockProgram, index: str, part: int) -> Pipeline:
@@ -110,20 +143,20 @@ def _loader(block: BlockProgram, index: str) -> Pipeline:
 
 
 def _counterpart(
-    loops: Sequence[tuple[Slot, ...]], section: Pipeline, graph: Graph
-) -> tuple[tuple[Slot, ...], int]:
+    loops: Sequence[tuple[Line, ...]], section: Pipeline, graph: Graph
+) -> tuple[tuple[Line, ...], int]:
     """The steady loop in the cubin, and iterations a pass: as many gates, signals and matmuls as
     the steps have, in the most similar order (the loop for few iterations has the same ones)."""
     wanted = _steps_as_tokens(section.steady, graph)
-    best: tuple[float, tuple[Slot, ...], int] | None = None
-    for slots in loops:
-        tokens = _slots_as_tokens(slots)
+    best: tuple[float, tuple[Line, ...], int] | None = None
+    for code in loops:
+        tokens = _code_as_tokens(code)
         unroll, rest = divmod(len(tokens), len(wanted))
         if rest or sorted(tokens) != sorted(wanted * unroll):
             continue
         alike = SequenceMatcher(None, tokens, wanted * unroll, autojunk=False).ratio()
         if best is None or (unroll, alike) > (best[2], best[0]):
-            best = alike, slots, unroll
+            best = alike, code, unroll
     if best is None:
         raise CheckFailed(
             f"loop {section.loop.index}: no loop of the machine code has its {len(wanted)} waits, "
@@ -145,13 +178,13 @@ def _steps_as_tokens(steps: Sequence[Step], graph: Graph) -> list[str]:
     return tokens
 
 
-def _slots_as_tokens(slots: Sequence[Slot]) -> list[str]:
+def _code_as_tokens(code: Sequence[Line]) -> list[str]:
     tokens: list[str] = []
     matmul = 0.0
-    for slot in slots:
+    for slot, _ in code:
         if slot.matmul:
             matmul += slot.matmul
-            if slot.cost.commits:
+            if slot.commits:
                 tokens.append(f"matmul {round(matmul)}")
                 matmul = 0.0
         elif slot.gate:
@@ -167,7 +200,7 @@ def _slots_as_tokens(slots: Sequence[Slot]) -> list[str]:
 def _pace(
     block: BlockProgram,
     index: str,
-    slots: tuple[Slot, ...],
+    code: tuple[Line, ...],
     unroll: int,
     late: float,
     table: CostTable,
@@ -176,7 +209,7 @@ def _pace(
     parts = block.placement.parts
     passes = max(8, ITERATIONS // unroll)
     gates = _Gates(block, index, table)
-    walk = Partition([slots] * parts, [late * part for part in range(parts)], partition, gates)
+    walk = Partition([code] * parts, [late * part for part in range(parts)], partition, gates)
     ends = walk.run(passes)
     half = passes // 2
     return max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll

@@ -34,7 +34,7 @@ class Expanded:
                 renamed(values.placement, names_at(section.copies, number)),
                 values.part,
                 values.skip_unit,
-                values.skip_settled,
+                values.skip_voted,
             )
             for number in range(self.unroll)
         ]

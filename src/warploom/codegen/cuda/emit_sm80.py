@@ -88,11 +88,12 @@ class _Sm80Emitter(Emitter):
         plan = block.launch
         if arch not in SM80_ARCHITECTURES:
             raise InputError(f"architecture {arch!r}: expected {', '.join(SM80_ARCHITECTURES)}")
-        if plan.cluster[1] > 1 or plan.walk == "dynamic" or plan.store != "direct":
+        if plan.cluster[1] > 1 or plan.tile_scheduler == "dynamic" or plan.store != "direct":
             raise InputError(
-                f"schedule {block.name}: cluster {plan.cluster[1]}, walk {plan.walk!r}, "
+                f"schedule {block.name}: cluster {plan.cluster[1]}, tile_scheduler "
+                f"{plan.tile_scheduler!r}, "
                 f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
-                "or snake walk and store='direct'"
+                "or serpentine tile_scheduler and store='direct'"
             )
         self.arch = arch
         super().__init__(block, False)
@@ -151,7 +152,7 @@ class _Sm80Emitter(Emitter):
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.block.turns:
+        if self.block.pingpong:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         return [*lines, *self._tasks(role)]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines, exchange_bytes
 from warploom.codegen.cuda.emit_expand import Expanded
-from warploom.codegen.cuda.emit_meet import exchange_bytes, meet_lines
 from warploom.codegen.cuda.emit_mma import issue_lines
 from warploom.codegen.cuda.emit_ops import compute_lines, wide_store_lines
 from warploom.codegen.cuda.emit_rows import group_sync
@@ -50,7 +50,7 @@ class StepCode:
         self.spread: dict[str, str] = {}
         self._learns = True
         self.fences = True  # wgmma reads shared memory through a proxy of its own
-        self.ahead: Callable[[], list[str]] = list[str]  # of chained tasks (`emit_chain`)
+        self.ahead: Callable[[], list[str]] = list[str]  # (`emit_overlap`)
 
     def shared_across(self, ring: Ring) -> bool:
         """Whether some tile of a ring is multicast over the cluster."""
@@ -355,7 +355,9 @@ class StepCode:
             condition = self._storing(values, op)
             return [f"if ({condition}) {{", *indent(lines), "}"] if condition else lines
         if op.kind == "reduce_scatter":
-            return meet_lines(values, op, exchange_bytes(self.block.placement, self.program))
+            return cluster_reduce_lines(
+                values, op, exchange_bytes(self.block.placement, self.program)
+            )
         lines = compute_lines(values, op, names)
         if op.dst is not None and op.dst.name in self.block.placement.staged:
             lines += stage_lines(values, op, names, self.fences)

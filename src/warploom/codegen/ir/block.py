@@ -132,7 +132,7 @@ class Role:
     """A warp group: its registers a thread, its warps and its sections in order.
 
     `ahead`: what is done for a task before it begins, where a section says so, and for the first
-    task at the start: waits and one matmul of its loop's first iteration (`passes.chain`).
+    task at the start: waits and one matmul of its loop's first iteration (`passes.overlap`).
     """
 
     name: str
@@ -152,13 +152,13 @@ class Role:
 class BlockProgram:
     """A scheduled program: rings, roles and the data they came from.
 
-    `name` is that of its schedule; with `turns` the compute groups take turns on the tensor core.
+    `name` is that of its schedule; with `pingpong` the compute groups take the tensor core in turn.
     """
 
     name: str
     placement: Placement
     launch: LaunchPlan
-    turns: bool
+    pingpong: bool
     rings: tuple[Ring, ...]
     roles: tuple[Role, ...]
 

@@ -112,7 +112,7 @@ class TurnPass(_OfGroup):
 
 
 class Ahead(_OfGroup):
-    """Consumer: take the next task and do the role's `ahead` for it (`passes.chain`)."""
+    """Consumer: take the next task and do the role's `ahead` for it (`passes.overlap`)."""
 
 
 RingStep = Acquire | Publish | Wait | Release

@@ -71,7 +71,7 @@ def block_text(block: BlockProgram) -> str:
     program = block.placement.program.name
     lines = [f"block program {program}, schedule {json.dumps(block.name)}"]
     lines += [f"  launch {json.dumps(launch)}"] if launch else []
-    lines += ["  turns"] if block.turns else []
+    lines += ["  pingpong"] if block.pingpong else []
     for ring in block.rings:
         inner = ", ".join("/".join(op.label for op in buffer.loads) for buffer in ring.buffers)
         lines.append(f"  ring {ring.name} x{ring.depth}: {inner} ({ring.slot_bytes} B a slot)")
@@ -115,23 +115,23 @@ def parse_block(text: str, program: Program) -> BlockProgram:
     name, schedule = _match(head[0], r"block program (\S+), schedule (\".*\")")
     if name != program.name:
         raise InputError(f"block program of {name}, but the tile program is {program.name}")
-    launch, turns = LaunchPlan(), False
+    launch, pingpong = LaunchPlan(), False
     rings: list[Line] = []
     for line in head[1:]:
         if line[1].startswith("launch "):
             launch = _launch(line)
-        elif line[1] == "turns":
-            turns = True
+        elif line[1] == "pingpong":
+            pingpong = True
         else:
             rings.append(line)
     parts = sum(", part " in lines[0][1] for lines in roles)
-    placement = replace(place(program, launch.split, parts), whole=launch.chain)
+    placement = replace(place(program, launch.split, parts), whole=launch.overlap_next_task)
     reader = _Reader(placement)
     return BlockProgram(
         json.loads(schedule),
         placement,
         launch,
-        turns,
+        pingpong,
         tuple(reader.ring(line) for line in rings),
         tuple(reader.role(lines) for lines in roles),
     )
@@ -250,7 +250,7 @@ class _Reader:
 def _launch(line: Line) -> LaunchPlan:
     try:
         given = json.loads(line[1].removeprefix("launch "))
-        return LaunchPlan.from_json({**asdict(LaunchPlan()), **given}, f"line {line[0]}")
+        return LaunchPlan.from_json({**asdict(LaunchPlan()), **given})
     except (TypeError, ValueError) as error:
         raise _wrong(line, f"no launch plan: {error}") from None
 

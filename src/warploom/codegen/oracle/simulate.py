@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.cuda.emit_cluster_reduce import shares
 from warploom.codegen.cuda.emit_tma import is_multicast
 from warploom.codegen.cuda.tasks import TASK_SLOTS, inside
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
@@ -23,7 +23,14 @@ from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Sl
 from warploom.codegen.passes.copies import names_at, rename, renamed
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
-from warploom.tile.interpret import bind, meetings, points, scalar_state, sizes, task_symbols
+from warploom.tile.interpret import (
+    bind,
+    cluster_reductions,
+    points,
+    scalar_state,
+    sizes,
+    task_symbols,
+)
 
 
 class Simulator(Steps):
@@ -50,8 +57,8 @@ class Simulator(Steps):
             for _ in range(self.cluster)
         ]
         self.copies: list[Any] = []
-        meets = meetings(self.program)
-        readers = shares(meets[0]) if meets else 0
+        reductions = cluster_reductions(self.program)
+        readers = shares(reductions[0]) if reductions else 0
         self.company = [
             [
                 Company(f"block {b} group {p}", self.cluster, readers)
@@ -130,7 +137,7 @@ class Simulator(Steps):
 
     def _agent(self, agent: Agent) -> Iterator[bool]:
         """Steps of a role over all tasks; yields True after progress, False while it waits."""
-        if self.block.turns and agent.role.part == self.placement.parts - 1:
+        if self.block.pingpong and agent.role.part == self.placement.parts - 1:
             self.turns[agent.block][0].arrive()
         agent.tasks = list(self._tasks(agent.block))
         yield from self._next(agent)
@@ -147,7 +154,7 @@ class Simulator(Steps):
     def _next(self, agent: Agent) -> Iterator[bool]:
         """Take the next task, if there is one, and do what the role does ahead of it."""
         task = agent.count
-        if self.block.launch.walk == "dynamic":
+        if self.block.launch.tile_scheduler == "dynamic":
             while (found := self._hand_over(agent, agent.count, len(agent.tasks))) is None:
                 agent.waits_for = "the next task"
                 yield False

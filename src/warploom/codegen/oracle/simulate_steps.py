@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.cuda.emit_cluster_reduce import shares
 from warploom.codegen.cuda.emit_tma import is_multicast
 from warploom.codegen.cuda.tasks import inside
 from warploom.codegen.ir.block import BlockProgram, Ring, Role
@@ -94,8 +94,8 @@ class Agent:
     flying: deque[Matmul] = field(default_factory=deque[Matmul])
     waits_for: str = ""
     view: Placement | None = None  # with the copies of the iteration at hand
-    meets: int = 0  # meetings so far
-    pushed: bool = False  # in the present meeting
+    reductions: int = 0  # in the cluster, so far
+    pushed: bool = False  # in the present one of them
 
 
 class Steps:
@@ -323,7 +323,7 @@ class Steps:
         part = agent.role.part
         local = localise(self.placement, op, part)
         if op.kind == "reduce_scatter":
-            return self._meet(agent, op)
+            return self._cluster_reduce(agent, op)
         if op.kind in ("store", "store_add"):
             assert op.array is not None
             ours = part == 0 or self.placement.split in op.srcs[0].type.names
@@ -345,9 +345,9 @@ class Steps:
         agent.state[op.dst.name] = compute(local, sources, symbols)
         return True
 
-    def _meet(self, agent: Agent, op: Op) -> bool:
+    def _cluster_reduce(self, agent: Agent, op: Op) -> bool:
         """Push each block its part, then add up what all blocks pushed here."""
-        part, parity = agent.role.part, agent.meets & 1
+        part, parity = agent.role.part, agent.reductions & 1
         own = self.company[agent.block][part]
         assert op.dst is not None
         if not agent.pushed:
@@ -373,7 +373,7 @@ class Steps:
             agent.state[op.dst.name] = own.take()
             for block in range(self.cluster):
                 self.company[block][part].free.arrive(WARPS)
-        agent.meets, agent.pushed = agent.meets + 1, False
+        agent.reductions, agent.pushed = agent.reductions + 1, False
         return True
 
     def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:

@@ -33,7 +33,7 @@ def early_end(block: BlockProgram) -> BlockProgram:
 
 def _left_out(block: BlockProgram, section: Pipeline) -> Pipeline:
     loop = section.loop
-    if section.depth > 1 and block.turns:
+    if section.depth > 1 and block.pingpong:
         raise InputError(
             f"{loop.where}: loop {loop.index} ends early for a part, so its groups pass on "
             f"different numbers of turns with {section.depth} iterations started ahead; start "

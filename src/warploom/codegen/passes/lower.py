@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.passes.chain import chain
 from warploom.codegen.passes.early_end import early_end
 from warploom.codegen.passes.joins import joins
+from warploom.codegen.passes.overlap import overlap_next_task
+from warploom.codegen.passes.pingpong import number_turns, take_turns
 from warploom.codegen.passes.pipeline import pipeline
 from warploom.codegen.passes.scheduled import scheduled
-from warploom.codegen.passes.slots import give_back, loader_slots, task_slots, waits
-from warploom.codegen.passes.turns import number_turns, take_turns
+from warploom.codegen.passes.slots import early_release, loader_slots, task_slots, waits
 from warploom.tile import Program
 
 Pass = Callable[[BlockProgram], BlockProgram]
@@ -29,11 +29,11 @@ PASSES: dict[str, Pass] = {
     "task_slots": task_slots,
     "number_turns": number_turns,
     "pipeline": pipeline,
-    "give_back": give_back,
+    "early_release": early_release,
     "take_turns": take_turns,
     "joins": joins,
     "early_end": early_end,
-    "chain": chain,
+    "overlap_next_task": overlap_next_task,
 }
 
 

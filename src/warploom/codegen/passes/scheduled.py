@@ -26,7 +26,7 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
     if parts == 0:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
     launch = schedule.launch
-    placement = replace(place(program, launch.split, parts), whole=launch.chain)
+    placement = replace(place(program, launch.split, parts), whole=launch.overlap_next_task)
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
         raise InputError(
@@ -34,7 +34,7 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
             f"it schedules {sorted(schedule.loops)}"
         )
     rings = make_rings(placement, schedule)
-    block = BlockProgram(schedule.name, placement, launch, schedule.turns, rings, ())
+    block = BlockProgram(schedule.name, placement, launch, schedule.pingpong, rings, ())
     loader, *groups = schedule.any_loop.groups
     roles = [Role(loader.name, loader.warps, loader.registers, _loads(block, schedule))]
     for part, group in enumerate(groups):

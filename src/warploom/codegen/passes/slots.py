@@ -130,22 +130,24 @@ def _needs(block: BlockProgram, section: Section) -> set[str]:
     return found
 
 
-def give_back(block: BlockProgram) -> BlockProgram:
-    """With the launch plan's `give_back`, a task's slot goes before the matmuls that end its last
-    loop, where none of them reads it.
+def early_release(block: BlockProgram) -> BlockProgram:
+    """With the launch plan's `early_release`, a task's slot goes before the matmuls that end its
+    last loop, where none of them reads it.
 
     *requires*  pipelines without joins; the releases of a task right behind its loop
     *before -> after*  `epilogue: Issue last`, `Release ring` ->
                        `epilogue: Release ring; Issue last`
     *keeps*  one release a task: a loop without iterations has it in `none`
     """
-    if not block.launch.give_back:
+    if not block.launch.early_release:
         return block
-    roles = tuple(replace(role, sections=_given_back(block, role.sections)) for role in block.roles)
+    roles = tuple(
+        replace(role, sections=_released_early(block, role.sections)) for role in block.roles
+    )
     return replace(block, roles=roles)
 
 
-def _given_back(block: BlockProgram, sections: Sequence[Section]) -> tuple[Section, ...]:
+def _released_early(block: BlockProgram, sections: Sequence[Section]) -> tuple[Section, ...]:
     result = list(sections)
     for place, (loop, after) in enumerate(pairwise(sections)):
         if not (isinstance(loop, Pipeline) and loop.depth == 1 and isinstance(after, Straight)):

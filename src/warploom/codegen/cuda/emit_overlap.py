@@ -1,4 +1,4 @@
-"""The code of tasks that are chained (`passes.chain`): what a group does ahead of the next one."""
+"""The code of overlapped tasks (`passes.overlap`): what a group does ahead of the next one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
 from warploom.codegen.ir.steps import Issue, Wait
 
 
-class ChainCode:
+class OverlapCode:
     """Writes the loop over tasks of one compute role.
 
     The next task's number and position are variables, as are the slots of rings taken once a task

@@ -20,7 +20,7 @@ def number_turns(block: BlockProgram) -> BlockProgram:
 
     Raises `InputError` where the times do not let the groups take turns one after the other.
     """
-    if not block.turns:
+    if not block.pingpong:
         return block
     loops = [s.loop.index for s in block.roles[-1].sections if isinstance(s, Scheduled)]
     runs = {index: _runs(block, index) for index in loops}
@@ -81,7 +81,7 @@ def take_turns(block: BlockProgram) -> BlockProgram:
     *keeps*  the steps and their order; a wait within a turn, and an op that changes the sums of the
              next matmul, do not end it
     """
-    if not block.turns:
+    if not block.pingpong:
         return block
 
     def change(role: Role, section: Section) -> list[Section]:

@@ -1,9 +1,9 @@
 """The first matmul of the next task beside the stores of the present one.
 
 Between two tasks a group has nothing for the tensor core: it waits for its last matmul, stores,
-looks up the next task, waits for its operands and only then starts its first matmul. Chained, that
-one is started before the stores (its registers are free by then, its operands are there where the
-rings hold two tasks) and waited for after them.
+looks up the next task, waits for its operands and only then starts its first matmul. With
+`overlap_next_task` it starts that matmul before the stores (its registers are free by then, its
+operands are there where the rings hold two tasks) and waits for it after them.
 
 *requires*  one loop, one iteration started ahead; the matmul does not add to anything, nothing
             touches its result from the last matmul of a task on, and rings have a slot more than is
@@ -39,13 +39,16 @@ from warploom.codegen.ir.steps import (
 from warploom.errors import InputError
 from warploom.tile import Op
 
+OPTION = "overlap_next_task"
+PLAN = f"launch plan: {OPTION}"
 
-def chain(block: BlockProgram) -> BlockProgram:
-    """With the launch plan's `chain`, every compute group starts its next task's first matmul.
+
+def overlap_next_task(block: BlockProgram) -> BlockProgram:
+    """With the launch plan's `overlap_next_task`, groups start their next task's first matmul.
 
     Raises `InputError` where the sections do not have the form that is needed.
     """
-    if not block.launch.chain:
+    if not block.launch.overlap_next_task:
         return block
     roles = tuple(role if role.loads else _chained(block, role) for role in block.roles)
     return replace(block, roles=roles)
@@ -81,8 +84,8 @@ def _check_ring(block: BlockProgram, name: str, loop: Pipeline, held: Sequence[S
     depth = block.ring(name).depth
     if depth <= count:
         raise InputError(
-            f"launch plan: chain waits for the next slot of ring {name} while {count} of "
-            f"its {depth} are held; give it depth {count + 1}"
+            f"{PLAN} waits for the next slot of ring {name} while {count} of its {depth} are "
+            f"held; give it depth {count + 1}"
         )
     spread = {
         step.stage
@@ -90,25 +93,25 @@ def _check_ring(block: BlockProgram, name: str, loop: Pipeline, held: Sequence[S
         if isinstance(step, Issue) and block.ring(name) in block.rings_read(step.op)
     }
     if len(spread) > 1:
-        raise InputError(f"launch plan: chain, but matmuls read ring {name} stages apart")
+        raise InputError(f"{PLAN}, but matmuls read ring {name} stages apart")
 
 
 def _parts(sections: Sequence[Section]) -> tuple[Pipeline, list[Straight], list[Straight]]:
     loops = [place for place, section in enumerate(sections) if isinstance(section, Pipeline)]
     if len(loops) != 1:
-        raise InputError(f"launch plan: chain needs one loop a task, the program has {len(loops)}")
+        raise InputError(f"{PLAN} needs one loop a task, the program has {len(loops)}")
     loop = sections[loops[0]]
     assert isinstance(loop, Pipeline)
     if loop.depth != 1 or loop.copies or loop.skip or loop.empty:
         raise InputError(
-            f"launch plan: chain needs one iteration started ahead and one copy of every tile, "
-            f"loop {loop.loop.index} has {loop.depth} and {len(loop.copies)} tiles with copies"
+            f"{PLAN} needs one iteration started ahead and one copy of every tile, loop "
+            f"{loop.loop.index} has {loop.depth} and {len(loop.copies)} tiles with copies"
         )
     before = [s for s in sections[: loops[0]] if isinstance(s, Straight)]
     after = [s for s in sections[loops[0] + 1 :] if isinstance(s, Straight)]
     odd = [s for s in _steps((), [*before, *after]) if isinstance(s, Issue | Join)]
     if odd:
-        raise InputError("launch plan: chain, but the program has matmuls outside of its loop")
+        raise InputError(f"{PLAN}, but the program has matmuls outside of its loop")
     return loop, before, after
 
 
@@ -122,11 +125,13 @@ def _opening(loop: Pipeline) -> tuple[list[Wait], Issue, tuple[Step, ...]]:
     joins = len(opening) - place - 1 - len(rest)
     if len(lead) < place or joins != 1 or any(isinstance(step, Issue) for step in rest):
         raise InputError(
-            f"launch plan: chain needs loop {loop.loop.index} to begin with the waits for one "
+            f"{PLAN} needs loop {loop.loop.index} to begin with the waits for one "
             "matmul and that matmul"
         )
     if len(first.op.srcs) != 2:
-        raise InputError(f"{first.op.where}: chain, but the first matmul of a task adds to a tile")
+        raise InputError(
+            f"{first.op.where}: {OPTION}, but the first matmul of a task adds to a tile"
+        )
     return lead, first, tuple(rest)
 
 
@@ -136,13 +141,13 @@ def _check_free(
     """Raise when something touches the matmul's result while the next task's may be under way."""
     assert first.op.dst is not None
     if any(not placement.is_shared(var) for var in first.op.srcs):
-        raise InputError(f"{first.op.where}: chain, but the first matmul reads registers")
+        raise InputError(f"{first.op.where}: {OPTION}, but the first matmul reads registers")
     tail = loop.epilogue[0]
     last = max(place for place, step in enumerate(tail) if isinstance(step, Issue))
     for step in _steps(tail[last:], straight):
         if isinstance(step, OpStep) and first.op.dst in _touched(placement, step.op):
             raise InputError(
-                f"{step.op.where}: chain, but {step.op.label} touches {first.op.dst.name} after "
+                f"{step.op.where}: {OPTION}, but {step.op.label} touches {first.op.dst.name} after "
                 "the last matmul of a task"
             )
 
