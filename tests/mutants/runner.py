@@ -93,7 +93,7 @@ class Sandbox:
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     "pytest numpy hypothesis mpmath sympy elftools.elf.elffile typer rich.console jinja2 "
-    "ortools.sat.python.cp_model scipy.optimize cvxpy".split()
+    "scipy.optimize".split()
 )
 
 
