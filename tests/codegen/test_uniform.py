@@ -46,7 +46,7 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
     config = AttentionConfig(head_dim=32, causal=causal, window=window, tile=(128, 32))
     program = attention(config)
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows")))
-    values = Values(block.placement, part)
+    values = Values(block.placement)
     mask = next(op for op in program.ops() if op.kind == "where" and len(op.dst.type.axes) == 2)
     guard = everywhere(values, mask.srcs[0], {"i": "j"})
     assert guard is not None
@@ -106,14 +106,14 @@ def masked(condition):
     program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="masked")
     block = lower(program, multistage(program, 2, LaunchPlan(), 1, in_flight=0))
     (mask,) = (op for op in program.ops() if op.kind == "where")
-    return Values(block.placement, 0), mask
+    return Values(block.placement), mask
 
 
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("pingpong", [False, True])
 @pytest.mark.parametrize("rows", [130, 200])
-def test_groups_that_end_early_keep_rings_and_turns(rows, turns):
+def test_groups_that_end_early_keep_rings_and_turns(rows, pingpong):
     program, schedule, arrays = attention_case(
-        rows, rows, turns=turns, groups=3, causal=True, group=2
+        rows, rows, pingpong=pingpong, groups=3, causal=True, group=2
     )
     want = interpret(program, arrays)["o"]
     for seed in range(3):
@@ -142,7 +142,7 @@ def test_forgetting_what_a_left_out_iteration_owes_is_found(field):
 
 def test_only_a_split_along_the_promised_axis_ends_early():
     for groups, early in ((1, False), (2, True)):
-        program, schedule, _ = attention_case(64, 64, groups=groups, turns=False)
+        program, schedule, _ = attention_case(64, 64, groups=groups, pingpong=False)
         assert ("i_end" in emit(lower(program, schedule)).text) == early
 
 
