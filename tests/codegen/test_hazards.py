@@ -19,7 +19,7 @@ from warploom.codegen.analysis.hazards import (
     join_read,
     next_iteration,
 )
-from warploom.codegen.ir.block import Step
+from warploom.codegen.ir.steps import Issue, Join, Release, Run, Step
 from warploom.tile import BF16, FP32, Op
 from warploom.tile.ir import TileType, Var
 
@@ -49,15 +49,15 @@ def bodies(draw: Any) -> tuple[Effects, list[Step]]:
         match draw(st.sampled_from(["Issue", "Issue", "Run", "Release"])):
             case "Issue":
                 op = matmuls[draw(st.sampled_from(MATMULS))]
-                steps.append(Step("Issue", op, stage=stage))
+                steps.append(Issue(op, stage=stage))
             case "Run":
                 into = draw(st.sampled_from(ALL))
                 sources = draw(st.lists(st.sampled_from(ALL), max_size=2))
                 op = Op(10 + number, "add", tile(into), tuple(map(tile, sources)))
-                steps.append(Step("Run", op, stage=stage))
+                steps.append(Run(op, stage=stage))
             case _:
                 ring = draw(st.sampled_from(sorted(RINGS)))
-                steps.append(Step("Release", ring=ring, stage=stage))
+                steps.append(Release(ring, stage=stage))
     readers = {
         ring: frozenset(n for n, op in matmuls.items() if name in {v.name for v in op.srcs[:2]})
         for ring, name in RINGS.items()
@@ -90,11 +90,12 @@ class Core:
     def _clash(self, step: Step, iteration: int, matmul: Op, born: int) -> bool:
         read = [v.name for v in matmul.srcs[:2]]
         written = self.held(matmul.dst.name, born)  # type: ignore[union-attr]
-        if step.action == "Release":
+        if isinstance(step, Release):
             return RINGS[step.ring] in read and born <= iteration
+        assert isinstance(step, Issue | Run)
         op = step.op
-        assert op is not None and op.dst is not None
-        if step.action == "Issue":  # the tensor core keeps the order of one accumulator
+        assert op.dst is not None
+        if isinstance(step, Issue):  # the tensor core keeps the order of one accumulator
             own = {self.held(v.name, iteration) for v in op.srcs[:2] if v.name in ALL}
             return written in own
         touched = {self.held(v.name, iteration) for v in op.srcs} | {
@@ -112,10 +113,10 @@ class Core:
 def replay(cores: Sequence[Core], steps: Sequence[Step], now: int) -> None:
     """Every wait is enough for all cores, and one more unfinished would be too many for one."""
     for at, step in enumerate(steps):
-        if step.action != "Join":
+        if not isinstance(step, Join):
             assert not any(core.clashes(step, now, len(core.flying)) for core in cores), step
-            for core in cores if step.action == "Issue" else ():
-                core.flying.append((step.op.id, now - step.stage))  # type: ignore[union-attr]
+            for core in cores if isinstance(step, Issue) else ():
+                core.flying.append((step.op.id, now - step.stage))
             continue
         after = steps[at + 1]
         assert any(core.clashes(after, now, step.count + 1) for core in cores), (step, after)
@@ -130,12 +131,12 @@ def result(core: Core, item: tuple[int, int]) -> Place:
     return core.held(core.effects.ops[item[0]].dst.name, item[1])  # type: ignore[union-attr]
 
 
-def named(step: Step, now: int) -> list[tuple[str, int]]:
+def named(step: Join, now: int) -> list[tuple[str, int]]:
     """The accumulators that a wait makes readable, and the iteration each is of."""
     return [(name, now - lag) for name, lag in zip(step.names, step.lags, strict=True)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(bodies())
 def test_waits_are_enough_and_no_more(body: tuple[Effects, list[Step]]) -> None:
     effects, steps = body
@@ -144,7 +145,7 @@ def test_waits_are_enough_and_no_more(body: tuple[Effects, list[Step]]) -> None:
         some = [step for step in steps if step.stage <= now - 12]
         block, queues = insert_joins(effects, some, queues)
         replay([core], block, now)
-        assert [step for step in block if step.action != "Join"] == some
+        assert [step for step in block if not isinstance(step, Join)] == some
         assert queues == {tuple(Token(op, now - born) for op, born in core.flying)}
         queues = next_iteration(queues)
 
@@ -158,7 +159,7 @@ def cores(effects: Effects, queues: Iterable[Queue], now: int) -> list[Core]:
     return [Core(effects, [(t.op, now - t.age) for t in queue]) for queue in queues]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_waits_fit_every_queue_that_is_possible(data: Any) -> None:
     effects, steps = data.draw(bodies())
@@ -169,7 +170,7 @@ def test_waits_fit_every_queue_that_is_possible(data: Any) -> None:
     assert left == {tuple(Token(op, 12 - born) for op, born in way.flying) for way in ways}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), st.frozensets(st.sampled_from(RESULTS)), st.integers(0, 3))
 def test_waits_for_results_and_for_a_number(data: Any, names: frozenset[str], most: int) -> None:
     effects, _ = data.draw(bodies())
