@@ -70,6 +70,48 @@ def test_a_sum_of_positive_terms_drifts_with_their_number() -> None:
     assert 6 < relative[4096] / relative[64] < 10
 
 
+# Largest errors, relative, of the manuals that `rounding.APPROXIMATED` names, copied once more.
+MANUALS = {
+    "exp2": 2.0**-22,
+    "log2": 2.0**-22,
+    "rsqrt": 2.0**-22.9,
+    "reciprocal": 2.0**-23,
+    "tanh": 2.0**-11,
+}
+
+
+@pytest.mark.parametrize("name", MANUALS)
+def test_a_function_moves_by_the_error_of_its_manual(name: str) -> None:
+    """Evenly spread up to it, and rounded to fp32: roots of a third of their squares."""
+
+    def body(x: t.Array, y: t.Array) -> None:
+        rows = t.span(0, 4096)
+        t.store(y, rows, tile=getattr(t, name)(t.load(x, rows)))
+
+    program = t.trace(body, {"x": t.array(t.FP32, "m"), "y": t.array(t.FP32, "m")}, name=name)
+    x = np.random.default_rng(8).uniform(2.5, 3.5, 4096)
+    spread = spreads(program, bind(program, {"x": x, "y": np.full(4096, np.nan)}))["y"]
+    step = np.spacing(np.abs(spread.exact).astype(np.float32)).astype(float)
+    # log2 may be off by as much again, whatever its size: its result is near 0 somewhere.
+    bound = MANUALS[name] * (np.abs(spread.exact) + (name == "log2"))
+    wanted = np.sqrt(np.mean(bound**2 / 3 + step**2 / 12))
+    assert np.sqrt(np.mean(spread.deviation**2)) == pytest.approx(wanted, rel=0.03)
+
+
+def test_what_is_smaller_than_any_normal_number_may_be_zero() -> None:
+    """The functions' results flush to zero below 2^-126, as normal numbers of fp32 end there."""
+
+    def body(x: t.Array, y: t.Array) -> None:
+        rows = t.span(0, 64)
+        t.store(y, rows, tile=t.exp2(t.load(x, rows)))
+
+    program = t.trace(body, {"x": t.array(t.FP32, "m"), "y": t.array(t.FP32, "m")}, name="tiny")
+    for power, lost in ((-126.5, True), (-125.5, False)):
+        arrays = {"x": np.full(64, power), "y": np.full(64, np.nan)}
+        spread = spreads(program, bind(program, arrays))["y"]
+        assert (spread.relative > 0.3) == lost, power
+
+
 def multiplied(k: int) -> t.Program:
     def body(a: t.Array, b: t.Array, c: t.Array) -> None:
         (i,) = t.grid(m=t.cdiv(t.size("m"), 16))
