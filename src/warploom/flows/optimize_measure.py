@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from warploom.codegen.compile.build import Built, compile_source
-from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings
+from warploom.codegen.compile.probe import LOG, WORDS, probe, readings
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry

@@ -159,7 +159,7 @@ class Interface:
                     "are none; measure its cubin with a launch description of your own"
                 )
         if "counter" in self.kinds:
-            # The next task to draw; the kernel leaves it at 0, as it found it.
+            # The next task to take; the kernel leaves it at 0, as it found it.
             buffers.append(Buffer(COUNTER, (1,), "u32", "inout", zero=True))
         strides = {name: contiguous(shape) for name, shape in shapes.items()}
         arguments = self.arguments(shapes, strides, sizes, self.scalars(scalars or {}))
