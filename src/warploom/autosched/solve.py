@@ -117,6 +117,28 @@ def _solve_at(
     return min(found, key=lambda one: sum(s.initiation_interval for s in one.loops.values()))
 
 
+def loop_problem(program: Program, launch: LaunchPlan, table: CostTable, name: str = "") -> Problem:
+    """The problem that one loop poses, as `solve_kernel` solves it under a launch plan with a split
+    axis; without a `name` that of the first loop with a matmul.
+
+    Raises `InputError` for an unknown name, or where no loop has a matmul.
+    """
+    plan = launch if launch.split else launch.with_options(split=row_axis(program))
+    parts = _parts_of(program, plan)
+    placement, fixed = place(program, plan.split, parts), fixed_bytes(program, plan, parts)
+    loops = [loop for loop in program.loops() if name in ("", loop.index)]
+    for loop in loops:
+        found = extract(placement, loop, table, fixed, skip_unit=plan.skip_unit, crowded=parts > 1)
+        if any(node.op == "mma" for node in found.graph.nodes):
+            return _problem(found, Search())
+    known = [loop.index for loop in program.loops()]
+    raise InputError(
+        f"{program.name}: no loop {name} with a matmul, expected one of {known}"
+        if known
+        else f"{program.name} has no loop to schedule"
+    )
+
+
 def row_axis(program: Program) -> str:
     """The rows of the accumulators: the axis a block can share out among warp groups."""
     axes = {op.dst.type.names[0] for op in program.ops() if op.kind == "mma" and op.dst}
@@ -224,16 +246,18 @@ def _expanded(problem: Extraction, plain: Schedule, search: Search) -> Schedule 
 
 
 def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
-    return solve(
-        Problem(
-            problem.graph,
-            problem.target,
-            effort=Effort(search.seconds, search.workers, search.seed),
-            objectives=(REGISTER_TIME, LENGTH),
-            pins=problem.pins,
-            rules=Rules(unroll=unroll),
-            uniform=True,
-        )
+    return solve(_problem(problem, search, unroll))
+
+
+def _problem(problem: Extraction, search: Search, unroll: int = 1) -> Problem:
+    return Problem(
+        problem.graph,
+        problem.target,
+        effort=Effort(search.seconds, search.workers, search.seed),
+        objectives=(REGISTER_TIME, LENGTH),
+        pins=problem.pins,
+        rules=Rules(unroll=unroll),
+        uniform=True,
     )
 
 
