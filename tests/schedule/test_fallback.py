@@ -13,13 +13,13 @@ from test_property import QUICK, small_graphs, small_target, traffic
 
 from bench.published import GRAPHS, published
 from warploom.schedule import Graph, check
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.bounds import lower_bounds, serial_length
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.rules import OURS
 from warploom.schedule.solve.backbone import fix_backbone
 from warploom.schedule.solve.fallback import serial_schedule, values_of
 from warploom.schedule.solve.objectives import TRAFFIC
-from warploom.schedule.solve.readout import assemble
 from warploom.schedule.solve.solve import Problem, decisions, joint_encoding, solve
 from warploom.schedule.solve.solver import Effort, run
 
