@@ -16,19 +16,19 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from warploom.autosched.depths import deepen
 from warploom.autosched.named import REGISTERS, groups, multistage
 from warploom.autosched.releases import releases
-from warploom.codegen.cuda.emit import emit
-from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.lower import lower
+from warploom.codegen.passes.rings import make_rings
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
 from warploom.perf.extract import Extraction, extract
@@ -117,6 +117,19 @@ def _solve_at(
     return min(found, key=lambda one: sum(s.initiation_interval for s in one.loops.values()))
 
 
+def _extracted(
+    placement: Placement,
+    plan: LaunchPlan,
+    table: CostTable,
+    fixed: int,
+    loop: Loop,
+    copies: Mapping[str, int] | None = None,
+) -> Extraction:
+    # What contention costs was measured between warp groups.
+    several = placement.parts > 1
+    return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=several)
+
+
 def loop_problem(program: Program, launch: LaunchPlan, table: CostTable, name: str = "") -> Problem:
     """The problem that one loop poses, as `solve_kernel` solves it under a launch plan with a split
     axis; without a `name` that of the first loop with a matmul.
@@ -124,11 +137,10 @@ def loop_problem(program: Program, launch: LaunchPlan, table: CostTable, name: s
     Raises `InputError` for an unknown name, or where no loop has a matmul.
     """
     plan = launch if launch.split else launch.with_options(split=row_axis(program))
-    parts = _parts_of(program, plan)
-    placement, fixed = place(program, plan.split, parts), fixed_bytes(program, plan, parts)
-    loops = [loop for loop in program.loops() if name in ("", loop.index)]
-    for loop in loops:
-        found = extract(placement, loop, table, fixed, skip_unit=plan.skip_unit, crowded=parts > 1)
+    placement = place(program, plan.split, _parts_of(program, plan))
+    fixed = fixed_bytes(placement, plan)
+    for loop in (loop for loop in program.loops() if name in ("", loop.index)):
+        found = _extracted(placement, plan, table, fixed, loop)
         if any(node.op == "mma" for node in found.graph.nodes):
             return _problem(found, Search())
     known = [loop.index for loop in program.loops()]
@@ -186,13 +198,8 @@ def _solved(
     cache: Path | None,
 ) -> KernelSchedule:
     placement = place(program, plan.split, parts)
-    fixed = fixed_bytes(program, plan, parts)
-
-    def extracted(loop: Loop, copies: Mapping[str, int] | None = None) -> Extraction:
-        # What contention costs was measured between warp groups.
-        several = parts > 1
-        return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=several)
-
+    fixed = fixed_bytes(placement, plan)
+    extracted = partial(_extracted, placement, plan, table, fixed)
     problems = [extracted(loop) for loop in program.loops()]
     if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
         raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
@@ -261,23 +268,21 @@ def _problem(problem: Extraction, search: Search, unroll: int = 1) -> Problem:
     )
 
 
-def fixed_bytes(program: Program, plan: LaunchPlan, parts: int) -> int:
+def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:
     """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
 
-    Read off the plainest kernel of the program, with one slot a ring.
+    Of the layout of the plainest block of the program, with one slot a ring.
     """
-    block = lower(program, multistage(program, 1, plan, parts, in_flight=0))
-    return emit(block).shared_bytes - _ring_bytes(block) + RING_BARRIERS
-
-
-def _ring_bytes(block: BlockProgram) -> int:
-    loops = block.placement.program.loops()
-    inside = {op.id for loop in loops for op in loop.body if isinstance(op, Op)}
-    return sum(
-        ring.depth * ring.slot_bytes
-        for ring in block.rings
+    program = placement.program
+    plainest = multistage(program, 1, plan, placement.parts, in_flight=0)
+    rings = make_rings(placement, plainest)
+    inside = {op.id for loop in program.loops() for op in loop.body if isinstance(op, Op)}
+    of_loops = sum(
+        ring.slot_bytes
+        for ring in rings
         if any(load.id in inside for buffer in ring.buffers for load in buffer.loads)
     )
+    return shared_layout(placement, plan, rings).total - of_loops + RING_BARRIERS
 
 
 def assemble(

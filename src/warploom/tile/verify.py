@@ -79,7 +79,7 @@ def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str])
     _ranges(op, symbols)
     if op.start is not None:
         _check_symbols("coordinate", op.start, symbols)
-    expected = _result(program, op)
+    expected = result_type(program, op)
     if (expected is None) != (op.dst is None):
         raise InputError("an op has a destination exactly when it gives a tile")
     if op.dst is None or expected is None:
@@ -99,7 +99,8 @@ def _ranges(op: Op, symbols: set[str]) -> None:
                 raise InputError("a load with a stop; only stores drop elements")
 
 
-def _result(program: Program, op: Op) -> TileType | None:
+def result_type(program: Program, op: Op) -> TileType | None:
+    """The type of what an op writes, from the types of what it reads; None for a store."""
     spec = OPS[op.kind]
     sources = [src.type for src in op.srcs]
     if spec.group in ("unary", "binary", "compare", "select"):

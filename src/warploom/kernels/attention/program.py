@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from warploom.autosched.named import overlapped
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
+from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
+from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
 from warploom.tile import (
     BF16,
     FP32,
@@ -37,11 +39,7 @@ from warploom.tile import (
     loop,
     max_along,
     maximum,
-    maximum_index,
     minimum,
-    minimum_index,
-    part_begin,
-    part_end,
     read,
     reciprocal,
     size,
@@ -85,7 +83,7 @@ class AttentionConfig:
     optimistic_threshold  optimistic rescaling: a block is weighed by a base that the blocks before
                 it gave, so that most blocks need neither a maximum nor a rescaling. The base is
                 raised where a row's sum exceeds 2 ** optimistic_threshold. A block whose weights
-                add up to more than 2 ** `widest` is weighed again, by its maximum. For 16-bit
+                add up to more than their type bears is weighed again, by its maximum. For 16-bit
                 elements; at most 15, which fp16 holds
     exact       every block is weighed by the largest score so far, as FlashAttention does; neither
                 threshold may be set, and no variant sets one
@@ -148,26 +146,9 @@ class AttentionConfig:
 
     @property
     def lift(self) -> float:
-        """The power of 2 that the weight of a row's largest score is, where that is looked for.
-
-        8-bit weights would lose what is below 2 ** -9. Those of bf16 that may grow later begin so
-        low that they never add up to more than 1 (optimistic) nor exceed 1 (lazy): their products
-        with huge values do not overflow where the result does not.
-        """
-        if self.narrow:
-            return 4.0
-        if self.dtype is not BF16:
-            return 0.0
-        return (
-            -2.0 * self.optimistic_threshold - 1.0
-            if self.optimistic_threshold
-            else -self.rescale_threshold
-        )
-
-    @property
-    def widest(self) -> float:
-        """The power of 2 that a block's weights may add up to under optimistic rescaling."""
-        return 2.0 * self.optimistic_threshold + self.lift if self.dtype is BF16 else 15.0
+        """The power of 2 that the weight of a row's largest score is: 8-bit weights would lose what
+        is below 2 ** -9."""
+        return 4.0 if self.narrow else 0.0
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -188,10 +169,24 @@ class AttentionConfig:
 
 
 def attention(config: AttentionConfig | None = None) -> Program:
-    """The tile program of attention forward."""
+    """The tile program of attention forward: the textbook, and what the configuration makes of it
+    by the rules of `warploom.rewrites`."""
     chosen = config or AttentionConfig()
-    front = _packed if chosen.packed else _dense
-    return trace(front, chosen.arrays, name="attention", config=chosen)
+    program, cluster = textbook(chosen), ("rows_tile", chosen.cluster_m)
+    program = skip_masked_blocks(program, cluster)
+    if chosen.split_mask_loop:
+        program = split_mask_loop(program, cluster)
+    if chosen.rescale_threshold:
+        program = lazy_rescale(program, chosen.rescale_threshold)
+    if chosen.optimistic_threshold:
+        program = optimistic_rescale(program, chosen.optimistic_threshold)
+    return program
+
+
+def textbook(config: AttentionConfig) -> Program:
+    """Online softmax over all blocks of keys, each masked and weighed under the maximum so far."""
+    front = _packed if config.packed else _dense
+    return trace(front, config.arrays, name="attention", config=config)
 
 
 @dataclass(frozen=True)
@@ -205,21 +200,6 @@ class Task:
     key_block: Callable[[Index], Tile]
     value_block: Callable[[Index], Tile]
     put: Callable[[Tile, Tile | None], None]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What is kept of every query row: the base that it is weighed by, the sum of weights, and the
-    weighted sum of values.
-
-    The weight of a score is 2 ** (score * scale - base): the base is a power of 2, and rounded. Old
-    sums are brought to a new base by what lies between the two as they are, so that equal scores
-    have equal weights however large they are.
-    """
-
-    base: Tile
-    total: Tile
-    acc: Tile
 
 
 def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
@@ -282,23 +262,23 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     if config.narrow:
         scale = load(rest["scale_q"], 0) * load(rest["scale_k"], 0) * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
-    rows = Rows(full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=config.head_dim))
-    base, total, acc = rows.base, rows.total, rows.acc
-
-    def step(j: Index, masked: bool) -> None:
+    base, total = full(-math.inf, rows=bq), zeros(rows=bq)
+    acc = zeros(rows=bq, d=config.head_dim)
+    for j in loop(cdiv(task.keys, bk)):
         scores = task.queries @ task.key_block(j)
-        if masked:
-            scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
-        weigh = _optimistic if config.optimistic_threshold else _weighed
-        packed = weigh(config, rows, scores, scale, masked)
+        scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
+        # The base under which the largest score has the weight 2 ** lift.
+        block = max_along(scores, "keys") * scale
+        highest = maximum(base, block - config.lift if config.lift else block)
+        # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
+        under = where(highest.equals(-math.inf), 0.0, highest)
+        rescale = exp2(base - under)
+        weights = exp2(scores * scale - under)
+        total[:] = total * rescale + sum_along(weights, "keys")
+        base[:] = highest
+        packed = weights.cast(config.dtype)
+        acc[:] = acc * rescale
         acc[:] = acc + packed @ task.value_block(j)
-
-    begin, clear, end, until = _bounds(config, task)
-    if config.split_mask_loop:
-        for j in loop(begin, clear):
-            step(j, False)
-    for j in loop(clear if config.split_mask_loop else begin, end, until=until):
-        step(j, True)
     none = total.equals(0.0)
     share = where(none, 0.0, reciprocal(total))
     if config.narrow:
@@ -310,95 +290,10 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     return task.put(out, where(none, -math.inf, natural))
 
 
-def _weighed(
-    config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
-) -> Tile:
-    """The weights of a block under the maximum of all so far; the sums are rescaled to it."""
-    base, total, acc = rows.base, rows.total, rows.acc
-    highest = maximum(base, _as_base(config, max_along(scores, "keys"), scale))
-    if config.rescale_threshold:
-        rescale_threshold = min(config.rescale_threshold, 8.0 - config.lift)
-        highest = where(highest - base <= rescale_threshold, base, highest)
-    # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
-    under = where(highest.equals(-math.inf), 0.0, highest) if masked else highest
-    rescale = exp2(base - under)
-    weights = exp2(scores * scale - under)
-    total[:] = total * rescale + sum_along(weights, "keys")
-    base[:] = highest
-    packed = weights.cast(config.dtype)
-    acc[:] = acc * rescale
-    return packed
-
-
-def _optimistic(
-    config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
-) -> Tile:
-    """The weights of a block under a base that the blocks before it gave.
-
-    Where the sums of a row have outgrown the base it is raised, which costs a rescaling; only where
-    the weights would then not fit their type, are no numbers, or nothing was seen before, is the
-    maximum found and the block weighed again.
-    """
-    base, total, acc = rows.base, rows.total, rows.acc
-    # Sums keep half of the powers: fp16 weights far below 1 would lose bits.
-    calm, kept = (
-        total <= 2.0 ** (config.optimistic_threshold + config.lift),
-        config.optimistic_threshold / 2 + config.lift,
-    )
-    rescale = full(1.0, rows=config.tile[0])
-    raised = base + (log2(total) - kept)
-    rescale[:] = where(calm, rescale, exp2(base - raised))
-    base[:] = where(calm, base, raised)
-    weights = exp2(scores * scale - base)
-    part, packed = sum_along(weights, "keys"), weights.cast(config.dtype)
-    # Before the first block nothing was seen: the compiler knows it and weighs that block once.
-    right = (total > 0.0) & (part <= 2.0**config.widest)
-    after = maximum(base, _as_base(config, max_along(scores, "keys"), scale))
-    under = where(after.equals(-math.inf), 0.0, after) if masked else after
-    rescale[:] = where(right, rescale, rescale * exp2(base - under))
-    scores[:] = where(right, scores, exp2(scores * scale - under))
-    packed[:] = where(right, packed, scores.cast(config.dtype))
-    base[:] = where(right, base, after)
-    if config.lse:
-        again = sum_along(scores, "keys")
-        total[:] = total * rescale + where(right, part, again)
-    else:
-        # A key that outweighs all before it: its weight is no power of 2, as under the maximum. The
-        # sum of the rounded weights cancels what rounding did to it (but is not what lse is of).
-        minor = right & (part * 0.5 <= total)
-        part[:] = where(minor, part, sum_along(packed.cast(FP32), "keys"))
-        total[:] = total * rescale + part
-    acc[:] = acc * rescale
-    return packed
-
-
-def _as_base(config: AttentionConfig, highest: Tile, scale: Tile | float) -> Tile:
-    """The base under which the largest score of a block has the weight 2 ** lift."""
-    return highest * scale - config.lift if config.lift else highest * scale
-
-
 def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index) -> Tile:
     key_at = coordinate("keys", config.tile[1], first_key)
     seen = minimum(row_at + 1, task.keys) > key_at if config.causal else key_at < task.keys
     return seen if config.window is None else seen & (row_at - config.window < key_at)
-
-
-def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index, Index]:
-    """The blocks of keys that a row tile, or one of those that share them, sees: from, up to where
-    all rows see all of them, to, and to where a part of its own rows does."""
-    (bq, bk), i = config.tile, task.number
-    lead = i if config.cluster_m == 1 else i // config.cluster_m * config.cluster_m
-    first, end = i * bq + task.keys - task.rows, cdiv(task.keys, bk)
-    lowest = lead * bq + task.keys - task.rows
-    exists = minimum_index(maximum_index(task.rows - i * bq - part_begin("rows"), 0), 1)
-    until, clear = exists * end, task.keys // bk
-    if config.causal:
-        clear = minimum_index(clear, maximum_index(lowest + 1, 0) // bk)
-        until = minimum_index(until, cdiv(maximum_index(first + part_end("rows"), 0), bk))
-        end = minimum_index(end, cdiv(maximum_index(lowest + config.cluster_m * bq, 0), bk))
-    if config.window is None:
-        return maximum_index(0, 0), clear, end, until
-    return maximum_index(lowest - config.window + 1, 0) // bk, clear, end, until
 
 
 def default_schedule(config: AttentionConfig) -> KernelSchedule:

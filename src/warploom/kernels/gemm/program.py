@@ -14,6 +14,7 @@ from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
+from warploom.rewrites.accumulators import cluster_reduce, swap_operands
 from warploom.tile import (
     BF16,
     FP32,
@@ -21,7 +22,6 @@ from warploom.tile import (
     DType,
     Index,
     Program,
-    Span,
     Tile,
     array,
     cdiv,
@@ -31,7 +31,6 @@ from warploom.tile import (
     load,
     loop,
     minimum_index,
-    reduce_scatter,
     relu,
     silu,
     size,
@@ -156,9 +155,15 @@ class GemmConfig:
 
 
 def gemm(config: GemmConfig | None = None) -> Program:
-    """The tile program of a GEMM; with slices, of the sums that `combine` adds up."""
+    """The tile program of a GEMM: the textbook, and what the configuration makes of it by the rules
+    of `warploom.rewrites`; with slices in memory, of the sums that `combine` adds up."""
     chosen = config or GemmConfig()
-    return trace(_gemm, chosen.arrays, name="gemm", config=chosen)
+    program = trace(_gemm, chosen.arrays, name="gemm", config=chosen)
+    if chosen.swap_ab:
+        program = swap_operands(program)
+    if chosen.in_cluster:
+        program = cluster_reduce(program, chosen.slices, chosen.share)
+    return program
 
 
 def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **rest: Array) -> None:
@@ -166,59 +171,35 @@ def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **res
     tiles = {"m": cdiv(size("m"), bm), "n": cdiv(size("n"), bn)}
     first: Index | int = 0
     steps: Index = cdiv(size("k"), bk * config.products_in_flight)
-    lead: dict[str, Index | int] = {"slices": config.slices} if config.slices > 1 else {}
+    lead: dict[str, Index | int] = {"slices": config.slices} if config.workspace else {}
     if config.batched:
         lead = {"batch": size("batch")}
     *outer, m, n = grid(**lead, **tiles)
     rows, cols = span(m * bm, bm), span(n * bn, bn)
-    slices = outer if config.slices > 1 else []
+    slices = outer if config.workspace else []
     for part in slices:
         each = cdiv(steps, config.slices)
         first, steps = part * each, minimum_index(part * each + each, steps)
     outer = outer if config.batched else []
-    acc, acc2 = (zeros(n=bn, m=bm) if config.swap_ab else zeros(m=bm, n=bn) for _ in range(2))
+    acc, acc2 = zeros(m=bm, n=bn), zeros(m=bm, n=bn)
     for i in loop(first, steps):
         products: list[Tile] = []
         for part in range(config.products_in_flight):
             depth = span((i * config.products_in_flight + part) * bk, bk)
             at = load(a, *outer, *((rows, depth) if config.a == "mk" else (depth, rows)))
             sides = (*outer, *((depth, cols) if config.b == "kn" else (cols, depth)))
-            bt = load(b, *sides)
-            products.append(bt @ at if config.swap_ab else at @ bt)
+            products.append(at @ load(b, *sides))
             if not config.promote:
                 acc += products[-1]
             if b2 is not None:
-                bt = load(b2, *sides)
-                acc2 += bt @ at if config.swap_ab else at @ bt
+                acc2 += at @ load(b2, *sides)
         if config.promote:
             for product in products:
                 acc[:] = product + acc
-    if config.in_cluster:
-        acc, rows, cols = _share(config, acc, slices[0], rows, cols)
-    sums = [acc] if b2 is None else [acc, acc2]
-    result, *second = [each.T for each in sums] if config.swap_ab else sums
     if config.workspace:
-        store(rest["parts"], *slices, rows, cols, tile=result)
+        store(rest["parts"], *slices, rows, cols, tile=acc)
     else:
-        _finish(config, result, (*outer, rows, cols), rest, *second)
-
-
-def _share(
-    config: GemmConfig, acc: Tile, part: Index, rows: Span, cols: Span
-) -> tuple[Tile, Span, Span]:
-    """The part of the slices' sum that this task finishes, and where it lies in c.
-
-    Parts of the columns that registers hold: of n, or of m under swap_ab.
-    """
-    whole, axis = (rows, "m") if config.swap_ab else (cols, "n")
-    assert whole.size is not None
-    width = config.share
-    start = whole.start + part * width
-    if whole.size < width * config.slices:  # tasks beyond the last part: outside of the array
-        start = start + part // (whole.size // width) * size(axis)
-    own = span(start, width)
-    share = reduce_scatter(acc, part, config.slices, axis, width)
-    return (share, own, cols) if config.swap_ab else (share, rows, own)
+        _finish(config, acc, (*outer, rows, cols), rest, None if b2 is None else acc2)
 
 
 def _finish(
