@@ -103,8 +103,8 @@ class PipeSpacing:
 class SpacingRules:
     """Neighbours in one pipe, for states of one original."""
 
-    def __init__(self, original: Original) -> None:
-        self.original, self._facts = original, PipeSpacing(original)
+    def __init__(self, original: Original, facts: PipeSpacing | None = None) -> None:
+        self.original, self._facts = original, facts or PipeSpacing(original)
 
     def check(self, state: State) -> list[Finding]:
         """Neighbours in one pipe are as far apart as the compiler always puts them."""
