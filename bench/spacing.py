@@ -17,6 +17,7 @@ import json
 import shutil
 import struct
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +25,26 @@ from typing import Any, Final
 from bench.spacing_parts.closer import ACROSS, LATENCY, SPACING, STALL, SYNC, Closer, Patch, Target
 from bench.spacing_parts.source import PROFILES, kernel
 from warploom.errors import WarploomError
+from warploom.files import write_text_atomically
 from warploom.runtime.nvrtc import compile_source
 from warploom.sass.decode.cubin import parse
 
+ROOT: Final = Path(__file__).parent.parent
+RESULT: Final = ROOT / "bench" / "results" / "raw" / "spacing-h200.json"
+TABLE: Final = ROOT / "src" / "warploom" / "sass" / "data" / "latency_sm90a.json"
 RUNNER: Final = Path(__file__).parent / "spacing_parts" / "run.py"
 SEEDS: Final = {"uniform": 4, "all": 3}
 KERNELS: Final = {SPACING: 4, STALL: 3, SYNC: 3, ACROSS: 2, LATENCY: 2}  # of each target, at most
+SAME: Final = "same"
+ENOUGH: Final = 4
+KINDS: Final = {
+    "control": "nothing",
+    SPACING: "neighbours in one pipe",
+    STALL: "least stall of an opcode",
+    SYNC: "around an operation that synchronises",
+    ACROSS: "dependent pairs over a block's edge",
+    LATENCY: "dependent pairs in one block",
+}
 
 
 def build(folder: Path) -> None:
@@ -78,13 +93,72 @@ def _row(number: int, start: int, patch: Patch) -> dict[str, Any]:
     }
 
 
+def report(path: Path) -> None:
+    """Keep what a run found, and put what the hardware keeps apart into the table."""
+    found = json.loads(path.read_text())
+    rows = _condensed(found["rows"])
+    kept = {name: value for name, value in found.items() if name != "rows"}
+    kept |= {"date": time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime)), "rows": rows}
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    head = json.dumps({**kept, "rows": []}, indent=1)
+    write_text_atomically(RESULT, head.replace("[]\n}", f"[\n{lines}\n]\n}}") + "\n")
+    data = json.loads(TABLE.read_text())
+    data["interlocked"] = interlocked(rows)
+    write_text_atomically(TABLE, json.dumps(data, indent=0) + "\n")
+    print(table(rows))
+
+
+def _condensed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each row of the table and distance: patches by outcome, pairs and launches."""
+    found: dict[tuple[str, str, int, int], dict[str, Any]] = {}
+    for row in rows:
+        place = row["kind"], row["key"], row["mined"], row["distance"]
+        empty = {"patches": {}, "pairs": 0, "launches": 0, "wrong": 0}
+        into = found.setdefault(place, empty)
+        into["patches"][row["outcome"]] = into["patches"].get(row["outcome"], 0) + 1
+        if row["outcome"] != "not run":
+            for name in ("pairs", "launches", "wrong"):
+                into[name] += row[name]
+    names = ("kind", "key", "mined", "distance")
+    return [{**dict(zip(names, place, strict=True)), **into} for place, into in found.items()]
+
+
+def interlocked(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """The least distance of each spacing with `ENOUGH` pairs, where no distance gave other bits."""
+    least: dict[str, int] = {}
+    bad = {row["key"] for row in rows if row["kind"] == SPACING and set(row["patches"]) != {SAME}}
+    for row in rows:
+        if row["kind"] == SPACING and row["key"] not in bad and row["pairs"] >= ENOUGH:
+            least[row["key"]] = min(row["distance"], least.get(row["key"], row["distance"]))
+    return dict(sorted(least.items()))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """What came of each kind, in Markdown."""
+    lines = [
+        "| lowered, one row of the table at a time | rows | patches | pairs | the same bits | "
+        "other bits | crashed | not run |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for kind, words in KINDS.items():
+        some = [row for row in rows if row["kind"] == kind]
+        patches: Counter[str] = Counter()
+        for row in some:
+            patches.update(row["patches"])
+        counts = (SAME, "wrong", "crashed", "not run")
+        cells = [len({row["key"] for row in some}), patches.total(), sum(r["pairs"] for r in some)]
+        cells += [patches[outcome] for outcome in counts]
+        lines.append(f"| {words} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def main(words: list[str]) -> int:
     """Run one step; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.spacing", description=__doc__)
-    parser.add_argument("step", choices=("build",))
+    parser.add_argument("step", choices=("build", "report"))
     parser.add_argument("path", type=Path)
     options = parser.parse_args(words)
-    build(options.path)
+    {"build": build, "report": report}[options.step](options.path)
     return 0
 
 

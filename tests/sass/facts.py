@@ -25,6 +25,9 @@ NONE = 7
 # (arXiv 2503.20481, table 2; arXiv 2402.13499), so a reader three cycles later reads too early.
 ARITHMETIC = frozenset("FFMA FADD FMUL IADD3 LOP3 IMAD SHF SEL LEA PRMT FSEL FMNMX".split())
 LEAST_RESULT = 4
+# Of the other opcodes with a pair below, an H200 itself keeps neighbours apart
+# (bench/results/raw/spacing-h200.json).
+NOT_MEASURED = frozenset("DFMA DADD DMUL DMMA HFMA2 HADD2 HMMA LDGSTS LDS LDSM LDL STL".split())
 UNIFORM = frozenset("UIADD3 UIMAD ULOP3 USHF ULEA USEL UISETP".split())
 SHARED = frozenset("LDS STS LDSM STSM".split())
 GLOBAL = frozenset("LDG STG".split())

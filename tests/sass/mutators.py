@@ -15,6 +15,7 @@ from tests.sass.facts import (
     LEAST_RESULT,
     MEMORY,
     NONE,
+    NOT_MEASURED,
     READ,
     REUSE,
     SHARED,
@@ -141,9 +142,11 @@ def zero_stall(code: Code) -> Iterator[Mutant]:
 
 def crowded_pipe(code: Code) -> Iterator[Mutant]:
     """Two neighbours of one opcode in consecutive cycles, where no compiler output has fewer than
-    two between that opcode and itself."""
+    two between that opcode and itself, and the hardware was not measured to keep them apart."""
     for first, second in code.neighbours():
-        if first.line.opcode == second.line.opcode and code.closest.get(first.line.opcode, 0) >= 2:
+        known = code.kernel.sm == 90 and first.base not in NOT_MEASURED
+        same = first.line.opcode == second.line.opcode
+        if same and not known and code.closest.get(first.line.opcode, 0) >= 2:
             edits = ((first.index, STALL, 1), (first.index, STAY, 1))
             yield Mutant(code.changed(*edits), code.name(first.index, second.index))
 

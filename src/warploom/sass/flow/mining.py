@@ -234,6 +234,7 @@ class Mined:
             "stalls": _lower(known["stalls"], stalls),
             "spacings": apart,
             "pipes": dict(sorted(pipes.items())),
+            "interlocked": (old or {}).get("interlocked", {}),
             "walls": find_walls(self.gaps, known["gaps"], (old or {}).get("walls", {})),
         }
 
