@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from warploom.autosched.named import multistage
+from warploom.codegen.analysis.entry import entry_registers, threads_for
 from warploom.codegen.compile.build import compile_source
 from warploom.codegen.compile.entry_image import check_entry, with_entry
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
-from warploom.codegen.cuda.entry import entry_registers, threads_told
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
@@ -28,17 +28,16 @@ def source():
 
 
 @pytest.mark.parametrize(
-    ("threads", "columns", "told"),
+    ("threads", "columns", "declared"),
     [(384, 256, 384), (512, 200, 512), (512, 208, 384), (512, 256, 384), (256, 256, 256)],
 )
-def test_ptxas_is_told_of_as_many_threads_as_it_takes(threads, columns, told):
-    names = [f"wgmma_m64n{columns}_bf16_ss_nt", "wgmma_m64n64_bf16_ss", "tma_load_2d"]
-    assert threads_told(threads, names) == told
-    assert threads_told(threads, ["barrier_wait"]) == threads
+def test_as_many_threads_are_declared_as_ptxas_takes(threads, columns, declared):
+    assert threads_for(threads, columns) == declared
+    assert threads_for(threads, 0) == threads
 
 
 def test_the_image_begins_with_what_its_blocks_have(source):
-    assert (source.threads, source.told) == (512, 384)
+    assert (source.threads, source.declared_threads) == (512, 384)
     assert "__launch_bounds__(384, 1)" in source.text
     cubin = parse(compile_source(source, "sm_90a")[0])
     kernel = decode(cubin)
@@ -78,3 +77,16 @@ def test_of_n_registers_the_last_is_the_one_before_n():
     check_entry(kernel, last + 1)
     with pytest.raises(CheckFailed, match=rf"names R{last} before its role .* begins with {last}"):
         check_entry(kernel, last)
+    # What is only read counts as much as what is only written.
+    for kind, other in (("reads", "writes"), ("writes", "reads")):
+        one_kind = replace(
+            kernel,
+            instructions=tuple(
+                replace(i, effects=replace(i.effects, **{other: ()})) for i in kernel.instructions
+            ),
+        )
+        named = [a.resource for i in kernel.instructions for a in getattr(i.effects, kind)]
+        most = max(resource for resource in named if resource < 255)
+        check_entry(one_kind, most + 1)
+        with pytest.raises(CheckFailed, match=f"names R{most} "):
+            check_entry(one_kind, most)

@@ -2,11 +2,10 @@
 
     extract     each loop's graph (`perf.extract`)
     solve       interval, times, registers, least ring depths, proof (`solve.solve`)
+    confirm     a search that shares nothing with the solver's proves the interval again
     deepen      what shared memory is left goes to the rings: loads vary more than the model says
-    refine      ops in other places of the interval, where the emitted loop walks faster
     release     a slot goes back where its reader is waited for anyway, or when it is done
-    turns       named barriers where the walked pace (`perf.pace`) is better with the groups'
-                matmuls kept in the schedule's order than first come first served
+    copies      a tile has two only where the times need them
 
 The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
 (`solve.uniform`). Answers are kept in the user's cache by the hash of the problem.
@@ -16,39 +15,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from warploom.autosched.depths import deepen
 from warploom.autosched.named import REGISTERS, groups, multistage
-from warploom.autosched.refine import Walker, fewest_copies, refine
 from warploom.autosched.releases import releases
-from warploom.codegen.cuda.emit import emit
-from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.lower import lower
+from warploom.codegen.passes.rings import make_rings
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
 from warploom.perf.extract import Extraction, extract
-from warploom.perf.predict import cycles_of, predict
 from warploom.schedule.check.simulate import verify
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
+from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.refute.refute import confirmed
 from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 12  # of what is done with an answer: kept schedules of another one are not used
-WORTH = 0.002  # of the pace: what turns must save
+CONFIRMING = 2.0  # seconds a loop that a second search has for the bound of the first
+VERSION = 14  # of what is done with an answer: kept schedules of another one are not used
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,8 @@ class Search:
     At the high end of every cost a schedule is legal for all values within, so it has slack where
     the machine is slower than its table; where nothing is found there, `solve_kernel` goes on with
     the nominal costs. `expand` tries two copies of tiles (`passes.copies`) where the interval is
-    above what the units need; they cost registers. `walks` orders are tried by the walk
-    (`autosched.refine`) after the solver's: candidates for a measurement, as the machine does not
-    follow the walk that far. `replayed`: of several answers the one whose machine code replays
-    fastest (`autosched.chosen`).
+    above what the units need; they cost registers. `replayed`: of several answers the one whose
+    machine code replays fastest (`autosched.chosen`).
     """
 
     seconds: float = 10.0
@@ -69,7 +65,6 @@ class Search:
     workers: int = 1
     cost_end: str = "high"
     expand: bool = False
-    walks: int = 0
     replayed: bool = False
 
 
@@ -171,7 +166,7 @@ def _solved(
     cache: Path | None,
 ) -> KernelSchedule:
     placement = place(program, plan.split, parts)
-    fixed = fixed_bytes(program, plan, parts)
+    fixed = fixed_bytes(placement, plan)
 
     def extracted(loop: Loop, copies: Mapping[str, int] | None = None) -> Extraction:
         # What contention costs was measured between warp groups.
@@ -193,9 +188,10 @@ def _solved(
             better = _expanded(problem, answers[loop.index], search)
             if better is not None:
                 problems[number], answers[loop.index] = problem, better
+    answers = {e.loop: _with_bound_checked(e, answers[e.loop], search) for e in problems}
     result = assemble(placement, plan, problems, answers, fixed, registers)
-    result = _refined(result, placement, table.at("nominal"), search)
-    result = in_turns(result, program, table)
+    for loop in program.loops():
+        result = _with_fewest_copies(result, loop, extracted)
     keep(kept, json.dumps(result.to_json()).encode())
     return result
 
@@ -230,37 +226,44 @@ def _expanded(problem: Extraction, plain: Schedule, search: Search) -> Schedule 
     return found if found.initiation_interval < plain.initiation_interval else None
 
 
-def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
-    return solve(
-        Problem(
-            problem.graph,
-            problem.target,
-            effort=Effort(search.seconds, search.workers, search.seed),
-            objectives=(REGISTER_TIME, LENGTH),
-            pins=problem.pins,
-            rules=Rules(unroll=unroll),
-            uniform=True,
-        )
+def _posed(problem: Extraction, search: Search, rules: Rules) -> Problem:
+    return Problem(
+        problem.graph,
+        problem.target,
+        effort=Effort(search.seconds, search.workers, search.seed),
+        objectives=(REGISTER_TIME, LENGTH),
+        pins=problem.pins,
+        rules=rules,
+        uniform=True,
     )
 
 
-def fixed_bytes(program: Program, plan: LaunchPlan, parts: int) -> int:
+def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
+    return solve(_posed(problem, search, Rules(unroll=unroll)))
+
+
+def _with_bound_checked(problem: Extraction, answer: Schedule, search: Search) -> Schedule:
+    """The schedule with what a second search says of its bound. It may leave groups that are no
+    copies of each other, so it can confirm a bound of those that are, not refute it."""
+    posed = _posed(problem, search, answer.rules)
+    return replace(answer, proof=confirmed(posed, answer.proof, CONFIRMING))
+
+
+def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:
     """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
 
-    Read off the plainest kernel of the program, with one slot a ring.
+    Of the layout of the plainest block of the program, with one slot a ring.
     """
-    block = lower(program, multistage(program, 1, plan, parts, in_flight=0))
-    return emit(block).shared_bytes - _ring_bytes(block) + RING_BARRIERS
-
-
-def _ring_bytes(block: BlockProgram) -> int:
-    loops = block.placement.program.loops()
-    inside = {op.id for loop in loops for op in loop.body if isinstance(op, Op)}
-    return sum(
-        ring.depth * ring.slot_bytes
-        for ring in block.rings
+    program = placement.program
+    plainest = multistage(program, 1, plan, placement.parts, in_flight=0)
+    rings = make_rings(placement, plainest)
+    inside = {op.id for loop in program.loops() for op in loop.body if isinstance(op, Op)}
+    of_loops = sum(
+        ring.slot_bytes
+        for ring in rings
         if any(load.id in inside for buffer in ring.buffers for load in buffer.loads)
     )
+    return shared_layout(placement, plan, rings).total - of_loops + RING_BARRIERS
 
 
 def assemble(
@@ -305,38 +308,27 @@ def assemble(
     return KernelSchedule("solved", loops, plan)
 
 
-def _refined(
-    schedule: KernelSchedule, placement: Placement, nominal: CostTable, search: Search
+def _with_fewest_copies(
+    schedule: KernelSchedule,
+    loop: Loop,
+    extracted: Callable[[Loop, Mapping[str, int]], Extraction],
 ) -> KernelSchedule:
-    """What the walk makes of the solver's answer, with no more copies than that order needs."""
-    alone: list[Extraction] = []
-    for loop in placement.program.loops():
-        copies = dict(schedule.loops[loop.index].params.get("copies", {}))
-        skips = schedule.launch.skip_unit
-        alone.append(extract(placement, loop, nominal, copies=copies, skip_unit=skips))
-    walker = Walker(placement, alone, nominal)
-    if search.walks:
-        schedule = refine(schedule, walker, search.walks, search.seed)
-    return fewest_copies(schedule, walker)
+    """The schedule without the copies of tiles that the times of a loop do without: copies take
+    registers."""
+    made = schedule.loops[loop.index]
+    copies = dict(made.params.get("copies", {}))
+    for name in sorted(copies):
+        fewer = {other: count for other, count in copies.items() if other != name}
+        if _keeps(made, extracted(loop, fewer).graph):
+            copies = fewer
+    params = {**made.params, "copies": copies} if "copies" in made.params else made.params
+    return replace(schedule, loops={**schedule.loops, loop.index: replace(made, params=params)})
 
 
-def in_turns(schedule: KernelSchedule, program: Program, table: CostTable) -> KernelSchedule:
-    """The schedule with or without turns, whichever the walk says is faster.
-
-    The solver places both groups' matmuls on the one tensor core, half an interval apart. Nothing
-    keeps them there when the machine runs: a group that is late is overtaken. Turns do, for the
-    price of a named barrier, which does not pay where the tensor core is busy all the time anyway.
-    """
-    if len(schedule.compute) == 1:
-        return schedule
-    nominal = table.at("nominal")
-
-    def walked(one: KernelSchedule) -> float:
-        return cycles_of(predict(program, one, table=nominal))
-
-    ordered = replace(schedule, name=f"{schedule.name}-turns", turns=True)
-    try:
-        pays = walked(ordered) < walked(schedule) * (1 - WORTH)
-    except InputError:  # a loop that ends early for one group cannot keep turns
-        return schedule
-    return ordered if pays else schedule
+def _keeps(schedule: Schedule, graph: Graph) -> bool:
+    """Whether the times of a schedule keep every edge of a graph."""
+    time, interval = schedule.time, schedule.initiation_interval
+    return all(
+        time[edge.dst] + edge.distance * interval - time[edge.src] >= edge.delay
+        for edge in graph.edges
+    )

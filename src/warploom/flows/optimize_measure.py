@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from warploom.codegen.compile.build import Built, compile_source
-from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings
+from warploom.codegen.compile.probe import LOG, WORDS, probe, readings
 from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.flows.own_process import answer_of
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, check_sizes, full_sizes
-from warploom.perf.predict import Prediction
+from warploom.perf.replay import Prediction
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program

@@ -16,7 +16,7 @@ from warploom.flows.optimize_measure import Measured
 from warploom.flows.static_verdict import StaticVerdict
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import Selected
-from warploom.perf.predict import Prediction, cycles_of
+from warploom.perf.replay import Prediction, cycles_of
 
 SCHEMA, VERSION = "warploom.optimize", 2
 MOST_CANDIDATES = 32
@@ -166,6 +166,7 @@ def order_of(selected: Selected) -> str:
         shorter = "none is shorter" if proof.status != "unproved" else "not proved the shortest"
         told.append(
             f"loop {name}: solved for {one.initiation_interval} cycles an iteration at the costs "
-            f"it was solved with, {shorter} ({proof.status}: {proof.reason})"
+            f"it was solved with, {shorter} ({proof.status}: {proof.reason}; "
+            f"{proof.confirmed or 'not confirmed'})"
         )
     return "; ".join(told)

@@ -7,6 +7,7 @@ expressions over them. All of them are non-negative except where a subtraction s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -205,3 +206,27 @@ def minimum_index(left: IndexLike, right: IndexLike) -> Index:
 def maximum_index(left: IndexLike, right: IndexLike) -> Index:
     """The larger of two index expressions."""
     return binary("max", left, right)
+
+
+def substituted(expression: Index, values: Mapping[str, Index]) -> Index:
+    """The expression with symbols replaced by others, or by expressions."""
+    if expression.op == "symbol":
+        return values.get(expression.name, expression)
+    if expression.op == "const":
+        return expression
+    left, right = (substituted(arg, values) for arg in expression.args)
+    return binary(expression.op, left, right)
+
+
+def multiple_of(value: Index) -> int:
+    """A number that divides the expression whatever its symbols are; 0 for the constant 0."""
+    if value.op == "const":
+        return abs(value.value)
+    if value.op == "symbol":
+        return 1
+    left, right = (multiple_of(arg) for arg in value.args)
+    if value.op == "*":
+        return left * right
+    if value.op in ("+", "-", "min", "max"):
+        return math.gcd(left, right)
+    return 1

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from warploom.codegen.ir.block import Step
+from warploom.codegen.ir.block import BlockProgram, Role, Straight
 from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.steps import Issue, Join, Release, Run, Step
 from warploom.tile import Op
 
 
@@ -29,6 +30,7 @@ class Token:
 
 
 Queue = tuple[Token, ...]
+EMPTY: frozenset[Queue] = frozenset({()})
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class Effects:
 
         started = self.ops[token.op]
         assert started.dst is not None
-        if step.action == "Release":
+        if isinstance(step, Release):
             return token.op in self.readers[step.ring] and token.age >= step.stage
-        if step.action not in ("Run", "Issue") or step.op is None:
+        if not isinstance(step, Run | Issue):
             return False
         reads = {var.name for var in self.placement.fusion.sources(step.op)}
         writes = set[str]() if step.op.dst is None else {step.op.dst.name}
-        if step.action == "Issue":
+        if isinstance(step, Issue):
             # Matmuls into one accumulator follow each other in the tensor core.
             name = started.dst.name
             return name in {var.name for var in step.op.srcs[:2]} and same(name)
@@ -64,6 +66,21 @@ class Effects:
         touched = result in reads | writes and same(result)
         operands = {var.name for var in started.srcs[:2]} & writes
         return touched or any(same(name) for name in operands)
+
+
+def effects_of(block: BlockProgram, role: Role) -> Effects:
+    """What the ops of a role of a block program touch."""
+    ops = {op.id: op for op in block.placement.program.ops()}
+    read = {op.id: {ring.name for ring in block.rings_read(op)} for op in ops.values()}
+    readers = {
+        ring.name: frozenset(op for op, names in read.items() if ring.name in names)
+        for ring in block.rings
+    }
+    copies: dict[str, int] = {}
+    for section in role.sections:
+        if not isinstance(section, Straight):
+            copies |= section.copies
+    return Effects(block.placement, ops, readers, copies)
 
 
 def insert_joins(
@@ -75,7 +92,7 @@ def insert_joins(
     for step in steps:
         queues = _join(effects, step, queues, result)
         result.append(step)
-        if step.action == "Issue" and step.op is not None:
+        if isinstance(step, Issue):
             queues = {(*queue, Token(step.op.id, step.stage)) for queue in queues}
     return tuple(result), frozenset(queues)
 
@@ -86,7 +103,7 @@ def join_all(
     """Wait for everything that may be unfinished."""
     found = _names(effects, [token for queue in entries for token in queue])
     steps = (_joined(0, found),) if found else ()
-    return steps, frozenset({()})
+    return steps, EMPTY
 
 
 def join_down(
@@ -147,9 +164,9 @@ def _wait(effects: Effects, queues: set[Queue], count: int, result: list[Step]) 
     return left
 
 
-def _joined(count: int, found: Sequence[tuple[str, int]]) -> Step:
+def _joined(count: int, found: Sequence[tuple[str, int]]) -> Join:
     names, lags = tuple(name for name, _ in found), tuple(lag for _, lag in found)
-    return Step("Join", count=count, names=names, lags=lags)
+    return Join(count, names, lags)
 
 
 def _names(effects: Effects, tokens: Sequence[Token]) -> list[tuple[str, int]]:

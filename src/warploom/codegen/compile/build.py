@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from warploom import toolchain
+from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.compile.entry_image import with_entry
 from warploom.codegen.compile.nvrtc import compile_here
 from warploom.codegen.cuda.emit import CudaSource, emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
-from warploom.codegen.cuda.entry import entry_registers
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
@@ -50,7 +50,6 @@ FAULTS = {
     "setmaxnreg": r"setmaxnreg.*ignored",
     "injected": r"warpgroup\.(wait|arrive).*(injected|inserted)",
 }
-GIVEN = "registers_up<"  # in the text of a kernel whose groups do not all have equally many
 ALLOWED = ("spills", "stack", *FAULTS)  # what a build may be told to accept
 
 
@@ -205,7 +204,7 @@ def compile_source(
         return kept, resources
     cubin, resources = _run(tool, source, arch)
     _judge(source, arch, resources, allow)
-    if source.told:
+    if source.declared_threads:
         cubin = with_entry(cubin, source.threads)
     keep(image, cubin)
     keep(report, json.dumps(asdict(resources)).encode())
@@ -270,7 +269,7 @@ def _judge(source: CudaSource, arch: str, resources: Resources, allow: tuple[str
     name = source.name
     if resources.spill_bytes and "spills" not in allow:
         where, remedy = "", "give its groups more registers, "
-        if GIVEN not in source.text:
+        if not source.moves_registers:
             most = entry_registers(source.threads, arch)
             where, remedy = f": its {source.threads} threads have {most} each on {arch}", ""
         raise Spills(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
+from warploom.codegen.analysis.register_tiles import PACKED
 from warploom.codegen.cuda.emit_cols import argmax_lines, cumsum_lines, slice_lines
 from warploom.codegen.cuda.emit_exchange import exchange_lines
 from warploom.codegen.cuda.emit_rows import (
@@ -16,16 +18,10 @@ from warploom.codegen.cuda.emit_rows import (
     row_reduce_lines,
 )
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.scratch import crosses_rows, exchanges
-from warploom.codegen.cuda.settled import settled
-from warploom.codegen.cuda.uniform import everywhere
 from warploom.codegen.cuda.values import (
-    COLUMN_GROUP,
-    PACKED,
     REDUCE,
     At,
     Values,
-    multiple_of,
     rounded,
 )
 from warploom.errors import InputError
@@ -48,7 +44,7 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     if exchanges(values.placement, op):
         return exchange_lines(values, op, names, _assign)
     if op.kind in REDUCE:
-        return guarded(reduce_lines(values, op, names), needless(values, op, names))
+        return reduce_lines(values, op, names)
     if op.kind in ALONG_COLUMNS:
         return ALONG_COLUMNS[op.kind](values, op, names)
     if op.kind == "cast" and values.is_fragment(op.dst):
@@ -74,14 +70,13 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     # A packed tile rounds when a pair is put together.
     packed = values.form(op.dst.type) == "tile" and op.dst.type.dtype.name in PACKED
     if packed and op.kind == "where" and values.form(op.srcs[0].type) in ("row", "scalar"):
-        return guarded(_chosen_words(values, op, names), needless(values, op, names))
+        return _chosen_words(values, op, names)
 
     def value(at: At) -> str:
         text = values.expression(op, at, names, rounds=not packed)
         return text if packed else rounded(op, text)
 
-    lines = _assign(values, op.dst, value)
-    return guarded(lines, needless(values, op, names))
+    return _assign(values, op.dst, value)
 
 
 def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
@@ -92,43 +87,6 @@ def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
     left, right = (values.word(src, "t", "i", names) for src in op.srcs[1:])
     line = f"    {c_name(op.dst.name)}[t][i] = {condition} ? {left} : {right};"
     return [*_for("t", blocks), *_for("i", count), line]
-
-
-def guarded(lines: list[str], needless: str | None) -> list[str]:
-    """The lines under the opposite of a condition, if there is one."""
-    if needless in (None, "false"):
-        return lines
-    if needless == "true":
-        return ["// not needed here"]
-    return [f"if (!({needless})) {{", *[f"  {line}" for line in lines], "}"]
-
-
-def needless(values: Values, op: Op, names: Names) -> str | None:
-    """A condition, equal in all threads of a warp, under which the op writes what is there or what
-    nobody reads."""
-    if op.dst is None:
-        return None
-    if values.skip_settled and (condition := settled(values, op)) is not None:
-        return condition
-    if values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
-        return None
-    if op.kind == "where" and op.srcs[1] == op.dst:
-        return everywhere(values, op.srcs[0], names)
-    factor = op.srcs[-1]
-    if (
-        values.skip_unit
-        and op.kind == "mul"
-        and op.srcs[0] == op.dst
-        and values.form(factor.type) == "row"
-        and factor.name not in values.placement.fusion.inlined
-    ):
-        ones = [
-            f"{c_name(factor.name)}[{t}][{h}] == 1.0f"
-            for t in range(values.blocks(op.dst.type))
-            for h in range(2)
-        ]
-        return f"__all_sync(0xffffffffu, {' && '.join(ones)})"
-    return None
 
 
 def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[str]:
@@ -144,9 +102,6 @@ def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[s
     else:
         body = f"{name}[t][i] = {expression(At(form))};"
     return [*_for("t", extents[0]), *_for("i", extents[1]), f"    {body}"]
-
-
-QUAD_COLUMNS = 32  # that the four lanes of a row write together: 64 bytes of 16-bit elements
 
 
 def _for(name: str, count: int) -> list[str]:
@@ -256,7 +211,7 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
 
 
 def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
-    """A store from registers, 16 bytes a lane where pitches allow, else element by element.
+    """A store from registers, 16 bytes a lane where pitches allow it (`StorePath.wide`).
 
     The four lanes of a row exchange words, so that each holds 8 neighbouring columns and together
     they write 64 bytes: two whole sectors. Where the columns are no multiple of that, the last 64
@@ -264,19 +219,6 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     """
     source, plain = op.srcs[0], direct_store_lines(values, op, names)
     assert op.array is not None
-    fits = (
-        values.form(source.type) == "tile"
-        and op.kind == "store"
-        and op.array.dtype.name in PACKED
-        and source.type.names == tuple(s.axis for s in op.spans if s.size is not None)
-        and not values.placement.across(source.type)
-        and source.type.shape[1] >= QUAD_COLUMNS
-        and all(span.stop is None for span in op.spans)
-        and op.spans[-1].size is not None
-        and multiple_of(op.spans[-1].start) % COLUMN_GROUP == 0
-    )
-    if not fits:
-        return plain
     groups, array = source.type.shape[1] // 8, op.array
     offset, inside = values.address(
         op, source.type, At("tile", i="4 * (j + lane % 4) + 2 * h"), names

@@ -8,29 +8,17 @@ from __future__ import annotations
 
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.layout import ALIGNMENT
-from warploom.codegen.ir.place import Placement
 from warploom.errors import InputError
 from warploom.tile import Op
 
 Names = dict[str, str]
 
 
-def staged_offsets(placement: Placement) -> tuple[dict[str, int], int]:
-    """Where every staged tile of one group begins, and the bytes of the group's region."""
-    found: dict[str, int] = {}
-    used = 0
-    for name, tile in placement.staged.items():
-        found[name] = used
-        used += -(-tile.bytes // ALIGNMENT) * ALIGNMENT
-    return found, used
-
-
 def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
     """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it."""
     assert op.dst is not None
     tile = values.placement.staged[op.dst.name]
-    if values.placement.across(op.dst.type):
+    if values.placement.transposed(op.dst.type):
         raise InputError(
             f"{op.where}: tile {op.dst.name} is transposed in its registers and a matmul's operand "
             "in shared memory: there is no code for both; let the matmul contract its other axis"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warploom.codegen.analysis.panels import StorePanels, check_over
+from warploom.codegen.analysis.stores import StorePanels
 from warploom.codegen.cuda.emit_ops import direct_store_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_tma import Maps, coordinates
+from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude import tma_store
 from warploom.codegen.cuda.values import At, Values, c_index
@@ -17,13 +17,24 @@ from warploom.tile import Op
 
 Names = dict[str, str]
 LEADER = "if (threadIdx.x % 128 == 0)"
-SLOTS_FOR_ONE_MEETING = 3
 
 
-def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
-    """Write a register tile panel by panel to shared memory and start its copy to global memory."""
+def store_lines(
+    panels: StorePanels,
+    map_name: str,
+    values: Values,
+    op: Op,
+    names: Names,
+    helpers: dict[str, str],
+) -> list[str]:
+    """Write a register tile panel by panel to shared memory and start its copy to global memory.
+
+    Adds the copy's device function to `helpers`.
+    """
     assert op.array is not None
     kind = op.srcs[0].type
+    call, text = tma_store(len(op.spans), op.kind == "store_add")
+    helpers[call] = text
     # A box cannot end early: the last tile of a range is written element by element.
     whole: list[str] = []
     for span in op.spans:
@@ -34,12 +45,13 @@ def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
             size = 1 if span.size is None else values.placement.local(kind).size(span.axis)
             last = f"{c_index(span.start, names)} + {first} + {size}"
             whole.append(f"{last} <= {c_index(span.stop, names)}")
-    if not whole:
-        return _Store(maps, values, op, names).lines()
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
+    lines = _Store(panels, f"{call}(&{map_name}", values, stopless, names).lines()
+    if not whole:
+        return lines
     return [
         f"if ({' && '.join(whole)}) {{",
-        *[f"  {line}" for line in store_lines(maps, values, stopless, names)],
+        *[f"  {line}" for line in lines],
         "} else {",
         *[f"  {line}" for line in direct_store_lines(values, op, names)],
         "}",
@@ -49,29 +61,19 @@ def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
 class _Store:
     """One store: where its panels are in shared memory, in the tile and in the array."""
 
-    def __init__(self, maps: Maps, values: Values, op: Op, names: Names) -> None:
-        self.values, self.op, self.names = values, op, names
-        self.panels = maps.panels(op)
-        tile = self.panels.tile
-        self.map_name = maps.map_of(op, tile.rows, tile.cols, tile.width)
-        self.call, text = tma_store(len(op.spans), op.kind == "store_add")
-        maps.helpers[self.call] = text
-        self.slots = maps.plan.store_panels
-        self.base, self.step = f"panels + part * {maps.panel_bytes()}", tile.panel_bytes
-        if maps.over is not None:
-            # A group's rows of an operand's panels: a panel of its own in each of them.
-            slot = maps.over[1]
-            check_over(slot, self.panels, values.placement.parts, op)
-            self.base, self.step = f"panels + part * {tile.panel_bytes}", slot.panel_bytes
-            self.slots = slot.panels
+    def __init__(
+        self, panels: StorePanels, call: str, values: Values, op: Op, names: Names
+    ) -> None:
+        self.panels, self.call, self.values, self.op, self.names = panels, call, values, op, names
+        self.slots, self.step = panels.slots, panels.slot_bytes
+        self.base = f"panels + part * {panels.group_bytes}"
 
     def lines(self) -> list[str]:
         """All panels of the tile."""
-        count = len(self.panels.origins)
-        return self._at_once() if 1 < count <= self.slots else self._in_turn()
+        return self._at_once() if self.panels.at_once else self._in_turn()
 
     def _at_once(self) -> list[str]:
-        # Every panel has a slot: all are written between two meetings of the group, and the only
+        # Every panel has a slot: all are written between two barriers of the group, and the only
         # wait is for the stores of the task before.
         copies: list[str] = []
         written: list[str] = []
@@ -84,10 +86,10 @@ class _Store:
             written += ["}"]
         return [
             f"{LEADER} store_wait_read<0>();",
-            self._meet(),
+            self._sync(),
             *written,
             "fence_async();",
-            self._meet(),
+            self._sync(),
             f"{LEADER} {{",
             *copies,
             "  store_commit();",
@@ -95,20 +97,20 @@ class _Store:
         ]
 
     def _in_turn(self) -> list[str]:
-        # Slots are taken in turn within a task. With up to two, the group meets before a panel is
-        # written, which must wait for the store that read its slot, and after it. With more, the
-        # meeting that ends the writing of one panel also says that the slot of the next is free: a
-        # store less is under way, and half of the meetings are gone.
-        # A panel outside of the array is left out, its meeting is not: the count of stores would be
+        # Slots are taken in turn within a task. With up to two, the group synchronises before a
+        # panel is written (the store that read its slot must have ended) and after. With more, the
+        # barrier that ends the writing of one panel also says that the slot of the next is free: a
+        # store less is under way, and half of the barriers are gone.
+        # A panel outside of the array is left out, its barrier is not: the count of stores would be
         # wrong. The branch also keeps ptxas from beginning panels early, which spills.
-        once = self.slots >= SLOTS_FOR_ONE_MEETING
+        once = self.panels.one_barrier
         lines: list[str] = []
         count = len(self.panels.origins)
         for number, origin in enumerate(self.panels.origins):
             at = f"{self.base} + {number % self.slots * self.step}"
             if not once or not number:
                 pending = self.slots - 1 if number else 0
-                lines += [f"{LEADER} store_wait_read<{pending}>();", self._meet()]
+                lines += [f"{LEADER} store_wait_read<{pending}>();", self._sync()]
             lines += [
                 f"if ({self._inside(origin)}) {{",
                 f"  const unsigned panel = {at};",
@@ -119,7 +121,7 @@ class _Store:
             if once and number + 1 < count:
                 lines.append(f"{LEADER} store_wait_read<{self.slots - 2}>();")
             lines += [
-                self._meet(),
+                self._sync(),
                 f"{LEADER} {{",
                 f"  if ({self._inside(origin)}) {self._copy(at, origin)}",
                 "  store_commit();",
@@ -127,13 +129,13 @@ class _Store:
             ]
         return lines
 
-    def _meet(self) -> str:
+    def _sync(self) -> str:
         return group_sync(self.values.placement.parts)
 
     def _place(self, origin: tuple[int, int]) -> tuple[str, str]:
         """Row and column of a panel in the whole tile, as C++."""
         kind = self.op.srcs[0].type
-        split = 1 if self.panels.across else 0  # the array's dimension over the register rows
+        split = 1 if self.panels.transposed else 0  # the array's dimension over the register rows
         first = self.values.first_row(kind.names[split], kind.shape[split])
         text = [str(at) for at in origin]
         if first != "0":
@@ -147,7 +149,7 @@ class _Store:
         checks = [
             f"{c_index(op.spans[-1].start, self.names)} + {col} < {c_name(op.array.dims[-1])}"
         ]
-        if self.panels.across:
+        if self.panels.transposed:
             spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
             start = c_index(op.spans[spanned[0]].start, self.names)
             checks.append(f"{start} + {row} < {c_name(op.array.dims[spanned[0]])}")
@@ -155,10 +157,10 @@ class _Store:
 
     def _copy(self, at: str, origin: tuple[int, int]) -> str:
         where = coordinates(self.op, self.names, *self._place(origin))
-        return f"{self.call}(&{self.map_name}, {at}, {where});"
+        return f"{self.call}, {at}, {where});"
 
     def _panel(self, origin: tuple[int, int]) -> list[str]:
-        lines = _across_lines if self.panels.across else _panel_lines
+        lines = _transposed_lines if self.panels.transposed else _panel_lines
         return lines(self.values, self.op, self.panels, origin, self.names)
 
 
@@ -203,7 +205,7 @@ def _panel_lines(
     ]
 
 
-def _across_lines(
+def _transposed_lines(
     values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
 ) -> list[str]:
     """One block of 64 register rows to the columns of a panel, 8 x 8 matrices transposed.
@@ -227,7 +229,7 @@ def _across_lines(
         "#pragma unroll",
         f"for (int j = 0; j < {groups // 2 * 2}; j += 2) {{",
         f"  const unsigned at = corner + j * {8 * tile.width};",
-        f"  stmatrix_across({address}, {words(f'j + {before}', 4)});",
+        f"  stmatrix_transposed({address}, {words(f'j + {before}', 4)});",
         "}",
     ]
     if groups % 2:
@@ -236,7 +238,7 @@ def _across_lines(
         lines += [
             "{",
             f"  const unsigned at = corner + {last * 8 * tile.width};",
-            f"  stmatrix_across({address}, {words(str(last + before), 2)});",
+            f"  stmatrix_transposed({address}, {words(str(last + before), 2)});",
             "}",
         ]
     return lines

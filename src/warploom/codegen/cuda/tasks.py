@@ -1,6 +1,6 @@
 """The grid level: which tasks a block does, and from a task's number to its position.
 
-The order is kind to the L2 cache (super-groups) and to the last wave (longest first, snake,
+The order is kind to the L2 cache (super-groups) and to the last wave (longest first, serpentine,
 dynamic). In the dynamic walk the producer draws the next task from a counter in global memory
 when it has started the copies of the present one, and hands it to the compute groups through a
 small ring.
@@ -8,50 +8,17 @@ small ring.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from warploom.codegen.analysis.grid import TASK_SLOTS, cluster_axis
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
-from warploom.tile import Op, Program, Read, cdiv
-from warploom.tile.index import symbol
-
-TASK_SLOTS = 2  # tasks handed over ahead of the compute groups
+from warploom.tile import Program, Read
 
 
-def cluster_axis(program: Program, plan: LaunchPlan) -> int:
-    """The position of the clustered grid axis, or -1; raises when there is no such axis."""
-    axis, blocks = plan.cluster
-    if blocks == 1:
-        return -1
-    names = [name for name, _ in program.grid]
-    if axis not in names:
-        raise InputError(f"launch plan: cluster along {axis!r}, the grid has {names}")
-    return names.index(axis)
-
-
-def inside(program: Program, plan: LaunchPlan, symbols: Mapping[str, int]) -> bool:
-    """Whether a position is one of the grid: where a cluster does not divide its axis, the last
-    cluster has blocks beyond it, which copy for the others and store nothing."""
-    clustered = cluster_axis(program, plan)
-    if clustered < 0:
-        return True
-    name, extent = program.grid[clustered]
-    return symbols[name] < extent.evaluate(symbols)
-
-
-def store_condition(program: Program, plan: LaunchPlan, op: Op) -> str:
-    """The C++ condition under which a block's position is one of the grid; "" where the store's
-    ranges say so themselves, as they lie outside of the array for all others."""
-    clustered = cluster_axis(program, plan)
-    if clustered < 0 or op.array is None:
-        return ""
-    name, extent = program.grid[clustered]
-    for span, dim in zip(op.spans, op.array.dims, strict=True):
-        for step in {span.size or 1, 1}:
-            if span.start == symbol(name) * step and extent == cdiv(symbol(dim), step):
-                return ""
+def in_grid(program: Program, plan: LaunchPlan) -> str:
+    """The C++ condition under which a clustered block's position is one of the grid."""
+    name, extent = program.grid[cluster_axis(program, plan)]
     return f"{c_name(name)} < {c_index(extent)}"
 
 
@@ -102,12 +69,12 @@ def position_lines(program: Program, plan: LaunchPlan, loads: bool) -> list[str]
 def next_lines(plan: LaunchPlan) -> tuple[list[str], list[str]]:
     """For a compute group that takes the next task when it wants to: declarations, and the lines
     that put its number into `next_task`, at least `tasks` when there is none."""
-    if plan.walk == "static":
+    if plan.tile_scheduler == "static":
         return (
             ["int next_task = int(blockIdx.x) - int(gridDim.x);"],
             ["next_task += gridDim.x;"],
         )
-    if plan.walk == "snake":
+    if plan.tile_scheduler == "serpentine":
         return [
             "const int first = blockIdx.x, stride = gridDim.x;",
             "int next_task = 0, round = -1;",
@@ -159,10 +126,10 @@ def _first_and_stride(blocks: int) -> tuple[str, str]:
 
 def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
     first, stride = _first_and_stride(blocks)
-    if plan.walk == "static":
+    if plan.tile_scheduler == "static":
         loop = f"for (int task = {first}; task < tasks; task += {stride}) {{"
         return ["#pragma unroll 1", loop], "}"
-    if plan.walk == "snake":
+    if plan.tile_scheduler == "serpentine":
         return [
             f"const int first = {first}, stride = {stride};",
             "#pragma unroll 1",
@@ -192,9 +159,9 @@ def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
         f"  {advance}",
         "  if (task >= tasks) break;",
     ], (
-        "  // Every block draws once in vain; the last such draw leaves the counter at 0.\n"
+        "  // Every block takes once in vain; the last such take leaves the counter at 0.\n"
         "  task = gridDim.x + "
-        "draw(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);\n"
+        "take_task(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);\n"
         "}"
     )
 

@@ -4,7 +4,7 @@ The hardware does not interlock fixed-latency results, so a distance the compile
 go below is the only safe lower bound. A key is (producer family, result word, consumer family,
 source slot); it counts when `mining.ENOUGH` pairs stand at or below its value. A pair without a
 key keeps the distance it had in the original code. What the compiler never goes below is another
-question with a table of its own (`walls`).
+question with a table of its own (`minima`).
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class LatencyTable:
 
     `gaps` between dependent instructions, `stalls` the least own stall of each opcode, `spacings`
     between neighbours of one pipe, with `pipes` for pairs never seen, and `interlocked` the cycles
-    down to which the hardware was measured to keep such neighbours apart by itself. `walls`: what
-    no compiler output ever went below (`flow.walls`).
+    down to which the hardware was measured to keep such neighbours apart by itself. `minima`: what
+    no compiler output ever went below (`flow.minima`).
     """
 
     sm: int
@@ -183,7 +183,7 @@ class LatencyTable:
     spacings: Mapping[str, int]
     pipes: Mapping[str, int]
     interlocked: Mapping[str, int]
-    walls: Mapping[str, int]
+    minima: Mapping[str, int]
 
     def gap(self, key: str, original: int) -> int:
         """Cycles needed for `key`: the mined minimum, never more than the original distance."""
@@ -217,4 +217,4 @@ def table_for(sm: int) -> LatencyTable:
         (resources.files("warploom.sass") / "data" / file).read_text()
     )
     parts = (data[name] for name in ("gaps", "stalls", "spacings", "pipes"))
-    return LatencyTable(sm, data["provenance"], *parts, data.get("interlocked", {}), data["walls"])
+    return LatencyTable(sm, data["provenance"], *parts, data.get("interlocked", {}), data["minima"])

@@ -1,0 +1,64 @@
+"""Shared memory in which the warps of a compute group exchange what their registers hold.
+
+Every group has a region of its own, as large as its neediest op. An op that uses it synchronises
+the group, writes, synchronises again and reads: the first barrier ends the reads of the op before.
+"""
+
+from __future__ import annotations
+
+from warploom.codegen.analysis.register_tiles import COLUMN_GROUP
+from warploom.codegen.ir.place import Placement
+from warploom.tile import Op, TileType
+from warploom.tile.ops import OPS
+
+WARPS = 4
+WORD = 4  # bytes of a value, whatever its element type
+
+
+def pitch(cols: int) -> int:
+    """Words from one row of an exchanged tile to the next: rows begin in different banks."""
+    return cols + 1
+
+
+def crosses_rows(placement: Placement, op: Op) -> bool:
+    """Whether an op runs along the rows of a tile, which are spread over the warps."""
+    return (
+        OPS[op.kind].group in ("reduce", "scan")
+        and len(op.srcs[0].type.axes) == 2
+        and op.axis in placement.rows
+    )
+
+
+def exchanges(placement: Placement, op: Op) -> bool:
+    """Whether an op reads elements that other threads hold: gathers, and parts that are no whole
+    groups of 8 columns."""
+    if op.kind == "gather":
+        return True
+    if op.kind != "slice" or op.dst is None:
+        return False
+    start, size = int(op.value or 0), op.dst.type.size(op.axis)
+    return op.axis in placement.rows or bool((start | size) % COLUMN_GROUP)
+
+
+def words(placement: Placement, op: Op) -> int:
+    """Words of the region that one group needs for an op."""
+    if op.id not in placement.fusion.kept or not op.srcs:
+        return 0
+    kind = placement.oriented(placement.local(op.srcs[0].type))
+    if crosses_rows(placement, op):
+        rows, cols = kind.shape
+        blocks = rows // 64 if op.kind == "cumsum" else 1
+        return WARPS * cols * blocks * (2 if op.kind == "argmax" else 1)
+    if exchanges(placement, op):
+        return _whole(kind)
+    return 0
+
+
+def _whole(kind: TileType) -> int:
+    return kind.shape[0] * pitch(kind.shape[1]) if len(kind.axes) == 2 else kind.shape[0]
+
+
+def region_bytes(placement: Placement) -> int:
+    """Bytes of one group's region: 0 for a kernel that exchanges nothing."""
+    most = max((words(placement, op) for op in placement.program.ops()), default=0)
+    return -(-most * WORD // 16) * 16
