@@ -21,6 +21,7 @@ OLDEST = 9  # of gcc: what its instrumentation calls
 # names of gcc's thread sanitizer, whose runtime is not linked), and frames can be followed.
 KERNEL_FLAGS = (
     "-std=c++17", "-O0", "-g1", "-w", "-fPIC", "-fno-omit-frame-pointer", "-fsanitize=thread",
+    "-fno-threadsafe-statics",
     "--param", "tsan-instrument-func-entry-exit=0",
 )  # fmt: skip
 MACHINE_FLAGS = ("-std=c++17", "-O2", "-w", "-fPIC", "-fno-omit-frame-pointer")
@@ -92,7 +93,7 @@ def _keep(made: Path, path: Path) -> None:
 def _run(call: list[str], name: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        errors = [line for line in done.stderr.splitlines() if re.search("error:|undefined", line)]
         first = (errors or done.stderr.splitlines() or ["no message"])[0]
         raise InputError(f"{name} does not compile for the emulation: {first}")
     return done

@@ -335,9 +335,9 @@ def _convert(call: Call) -> str:
         high, low = (f"{one}({op.value('float')})" for op in ops[1:])
         return ops[0].set(f"uint16_t({high} << 8 | {low})")
     if source in ("e4m3x2", "e5m2x2"):
-        one = f"numbers::to_fp16(numbers::from_{source[:4]}(uint8_t(x_"
+        one = f"numbers::to_fp16(numbers::from_{source[:4]}"
         whole = f"const uint16_t x_ = {ops[1].value('uint16_t')};"
-        return whole + ops[0].set(f"ptx::pair({one} >> 8))), {one})))")
+        return whole + ops[0].set(f"ptx::pair({one}(x_ >> 8)), {one}(x_ & 255)))")
     halves = {"bf16": "bf16", "f16": "fp16"}
     if to in halves:
         return ops[0].set(f"numbers::to_{halves[to]}({ops[1].value('float')})")

@@ -525,8 +525,8 @@ static int element_bytes(int kind) { return kind <= kFp16 ? 2 : kind == kTf32 ? 
 static void touch_operand(const Product& one, int which, int extent, const Access& how) {
   const int element = element_bytes(one.kind), depth = 32 / element, step = 4 / element;
   const bool across = one.across[which];
-  for (int mn = 0; mn < extent && fault.empty(); mn += across ? step : 1)
-    for (int k = 0; k < depth && fault.empty(); k += across ? 1 : step)
+  for (int mn = 0; mn < extent && doubt->empty(); mn += across ? step : 1)
+    for (int k = 0; k < depth && doubt->empty(); k += across ? 1 : step)
       touch(operand_at(one.block, one.side[which], across, mn, k, element), 4, how);
 }
 // All threads have issued it: it reads shared memory from now on, ordered as for all of them.
@@ -546,10 +546,18 @@ static void issue(Product& one, Group& group) {
   }
   const int agent = cluster * each + (block_of(current) % cluster) * groups_each + current % each / 128;
   const Access how{agent, one.number, group.known.data(), group.fenced.data(), one.site, false, true, "wgmma"};
+  // What it reads too early only spoils its result: some kernels multiply what they never use.
+  std::string why;
+  std::vector<Cell*> made;
+  doubt = &why, recorded = &made;
   if (!one.registers) touch_operand(one, 0, 64, how);
   touch_operand(one, 1, one.columns, how);
+  doubt = nullptr, recorded = nullptr;
+  if (why.empty()) return;
+  for (Cell* cell : made) cell->flags = 0;
+  group.spoiled.emplace(one.number, why);
 }
-static void mark(const void* register_, u32 number, bool result) {
+static void mark(const void* register_, u32 number, bool result, bool fresh) {
   const unsigned char* p = static_cast<const unsigned char*>(register_);
   if (p < stacks + STACK * current || p >= stacks + STACK * (current + 1)) return;
   Register& r = registers_of[(p - stacks) / 4];
@@ -559,6 +567,7 @@ static void mark(const void* register_, u32 number, bool result) {
     fail("registers: wgmma uses a register (%s) that the thread touched after its last wgmma.fence", result ? "an accumulator" : "operand A");
   if (!result && flying) fail("registers: wgmma reads as operand A an accumulator of a running wgmma");
   (result ? r.result : r.operand) = number;
+  if (result && (fresh || !r.since || r.since == NONE)) r.since = number;
 }
 void wgmma(const Operands& what) {
   ENTER;
@@ -585,12 +594,12 @@ void wgmma(const Operands& what) {
   }
   const int lane = current % each % 128;
   for (int i = 0; i < what.columns / 2; ++i) {
-    mark(what.sums[i], number, true);
+    mark(what.sums[i], number, true, !what.accumulate);
     one.sums[lane * (what.columns / 2) + i] = what.sums[i];
   }
   for (int i = 0; i < 4 && what.rows; ++i) {
     memcpy(&one.rows[lane][i], what.rows[i], 4);
-    if (!(what.own >> i & 1)) mark(what.rows[i], number, false);
+    if (!(what.own >> i & 1)) mark(what.rows[i], number, false, false);
   }
   if (++one.joined == 128) issue(one, group);
 }

@@ -27,6 +27,8 @@ unsigned char *pool, *stacks;
 Cell* cells;
 uint8_t* filled;
 Register* registers_of;
+std::vector<Cell*>* recorded;
+std::string* doubt;
 
 static std::jmp_buf home;
 static Launch how;
@@ -140,6 +142,10 @@ void fail(const char* why, ...) {
   leave();
 }
 static void fail_at(const std::string& why) {
+  if (doubt) {
+    if (doubt->empty()) *doubt = why;
+    return;
+  }
   if (fault.empty()) fault = why;
   leave();
 }
@@ -289,11 +295,18 @@ void touch(u32 address, u32 bytes, const Access& how) {
       const bool same = c.agent == how.agent && (own_thread || c.epoch == how.epoch);
       const bool ordered = same || c.epoch <= how.known[c.agent];
       const bool clash = (c.flags & kWrite) || how.write;
-      if (clash && !ordered)
-        return fail_at("race: " + std::string(how.write ? "the write" : "the read") + " by " + how.what +
+      if (clash && !ordered) {
+        const std::string why = "race: " + std::string(how.write ? "the write" : "the read") + " by " + how.what +
                        " (" + who_thread(current) + ") at " + place(how.site) + " and " + side(c, block) +
                        " touch " + shown(block * WINDOW + word * 4) +
-                       " and nothing orders the first after the second");
+                       " and nothing orders the first after the second";
+        const Agent& other = clusters[block / cluster].agents[c.agent];
+        if (other.kind != kMatmuls) return fail_at(why);
+        // A product that nobody uses may read what it likes.
+        Group& group = groups[group_of(other.thread)];
+        if (c.epoch < group.used.size() && group.used[c.epoch]) return fail_at(why);
+        group.spoiled.emplace(c.epoch, why);
+      }
       if (clash && how.async && !how.write && !(c.flags & kAsync) && c.epoch > how.fenced[c.agent])
         return fail_at("proxy: " + std::string(how.what) + " (" + who_thread(current) + ") at " +
                        place(how.site) + " reads " + shown(block * WINDOW + word * 4) + ", and " +
@@ -310,6 +323,7 @@ void touch(u32 address, u32 bytes, const Access& how) {
     if (how.write) filled[place_of] |= mask;
     if (room_for < 0) room_for = random_of() % CELLS;
     all[room_for] = {how.epoch, how.site, uint16_t(how.agent), mask, flags};
+    if (recorded) recorded->push_back(all + room_for);
   }
 }
 Access by_thread(bool write, const char* what) {
@@ -317,12 +331,23 @@ Access by_thread(bool write, const char* what) {
 }
 
 // ---- what gcc's instrumentation reports: every access to memory that others may see
+// A thread reads what products since `since` added up to.
+static void use(const Register& r) {
+  Group& group = groups[group_of(current)];
+  const auto bad = group.spoiled.lower_bound(r.since);
+  if (bad != group.spoiled.end() && bad->first <= r.result)
+    return fail_at(bad->second + "; the result is read at " + place(site_here()));
+  group.used.resize(std::max<size_t>(group.used.size(), r.result + 1));
+  for (u32 n = r.result; n >= r.since && !group.used[n]; --n) group.used[n] = 1;
+}
 static void register_access(unsigned char* p, size_t bytes, bool write) {
   Thread& one = me();
   if (p < stacks + STACK * current || p >= stacks + STACK * (current + 1)) return;
   Register* r = registers_of + (p - stacks) / 4;
   for (size_t i = 0; i * 4 < bytes; ++i) {
     (write ? r[i].wrote : r[i].read) = one.fences + 1;
+    if (write) r[i].since = NONE;
+    else if (r[i].since && r[i].since != NONE) use(r[i]);
     if (r[i].result > one.waited)
       fail("registers: %s an accumulator of a running wgmma before its wgmma.wait_group",
            write ? "a write to" : "a read of");
@@ -472,6 +497,7 @@ static void prepare(int count) {
   pushes.clear();
   statics.clear();
   sites.resize(1), site_numbers.clear();
+  doubt = nullptr, recorded = nullptr;
   static_room = 0;
   for (int c = 0; c < int(clusters.size()); ++c) {
     clusters[c].first = c * cluster * each;
@@ -497,12 +523,12 @@ static void prepare(int count) {
   clear(filled, size_t(MOST_BLOCKS) * (ROOM / 4));
   memset(pool, 0xff, size_t(count) * ROOM);
   if (stacks_made < STACK * all) {
-    if (stacks) munmap(stacks, stacks_made), munmap(registers_of, stacks_made * 4);
+    if (stacks) munmap(stacks, stacks_made), munmap(registers_of, stacks_made / 4 * sizeof(Register));
     stacks_made = STACK * all;
     stacks = reserve<unsigned char>(stacks_made);
-    registers_of = reserve<Register>(stacks_made * 4);
+    registers_of = reserve<Register>(stacks_made / 4 * sizeof(Register));
   }
-  clear(registers_of, stacks_made * 4);
+  clear(registers_of, stacks_made / 4 * sizeof(Register));
   for (int t = 0; t < all; ++t) memset(stacks + STACK * (t + 1) - (32 << 10), 0xff, 32 << 10);
   start_async();
 }
@@ -575,7 +601,7 @@ static void probe() {
   probing = true;
   wanted_cluster = 0;
   blocks = 0, each = 1;
-  if (!stacks) prepare(0), stacks_made = STACK, stacks = reserve<unsigned char>(STACK), registers_of = reserve<Register>(STACK * 4);
+  if (!stacks) prepare(0), stacks_made = STACK, stacks = reserve<unsigned char>(STACK), registers_of = reserve<Register>(STACK / 4 * sizeof(Register));
   threads.assign(1, {});
   enter(0);
   inside = false;

@@ -29,7 +29,10 @@ struct Clocks { std::vector<u32> known, fenced; };
 // An access of an agent at a moment of its clock.
 struct Cell { u32 epoch, site; uint16_t agent; uint8_t mask, flags; };
 enum { kValid = 1, kWrite = 2, kAsync = 4 };
-struct Register { u32 wrote, read, result, operand; };  // fence or matmul number, of 4 bytes
+// Of 4 bytes of a stack: the fence that came before a write and a read; the last wgmma that has them
+// as accumulator and as operand; the first wgmma whose product they hold (NONE: no product).
+struct Register { u32 wrote, read, result, operand, since; };
+const u32 NONE = ~0u;
 
 struct Meeting {
   int arrived = 0, round = 0, count = 0;
@@ -60,7 +63,15 @@ struct Product {
   std::vector<float*> sums;  // of all threads
   u32 rows[128][4];
 };
-struct Group { std::deque<Product> queue; u32 first = 0; u64 stamp = 0; std::vector<u32> known, fenced; };
+// `spoiled`: products that mean nothing, and why; `used`: those of which a thread read a result.
+struct Group {
+  std::deque<Product> queue;
+  u32 first = 0;
+  u64 stamp = 0;
+  std::vector<u32> known, fenced;
+  std::map<u32, std::string> spoiled;
+  std::vector<char> used;
+};
 struct Store {
   TensorView map; std::array<int, 5> at; u32 place, bytes; unsigned char* to; bool add, read; u32 site;
 };
@@ -117,6 +128,8 @@ extern Cell* cells;          // by block, word and record
 extern uint8_t* filled;      // by word: bytes that something has written
 extern Register* registers_of;  // by thread and word of its stack
 extern unsigned char* stacks;
+extern std::vector<Cell*>* recorded;  // of an access that may be taken back
+extern std::string* doubt;            // where its fault goes
 
 inline Thread& me() { return threads[current]; }
 inline int block_of(int thread) { return thread / each; }
