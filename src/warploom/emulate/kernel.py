@@ -39,7 +39,7 @@ class Library:
         self.sources = tuple(sources)
         parts = ['#include "cuda.h"']
         for number, source in enumerate(sources):
-            label = f"{source.name}.{number}.cu" if number else f"{source.name}.cu"
+            label = f"{number}.{source.file}" if number else source.file
             parts.append(f"namespace k{number} {{\n#line 1 \"{label}\"\n")
             parts.append(as_cpp(source.text, label) + "\n}")
             parts.append(_entry(source, number))
