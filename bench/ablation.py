@@ -6,7 +6,7 @@
                                                 the model as it stands
 
 Predicted cycles an iteration are the model's (`perf.replay`: the machine code replayed on one
-scheduler partition), walked ones those of the steps before they are compiled (`perf.predict`).
+scheduler partition).
 Measured ones are counted by the kernel itself (`cuda.probe`): the SM clock before and after
 every steady state, over all blocks and groups, divided by the iterations. Times are those of the
 kernel without counters.
@@ -34,13 +34,11 @@ from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.attention import program as attention_kernel
 from warploom.kernels.gemm import program as gemm_kernel
-from warploom.perf.predict import predict
 from warploom.perf.replay import replay
 from warploom.tile import Program
 
 FOLDER = kb.ROOT / "out" / "bench" / "ablation"
 SEARCH = Search(seconds=15.0)
-WALKS = 300
 # The solver's first answer, without the choice by replay that `solve` makes (`autosched.chosen`).
 FIRST = "solve+first"
 
@@ -69,7 +67,7 @@ def _attention(causal: bool) -> Case:
     names = (
         *(name for name in NAMES if name != "inflight"),
         FIRST,
-        "solve+turns",
+        "solve+pingpong",
     )
     return Case(attention_kernel.attention(config), plan, (16384,), names, causal)
 
@@ -103,21 +101,18 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     """The schedule of a row: a name of `schedules.py` and what is added to it.
 
     +first   the solver's first answer; without anything added the one that replays fastest
-    +turns   groups take the tensor core in turn
+    +pingpong  groups take the tensor core in turn
     +copies  the solver may give tiles two copies (modulo variable expansion)
-    +walked  the solver's order bettered by walking (`autosched.refine`)
-    +seedN   another seed of the solver and of the refinement
+    +seedN   another seed of the solver
     +shallow two slots a ring
     +nominal the solver takes costs at their values, not at their high ends
     """
     kind, *added = name.split("+")
     seed = next((int(one[4:]) for one in added if one.startswith("seed")), SEARCH.seed)
-    walks = WALKS if "walked" in added else 0
     end = "nominal" if "nominal" in added else SEARCH.cost_end
     search = replace(
         SEARCH,
         expand="copies" in added,
-        walks=walks,
         seed=seed,
         cost_end=end,
         replayed=not added,
@@ -125,7 +120,7 @@ def scheduled(case: Case, name: str) -> KernelSchedule:
     schedule = schedule_named(case.program, kind, case.launch, search=search)
     if "shallow" in added:
         schedule = shallow(schedule)
-    return replace(schedule, turns=schedule.turns or "turns" in added)
+    return replace(schedule, pingpong=schedule.pingpong or "pingpong" in added)
 
 
 def _folder(case: str, name: str, probed: bool) -> Path:
@@ -161,7 +156,7 @@ def _write(title: str, name: str, case: Case, schedule: KernelSchedule, built: B
     text = {
         "loops": loops,
         "predicted": rows,
-        "turns": schedule.turns,
+        "pingpong": schedule.pingpong,
         "proof": schedule.any_loop.proof.status,
         "interval": schedule.any_loop.initiation_interval,
     }
@@ -278,14 +273,12 @@ def merge(files: list[Path]) -> None:
         if name not in CASES[title].schedules:
             continue
         program, schedule = CASES[title].program, scheduled(CASES[title], name)
-        (walked,) = predict(program, schedule).values()
         (model,) = replay(program, schedule, build(program, schedule).cubin).values()
         counted = float(row.checks["counted cycles"])
         checks = {
             **row.checks,
             "predicted cycles": round(model.cycles, 1),
             "model error": round(model.cycles / counted - 1, 4),
-            "walked cycles": round(walked.cycles, 1),
             "lower bound": model.bound,
         }
         kernel = f"{title} {name}"
@@ -372,7 +365,7 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
                         "clock GHz": round(clock, 3),
                         "iterations counted": count,
                     },
-                    f"torch {env['torch']}; turns {row['turns']}; proof {row['proof']}",
+                    f"torch {env['torch']}; ping-pong {row['pingpong']}; proof {row['proof']}",
                 )
             )
     write_rows(out / "schedule_ablation.json", evidence)

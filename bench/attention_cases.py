@@ -21,9 +21,9 @@ Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tu
 # What a variant is without a decision that it was measured for: how much the decision is worth.
 CHANGES: dict[str, Callable[[AttentionChoice], AttentionChoice]] = {
     # sums rescaled before the values come on top
-    "-rescaled-early": lambda c: replace(c, early=True),
+    "-rescaled-early": lambda c: replace(c, early_rescale=True),
     # no turns
-    "-no-turns": lambda c: replace(c, turns=False),
+    "-no-turns": lambda c: replace(c, pingpong=False),
 }
 
 

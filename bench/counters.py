@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.l2_replay import Level2, Moved, Walk, compulsory_bytes, dram_bytes
+from bench.l2_replay import Level2, Moved, TaskOrder, compulsory_bytes, dram_bytes
 from warploom import toolchain
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.compile.build import Built, build
@@ -74,19 +74,19 @@ class Variant:
     launch: LaunchPlan
 
     @property
-    def walk(self) -> Walk:
+    def order(self) -> TaskOrder:
         """The launch plan as the model sees it; a block fills an SM."""
         plan = self.launch
         axis, blocks = plan.cluster
         names = {"m_tile": "a", "n_tile": "c", "rows_tile": "q", "": ""}
-        return Walk(
+        return TaskOrder(
             SMS // blocks,
             plan.supergroup,
             plan.grouped,
             (names[axis], blocks),
             tuple(names[name] for name in plan.reverse),
-            queue=not plan.persistent or plan.walk == "dynamic",
-            snake=plan.walk == "snake",
+            queue=not plan.persistent or plan.tile_scheduler == "dynamic",
+            serpentine=plan.tile_scheduler == "serpentine",
         )
 
 
@@ -261,7 +261,7 @@ def _made(body: Diagram, loops: list[Loop], tiles: dict[str, int]) -> Kernel:
 def predict(name: str, sizes: tuple[int, ...], level: Level2) -> tuple[Moved, float]:
     """(bytes the model says, compulsory bytes)."""
     kernel = derived(name, sizes)
-    moved = dram_bytes(kernel, VARIANTS[name].walk, level, 2.0)
+    moved = dram_bytes(kernel, VARIANTS[name].order, level, 2.0)
     return moved, compulsory_bytes(kernel, 2.0)
 
 

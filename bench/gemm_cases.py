@@ -123,7 +123,7 @@ FEW = (
     "64x256-alone",
 )
 SLICED = tuple(c.name for c in GEMM_CHOICES if c.workspace and c.slices < 16)
-MEETING = tuple(c.name for c in GEMM_CHOICES if c.together)
+IN_CLUSTER = tuple(c.name for c in GEMM_CHOICES if c.in_cluster)
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (4096, 4096, 4096): ("128x256", "128x256-at-once", "256x128-along-n", "128x128", "192x176"),
@@ -156,7 +156,7 @@ SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (2048, 2048, 2048): FEW,
     (1024, 1024, 1024): FEW,
     (512, 512, 16384): SLICED,
-    (256, 256, 8192): MEETING,
+    (256, 256, 8192): IN_CLUSTER,
 }
 # kind of case -> element types and epilogue, shapes; each also runs with the variant it gets
 OTHERS: dict[str, tuple[GemmConfig, tuple[tuple[int, int, int], ...]]] = {

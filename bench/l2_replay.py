@@ -1,4 +1,4 @@
-"""DRAM traffic of a tiled kernel behind a cache: its tasks walked, every slice looked up.
+"""DRAM traffic of a tiled kernel behind a cache: its tasks in order, every slice looked up.
 
 The cost floor counts what enters an SM. How much of it the L2 cache serves depends on the order of
 the tasks and on which run at the same time, so it is not a posynomial: this module replays the
@@ -20,14 +20,14 @@ from warploom.errors import InputError
 
 
 @dataclass(frozen=True)
-class Walk:
+class TaskOrder:
     """How a dispatch visits its tasks (the fields of `plan.LaunchPlan` that matter here).
 
     `workers`: tasks in flight; `supergroup`: rows of the last two axes a band, 0 for row-major;
     `grouped`: whether a row is the axis before the last ("row") or all before the last ("all");
-    `cluster`: neighbours along an axis that form one task; `reverse`: axes walked from the end;
+    `cluster`: neighbours along an axis that form one task; `reverse`: axes taken from the end;
     `queue`: the next free worker takes the next task, else worker w takes w, w + workers, ...;
-    `snake`: every second round backwards.
+    `serpentine`: every second round backwards.
     """
 
     workers: int
@@ -36,12 +36,12 @@ class Walk:
     cluster: tuple[str, int] = ("", 1)
     reverse: tuple[str, ...] = ()
     queue: bool = False
-    snake: bool = False
+    serpentine: bool = False
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.cluster[1] < 1 or self.supergroup < 0:
             raise InputError(
-                f"walk of {self.workers} workers, clusters of {self.cluster[1]}, super-groups of "
+                f"order of {self.workers} workers, clusters of {self.cluster[1]}, super-groups of "
                 f"{self.supergroup}: workers and cluster are at least 1, the super-group at least 0"
             )
 
@@ -164,35 +164,37 @@ class _Cache:
         self.written += size
 
 
-def task_order(counts: Mapping[str, int], walk: Walk) -> Iterator[dict[str, int]]:
+def task_order(counts: Mapping[str, int], order: TaskOrder) -> Iterator[dict[str, int]]:
     """Positions of the tasks (of clusters, along the clustered axis) in launch order."""
     names = list(counts)
     total = math.prod(counts.values())
-    if walk.supergroup and len(names) < 2:
-        raise InputError(f"super-group {walk.supergroup} needs two group axes, there are {names}")
+    if order.supergroup and len(names) < 2:
+        raise InputError(f"super-group {order.supergroup} needs two group axes, there are {names}")
     for task in range(total):
-        place = _position(task, names, counts, walk)
-        yield {n: counts[n] - 1 - p if n in walk.reverse else p for n, p in place.items()}
+        place = _position(task, names, counts, order)
+        yield {n: counts[n] - 1 - p if n in order.reverse else p for n, p in place.items()}
 
 
-def _position(task: int, names: list[str], counts: Mapping[str, int], walk: Walk) -> dict[str, int]:
+def _position(
+    task: int, names: list[str], counts: Mapping[str, int], order: TaskOrder
+) -> dict[str, int]:
     """From a task's number to its position on each axis."""
     place: dict[str, int] = {}
-    if not walk.supergroup:
+    if not order.supergroup:
         for name in reversed(names):
             task, place[name] = divmod(task, counts[name])
         return {name: place[name] for name in names}
     column = names[-1]
-    outer = names[:-1] if walk.grouped == "all" else names[:-2]
-    height = math.prod(counts[n] for n in names[:-1]) if walk.grouped == "all" else 0
+    outer = names[:-1] if order.grouped == "all" else names[:-2]
+    height = math.prod(counts[n] for n in names[:-1]) if order.grouped == "all" else 0
     height = height or counts[names[-2]]
     width = counts[column]
     rest, plane = divmod(task, height * width)
-    band, inside = divmod(plane, walk.supergroup * width)
-    rows = min(walk.supergroup, height - band * walk.supergroup)
-    row = band * walk.supergroup + inside % rows
+    band, inside = divmod(plane, order.supergroup * width)
+    rows = min(order.supergroup, height - band * order.supergroup)
+    row = band * order.supergroup + inside % rows
     place[column] = inside // rows
-    if walk.grouped == "all":
+    if order.grouped == "all":
         rest = row
     else:
         place[names[-2]] = row
@@ -201,7 +203,7 @@ def _position(task: int, names: list[str], counts: Mapping[str, int], walk: Walk
     return {name: place[name] for name in names}
 
 
-def dram_bytes(kernel: Kernel, walk: Walk, level: Level2, element: float) -> Moved:
+def dram_bytes(kernel: Kernel, order: TaskOrder, level: Level2, element: float) -> Moved:
     """Replay a tiled kernel: bytes over DRAM from a cold cache, and requests to the cache.
 
     `element`: bytes a value. At most one stream loop, no split axis and no reindexing view. Raises
@@ -211,20 +213,20 @@ def dram_bytes(kernel: Kernel, walk: Walk, level: Level2, element: float) -> Mov
         raise InputError(f"kernel {kernel.name}: the replay takes one stream loop and no split")
     if any(node.kind == "view" for node in kernel.body.nodes):
         raise InputError(f"kernel {kernel.name}: the replay has no reindexing views")
-    replay = _Replay(kernel, walk, level, element)
+    replay = _Replay(kernel, order, level, element)
     return replay.run()
 
 
 class _Replay:
     """One dispatch in progress."""
 
-    def __init__(self, kernel: Kernel, walk: Walk, level: Level2, element: float) -> None:
-        self.kernel, self.walk, self.element = kernel, walk, element
+    def __init__(self, kernel: Kernel, order: TaskOrder, level: Level2, element: float) -> None:
+        self.kernel, self.order, self.element = kernel, order, element
         self.cache = _Cache(level)
         self.groups = [each for each in kernel.loops if each.kind == "group"]
         self.streams = [each for each in kernel.loops if each.kind == "stream"]
         self.lengths = {each.axis: tile_lengths(kernel, each) for each in kernel.loops}
-        axis, blocks = walk.cluster
+        axis, blocks = order.cluster
         if blocks > 1 and axis not in {each.axis for each in self.groups}:
             raise InputError(f"cluster along {axis!r}: group axes are {sorted(self.lengths)}")
         self.requested = 0.0
@@ -239,12 +241,12 @@ class _Replay:
 
     def run(self) -> Moved:
         """All tasks to the end."""
-        axis, blocks = self.walk.cluster
+        axis, blocks = self.order.cluster
         counts = {
             each.axis: -(-len(self.lengths[each.axis]) // (blocks if each.axis == axis else 1))
             for each in self.groups
         }
-        order = list(task_order(counts, self.walk))
+        order = list(task_order(counts, self.order))
         slices = self.cache.level.slices
         shares = enumerate(self._shares(order))
         workers = [self._work(tasks, number % slices) for number, tasks in shares]
@@ -254,22 +256,22 @@ class _Replay:
 
     def _shares(self, order: list[dict[str, int]]) -> list[Iterator[dict[str, int]]]:
         """What each worker will do."""
-        count = min(self.walk.workers, len(order))
-        if self.walk.queue:
+        count = min(self.order.workers, len(order))
+        if self.order.queue:
             common = iter(order)
             return [common] * count
         rounds = [order[i : i + count] for i in range(0, len(order), count)]
         shares: list[list[dict[str, int]]] = [[] for _ in range(count)]
         for number, tasks in enumerate(rounds):
             for worker in range(count):
-                mine = count - 1 - worker if self.walk.snake and number % 2 else worker
+                mine = count - 1 - worker if self.order.serpentine and number % 2 else worker
                 if mine < len(tasks):
                     shares[worker].append(tasks[mine])
         return [iter(share) for share in shares]
 
     def _work(self, tasks: Iterator[dict[str, int]], side: int) -> Iterator[int]:
         """One worker: a task's first loads, its steps, its stores; yields once a step."""
-        axis, blocks = self.walk.cluster
+        axis, blocks = self.order.cluster
         for task in tasks:
             places = [task]
             if blocks > 1:

@@ -40,8 +40,8 @@ class Step:
 
     Fields: the task's `tile`, compute `groups`, slots of the rings (`depth`), products left
     unfinished over the back edge (`flying`), and the `launch` plan. Attention alone: its two
-    products one iteration apart (`apart`), groups in turn on the tensor core (`turns`), and
-    `slack`, by which a row's maximum may grow before its sums are rescaled.
+    products one iteration apart (`apart`), groups in turn on the tensor core (`pingpong`), and
+    `rescale_threshold`, by which a row's maximum may grow before its sums are rescaled.
     """
 
     tile: tuple[int, int] = (64, 64)
@@ -50,7 +50,7 @@ class Step:
     flying: int = 0
     launch: LaunchPlan = PLAIN
     overlap: bool = False
-    apart: bool = False
+    split_mask_loop: bool = False
 
     def on(self, **changes: Any) -> Step:
         """The step with fields changed; those that are not its own are its launch plan's."""
@@ -85,7 +85,7 @@ ATTENTION = _climb(
     ("both products in flight", {"overlap": True}),
     ("blocks of 176 keys", {"tile": (128, 176), "store": "tma", "store_panels": 1}),
     ("persistent blocks", {"persistent": True}),
-    ("masked blocks apart", {"apart": True}),
+    ("masked blocks apart", {"split_mask_loop": True}),
 )
 DEFAULT = "default"
 LADDERS = {"gemm": GEMM, "attention": ATTENTION}
@@ -104,10 +104,10 @@ def made(kind: str, name: str) -> tuple[Program, KernelSchedule]:
         config, schedule = default_attention(SIZE, heads=HEADS * (16384 // SIZE))
         return attention(config), schedule
     step = ATTENTION[name]
-    program = attention(AttentionConfig(tile=step.tile, apart=step.apart))
+    program = attention(AttentionConfig(tile=step.tile, split_mask_loop=step.split_mask_loop))
     depths = {"k": step.depth, "v": step.depth}
     if step.overlap:
-        return program, overlapped(program, depths, step.launch, step.groups, turns=False)
+        return program, overlapped(program, depths, step.launch, step.groups, pingpong=False)
     return program, multistage(program, depths, step.launch, step.groups, step.flying)
 
 

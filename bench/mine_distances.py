@@ -8,7 +8,7 @@
 launches of the GPU tests, the library under every named schedule and solved, for sm_90a and sm_80.
 `mine` reads cubins of one architecture (add build/corpus for other compilers' kernels). `check`
 leaves out one family of kernels after another, and one part in five, mines the rest, and counts
-how often its walls convict what was left out (which a compiler made: every conviction is false),
+how often its minima convict what was left out (which a compiler made: every conviction is false),
 and how many planted faults they find there: every dependent pair put one cycle closer than any
 pair of its kind was ever seen, and every such pair put a single cycle apart.
 """
@@ -33,8 +33,8 @@ from warploom.kernels.library import configure, entry
 from warploom.sass.decode.cubin import load
 from warploom.sass.decode.kernel import decode_all
 from warploom.sass.flow.latency import LONGEST, table_for
+from warploom.sass.flow.minima import find_minima, least, minimum_keys
 from warploom.sass.flow.mining import Mined
-from warploom.sass.flow.walls import find_walls, least, wall_keys
 
 PARTS = 5
 LIBRARY: dict[str, tuple[dict[str, str], ...]] = {
@@ -152,7 +152,7 @@ def mine(arguments: argparse.Namespace) -> None:
     table = whole.table([*before, said], old)
     write_text_atomically(Path(arguments.out), json.dumps(table, indent=0) + "\n")
     print(said)
-    print({name: len(table[name]) for name in ("gaps", "stalls", "spacings", "walls")})
+    print({name: len(table[name]) for name in ("gaps", "stalls", "spacings", "minima")})
 
 
 # --- cross-validation -------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def mine(arguments: argparse.Namespace) -> None:
 def raw(mined: Mined) -> Iterator[tuple[str, int, int]]:
     """(key, distance, pairs) of reads after writes."""
     for key, seen in mined.gaps.items():
-        if wall_keys(key):
+        if minimum_keys(key):
             yield from ((key, gap, count) for gap, count in seen.items())
 
 
@@ -195,7 +195,7 @@ def judged(
 
 
 def before(path: Path | None) -> Callable[[str], int]:
-    """The rule there was before there were walls: the least distance of an arithmetic unit's
+    """The rule there was before there were minima: the least distance of an arithmetic unit's
     results, over all consumers, of an older table."""
     if path is None:
         return lambda _: 0
@@ -219,22 +219,22 @@ def check(arguments: argparse.Namespace) -> None:
     splits += [(f"part {part}", lambda row, p=part: part_of[id(row)] == p) for part in range(PARTS)]
     unseen = read([arguments.unseen], arguments.sm) if arguments.unseen else []
     closest = {
-        key: min(seen) for key, seen in together([*rows, *unseen]).gaps.items() if wall_keys(key)
+        key: min(seen) for key, seen in together([*rows, *unseen]).gaps.items() if minimum_keys(key)
     }
     older = before(Path(arguments.before) if arguments.before else None)
     report: list[dict[str, Any]] = []
 
     def say(name: str, tested: Sequence[Read], need: Callable[[str], int]) -> None:
-        report.append({"walls from": name, **judged(tested, need, closest)})
+        report.append({"minima from": name, **judged(tested, need, closest)})
         print(json.dumps(report[-1]), flush=True)
 
     for name, out in splits:
         tested = [row for row in rows if out(row)]
-        walls = find_walls(together([row for row in rows if not out(row)]).gaps, {}, {})
-        say(name, tested, lambda key, w=walls: least(w, key))
+        minima = find_minima(together([row for row in rows if not out(row)]).gaps, {}, {})
+        say(name, tested, lambda key, w=minima: least(w, key))
     if arguments.before:
         say("the older rule", [*rows, *unseen], older)
-    shipped = table_for(arguments.sm).walls
+    shipped = table_for(arguments.sm).minima
     say("the shipped table", unseen or rows, lambda key: least(shipped, key))
     if arguments.json:
         write_text_atomically(Path(arguments.json), json.dumps(report, indent=1) + "\n")

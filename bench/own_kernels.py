@@ -159,11 +159,11 @@ def modelled(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
     return {"model": found.best_speedup, "tally": dict(found.tally)}
 
 
-def boards(home: Path, count: int) -> None:
+def scoreboards(home: Path, count: int) -> None:
     """Write `count` programs with scoreboards given out anew beside a built kernel."""
     original = parse((home / "original.cubin").read_bytes(), home.name)
     kernel = original.kernel(None).name
-    moves = frozenset(("order", "boards"))
+    moves = frozenset(("order", "scoreboards"))
     for number in range(count):
         base = make_base(original, kernel, AliasMode.TRITON, moves, random.Random(number))
         if base.steps:
@@ -223,7 +223,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=14)
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--boards", type=int, default=0, help="prepare: bases with other boards")
+    parser.add_argument(
+        "--scoreboards", type=int, default=0, help="prepare: bases with other scoreboards"
+    )
     parser.add_argument("--model", action="store_true", help="run: score by the model, no GPU")
     parser.add_argument("--store", type=Path, help="report: deploy what gained (needs --data)")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -248,7 +250,7 @@ def step(given: argparse.Namespace, names: list[str], command: str) -> None:
     if given.step == "prepare":
         for name in names:
             make(CASES[name], given.data / name)
-            boards(given.data / name, given.boards)
+            scoreboards(given.data / name, given.scoreboards)
     elif given.step == "run":
         plan = Plan(given.seconds, given.processes, given.samples, given.seed, command)
         run(given.data, names, given.raw[0], plan, given.model)

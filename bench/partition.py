@@ -27,7 +27,8 @@ from warploom.errors import CheckFailed
 from warploom.sass.decode.cubin import load
 from warploom.sass.decode.kernel import decode_all
 from warploom.sass.flow.steady import loop_passes
-from warploom.sass.timing.partition import Partition, Slot, slots_of
+from warploom.sass.timing.partition import Partition
+from warploom.sass.timing.slots import Line, slots_of
 from warploom.toolchain import find
 
 REPS = 1000
@@ -258,11 +259,11 @@ def predict(cubin: Path, key: str) -> float:
     return paces[-1] if setting.endswith("matmuls") else max(paces[:own])
 
 
-def _matmuls(slots: Sequence[Slot]) -> int:
-    return sum(bool(slot.matmul) for slot in slots)
+def _matmuls(loop: Sequence[Line]) -> int:
+    return sum(bool(slot.matmul) for slot, _ in loop)
 
 
-def _paces(loops: Sequence[tuple[Slot, ...]]) -> list[float]:
+def _paces(loops: Sequence[Sequence[Line]]) -> list[float]:
     """Cycles a pass of each, while all of them run."""
     ends = Partition(loops, [37.0 * number for number in range(len(loops))]).run(40)
     over = min(own[39] for own in ends)

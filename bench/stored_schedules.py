@@ -171,7 +171,7 @@ def _walk(game: Game, rng: random.Random, steps: int) -> int:
 def snapshot_arrays(game: Game) -> tuple[Orders, Fields]:
     """The game's state as arrays: the order [m] and the control field at each position [m]."""
     order = np.concatenate([np.array(state.order, np.uint16) for state in game.editor.states])
-    high = np.array([word[1] for word in game.editor.words()], np.uint64)
+    high = game.editor.words()[:, 1]
     return order, _control(high)
 
 

@@ -32,7 +32,7 @@ MOVES: Final = (
     frozenset(("rotate",)),
     frozenset(("rename",)),
     frozenset(("rotate", "rename")),
-    frozenset(("boards",)),
+    frozenset(("scoreboards",)),
 )
 CLIMB: Final = Budget(90.0, candidates=1500)
 TRIES: Final = 4

@@ -11,7 +11,7 @@ from warploom.kernels.gemm.program import GemmConfig, gemm
 def gemm_case(m, n, k, depth=3, cluster=1, flying=1, seed=0, **config):
     """(program, schedule, arrays) of a small GEMM, on 128 x 64 x 16 tiles unless told otherwise."""
     chosen = GemmConfig(**{"tile": (128, 64, 16), **config})
-    split = "n" if chosen.across else "m"
+    split = "n" if chosen.swap_ab else "m"
     along = ("m_tile", cluster) if cluster > 1 else ("", 1)
     program = gemm(chosen)
     schedule = multistage(program, depth, LaunchPlan(split=split, cluster=along), in_flight=flying)
@@ -28,14 +28,16 @@ def gemm_case(m, n, k, depth=3, cluster=1, flying=1, seed=0, **config):
     return program, schedule, {**arrays, "c": np.full((m, n), np.nan)}
 
 
-def attention_case(rows, keys, depth=2, turns=True, groups=2, kind="overlapped", seed=0, **config):
+def attention_case(
+    rows, keys, depth=2, pingpong=True, groups=2, kind="overlapped", seed=0, **config
+):
     """(program, schedule, arrays) of a small attention on (64 * groups) x 32 tiles."""
     chosen = AttentionConfig(head_dim=32, tile=(64 * groups, 32), **config)
     program = attention(chosen)
     rings = {"k": depth, "v": depth}
     launch = LaunchPlan(split="rows")
     if kind == "overlapped":
-        schedule = overlapped(program, rings, launch, groups, turns)
+        schedule = overlapped(program, rings, launch, groups, pingpong)
     else:
         schedule = multistage(program, rings, launch, groups, in_flight=0)
     rng = np.random.default_rng(seed)

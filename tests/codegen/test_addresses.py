@@ -198,12 +198,12 @@ GEMMS = {
     "128x384-nt": GemmConfig(b="nk", tile=(128, 384, 64)),
     "128x312": GemmConfig(tile=(128, 312, 64)),
     "128x200-nt": GemmConfig(b="nk", tile=(128, 200, 64)),
-    "152x256-across": GemmConfig(across=True, tile=(152, 256, 64)),
-    "184x128-across-tn": GemmConfig(across=True, a="km", tile=(184, 128, 64)),
-    "288x128-across-nt": GemmConfig(across=True, b="nk", tile=(288, 128, 64)),
-    "368x128-across-tt": GemmConfig(across=True, a="km", b="nk", tile=(368, 128, 64)),
-    "72x128-across-shallow": GemmConfig(across=True, tile=(72, 128, 16)),
-    "fp8-across": GemmConfig(dtype=E4M3, b="nk", across=True, tile=(168, 128, 128)),
+    "152x256-swap-ab": GemmConfig(swap_ab=True, tile=(152, 256, 64)),
+    "184x128-swap-ab-tn": GemmConfig(swap_ab=True, a="km", tile=(184, 128, 64)),
+    "288x128-swap-ab-nt": GemmConfig(swap_ab=True, b="nk", tile=(288, 128, 64)),
+    "368x128-swap-ab-tt": GemmConfig(swap_ab=True, a="km", b="nk", tile=(368, 128, 64)),
+    "72x128-swap-ab-shallow": GemmConfig(swap_ab=True, tile=(72, 128, 16)),
+    "fp8-swap-ab": GemmConfig(dtype=E4M3, b="nk", swap_ab=True, tile=(168, 128, 128)),
     "fp8": GemmConfig(dtype=E4M3, b="nk", tile=(128, 256, 128)),
     "fp8-wide": GemmConfig(dtype=E4M3, b="nk", tile=(128, 320, 128)),
 }
@@ -211,8 +211,8 @@ GEMMS = {
 
 def gemm_schedule(config, axis="m_tile", blocks=2):
     along = (axis, blocks) if blocks > 1 else ("", 1)
-    plan = LaunchPlan(split="n" if config.across else "m", cluster=along, store_panels=1)
-    return multistage(gemm(config), 2, plan.with_options(store_rows=8 if config.across else 0))
+    plan = LaunchPlan(split="n" if config.swap_ab else "m", cluster=along, store_panels=1)
+    return multistage(gemm(config), 2, plan.with_options(store_rows=8 if config.swap_ab else 0))
 
 
 def at_tiles(axis, blocks):
@@ -256,7 +256,7 @@ def test_only_what_all_blocks_of_a_cluster_want_is_multicast():
     assert loads(plain, LaunchPlan(cluster=("n_tile", 2))) == [True, False]
     assert loads(sliced, LaunchPlan(cluster=("slices_tile", 2))) == [False, False]
     assert loads(sliced, LaunchPlan(cluster=("m_tile", 2))) == [False, True]
-    own, shared = (attention(AttentionConfig(causal=True, shared=n)) for n in (1, 2))
+    own, shared = (attention(AttentionConfig(causal=True, cluster_m=n)) for n in (1, 2))
     pair = LaunchPlan(cluster=("rows_tile", 2))
     assert loads(own, pair) == [False] * 3
     assert loads(shared, pair) == [False, True, True]

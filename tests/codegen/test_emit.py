@@ -146,27 +146,40 @@ def test_schedules_survive_json():
 
 
 @pytest.mark.parametrize(
-    ("name", "nothing", "asked"),
+    ("name", "now"),
     [
-        ("fma_exp2", 0, 1),
-        ("hold_waits", False, True),
-        ("stagger", 0, 300),
-        ("passing", [], ["b"]),
-        ("alternate", False, True),
+        ("stagger", "gone"),
+        ("alternate", "gone"),
+        ("walk", "called tile_scheduler, and its 'snake' 'serpentine'"),
+        ("chain", "called overlap_next_task"),
+        ("skip_settled", "called skip_voted"),
+        ("give_back", "called early_release"),
     ],
 )
-def test_a_file_that_asks_for_an_option_that_is_gone_is_refused(name, nothing, asked):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_with_an_option_of_an_older_version_is_told_its_new_name(name, now, version):
+    _, schedule = gemm_schedule()
+    simt = SimtSchedule("simt", 128, 1, 1)
+    for made, reader in ((schedule, KernelSchedule.from_json), (simt, SimtSchedule.from_json)):
+        data = json.loads(json.dumps(made.to_json())) | {"version": version}
+        data["launch"][name] = False
+        words = (
+            rf"^old\.json: schema .* version {version}, expected .* version 2, in which {name} is "
+        )
+        with pytest.raises(InputError, match=words + now):
+            reader(data, "old.json")
+
+
+def test_a_file_of_an_older_version_is_refused_with_the_names_that_changed():
     _, schedule = gemm_schedule()
     data = json.loads(json.dumps(schedule.to_json()))
-    data["launch"][name] = nothing
     assert KernelSchedule.from_json(data) == schedule
-    data["launch"][name] = asked
-    with pytest.raises(InputError, match=rf"^old\.json: launch plan: {name}=.* no such option"):
-        KernelSchedule.from_json(data, "old.json")
-    row = json.loads(json.dumps(SimtSchedule("simt", 128, 1, 1).to_json()))
-    row["launch"][name] = asked
-    with pytest.raises(InputError, match=rf"^row\.json: launch plan: {name}=.* no such option"):
-        SimtSchedule.from_json(row, "row.json")
+    with pytest.raises(
+        InputError, match=r"version 1, expected 'warploom.kernel-schedule' version 2$"
+    ):
+        KernelSchedule.from_json(data | {"version": 1})
+    with pytest.raises(InputError, match=r"version 2, in which turns is called pingpong$"):
+        KernelSchedule.from_json(data | {"version": 1, "turns": True})
 
 
 REFUSED = {

@@ -24,7 +24,7 @@ def direct(case):
     """The case with stores from registers."""
     program, schedule, arrays = case
     plan = schedule.launch.with_options(store="direct")
-    return program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns), arrays
+    return program, type(schedule)(schedule.name, schedule.loops, plan, schedule.pingpong), arrays
 
 
 CASES = {
@@ -45,27 +45,27 @@ CASES = {
             scale=0.5,
         )
     ),
-    "gemm-across": lambda: direct(
+    "gemm-swap-ab": lambda: direct(
         gemm_case(
             101,
             136,
             40,
-            across=True,
+            swap_ab=True,
             tile=(72, 128, 16),
             bias=True,
             residual=True,
             activation="relu",
         )
     ),
-    "gemm-across-fp32": lambda: direct(
-        gemm_case(88, 72, 24, across=True, a="km", b="nk", tile=(72, 128, 16), out=t.FP32)
+    "gemm-swap-ab-fp32": lambda: direct(
+        gemm_case(88, 72, 24, swap_ab=True, a="km", b="nk", tile=(72, 128, 16), out=t.FP32)
     ),
     "gemm-any-columns": lambda: direct(gemm_case(90, 152, 24, tile=(128, 72, 16))),
     "gemm-no-trips": lambda: direct(gemm_case(130, 72, 0)),
     "attention": lambda: direct(
         attention_case(100, 70, kind="multistage", depth=2, causal=True, lse=True)
     ),
-    "attention-overlapped": lambda: direct(attention_case(60, 130, groups=1, turns=False)),
+    "attention-overlapped": lambda: direct(attention_case(60, 130, groups=1, pingpong=False)),
 }
 
 

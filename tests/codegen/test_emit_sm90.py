@@ -25,7 +25,7 @@ def planned(case, **changes):
 
 def slices(count):
     """A product whose slices meet in a cluster."""
-    case = gemm_case(120, 70, 100, slices=count, together=True, tile=(128, 64, 16))
+    case = gemm_case(120, 70, 100, slices=count, in_cluster=True, tile=(128, 64, 16))
     return planned(case, cluster=("slices_tile", count))
 
 
@@ -39,17 +39,21 @@ def staged():
 CASES = {
     "staged": staged,
     "gemm": lambda: gemm_case(150, 72, 40),
-    "gemm-cluster": lambda: planned(gemm_case(150, 72, 100, cluster=2), walk="snake"),
+    "gemm-cluster": lambda: planned(
+        gemm_case(150, 72, 100, cluster=2), tile_scheduler="serpentine"
+    ),
     "gemm-transposed": lambda: gemm_case(150, 72, 100, a="km", b="nk", depth=2),
-    "gemm-across": lambda: gemm_case(101, 136, 40, across=True, tile=(72, 128, 16), bias=True),
+    "gemm-swap-ab": lambda: gemm_case(101, 136, 40, swap_ab=True, tile=(72, 128, 16), bias=True),
     "gemm-fp8": lambda: gemm_case(150, 72, 100, dtype=t.E4M3, b="nk", tile=(128, 64, 64)),
     "gemm-direct": lambda: planned(gemm_case(150, 72, 40, out=t.FP32), store="direct"),
-    "gemm-no-trips": lambda: planned(gemm_case(130, 72, 0), walk="dynamic"),
+    "gemm-no-trips": lambda: planned(gemm_case(130, 72, 0), tile_scheduler="dynamic"),
     "gemm-slices": lambda: slices(2),
     "gemm-panels": lambda: planned(gemm_case(300, 320, 20), store_panels=1),
     "gemm-panels-at-once": lambda: gemm_case(600, 120, 20, tile=(128, 128, 16)),
     "attention": lambda: planned(
-        attention_case(200, 170, causal=True, lse=True), walk="dynamic", reverse=("rows_tile",)
+        attention_case(200, 170, causal=True, lse=True),
+        tile_scheduler="dynamic",
+        reverse=("rows_tile",),
     ),
     "attention-multistage": lambda: attention_case(130, 70, kind="multistage", window=40),
 }

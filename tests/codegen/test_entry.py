@@ -10,7 +10,7 @@ from warploom.codegen.compile.build import compile_source
 from warploom.codegen.compile.entry_image import check_entry, with_entry
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
-from warploom.codegen.cuda.entry import entry_registers, threads_told
+from warploom.codegen.cuda.entry import declared_threads, entry_registers
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
@@ -28,17 +28,17 @@ def source():
 
 
 @pytest.mark.parametrize(
-    ("threads", "columns", "told"),
+    ("threads", "columns", "declared"),
     [(384, 256, 384), (512, 200, 512), (512, 208, 384), (512, 256, 384), (256, 256, 256)],
 )
-def test_ptxas_is_told_of_as_many_threads_as_it_takes(threads, columns, told):
+def test_as_many_threads_are_declared_as_ptxas_takes(threads, columns, declared):
     names = [f"wgmma_m64n{columns}_bf16_ss_nt", "wgmma_m64n64_bf16_ss", "tma_load_2d"]
-    assert threads_told(threads, names) == told
-    assert threads_told(threads, ["barrier_wait"]) == threads
+    assert declared_threads(threads, names) == declared
+    assert declared_threads(threads, ["barrier_wait"]) == threads
 
 
 def test_the_image_begins_with_what_its_blocks_have(source):
-    assert (source.threads, source.told) == (512, 384)
+    assert (source.threads, source.declared_threads) == (512, 384)
     assert "__launch_bounds__(384, 1)" in source.text
     cubin = parse(compile_source(source, "sm_90a")[0])
     kernel = decode(cubin)

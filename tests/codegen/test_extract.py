@@ -26,7 +26,6 @@ from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.perf.extract import extract
-from warploom.perf.predict import predict
 from warploom.schedule.check.checker import check
 from warploom.schedule.model.costs import costs
 from warploom.tile import interpret
@@ -92,7 +91,6 @@ def test_the_solved_gemm_meets_its_bound_and_fills_shared_memory(tmp_path):
     assert set(loop.ring_depth.values()) == {4}
     again = solve_kernel(program, launch, search=QUICK, cache=tmp_path)
     assert again.to_json() == KernelSchedule.from_json(schedule.to_json()).to_json()
-    assert predict(program, schedule)["i"].cycles == pytest.approx(1024, rel=0.05)
 
 
 def test_solved_times_are_legal_on_the_extracted_graph_and_a_moved_one_is_not(tmp_path):
@@ -149,20 +147,20 @@ def ahead(schedule, copies):
 
 
 def test_a_tile_that_outlives_the_interval_is_refused_without_copies():
-    program, schedule, _ = programs.attention_case(64, 64, depth=4, turns=False)
+    program, schedule, _ = programs.attention_case(64, 64, depth=4, pingpong=False)
     with pytest.raises(InputError, match="give the tile copies"):
         lower(program, ahead(schedule, {}))
 
 
 def test_two_copies_agree_at_every_trip_count():
-    _, schedule, _ = programs.attention_case(64, 64, depth=4, turns=False)
+    _, schedule, _ = programs.attention_case(64, 64, depth=4, pingpong=False)
     for keys in (1, 32, 64, 96, 128, 160, 300):
-        program, _, arrays = programs.attention_case(130, keys, depth=4, turns=False)
+        program, _, arrays = programs.attention_case(130, keys, depth=4, pingpong=False)
         agree(program, ahead(schedule, {"product": 2}), arrays)
 
 
 def test_forgetting_the_copies_is_noticed():
-    program, schedule, arrays = programs.attention_case(130, 300, depth=4, turns=False)
+    program, schedule, arrays = programs.attention_case(130, 300, depth=4, pingpong=False)
     block = lower(program, ahead(schedule, {"product": 2}))
     want = interpret(program, arrays)["o"]
 
@@ -207,16 +205,6 @@ def test_schedules_by_name_and_an_unknown_one():
         schedule_named(program, "fastest", launch)
 
 
-def test_a_shallower_ring_is_predicted_slower():
-    program = gemm(GemmConfig())
-    launch = LaunchPlan(split="m")
-    one, deep = (
-        predict(program, schedule_named(program, name, launch))["i"]
-        for name in ("unpipelined", "lcsf")
-    )
-    assert one.cycles > 1.5 * deep.cycles >= 1.5 * deep.bound
-
-
 def test_counters_surround_the_steady_loop_of_every_group_and_nothing_else():
     program = gemm(GemmConfig())
     source = emit(lower(program, schedule_named(program, "lcsf", LaunchPlan(split="m"))))
@@ -230,6 +218,15 @@ def test_counters_surround_the_steady_loop_of_every_group_and_nothing_else():
     assert (reading.cycles_an_iteration, reading.gigahertz) == (1000.0, 1.5)
 
 
+def broken_edges(graph, schedule):
+    at, interval = schedule.time, schedule.initiation_interval
+    return [
+        edge
+        for edge in graph.edges
+        if at[edge.src] + edge.delay > at[edge.dst] + edge.distance * interval
+    ]
+
+
 def test_the_solver_asks_for_copies_where_lifetimes_do(tmp_path):
     program, _, _ = programs.attention_case(64, 64, groups=1)
     plan = LaunchPlan(split="rows")
@@ -238,7 +235,14 @@ def test_the_solver_asks_for_copies_where_lifetimes_do(tmp_path):
         for expand in (False, True)
     )
     assert spread.any_loop.initiation_interval < plain.any_loop.initiation_interval
-    assert max(spread.any_loop.params["copies"].values()) == 2
+    copies = spread.any_loop.params["copies"]
+    assert max(copies.values()) == 2
+    for name in copies:  # without any of them a value would be overwritten before its last use
+        fewer = {other: count for other, count in copies.items() if other != name}
+        _, problem = graph_of(program, "rows", 1, copies=fewer)
+        assert broken_edges(problem.graph, spread.any_loop)
+    _, problem = graph_of(program, "rows", 1, copies=copies)
+    assert not broken_edges(problem.graph, spread.any_loop)
     for keys in (1, 33, 64, 97, 128, 200):
         program, _, arrays = programs.attention_case(70, keys, groups=1)
         agree(program, spread, arrays, seeds=2)

@@ -16,7 +16,7 @@ from warploom.codegen.passes.lower import lower
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.tile import interpret
 
-PROGRAM = attention(AttentionConfig(head_dim=32, tile=(64, 32), guess=12.0))
+PROGRAM = attention(AttentionConfig(head_dim=32, tile=(64, 32), optimistic_threshold=12.0))
 FUSION = place(PROGRAM, "rows", 1).fusion
 OPS = {op.id: op for op in PROGRAM.ops()}
 
@@ -58,22 +58,22 @@ def test_nobody_needs_a_guess_when_nothing_was_seen():
 def test_a_fact_lasts_while_no_where_on_it_comes_after_its_change():
     body = next(iter(PROGRAM.loops())).body
     change = max(op.id for op in body if op.dst is not None and op.dst.name == TOTAL)
-    order, guess = tuple(op.id for op in body if op.id in FUSION.kept), GUESSED
-    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, order, guess) == {TOTAL: 0.0}
-    at = order.index(guess.id) + 1
+    order, optimistic_threshold = tuple(op.id for op in body if op.id in FUSION.kept), GUESSED
+    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, order, optimistic_threshold) == {TOTAL: 0.0}
+    at = order.index(optimistic_threshold.id) + 1
     sooner = (*order[:at], change, *(n for n in order[at:] if n != change))
     last = max(op.id for op in body if op.kind == "where")
     without = tuple(n for n in order if n != last)
-    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, sooner, guess) == {}
-    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, without, guess) == {}
-    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, (), guess) == {}
+    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, sooner, optimistic_threshold) == {}
+    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, without, optimistic_threshold) == {}
+    assert lasting(PROGRAM, FUSION, {TOTAL: 0.0}, (), optimistic_threshold) == {}
 
 
 def guessing(rows, keys, **config):
     """Small attention by guess with scores that rise, so that guesses are wrong now and then."""
-    config = {"guess": 12.0, "lse": True} | config
+    config = {"optimistic_threshold": 12.0, "lse": True} | config
     program, schedule, arrays = attention_case(rows, keys, 2, False, **config)
-    launch = schedule.launch.with_options(skip_unit=True, skip_settled=True)
+    launch = schedule.launch.with_options(skip_unit=True, skip_voted=True)
     arrays["q"][..., 0] = 32**0.5
     arrays["k"][..., 0] = np.linspace(0, 90, keys)
     return program, replace(schedule, launch=launch), arrays
@@ -91,7 +91,7 @@ def peaked():
 CASES = {
     "full": lambda: guessing(130, 170),
     "causal": lambda: guessing(200, 200, causal=True),
-    "apart": lambda: guessing(150, 200, causal=True, apart=True),
+    "split_mask_loop": lambda: guessing(150, 200, causal=True, split_mask_loop=True),
     "one-block": lambda: guessing(70, 20),
     "peaks": peaked,
 }

@@ -14,6 +14,7 @@ from warploom.autosched.schedules import fitting_name
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.steps import Wait
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
@@ -70,7 +71,7 @@ def _moved(block):
     """Planted fault: every wait for x stands a stage later, where the second product reads."""
 
     def later(steps):
-        return tuple(s.at(1) if s.action == "Wait" and s.ring.startswith("x") else s
+        return tuple(s.at(1) if isinstance(s, Wait) and s.ring.startswith("x") else s
                      for s in steps)  # fmt: skip
 
     roles = []

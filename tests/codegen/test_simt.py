@@ -146,7 +146,7 @@ def test_a_schedule_survives_json():
     made = simt(make("softmax")[0])
     assert SimtSchedule.from_json(json.loads(json.dumps(made.to_json()))) == made
     with pytest.raises(InputError, match="incomplete"):
-        SimtSchedule.from_json({"schema": "warploom.simt-schedule", "version": 1})
+        SimtSchedule.from_json({"schema": "warploom.simt-schedule", "version": 2})
 
 
 def test_names_of_a_program_do_not_meet_the_emitters():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.codegen.ir.block import Pipeline, Straight
+from warploom.codegen.ir.steps import Acquire, Join, Release, TurnPass, Wait
 from warploom.codegen.oracle.barriers import Company, NamedBarrier, PhaseBarrier, Push
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
@@ -54,15 +55,15 @@ def test_gemm_epilogues_agree():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    rows=st.integers(1, 260), keys=st.integers(1, 140), turns=st.booleans(),
+    rows=st.integers(1, 260), keys=st.integers(1, 140), pingpong=st.booleans(),
     groups=st.sampled_from([1, 2, 3]), depth=st.integers(2, 3), causal=st.booleans(),
     window=st.sampled_from([None, 1, 33]), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_attention_agrees_at_any_size_mask_and_interleaving(
-    rows, keys, turns, groups, depth, causal, window, seed
+    rows, keys, pingpong, groups, depth, causal, window, seed
 ):
     case = programs.attention_case(
-        rows, keys, depth, turns, groups, seed=seed, causal=causal or window is not None,
+        rows, keys, depth, pingpong, groups, seed=seed, causal=causal or window is not None,
         window=window, group=2, lse=True,
     )  # fmt: skip
     agree(case, seed, ["o", "lse"])
@@ -117,29 +118,29 @@ def faults(case, change, seeds=20):
 GEMM = {"m": 300, "n": 70, "k": 200}
 
 
-def drop(action):
-    return lambda step: None if step.action == action else step
+def drop(kind):
+    return lambda step: None if isinstance(step, kind) else step
 
 
 def test_a_missing_release_deadlocks():
-    assert "deadlock" in faults(programs.gemm_case(**GEMM), drop("Release"))
+    assert "deadlock" in faults(programs.gemm_case(**GEMM), drop(Release))
 
 
 def test_a_missing_join_is_a_race():
-    text = faults(programs.gemm_case(**GEMM), drop("Join"))
+    text = faults(programs.gemm_case(**GEMM), drop(Join))
     assert "race" in text or "under a matmul" in text or "may use it" in text
 
 
 def test_a_join_that_waits_for_too_little_is_a_race():
     def weaken(step):
-        return replace(step, count=step.count + 1) if step.action == "Join" else step
+        return replace(step, count=step.count + 1) if isinstance(step, Join) else step
 
     text = faults(programs.gemm_case(**GEMM), weaken)
     assert "race" in text or "may use it" in text
 
 
 def test_a_missing_wait_is_noticed():
-    assert faults(programs.gemm_case(**GEMM), drop("Wait"))
+    assert faults(programs.gemm_case(**GEMM), drop(Wait))
 
 
 def test_releasing_before_the_matmul_is_done_is_a_race():
@@ -148,7 +149,7 @@ def test_releasing_before_the_matmul_is_done_is_a_race():
 
     def early(pipeline):
         steady = list(pipeline.steady)
-        place = next(i for i, step in enumerate(steady) if step.action == "Release")
+        place = next(i for i, step in enumerate(steady) if isinstance(step, Release))
         steady.insert(0, steady.pop(place))
         return replace(pipeline, steady=tuple(steady))
 
@@ -163,12 +164,12 @@ def test_releasing_before_the_matmul_is_done_is_a_race():
 
 def test_turns_that_are_not_passed_on_deadlock():
     case = programs.attention_case(130, 100)
-    assert "deadlock" in faults(case, drop("TurnPass"), seeds=3)
+    assert "deadlock" in faults(case, drop(TurnPass), seeds=3)
 
 
 def test_reading_registers_under_a_matmul_is_noticed():
     case = programs.attention_case(130, 100)
-    assert "may use it" in faults(case, drop("Join"), seeds=6)
+    assert "may use it" in faults(case, drop(Join), seeds=6)
 
 
 def test_the_loader_must_not_run_ahead_of_the_ring():
@@ -176,7 +177,7 @@ def test_the_loader_must_not_run_ahead_of_the_ring():
     block = lower(program, schedule)
     loader = block.roles[0]
     pipeline = loader.sections[0]
-    steady = tuple(step for step in pipeline.steady if step.action != "Acquire")
+    steady = tuple(step for step in pipeline.steady if not isinstance(step, Acquire))
     broken = replace(
         block,
         roles=(replace(loader, sections=(replace(pipeline, steady=steady),)), *block.roles[1:]),
@@ -187,7 +188,7 @@ def test_the_loader_must_not_run_ahead_of_the_ring():
 
 
 def test_a_schedule_that_exchanges_dependent_ops_is_refused():
-    program, schedule, _ = programs.attention_case(130, 100, turns=False)
+    program, schedule, _ = programs.attention_case(130, 100, pingpong=False)
     index, loop = next(iter(schedule.loops.items()))
     time = dict(loop.time)
     largest = next(n for n in time if n.startswith("reduce_max") and n.endswith("/0"))
@@ -219,7 +220,7 @@ def test_a_barrier_takes_each_phases_arrivals_and_no_more():
         turn.arrive()
 
 
-def test_parts_of_a_meeting_are_read_once_they_are_all_there():
+def test_parts_of_a_cluster_reduction_are_read_once_they_are_all_there():
     company = Company("sum", 2, 1)
     ones = np.ones(4, np.float32)
     assert Push(company, 0, ones).land()

@@ -18,7 +18,6 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.perf.predict import predict
 
 
 @pytest.mark.parametrize("rows", [64, 128])
@@ -70,11 +69,9 @@ def test_two_blocks_on_an_sm_share_what_rings_may_have():
 def test_the_solved_schedule_gives_the_same():
     """A loop that stores, with four products, one of a tile made in registers."""
     program, values = state_case()
-    solved = schedule_named(program, "solve", search=Search(seconds=2.0, walks=0))
+    solved = schedule_named(program, "solve", search=Search(seconds=2.0))
     got = simulate(lower(program, solved), values, seed=1)["o"]
     assert distance(got, attended(values)) == 0
-    (row,) = predict(program, solved).values()
-    assert row.bound <= row.cycles < 4 * row.bound
 
 
 def _refused(operand, split="", groups=1):

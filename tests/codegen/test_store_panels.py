@@ -218,17 +218,17 @@ def arrived(program, schedule, part, text=None):
 
 def expected(config, part, parts):
     bm, bn, _ = config.tile
-    rows, cols = (bn, bm) if config.across else (bm, bn)
+    rows, cols = (bn, bm) if config.swap_ab else (bm, bn)
     own = rows // parts
     result = {}
     for row, col in product(range(own), range(cols)):
-        m, n = (col, part * own + row) if config.across else (part * own + row, col)
+        m, n = (col, part * own + row) if config.swap_ab else (part * own + row, col)
         result[3 * bm + m, 5 * bn + n] = (row, col)
     return result
 
 
 def plan(config, panels=2, high=0):
-    split_ = "n" if config.across else "m"
+    split_ = "n" if config.swap_ab else "m"
     return LaunchPlan(split=split_, store_panels=panels, store_rows=high)
 
 
@@ -241,12 +241,12 @@ CASES = {
     "312-columns": (GemmConfig(tile=(128, 312, 16)), 2, 2, 0),
     "200-columns-at-once": (GemmConfig(tile=(64, 200, 16)), 1, 4, 0),
     "fp32-72-columns": (GemmConfig(out=FP32, tile=(64, 72, 16)), 1, 2, 0),
-    "across": (GemmConfig(across=True, tile=(152, 256, 16)), 2, 2, 40),
-    "across-odd-panels": (GemmConfig(across=True, tile=(152, 64, 16)), 1, 3, 24),
+    "swap-ab": (GemmConfig(swap_ab=True, tile=(152, 256, 16)), 2, 2, 40),
+    "swap-ab-odd-panels": (GemmConfig(swap_ab=True, tile=(152, 64, 16)), 1, 3, 24),
     "three-slots": (GemmConfig(tile=(64, 256, 16)), 1, 3, 0),
-    "across-at-once": (GemmConfig(across=True, tile=(88, 128, 16)), 1, 2, 0),
-    "across-three-groups": (GemmConfig(across=True, tile=(200, 192, 16)), 3, 1, 64),
-    "across-fp16": (GemmConfig(FP16, FP16, across=True, tile=(64, 128, 16)), 2, 1, 8),
+    "swap-ab-at-once": (GemmConfig(swap_ab=True, tile=(88, 128, 16)), 1, 2, 0),
+    "swap-ab-three-groups": (GemmConfig(swap_ab=True, tile=(200, 192, 16)), 3, 1, 64),
+    "across-fp16": (GemmConfig(FP16, FP16, swap_ab=True, tile=(64, 128, 16)), 2, 1, 8),
 }
 
 
@@ -271,7 +271,7 @@ def test_every_element_goes_to_its_place(name):
 @pytest.mark.parametrize("slots", [2, 3])
 def test_a_wrong_address_is_noticed(old, new, slots):
     """Planted faults in the text of a transposed store."""
-    config = GemmConfig(across=True, tile=(104, 64, 16))
+    config = GemmConfig(swap_ab=True, tile=(104, 64, 16))
     schedule = multistage(gemm(config), 2, plan(config, slots, 24), 1)
     source = emit(lower(gemm(config), schedule)).text
     text = source[source.index('extern "C"') :].replace(old, new)

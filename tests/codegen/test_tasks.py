@@ -36,13 +36,13 @@ def walk(program, plan, sizes, blocks):
         scope |= {"block": block, "blocks": blocks, "rank": block % cluster}
         mine = []
         run(head[:cut], scope)
-        if plan.walk == "dynamic":
+        if plan.tile_scheduler == "dynamic":
             scope["task"] = block
             while scope["task"] < scope["tasks"]:
                 run([line for line in body if "break" not in line], scope)
                 mine.append(tuple(scope[c_name(n)] for n in names))
                 scope["task"] = blocks + next(counter)
-        elif plan.walk == "snake":
+        elif plan.tile_scheduler == "serpentine":
             for turn in itertools.count():
                 scope["round"] = turn
                 if turn * scope["stride"] >= scope["tasks"]:
@@ -81,10 +81,12 @@ PLANS = {
     "bands": LaunchPlan(split="m", supergroup=3),
     "pairs": LaunchPlan(split="m", supergroup=2, cluster=("m_tile", 2)),
     "pairs along n": LaunchPlan(split="m", supergroup=2, cluster=("n_tile", 2)),
-    "snake": LaunchPlan(split="m", supergroup=3, walk="snake"),
-    "snake pairs": LaunchPlan(split="m", supergroup=3, walk="snake", cluster=("m_tile", 2)),
-    "dynamic": LaunchPlan(split="m", walk="dynamic", reverse=("n_tile",)),
-    "flat bands": LaunchPlan(split="m", supergroup=5, grouped="all", walk="snake"),
+    "serpentine": LaunchPlan(split="m", supergroup=3, tile_scheduler="serpentine"),
+    "serpentine pairs": LaunchPlan(
+        split="m", supergroup=3, tile_scheduler="serpentine", cluster=("m_tile", 2)
+    ),
+    "dynamic": LaunchPlan(split="m", tile_scheduler="dynamic", reverse=("n_tile",)),
+    "flat bands": LaunchPlan(split="m", supergroup=5, grouped="all", tile_scheduler="serpentine"),
 }
 
 
@@ -105,26 +107,26 @@ def makespan(plan, n, heads):
     return max(loads) / (sum(loads) / len(loads))
 
 
-def test_longest_first_over_all_heads_in_a_snake_balances_causal_attention():
+def test_longest_first_over_all_heads_in_a_serpentine_balances_causal_attention():
     plan = LaunchPlan(split="rows", reverse=("rows_tile",))
-    snake = plan.with_options(supergroup=10**6, grouped="all", walk="snake")
+    serpentine = plan.with_options(supergroup=10**6, grouped="all", tile_scheduler="serpentine")
     for n, heads in ((1536, 160), (16384, 16)):
-        assert makespan(plan, n, heads) > 1.15 and makespan(snake, n, heads) < 1.03
+        assert makespan(plan, n, heads) > 1.15 and makespan(serpentine, n, heads) < 1.03
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tasks_handed_over_are_the_same_work(seed):
     program, schedule, arrays = attention_case(200, 200, causal=True)
-    plan = schedule.launch.with_options(walk="dynamic", reverse=("rows_tile",))
-    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns))
+    plan = schedule.launch.with_options(tile_scheduler="dynamic", reverse=("rows_tile",))
+    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.pingpong))
     got, want = simulate(kernel, arrays, seed=seed), interpret(program, arrays)
     assert got["o"].tobytes() == want["o"].tobytes()
 
 
 def test_a_slot_read_by_too_few_is_noticed(monkeypatch):
     program, schedule, arrays = attention_case(200, 200)
-    plan = schedule.launch.with_options(walk="dynamic")
-    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.turns))
+    plan = schedule.launch.with_options(tile_scheduler="dynamic")
+    kernel = lower(program, type(schedule)(schedule.name, schedule.loops, plan, schedule.pingpong))
     monkeypatch.setattr(
         "warploom.codegen.oracle.simulate.TaskRing",
         lambda name, slots, readers: TaskRing(name, slots, 3),
@@ -135,7 +137,9 @@ def test_a_slot_read_by_too_few_is_noticed(monkeypatch):
 
 def test_dynamic_kernels_compile_and_name_their_counter():
     program = attention(AttentionConfig(causal=True))
-    launch = LaunchPlan(split="rows", walk="dynamic", dependent=True, reverse=("rows_tile",))
+    launch = LaunchPlan(
+        split="rows", tile_scheduler="dynamic", dependent=True, reverse=("rows_tile",)
+    )
     schedule = overlapped(program, {"k": 2, "v": 2}, launch, registers=(40, 232))
     built = build(program, schedule)
     assert {"kind": "counter"} in built.source.parameters and built.source.dependent
@@ -143,9 +147,9 @@ def test_dynamic_kernels_compile_and_name_their_counter():
 
 
 REFUSED = {
-    "expected 'static', 'snake' or 'dynamic'": {"walk": "random"},
-    "needs persistent=True": {"walk": "snake", "persistent": False},
-    "use 'snake'": {"walk": "dynamic", "cluster": ("m_tile", 2)},
+    "expected 'static', 'serpentine' or 'dynamic'": {"tile_scheduler": "random"},
+    "needs persistent=True": {"tile_scheduler": "serpentine", "persistent": False},
+    "use 'serpentine'": {"tile_scheduler": "dynamic", "cluster": ("m_tile", 2)},
     "grouped='plane'": {"grouped": "plane"},
 }
 

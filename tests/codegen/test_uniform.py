@@ -109,11 +109,11 @@ def masked(condition):
     return Values(block.placement, 0), mask
 
 
-@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("pingpong", [False, True])
 @pytest.mark.parametrize("rows", [130, 200])
-def test_groups_that_end_early_keep_rings_and_turns(rows, turns):
+def test_groups_that_end_early_keep_rings_and_turns(rows, pingpong):
     program, schedule, arrays = attention_case(
-        rows, rows, turns=turns, groups=3, causal=True, group=2
+        rows, rows, pingpong=pingpong, groups=3, causal=True, group=2
     )
     want = interpret(program, arrays)["o"]
     for seed in range(3):
@@ -142,7 +142,7 @@ def test_forgetting_what_a_left_out_iteration_owes_is_found(field):
 
 def test_only_a_split_along_the_promised_axis_ends_early():
     for groups, early in ((1, False), (2, True)):
-        program, schedule, _ = attention_case(64, 64, groups=groups, turns=False)
+        program, schedule, _ = attention_case(64, 64, groups=groups, pingpong=False)
         assert ("i_end" in emit(lower(program, schedule)).text) == early
 
 

@@ -40,7 +40,7 @@ def body_of(form):
     values = {"a": draw.integers(-2, 3, (64, 160)), "b": draw.integers(-2, 3, (160, 32))}
     # In some warps all rows are calm at times.
     values["a"] = values["a"] * (np.arange(160)[None, :] // 16 % 5 <= np.arange(64)[:, None] // 16)
-    plan = LaunchPlan(skip_settled=True)
+    plan = LaunchPlan(skip_voted=True)
     schedule = multistage(program, 2, plan, 1, in_flight=0)
     return program, schedule, {**values, "c": np.zeros((64, 32))}
 

@@ -19,25 +19,25 @@ def wild_plan(program: t.Program, draw: random.Random, older: bool = False) -> L
     names = [name for name, _ in program.grid]
     blocks = draw.choice((1, 1, 1, 2, 2, 4)) if not older else 1
     cluster = (draw.choice(names), blocks) if blocks > 1 else ("", 1)
-    walks = ["static", "static", "snake"] + ["dynamic"] * (blocks == 1 and not older)
-    walk = draw.choice(walks)
+    schedulers = ["static", "static", "serpentine"] + ["dynamic"] * (blocks == 1 and not older)
+    scheduler = draw.choice(schedulers)
     return LaunchPlan(
         split=draw.choice(("", "m")),
         cluster=cluster,
-        persistent=walk != "static" or draw.random() < 0.7,
+        persistent=scheduler != "static" or draw.random() < 0.7,
         supergroup=draw.choice((0, 0, 1, 2, 3)) if len(names) > 1 else 0,
         grouped=draw.choice(("row", "all")),
         reverse=tuple(name for name in names if draw.random() < 0.3),
-        walk=walk,
+        tile_scheduler=scheduler,
         store="direct" if older else draw.choice(("tma", "tma", "direct")),
         store_panels=draw.choice((1, 2, 2, 3, 4, 8)),
         store_rows=draw.choice((0, 0, 8, 16, 32)),
         dependent=not older and draw.random() < 0.2,
         skip_unit=draw.random() < 0.3,
-        skip_settled=draw.random() < 0.5,
+        skip_voted=draw.random() < 0.5,
         resident=draw.choice((1, 1, 1, 2)),
         chain=not older and draw.random() < 0.15,
-        give_back=draw.random() < 0.3,
+        early_release=draw.random() < 0.3,
     )
 
 
@@ -53,17 +53,16 @@ def wild_schedule(
     depth = draw.choice((1, 2, 2, 3, 4))
     if form == "plain":
         flying = draw.choice((0, 0, 1)) if depth > 1 else 0
-        return multistage(program, depth, plan, groups, flying, early=draw.random() < 0.5)
+        return multistage(program, depth, plan, groups, flying, early_release=draw.random() < 0.5)
     if form == "pairs":
         return overlapped(
             program, max(2, depth), plan, groups, groups > 1 and draw.random() < 0.5,
-            copies=draw.choice((1, 2)), early=draw.random() < 0.5,
+            copies=draw.choice((1, 2)), early_rescale=draw.random() < 0.5,
         )  # fmt: skip
     if form == "named":
         return schedule_named(program, draw.choice(NAMED if pairs else NAMED[:4]), plan)
     search = Search(
         seconds=draw.choice((0.5, 1.5)), seed=draw.randrange(10), expand=draw.random() < 0.5,
-        walks=draw.choice((0, 0, 40)),
     )  # fmt: skip
     return schedule_named(program, "solve", plan, search=search)
 

@@ -187,7 +187,7 @@ def wild_threads(seed: int) -> tuple[t.Program, dict[str, Any]]:
 def wild_layout(program: t.Program, draw: random.Random) -> SimtSchedule:
     """A schedule: the usual one, or one with other powers of two."""
     launch = LaunchPlan(
-        persistent=draw.random() < 0.5, walk="static",
+        persistent=draw.random() < 0.5, tile_scheduler="static",
         reverse=tuple(name for name, _ in program.grid if draw.random() < 0.3),
     )  # fmt: skip
     if draw.random() < 0.4:

@@ -21,7 +21,7 @@ from warploom.flows.static_verdict import static_verdict
 from warploom.flows.targets import read_target
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import Selected, select
-from warploom.perf.predict import Prediction
+from warploom.perf.replay import Prediction
 from warploom.report.optimize_html import Page, page_html
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.kernel import Kernel, decode
@@ -222,7 +222,7 @@ def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(stubbed, m
     compiled before, on a machine without a compiler."""
     settings = replace(GEMM, schedule="solve", candidates=5)
     plain = select("gemm", {}, policy="multistage").schedule
-    offered = [Candidate(name, plain, 1.0) for name in ("slow", "fast", "wrong", "spills", "new")]
+    offered = [Candidate(name, plain) for name in ("slow", "fast", "wrong", "spills", "new")]
     monkeypatch.setattr(choosing, "portfolio", lambda *args: offered)
     said: list[str] = []
     best, trials = choosing.choose(settings, True, said.append)

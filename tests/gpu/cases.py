@@ -93,11 +93,11 @@ VARIANTS = {
     "128x256-by-4": GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     # rows that a cluster cuts unevenly, panels that overlap
     "152x128-across": GemmChoice(
-        "152x128-across", (152, 128), ("n_tile", 2), across=True, store_rows=40
+        "152x128-across", (152, 128), ("n_tile", 2), swap_ab=True, store_rows=40
     ),
     "128x200": GemmChoice("128x200", (128, 200)),
-    "together": GemmChoice(
-        "together", (128, 64), ("slices_tile", 4), panels=1, slices=4, together=True
+    "in_cluster": GemmChoice(
+        "in_cluster", (128, 64), ("slices_tile", 4), panels=1, slices=4, in_cluster=True
     ),
     **{name: gemm_choice(name) for name in ("meet6-64x64", "192x256", "192x256-along-n")},
 }
@@ -213,13 +213,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "gemm-fp16-silu": lambda: gemm("200x264x136", "256x128", dtype="fp16", out="fp16",
                                    activation="silu"),
     "gemm-fp8": lambda: gemm("200x272x144", "128x256", dtype="e4m3", b="nk"),
-    "gemm-across": lambda: gemm("328x264x136", "152x128-across"),
-    "gemm-across-epilogue": lambda: gemm(
+    "gemm-swap-ab": lambda: gemm("328x264x136", "152x128-across"),
+    "gemm-swap-ab-epilogue": lambda: gemm(
         "2x200x136x72", "152x128-across", a="km", b="nk", bias="true", residual="true"
     ),
     "gemm-any-columns": lambda: gemm("200x424x136", "128x200"),
-    "gemm-meeting": lambda: gemm("300x136x1000", "together"),
-    "gemm-meeting-of-six": lambda: gemm("200x136x1000", "meet6-64x64"),
+    "gemm-cluster-reduce": lambda: gemm("300x136x1000", "in_cluster"),
+    "gemm-cluster-reduce-of-six": lambda: gemm("200x136x1000", "meet6-64x64"),
     "gemm-three-groups": lambda: gemm("800x520x200", "192x256"),
     "gemm-three-groups-epilogue": lambda: gemm(
         "400x264x136", "192x256-along-n", bias="true", activation="gelu"
@@ -233,11 +233,11 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "attention-window": lambda: attention(rows="300", keys="400", head_dim="64",
                                           causal="true", window="100"),
-    "attention-guess": lambda: attention(
+    "attention-optimistic": lambda: attention(
         "192x128-snake-early-guess", rows="300", keys="700", head_dim="64", causal="true",
         lse="true",
     ),
-    "attention-guess-wrong": lambda: attention(
+    "attention-optimistic-wrong": lambda: attention(
         "192x112-early-guess", rising=90.0, rows="200", keys="700", head_dim="96", lse="true"
     ),
     "attention-over": lambda: attention("128x80-together-apart", rows="300", keys="300",

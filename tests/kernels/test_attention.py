@@ -71,8 +71,8 @@ def test_large_scores_do_not_overflow():
 
 
 def test_bad_configs_are_refused():
-    with pytest.raises(InputError, match="shared=2 packed=True"):
-        AttentionConfig(packed=True, shared=2)
+    with pytest.raises(InputError, match="cluster_m=2 packed=True"):
+        AttentionConfig(packed=True, cluster_m=2)
     with pytest.raises(InputError, match="expected >= 1"):
         AttentionConfig(group=0)
 
@@ -114,7 +114,7 @@ def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
     config = AttentionConfig(head_dim=32, causal=causal, tile=(128, 32), packed=True)
     arrays = packed_arrays(config, [(150, 90), (0, 40), (64, 200), (5, 5)], heads=1)
     program = attention(config)
-    plan = LaunchPlan(split="rows", walk="dynamic", skip_unit=True)
+    plan = LaunchPlan(split="rows", tile_scheduler="dynamic", skip_unit=True)
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan))
     got = simulate(block, arrays, seed=4)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
@@ -154,17 +154,20 @@ def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():
 
 @settings(max_examples=6, deadline=None)
 @given(
-    rows=st.integers(1, 200), keys=st.integers(1, 130), causal=st.booleans(), turns=st.booleans(),
-    pair=st.booleans(), apart=st.booleans(), seed=st.integers(0, 99),
+    rows=st.integers(1, 200), keys=st.integers(1, 130), causal=st.booleans(),
+    pingpong=st.booleans(), pair=st.booleans(),
+    split_mask_loop=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_rescaling_beside_the_first_matmul_gives_the_sequential_result(
-    rows, keys, causal, turns, pair, apart, seed
+    rows, keys, causal, pingpong, pair, split_mask_loop, seed
 ):
     """`early`, alone and with the keys multicast to two row tiles (full rows only)."""
-    program, arrays = early_case(rows, keys, causal, apart, seed)
+    program, arrays = early_case(rows, keys, causal, split_mask_loop, seed)
     cluster = ("rows_tile", 2) if pair and not causal else ("", 1)
     launch = LaunchPlan(split="rows", cluster=cluster)
-    block = lower(program, overlapped(program, {"k": 2, "v": 2}, launch, 2, turns, early=True))
+    block = lower(
+        program, overlapped(program, {"k": 2, "v": 2}, launch, 2, pingpong, early_rescale=True)
+    )
     got = simulate(block, arrays, seed=seed)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
 
@@ -172,23 +175,31 @@ def test_rescaling_beside_the_first_matmul_gives_the_sequential_result(
 @settings(max_examples=6, deadline=None)
 @given(
     rows=st.integers(1, 330), keys=st.integers(1, 330), window=st.sampled_from([None, 70]),
-    apart=st.booleans(), seed=st.integers(0, 99),
+    split_mask_loop=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_row_tiles_that_share_their_keys_give_what_they_give_alone(rows, keys, window, apart, seed):
+def test_row_tiles_that_share_their_keys_give_what_they_give_alone(
+    rows, keys, window, split_mask_loop, seed
+):
     """A causal cluster: both blocks go over the blocks of keys that either sees."""
     alone = AttentionConfig(
-        head_dim=32, causal=True, window=window, apart=apart and window is None, tile=(64, 32)
+        head_dim=32,
+        causal=True,
+        window=window,
+        split_mask_loop=split_mask_loop and window is None,
+        tile=(64, 32),
     )
     _, arrays = early_case(rows, keys, seed=seed)
-    program = attention(replace(alone, shared=2))
+    program = attention(replace(alone, cluster_m=2))
     launch = LaunchPlan(split="rows", cluster=("rows_tile", 2), reverse=("rows_tile",))
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, launch, 1, False))
     got = simulate(block, arrays, seed=seed)["o"]
     assert got.tobytes() == interpret(attention(alone), arrays)["o"].tobytes()
 
 
-def early_case(rows, keys, causal=False, apart=False, seed=0):
-    program = attention(AttentionConfig(head_dim=32, causal=causal, apart=apart, tile=(128, 32)))
+def early_case(rows, keys, causal=False, split_mask_loop=False, seed=0):
+    program = attention(
+        AttentionConfig(head_dim=32, causal=causal, split_mask_loop=split_mask_loop, tile=(128, 32))
+    )
     rng = np.random.default_rng(seed)
     shapes = {"q": rows, "k": keys, "v": keys}
     arrays = {name: rng.normal(size=(1, 1, count, 32)) for name, count in shapes.items()}
@@ -197,7 +208,7 @@ def early_case(rows, keys, causal=False, apart=False, seed=0):
 
 def test_a_slot_given_back_before_its_reader_is_started_is_refused():
     program, _ = early_case(128, 128)
-    schedule = overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows"), early=True)
+    schedule = overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows"), early_rescale=True)
     ((index, loop),) = schedule.loops.items()
     first = dict.fromkeys(loop.params["release"], loop.initiation_interval)
     early = replace(loop, params={**loop.params, "release": first})
@@ -214,12 +225,12 @@ def over(tile="q_t", **changes):
 def test_results_leave_through_the_slot_of_the_queries():
     """Every group writes its rows of each panel, and gives the slot back when they have left."""
     source = over()
-    apart = emit(
+    split_mask_loop = emit(
         lower(attention(AttentionConfig(head_dim=128, tile=(128, 64))),
               overlapped(attention(AttentionConfig(head_dim=128, tile=(128, 64))), 2,
                          LaunchPlan(split="rows", store_panels=2)))
     )  # fmt: skip
-    assert source.shared_bytes == apart.shared_bytes - 2 * 2 * 64 * 128
+    assert source.shared_bytes == split_mask_loop.shared_bytes - 2 * 2 * 64 * 128
     at = dict(re.findall(r"const unsigned (\w+) = shared \+ (\d+);", source.text))
     assert at["panels"] == at["q_base"]
     # Two groups of 64 rows in two panels of 128 rows of 128 B.

@@ -15,8 +15,8 @@ from warploom.tile import BF16, FP16, interpret
 from warploom.tile.interpret import bind
 
 D, BLOCK = 32, 32
-GUESS, LAZY, EXACT = {"guess": 12.0}, {"slack": 8.0}, {"exact": True}
-WAYS = {"guess": GUESS, "lazy": LAZY, "exact": EXACT}
+GUESS, LAZY, EXACT = {"optimistic_threshold": 12.0}, {"rescale_threshold": 8.0}, {"exact": True}
+WAYS = {"optimistic_threshold": GUESS, "lazy": LAZY, "exact": EXACT}
 
 
 def made(rows=64, keys=320, seed=0):
@@ -121,7 +121,7 @@ def test_no_pattern_loses_more_than_its_element_type_does(pattern, way, kind):
         found["q"], found["k"] = (np.clip(found[x], -4096, 4096) for x in "qk")
         if pattern.startswith("tiny"):
             found["v"] *= 1e27
-    if pattern.startswith("huge values") and way != "guess":
+    if pattern.startswith("huge values") and way != "optimistic_threshold":
         # A sum of 320 weights, each up to 1, times values: FlashAttention overflows there too.
         found["v"] /= 320
     # Two rounded numbers: a weight and a result.
@@ -147,7 +147,7 @@ def test_a_guess_is_as_good_as_the_maximum_on_peaked_rows(pattern):
     change(found)
     config = AttentionConfig(head_dim=D, tile=(64, BLOCK))
     exact = error(replace(config, exact=True), found)
-    assert error(replace(config, guess=12.0), found) <= more * exact
+    assert error(replace(config, optimistic_threshold=12.0), found) <= more * exact
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -157,7 +157,7 @@ def test_rows_that_see_few_keys_or_none(pattern, way, window):
     """More rows than keys under a causal mask: the first rows see none."""
     found = made(rows=192, keys=100)
     PATTERNS[pattern](found)
-    found["v"] /= 1.0 if way == "guess" else 100
+    found["v"] /= 1.0 if way == "optimistic_threshold" else 100
     config = AttentionConfig(
         head_dim=D, causal=True, window=window, lse=True, tile=(64, BLOCK), **WAYS[way]
     )
@@ -180,10 +180,12 @@ def test_a_scale_of_any_size_is_taken():
 
 
 def test_exact_takes_no_variant_that_guesses():
-    with pytest.raises(InputError, match=r"exact=True guess=12\.0"):
-        AttentionConfig(exact=True, guess=12.0)
-    with pytest.raises(InputError, match=r"exact=True guess=0\.0 slack=8\.0"):
-        AttentionConfig(exact=True, slack=8.0)
+    with pytest.raises(InputError, match=r"exact=True optimistic_threshold=12\.0"):
+        AttentionConfig(exact=True, optimistic_threshold=12.0)
+    with pytest.raises(
+        InputError, match=r"exact=True optimistic_threshold=0\.0 rescale_threshold=8\.0"
+    ):
+        AttentionConfig(exact=True, rescale_threshold=8.0)
     for d in (64, 96, 128, 256):
         for causal in (False, True):
             near = AttentionConfig(head_dim=d, causal=causal)
@@ -199,7 +201,7 @@ def test_exact_takes_no_variant_that_guesses():
 def test_the_kernel_of_long_rows_has_registers_enough(lse):
     """Three groups with 160 registers a thread: one value more and the build is refused."""
     config, schedule = default_attention(8192, AttentionConfig(lse=lse))
-    assert config.guess and config.tile == (192, 80)
+    assert config.optimistic_threshold and config.tile == (192, 80)
     assert build(attention(config), schedule).resources.spill_bytes == 0
 
 
@@ -211,4 +213,4 @@ def test_exact_is_a_setting_of_the_command_line():
 
 
 def weighs_near(one):
-    return one.guess > 0 or one.slack > 0
+    return one.optimistic_threshold > 0 or one.rescale_threshold > 0

@@ -52,7 +52,7 @@ def test_the_defaults_of_every_kind_of_attention_build(head_dim, causal):
 @pytest.mark.parametrize("head_dim", [48, 64, 96, 128, 256])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"packed": True}, {"window": 100}, {"slack": 4.0}, {"dtype": FP16}],
+    [{}, {"packed": True}, {"window": 100}, {"rescale_threshold": 4.0}, {"dtype": FP16}],
 )
 def test_every_kind_of_attention_gets_a_variant_that_there_is(head_dim, changes):
     for causal in (False, True):
@@ -66,7 +66,7 @@ def test_every_kind_of_attention_gets_a_variant_that_there_is(head_dim, changes)
 @pytest.mark.parametrize("name", sorted(ATTENTION_CHOICES))
 def test_a_variant_takes_what_it_has_a_kernel_for(name):
     choice = ATTENTION_CHOICES[name]
-    for changes in ({"dtype": E4M3}, {"packed": True}, {"slack": 4.0}):
+    for changes in ({"dtype": E4M3}, {"packed": True}, {"rescale_threshold": 4.0}):
         base = AttentionConfig(head_dim=64, **changes)
 
         def made(base=base):
@@ -157,7 +157,7 @@ def test_what_has_no_variant_is_refused():
 def test_equal_tasks_take_whole_rounds_of_the_sms():
     """One task more than there are SMs leaves all but one of them idle for a round."""
     choice, config = ATTENTION_CHOICES["128x64"], AttentionConfig(causal=False)
-    assert choice.launch.get("walk") != "dynamic"
+    assert choice.launch.get("tile_scheduler") != "dynamic"
 
     def time(tasks):
         return microseconds(choice, config, choice.tile[0], 4096, tasks, (1.0, 0.5))

@@ -12,6 +12,7 @@ from tests.gpu.cases import distance
 from warploom.autosched.named import multistage
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.steps import Join, Release, Run
 from warploom.codegen.oracle.barriers import PhaseBarrier
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
@@ -75,19 +76,19 @@ def error_of(config, m, n, k, seed=0):
     bias=st.booleans(), residual=st.booleans(), batched=st.booleans(),
     scale=st.sampled_from([1.0, 0.25]), scales=st.booleans(), gate=st.booleans(),
     dual=st.booleans(), promote=st.booleans(), slices=st.sampled_from([1, 1, 3]),
-    ahead=st.integers(1, 3), across=st.booleans(), together=st.booleans(),
+    flying=st.integers(1, 3), swap_ab=st.booleans(), in_cluster=st.booleans(),
 )  # fmt: skip
 def test_gemm_is_close_to_float64_at_any_size(
     m, n, k, a, b, dtype, activation, bias, residual, batched, scale, scales, gate, dual, promote,
-    slices, ahead, across, together,
+    slices, flying, swap_ab, in_cluster,
 ):  # fmt: skip
     plain = slices == 1
     config = GemmConfig(
         dtype=dtype, a=a, b=b, activation=activation, bias=bias, residual=residual,
         batched=batched and plain, scale=scale, scales=scales, gate=gate, dual=dual and plain,
         promote=promote, slices=slices, tile=(32, 32, 16) if plain else (24, 24, 16),
-        across=across, together=together and not plain,
-        ahead=ahead if promote and not (dual and plain) else 1,
+        swap_ab=swap_ab, in_cluster=in_cluster and not plain,
+        products_in_flight=flying if promote and not (dual and plain) else 1,
     )  # fmt: skip
     assert error_of(config, m, n, k) < 4e-3
 
@@ -103,7 +104,7 @@ def test_nan_and_inf_go_where_the_reference_puts_them():
     assert np.array_equal(np.isinf(got), np.isinf(reference(config, arrays)))
 
 
-PAIRS = GemmConfig(promote=True, ahead=2, tile=(128, 64, 16))
+PAIRS = GemmConfig(promote=True, products_in_flight=2, tile=(128, 64, 16))
 
 
 @pytest.mark.parametrize("k", [8, 16, 56, 100])
@@ -120,19 +121,24 @@ def test_products_started_in_pairs_have_rings_of_their_own(k):
 
 @pytest.mark.parametrize(
     "config",
-    [PAIRS, replace(PAIRS, ahead=1), replace(PAIRS, ahead=3), GemmConfig(tile=(128, 64, 16))],
+    [
+        PAIRS,
+        replace(PAIRS, products_in_flight=1),
+        replace(PAIRS, products_in_flight=3),
+        GemmConfig(tile=(128, 64, 16)),
+    ],
 )
 def test_slots_given_back_before_the_additions_give_the_sequential_result(config):
     """Every slot, as soon as the group waited for its product."""
     launch = LaunchPlan(split="m", cluster=("m_tile", 2), store_panels=1)
-    schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early=True)
+    schedule = multistage(gemm(config), 2, launch, 2, in_flight=0, early_release=True)
     block = lower(gemm(config), schedule)
-    actions = [step.action for step in block.roles[1].sections[1].steady]
-    assert actions.count("Release") == config.ahead
-    for at, action in enumerate(actions):
-        if action == "Release":
-            assert actions[at - 1] == "Join"
-            assert actions[at + 1 : at + 2] == (["Run"] if config.promote else [])
+    kinds = [type(step) for step in block.roles[1].sections[1].steady]
+    assert kinds.count(Release) == config.products_in_flight
+    for at, kind in enumerate(kinds):
+        if kind is Release:
+            assert kinds[at - 1] is Join
+            assert kinds[at + 1 : at + 2] == ([Run] if config.promote else [])
     rng = np.random.default_rng(3)
     arrays = {"a": rng.normal(size=(264, 100)), "b": rng.normal(size=(100, 136))}
     arrays["c"] = np.full((264, 136), np.nan)
@@ -143,10 +149,10 @@ def test_slots_given_back_before_the_additions_give_the_sequential_result(config
 @pytest.mark.parametrize(
     "config",
     [
-        GemmConfig(across=True, tile=(88, 128, 16), bias=True, gate=True, activation="silu"),
-        GemmConfig(across=True, tile=(72, 128, 16), a="km", b="nk", residual=True, batched=True),
-        GemmConfig(across=True, tile=(40, 128, 16), slices=2),
-        GemmConfig(across=True, tile=(24, 128, 16), dual=True, out=FP32),
+        GemmConfig(swap_ab=True, tile=(88, 128, 16), bias=True, gate=True, activation="silu"),
+        GemmConfig(swap_ab=True, tile=(72, 128, 16), a="km", b="nk", residual=True, batched=True),
+        GemmConfig(swap_ab=True, tile=(40, 128, 16), slices=2),
+        GemmConfig(swap_ab=True, tile=(24, 128, 16), dual=True, out=FP32),
         GemmConfig(tile=(128, 72, 16), bias=True),
     ],
 )
@@ -154,7 +160,7 @@ def test_slots_given_back_before_the_additions_give_the_sequential_result(config
 def test_a_transposed_product_gives_the_sequential_result(config, axis):
     """Bit for bit, also where a cluster's blocks copy unequal parts of a tile."""
     program = gemm(config)
-    launch = LaunchPlan(split="n" if config.across else "m", cluster=(axis, 2), store_rows=8)
+    launch = LaunchPlan(split="n" if config.swap_ab else "m", cluster=(axis, 2), store_rows=8)
     block = lower(program, multistage(program, 2, launch, 2, registers=(40, 232)))
     emit(block)
     m, n, k = 2 * config.tile[0] + 5, config.tile[1] + 24, 40
@@ -168,7 +174,7 @@ def test_a_transposed_product_gives_the_sequential_result(config, axis):
     arrays[into].fill(np.nan)
     got = simulate(block, arrays, seed=2)[into]
     assert got.tobytes() == interpret(program, arrays)[into].tobytes()
-    plain = interpret(gemm(replace(config, across=False)), arrays)[into]
+    plain = interpret(gemm(replace(config, swap_ab=False)), arrays)[into]
     assert np.array_equal(got, plain)
 
 
@@ -194,19 +200,21 @@ def test_the_second_kernel_of_slices_means_what_its_program_means(tmp_path):
 
 
 TOGETHER = [
-    (GemmConfig(slices=4, together=True, tile=(128, 64, 16), bias=True), 2),
-    (GemmConfig(slices=2, together=True, across=True, tile=(48, 128, 16), residual=True), 2),
-    (GemmConfig(slices=8, together=True, tile=(64, 128, 16)), 1),
-    (GemmConfig(slices=6, together=True, tile=(64, 64, 16), bias=True), 1),
-    (GemmConfig(slices=5, together=True, across=True, tile=(24, 128, 16)), 2),
+    (GemmConfig(slices=4, in_cluster=True, tile=(128, 64, 16), bias=True), 2),
+    (GemmConfig(slices=2, in_cluster=True, swap_ab=True, tile=(48, 128, 16), residual=True), 2),
+    (GemmConfig(slices=8, in_cluster=True, tile=(64, 128, 16)), 1),
+    (GemmConfig(slices=6, in_cluster=True, tile=(64, 64, 16), bias=True), 1),
+    (GemmConfig(slices=5, in_cluster=True, swap_ab=True, tile=(24, 128, 16)), 2),
 ]
 
 
 @pytest.mark.parametrize(("config", "groups"), TOGETHER)
-def test_tasks_that_meet_give_the_sequential_result(config, groups):
+def test_slices_reduced_in_a_cluster_give_the_sequential_result(config, groups):
     """Several tasks a block, some without an iteration; the sums are those of all slices."""
     program = gemm(config)
-    launch = LaunchPlan(split="n" if config.across else "m", cluster=("slices_tile", config.slices))
+    launch = LaunchPlan(
+        split="n" if config.swap_ab else "m", cluster=("slices_tile", config.slices)
+    )
     block = lower(program, multistage(program, 2, launch, groups, registers=(40, 216)))
     assert "multicast" not in emit(block).text
     m, n, k = config.tile[0] + 9, config.tile[1] + 8, 16 * (config.slices + 1)
@@ -219,12 +227,12 @@ def test_tasks_that_meet_give_the_sequential_result(config, groups):
     arrays["c"].fill(np.nan)
     got = simulate(block, arrays, seed=5)["c"]
     assert got.tobytes() == interpret(program, arrays)["c"].tobytes()
-    whole = interpret(gemm(replace(config, slices=1, together=False)), arrays)["c"]
+    whole = interpret(gemm(replace(config, slices=1, in_cluster=False)), arrays)["c"]
     assert np.allclose(got, whole, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("fault", ["full", "free"])
-def test_a_meeting_that_does_not_wait_is_found(fault, monkeypatch):
+def test_a_cluster_reduction_that_does_not_wait_is_found(fault, monkeypatch):
     """Planted faults: parts read before they are there, and pushed over ones not read."""
     config, groups = TOGETHER[0]
     program = gemm(config)
@@ -253,7 +261,7 @@ def _narrow(a, b, c):
     store(c, rows, span(part * 4, 4), tile=share.cast(BF16))
 
 
-def test_meetings_that_cannot_be_are_refused():
+def test_cluster_reductions_that_cannot_be_are_refused():
     config, groups = TOGETHER[0]
     program = gemm(config)
     for launch in (LaunchPlan(split="m"), LaunchPlan(split="m", cluster=("slices_tile", 2))):
@@ -266,12 +274,12 @@ def test_meetings_that_cannot_be_are_refused():
     with pytest.raises(InputError, match="expected a width that 42 is a multiple of"):
         gemm(replace(config, tile=(128, 42, 16)))
     with pytest.raises(InputError, match="expected at least 2"):
-        GemmConfig(together=True)
+        GemmConfig(in_cluster=True)
 
 
 def test_bad_configs_are_refused():
     with pytest.raises(InputError, match="1 unless promoted"):
-        GemmConfig(ahead=2)
+        GemmConfig(products_in_flight=2)
     with pytest.raises(InputError, match=r"expected mk|km"):
         GemmConfig(a="nm")
     with pytest.raises(InputError, match="expected one of"):
@@ -282,8 +290,8 @@ def test_bad_configs_are_refused():
     "config",
     [
         GemmConfig(),
-        GemmConfig(across=True, tile=(152, 256, 64)),
-        GemmConfig(slices=8, together=True, tile=(128, 64, 64)),
+        GemmConfig(swap_ab=True, tile=(152, 256, 64)),
+        GemmConfig(slices=8, in_cluster=True, tile=(128, 64, 64)),
         GemmConfig(slices=4, tile=(128, 128, 64)),
     ],
 )

@@ -127,11 +127,11 @@ def test_every_task_of_a_wave_is_counted():
 @pytest.mark.parametrize("name", [choice.name for choice in GEMM_CHOICES])
 def test_every_variant_is_emitted_and_gives_the_sequential_result(name):
     choice = gemm_choice(name)
-    config = choice.config(GemmConfig(promote=choice.ahead > 1))
+    config = choice.config(GemmConfig(promote=choice.products_in_flight > 1))
     assert choice.fits(config)
     assert emit(lower(gemm(config), choice.schedule(config))).shared_bytes <= 232448
     # The same plan on a program small enough to simulate: one step of 16, the tile kept.
-    slices = choice.slices if choice.together else min(2, choice.slices)
+    slices = choice.slices if choice.in_cluster else min(2, choice.slices)
     small = replace(config, tile=(*choice.tile, 16), slices=slices)
     schedule = replace(choice, depth=3).schedule(small)
     rng = np.random.default_rng(0)
@@ -160,7 +160,7 @@ def test_whole_waves_are_found():
     rows, cols = 33, 20
     choice = choose_gemm(rows * 152, cols * 256, 5000)
     tiles = -(-rows * 152 // choice.tile[0]) * -(-cols * 256 // choice.tile[1])
-    assert choice.across
+    assert choice.swap_ab
     assert tiles % SMS == 0 or tiles % SMS > 0.9 * SMS
 
 

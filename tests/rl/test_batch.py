@@ -116,7 +116,7 @@ def walk(
         before = (editor.states[block], editor.controls(block))
         if sizes[block] < 2 or not edit(editor, block, rng):
             continue
-        words = np.array(editor.words(), np.uint64)
+        words = editor.words()
         verdict = bench.verifier.check_words(words, editor.info())
         rule = "" if verdict.legal else verdict.findings[0].rule
         version = version_of(editor, block, editor.kernel.blocks[block].start)

@@ -59,7 +59,7 @@ def legal_by_the_verifier(board: Board, block: int, version: Versions) -> tuple[
     editor.restore(
         block, BlockState(names, dict(zip(names, controls, strict=True)), True), controls
     )
-    verdict = verifier.check_words(np.array(editor.words(), np.uint64), editor.info())
+    verdict = verifier.check_words(editor.words(), editor.info())
     editor.restore(block, *before)
     return verdict.legal, "" if verdict.legal else verdict.findings[0].rule
 

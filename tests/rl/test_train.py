@@ -26,7 +26,7 @@ from warploom.sass.decode.control import Control
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.sass.timing.issue import Cost
+from warploom.sass.timing.slots import Slot
 from warploom.search.driver import Budget, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Game
@@ -108,11 +108,13 @@ def test_imitation_prefers_what_gains_and_says_how_often(cubin_of: CubinOf) -> N
 
 
 def test_lost_cycles_are_those_of_the_scoreboard() -> None:
-    load = Cost(Pipe.LSU, 1, 50, 10, False, False, -1, False, False, -1)
-    add = replace(load, pipe=Pipe.ALU)
-    controls = (Control(2, False, 0, 7, 0, 0), Control(1, False, 7, 7, 1, 0))
-    assert waits([load, add], controls, False).tolist() == [0.0, 48.0]
-    assert waits([load, add], controls, True).tolist() == [0.0, 48.0]
+    load = Slot(Pipe.LSU, occupancy=1, result=50, sources=10)
+    code = [
+        (load, Control(2, False, 0, 7, 0, 0)),
+        (replace(load, pipe=Pipe.ALU), Control(1, False, 7, 7, 1, 0)),
+    ]
+    assert waits(code, False).tolist() == [0.0, 48.0]
+    assert waits(code, True).tolist() == [0.0, 48.0]
 
 
 def test_the_player_measures_each_state_once_and_keeps_legal_ones(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,43 +15,30 @@ from bench import partition
 from warploom.errors import CheckFailed
 from warploom.sass.decode.control import NO_SCOREBOARD, Control
 from warploom.sass.decode.opcodes import Pipe
-from warploom.sass.timing.issue import OCCUPANCY, Cost
-from warploom.sass.timing.partition import Partition, PartitionCosts, Slot
+from warploom.sass.timing.costs import hopper
+from warploom.sass.timing.partition import IDLE, Partition
+from warploom.sass.timing.slots import Line, Slot
 
 ROOT = Path(__file__).resolve().parents[2]
-COSTS = PartitionCosts()
 
 
-def _slot(pipe: Pipe, stall: int = 1, **changes: object) -> Slot:
-    control = Control(
-        stall=stall, stay=False, write_sb=NO_SCOREBOARD, read_sb=NO_SCOREBOARD, wait=0, reuse=0
-    )
-    cost = Cost(
-        pipe=pipe,
-        occupancy=OCCUPANCY[pipe],
-        result=0,
-        sources=0,
-        group=False,
-        commits=False,
-        retires=-1,
-        barrier=False,
-        copies=False,
-        copies_left=-1,
-    )
+FREE = Control(stall=1, stay=False, write_sb=NO_SCOREBOARD, read_sb=NO_SCOREBOARD, wait=0, reuse=0)
+
+
+def _slot(pipe: Pipe, **changes: Any) -> Line:
     reads = pipe not in (Pipe.ASYNC, Pipe.CONTROL)
-    plain = Slot(cost, control, 0.0, False, reads, False, False, False, False)
-    return replace(plain, **changes)
+    plain = Slot(pipe, hopper().occupancy[pipe], result=0, sources=0, reads=reads)
+    return replace(plain, **changes), FREE
 
 
-def _matmul(cycles: float, **changes: object) -> Slot:
-    slot = _slot(Pipe.ASYNC, matmul=cycles, reads=False, **changes)
-    return replace(slot, cost=replace(slot.cost, group=True, commits=True))
+def _matmul(cycles: float) -> Line:
+    return _slot(Pipe.ASYNC, matmul=cycles, commits=True)
 
 
-WAIT = replace(_slot(Pipe.CONTROL), cost=replace(_slot(Pipe.CONTROL).cost, retires=0), reads=False)
+WAIT = _slot(Pipe.CONTROL, retires=0)
 
 
-def _pace(*groups: tuple[Slot, ...], passes: int = 60) -> list[float]:
+def _pace(*groups: tuple[Line, ...], passes: int = 60) -> list[float]:
     ends = Partition(groups, [0.0] * len(groups)).run(passes)
     return [(own[passes - 1] - own[9]) / (passes - 10) for own in ends]
 
@@ -88,7 +76,8 @@ def test_the_queue_holds_back_the_warp_that_fills_it() -> None:
     # Behind so many matmuls an instruction of the same warp issues late, with room for them early.
     many = (*(_matmul(64.0),) * 12, _slot(Pipe.FMA))
     first = {
-        room: Partition([many], [0.0], replace(COSTS, queue=room)).run(1)[0][0] for room in (2, 20)
+        room: Partition([many], [0.0], replace(hopper(), queue=room)).run(1)[0][0]
+        for room in (2, 20)
     }
     assert first[2] > 9 * 64
     assert first[20] < 2 * 64
@@ -103,6 +92,36 @@ def test_a_matmul_is_waited_for_and_its_issue_takes_turns(own: int, other: int) 
     assert min(one[19] for one in ends) <= busy + 32.0 * max(own, other) * 20 + 20 * 200
 
 
+KINDS = st.sampled_from(
+    [
+        _slot(Pipe.FMA),
+        _slot(Pipe.XU),
+        (_slot(Pipe.LSU, result=40.0, sources=12.0)[0], replace(FREE, write_sb=1, read_sb=2)),
+        (_slot(Pipe.ALU)[0], replace(FREE, wait=0b110, stall=4)),
+        _matmul(64.0),
+        _slot(Pipe.ASYNC, matmul=32.0, from_registers=True),
+        _slot(Pipe.CONTROL, arrives=True),
+        _slot(Pipe.CONTROL, retires=1),
+        _slot(Pipe.CONTROL, copies=True, result=90.0),
+        _slot(Pipe.CONTROL, copies_left=0),
+        _slot(Pipe.CONTROL, pause=21.0),
+    ]
+)
+
+
+@given(st.lists(KINDS, min_size=2, max_size=60), st.integers(1, 20))
+def test_a_walk_in_stretches_ends_where_the_whole_walk_ends(code: list[Line], length: int) -> None:
+    whole = Partition([code], [0.0])
+    whole.run(1)
+    state, clock = IDLE, 0.0
+    for start in range(0, len(code), length):
+        part = Partition.resumed(code[start : start + length], state)
+        part.run(1)
+        state, clock = part.state(), clock + part.clock
+    assert clock == pytest.approx(whole.clock, abs=1e-3)
+    assert clock + state[0] == pytest.approx(whole.clock + whole.state()[0], abs=1e-3)
+
+
 class _Shut:
     def opens(self, group: int, number: int) -> float | None:
         return None if (group, number) == (0, 2) else 0.0
@@ -112,7 +131,7 @@ class _Shut:
 
 
 def test_a_gate_that_nothing_opens_is_told() -> None:
-    loop = (_slot(Pipe.FMA), replace(_slot(Pipe.FMA), gate=True))
+    loop = (_slot(Pipe.FMA), _slot(Pipe.FMA, gate=True))
     with pytest.raises(CheckFailed, match="every group waits"):
         Partition([loop], [0.0], gates=_Shut()).run(5)
 

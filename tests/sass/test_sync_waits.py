@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from warploom.sass.decode.cubin import Cubin
@@ -33,7 +32,7 @@ def test_no_wait_of_a_sync_may_be_dropped(cubin_of: Callable[[str], Cubin]) -> N
                 order = before[0].order
                 wishes = dict(zip(order, controls, strict=True))
                 editor.restore(block.index, BlockState(order, wishes, True))
-                words = np.array(editor.words(), np.uint64)
+                words = editor.words()
                 verdict = verifier.check_words(words, editor.info())
                 assert not verdict.legal, f"{item} lost its wait for SB{board}"
                 editor.restore(block.index, *before)

@@ -16,7 +16,6 @@ from warploom.sass.timing.timing_model import ModelSettings, TimingModel
 
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 
-ONE_WARP = ModelSettings(warps=1)
 Fields = tuple[tuple[int, ...], tuple[Control, ...]]
 
 
@@ -44,43 +43,45 @@ def test_same_question_same_answer(kernel: Kernel) -> None:
     assert one > 0
 
 
-def test_a_block_takes_at_least_its_stalls(kernel: Kernel) -> None:
-    model = TimingModel(kernel, ONE_WARP)
-    for block in kernel.blocks:
-        order, controls = block_of(kernel, block.index)
-        assert model.block_cycles(block.index, order, controls) >= sum(
-            max(1, control.stall) for control in controls[:-1]
-        )
+def test_a_kernel_takes_at_least_its_stalls(kernel: Kernel) -> None:
+    cycles = TimingModel(kernel).kernel_cycles(all_of(kernel))
+    fields = [control for _, controls in all_of(kernel) for control in controls]
+    assert cycles >= sum(max(1, control.stall) for control in fields[:-1])
 
 
-def test_longer_stalls_never_help_one_warp(kernel: Kernel) -> None:
-    model = TimingModel(kernel, ONE_WARP)
-    for block in kernel.blocks:
-        order, controls = block_of(kernel, block.index)
-        cycles = model.block_cycles(block.index, order, controls)
+def test_longer_stalls_never_help(kernel: Kernel) -> None:
+    model = TimingModel(kernel)
+    plain = all_of(kernel)
+    for number, (order, controls) in enumerate(plain):
         slow = tuple(replace(control, stall=15, stay=False) for control in controls)
-        assert model.block_cycles(block.index, order, slow) >= cycles
+        longer = [*plain[:number], (order, slow), *plain[number + 1 :]]
+        assert model.kernel_cycles(longer) >= model.kernel_cycles(plain)
 
 
-def test_more_warps_take_longer_but_overlap(kernel: Kernel) -> None:
-    one = TimingModel(kernel, ONE_WARP).kernel_cycles(all_of(kernel))
-    four = TimingModel(kernel, ModelSettings(warps=4)).kernel_cycles(all_of(kernel))
-    assert one <= four < 4 * one
+def test_what_it_remembers_changes_no_answer(kernel: Kernel) -> None:
+    # Versions asked for one after the other, against a model that was asked for nothing else.
+    plain, model = all_of(kernel), TimingModel(kernel)
+    for number, (order, controls) in enumerate(plain):
+        for stall in (1, 6):
+            fields = tuple(replace(each, stall=stall, stay=False) for each in controls)
+            version = [*plain[:number], (order[::-1], fields), *plain[number + 1 :]]
+            assert model.kernel_cycles(version) == TimingModel(kernel).kernel_cycles(version)
 
 
 def test_a_wait_costs_the_latency_of_what_it_waits_for(kernel: Kernel) -> None:
-    model = TimingModel(kernel, ONE_WARP)
+    model = TimingModel(kernel)
     load = next(item for item in kernel.instructions if item.base == "LDG")
     other = next(item for item in kernel.instructions if item.base == "IADD3")
     free = Control(4, False, NO_SCOREBOARD, NO_SCOREBOARD, 0, 0)
     order = (load.index, other.index)
-    without = model.block_cycles(0, order, (replace(free, write_sb=2), free))
-    waiting = model.block_cycles(0, order, (replace(free, write_sb=2), replace(free, wait=1 << 2)))
-    elsewhere = model.block_cycles(
-        0, order, (replace(free, write_sb=2), replace(free, wait=1 << 3))
-    )
-    assert without == elsewhere < 20
-    assert waiting > 200
+    empty: list[Fields] = [((), ())] * (len(kernel.blocks) - 1)
+
+    def cycles(wait: int) -> float:
+        fields = replace(free, write_sb=2), replace(free, wait=wait)
+        return model.kernel_cycles([(order, fields), *empty])
+
+    assert cycles(0) == cycles(1 << 3) < 20
+    assert cycles(1 << 2) > 200
 
 
 def test_loops_weigh_more(kernels_of: Callable[[str], list[Kernel]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from warploom.sass.decode.cubin import Cubin
@@ -52,7 +51,7 @@ def test_the_wait_before_an_overwritten_address_may_not_be_dropped(
             controls[later] = replace(other.control, wait=other.control.wait & ~(1 << board))
             wishes = dict(zip(before[0].order, controls, strict=True))
             editor.restore(block.index, BlockState(before[0].order, wishes, True))
-            verdict = verifier.check_words(np.array(editor.words(), np.uint64), editor.info())
+            verdict = verifier.check_words(editor.words(), editor.info())
             assert not verdict.legal and WAITS & {finding.rule for finding in verdict.findings}
             editor.restore(block.index, *before)
             refused += 1

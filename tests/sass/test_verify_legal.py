@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from warploom.errors import InputError
@@ -81,7 +80,7 @@ def edit_and_check(
             tally["not derived"] += 1
             editor.restore(block, *before)
             continue
-        words = np.array(editor.words(), np.uint64)
+        words = editor.words()
         info = editor.info()
         began = time.perf_counter()
         verdict = verifier.check_words(words, info)

@@ -56,7 +56,7 @@ def test_a_fork_is_played_apart(cubin_of: Callable[[str], Cubin]) -> None:
 
 def test_unknown_moves_are_refused() -> None:
     assert moves_of(MOVES) == set(MOVES)
-    with pytest.raises(InputError, match="unknown move 'unroll', expected some of order"):
+    with pytest.raises(InputError, match="unknown move 'unroll': expected some of order"):
         moves_of(("order", "unroll"))
     with pytest.raises(InputError, match="needs the move 'order'"):
         moves_of(("stall",))

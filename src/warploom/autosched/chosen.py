@@ -26,8 +26,7 @@ from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import cache_folder, keep, read_kept
-from warploom.perf.predict import cycles_of
-from warploom.perf.replay import replay
+from warploom.perf.replay import cycles_of, replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Program
 

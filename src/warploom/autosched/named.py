@@ -98,13 +98,14 @@ def multistage(
     compute: int = 2,
     in_flight: int = 1,
     registers: tuple[int, int] | None = None,
-    early: bool = False,
+    early_release: bool = False,
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
     `in_flight` matmuls of the last op stay unfinished across the back edge (0: drain every
-    iteration, as ThunderKittens' template does). `early`: a slot is given back before the first op
-    that needs what was made of it, where the group waits anyway, and not at the iteration's end.
+    iteration, as ThunderKittens' template does). `early_release`: a slot is given back before the
+    first op that needs what was made of it, where the group waits anyway, not at the iteration's
+    end.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
@@ -122,7 +123,7 @@ def multistage(
             stays = in_flight and op == last and ops[-1].id == last
             if stays:
                 order.insert(position, (f"release {ring}", 1))
-            elif early:
+            elif early_release:
                 own = next(other for other in ops if other.id == op)
                 after = [label for label, _ in order].index(own.label)
                 place_ = _first_toucher(placement, order, by_label, own, after)
@@ -153,17 +154,17 @@ def overlapped(
     depth: int | Mapping[str, int],
     launch: LaunchPlan,
     compute: int = 2,
-    turns: bool = True,
+    pingpong: bool = True,
     registers: tuple[int, int] | None = None,
     copies: int = 1,
-    early: bool = False,
+    early_rescale: bool = False,
 ) -> KernelSchedule:
     """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
-    so that both are in flight while the ops between them run; with `turns` the groups take the
+    so that both are in flight while the ops between them run; with `pingpong` the groups take the
     tensor core in turn (ping-pong). With two `copies` of what the last matmul reads from registers
-    the next one is packed while it runs. `early`: what the loop does to the last matmul's result
-    before that matmul (rescaling) comes right before it, beside the first matmul, and not at the
-    end of the iteration, where the tensor core would wait for it.
+    the next one is packed while it runs. `early_rescale`: what the loop does to the last matmul's
+    result before that matmul (rescaling) comes right before it, beside the first matmul, and not at
+    the end of the iteration, where the tensor core would wait for it.
     """
     placement = place(program, launch.split, compute)
     loops: dict[str, Schedule] = {}
@@ -176,7 +177,7 @@ def overlapped(
                 "schedule needs two, use multistage"
             )
         last = matmuls[-1]
-        before = [op for op in ops if early and op.kind != "mma" and op.dst == last.dst]
+        before = [op for op in ops if early_rescale and op.kind != "mma" and op.dst == last.dst]
         order = [(op.label, 0) for op in matmuls[:-1]]
         order += [(op.label, 1) for op in (*before, last)]
         order += [(op.label, 0) for op in ops if op.kind != "mma" and op not in before]
@@ -186,11 +187,11 @@ def overlapped(
             after = [label for label, _ in order].index(reader.label) if before else 0
             place_ = _first_toucher(placement, order, by_label, reader, after)
             order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
-        shift = len(matmuls) if turns else 0
+        shift = len(matmuls) if pingpong else 0
         left = last.srcs[0].name
         named = {left: copies} if copies > 1 and not placement.is_shared(last.srcs[0]) else {}
         loops[loop.index] = write(program, loop, compute, depth, order, shift, registers, named)
-    return KernelSchedule("overlapped" + ("-turns" if turns else ""), loops, launch, turns)
+    return KernelSchedule("overlapped" + ("-pingpong" if pingpong else ""), loops, launch, pingpong)
 
 
 def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:

@@ -10,9 +10,10 @@ the matmul is done.
 from __future__ import annotations
 
 from warploom.codegen.analysis.hazards import Effects, Token
-from warploom.codegen.ir.block import Ring, Step
+from warploom.codegen.ir.block import Ring
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.steps import start_of
 from warploom.codegen.passes.rings import make_rings, names_in
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op
@@ -72,10 +73,9 @@ def _waited_for(
     most = max(copies.values(), default=1)
     moments: list[int] = []
     for op in ops:
-        step = Step("Issue" if op.kind == "mma" else "Run", op=op)
         ahead = max(0, -((at[op.id] - at[matmul.id] - 1) // interval))
         for later in range(ahead, ahead + most if op is not matmul else 0):
-            if effects.conflicts(step, Token(matmul.id, later)):
+            if effects.conflicts(start_of(op), Token(matmul.id, later)):
                 moments.append(at[op.id] + later * interval - 1)
                 break
     return min(moments, default=at[matmul.id] + interval)

@@ -121,20 +121,22 @@ def schedule_named(
 
     def make(depth: int) -> KernelSchedule:
         if name in ("overlapped", "pingpong"):
-            turns = name == "pingpong" and groups > 1
-            return overlapped(program, depth, plan, groups, turns, registers)
+            pingpong = name == "pingpong" and groups > 1
+            return overlapped(program, depth, plan, groups, pingpong, registers)
         flying = int(name == "inflight")
         return multistage(program, depth, plan, groups, flying, registers)
 
     depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(program, make, arch)
     made = make(depth)
-    return KernelSchedule(name, made.loops, made.launch, made.turns)
+    return KernelSchedule(name, made.loops, made.launch, made.pingpong)
 
 
 def older_plan(plan: LaunchPlan) -> LaunchPlan:
     """The plan for a GPU without TMA and clusters: stores from registers, tasks in fixed order."""
-    walk = "static" if plan.walk == "dynamic" else plan.walk
-    return plan.with_options(store="direct", cluster=("", 1), walk=walk, dependent=False)
+    scheduler = "static" if plan.tile_scheduler == "dynamic" else plan.tile_scheduler
+    return plan.with_options(
+        store="direct", cluster=("", 1), tile_scheduler=scheduler, dependent=False
+    )
 
 
 def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str) -> int:

@@ -3,10 +3,8 @@
     extract     each loop's graph (`perf.extract`)
     solve       interval, times, registers, least ring depths, proof (`solve.solve`)
     deepen      what shared memory is left goes to the rings: loads vary more than the model says
-    refine      ops in other places of the interval, where the emitted loop walks faster
     release     a slot goes back where its reader is waited for anyway, or when it is done
-    turns       named barriers where the walked pace (`perf.pace`) is better with the groups'
-                matmuls kept in the schedule's order than first come first served
+    copies      a tile has two only where the times need them
 
 The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
 (`solve.uniform`). Answers are kept in the user's cache by the hash of the problem.
@@ -16,14 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from warploom.autosched.depths import deepen
 from warploom.autosched.named import REGISTERS, groups, multistage
-from warploom.autosched.refine import Walker, fewest_copies, refine
 from warploom.autosched.releases import releases
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.block import BlockProgram
@@ -35,10 +32,10 @@ from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
 from warploom.perf.extract import Extraction, extract
-from warploom.perf.predict import cycles_of, predict
 from warploom.schedule.check.simulate import verify
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
+from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME
@@ -47,8 +44,7 @@ from warploom.schedule.solve.solver import Effort
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 12  # of what is done with an answer: kept schedules of another one are not used
-WORTH = 0.002  # of the pace: what turns must save
+VERSION = 13  # of what is done with an answer: kept schedules of another one are not used
 
 
 @dataclass(frozen=True)
@@ -58,10 +54,8 @@ class Search:
     At the high end of every cost a schedule is legal for all values within, so it has slack where
     the machine is slower than its table; where nothing is found there, `solve_kernel` goes on with
     the nominal costs. `expand` tries two copies of tiles (`passes.copies`) where the interval is
-    above what the units need; they cost registers. `walks` orders are tried by the walk
-    (`autosched.refine`) after the solver's: candidates for a measurement, as the machine does not
-    follow the walk that far. `replayed`: of several answers the one whose machine code replays
-    fastest (`autosched.chosen`).
+    above what the units need; they cost registers. `replayed`: of several answers the one whose
+    machine code replays fastest (`autosched.chosen`).
     """
 
     seconds: float = 10.0
@@ -69,7 +63,6 @@ class Search:
     workers: int = 1
     cost_end: str = "high"
     expand: bool = False
-    walks: int = 0
     replayed: bool = False
 
 
@@ -194,8 +187,8 @@ def _solved(
             if better is not None:
                 problems[number], answers[loop.index] = problem, better
     result = assemble(placement, plan, problems, answers, fixed, registers)
-    result = _refined(result, placement, table.at("nominal"), search)
-    result = in_turns(result, program, table)
+    for loop in program.loops():
+        result = _with_fewest_copies(result, loop, extracted)
     keep(kept, json.dumps(result.to_json()).encode())
     return result
 
@@ -305,38 +298,27 @@ def assemble(
     return KernelSchedule("solved", loops, plan)
 
 
-def _refined(
-    schedule: KernelSchedule, placement: Placement, nominal: CostTable, search: Search
+def _with_fewest_copies(
+    schedule: KernelSchedule,
+    loop: Loop,
+    extracted: Callable[[Loop, Mapping[str, int]], Extraction],
 ) -> KernelSchedule:
-    """What the walk makes of the solver's answer, with no more copies than that order needs."""
-    alone: list[Extraction] = []
-    for loop in placement.program.loops():
-        copies = dict(schedule.loops[loop.index].params.get("copies", {}))
-        skips = schedule.launch.skip_unit
-        alone.append(extract(placement, loop, nominal, copies=copies, skip_unit=skips))
-    walker = Walker(placement, alone, nominal)
-    if search.walks:
-        schedule = refine(schedule, walker, search.walks, search.seed)
-    return fewest_copies(schedule, walker)
+    """The schedule without the copies of tiles that the times of a loop do without: copies take
+    registers."""
+    made = schedule.loops[loop.index]
+    copies = dict(made.params.get("copies", {}))
+    for name in sorted(copies):
+        fewer = {other: count for other, count in copies.items() if other != name}
+        if _keeps(made, extracted(loop, fewer).graph):
+            copies = fewer
+    params = {**made.params, "copies": copies} if "copies" in made.params else made.params
+    return replace(schedule, loops={**schedule.loops, loop.index: replace(made, params=params)})
 
 
-def in_turns(schedule: KernelSchedule, program: Program, table: CostTable) -> KernelSchedule:
-    """The schedule with or without turns, whichever the walk says is faster.
-
-    The solver places both groups' matmuls on the one tensor core, half an interval apart. Nothing
-    keeps them there when the machine runs: a group that is late is overtaken. Turns do, for the
-    price of a named barrier, which does not pay where the tensor core is busy all the time anyway.
-    """
-    if len(schedule.compute) == 1:
-        return schedule
-    nominal = table.at("nominal")
-
-    def walked(one: KernelSchedule) -> float:
-        return cycles_of(predict(program, one, table=nominal))
-
-    ordered = replace(schedule, name=f"{schedule.name}-turns", turns=True)
-    try:
-        pays = walked(ordered) < walked(schedule) * (1 - WORTH)
-    except InputError:  # a loop that ends early for one group cannot keep turns
-        return schedule
-    return ordered if pays else schedule
+def _keeps(schedule: Schedule, graph: Graph) -> bool:
+    """Whether the times of a schedule keep every edge of a graph."""
+    time, interval = schedule.time, schedule.initiation_interval
+    return all(
+        time[edge.dst] + edge.distance * interval - time[edge.src] >= edge.delay
+        for edge in graph.edges
+    )

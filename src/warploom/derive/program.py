@@ -20,8 +20,28 @@ Settings = Mapping[str, Any]
 ELEMENTS = {"e4m3": "fp8", "e5m2": "fp8"}
 """Element types of programs that this floor knows by another name."""
 IMPLEMENTATION = {
-    "attention": ("dtype", "head_dim", "slack", "apart", "tile", "shared", "guess", "exact"),
-    "gemm": ("dtype", "out", "a", "b", "promote", "ahead", "slices", "together", "across", "tile"),
+    "attention": (
+        "dtype",
+        "head_dim",
+        "rescale_threshold",
+        "split_mask_loop",
+        "tile",
+        "cluster_m",
+        "optimistic_threshold",
+        "exact",
+    ),
+    "gemm": (
+        "dtype",
+        "out",
+        "a",
+        "b",
+        "promote",
+        "products_in_flight",
+        "slices",
+        "in_cluster",
+        "swap_ab",
+        "tile",
+    ),
 }
 """Fields that say how a program computes its formula, or that the sizes say again."""
 ACTIVATIONS = ("relu", "gelu", "silu")

@@ -18,8 +18,7 @@ from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
 from warploom.kernels.select import DEFAULT, Selected, select
-from warploom.perf.predict import Prediction
-from warploom.perf.replay import replay
+from warploom.perf.replay import Prediction, replay
 
 Offer = tuple[str, Selected | WarploomError]  # a schedule by name, or why there is none
 

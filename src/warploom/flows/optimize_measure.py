@@ -24,7 +24,7 @@ from warploom.flows.own_process import answer_of
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, check_sizes, full_sizes
-from warploom.perf.predict import Prediction
+from warploom.perf.replay import Prediction
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program

@@ -16,7 +16,7 @@ from warploom.flows.optimize_measure import Measured
 from warploom.flows.static_verdict import StaticVerdict
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import Selected
-from warploom.perf.predict import Prediction, cycles_of
+from warploom.perf.replay import Prediction, cycles_of
 
 SCHEMA, VERSION = "warploom.optimize", 2
 MOST_CANDIDATES = 32

@@ -113,8 +113,8 @@ def _attention_sizes(config: attention.AttentionConfig, sizes: dict[str, int]) -
 
 
 # Fields that a variant sets: who gives one gets the textbook schedule of what was given.
-GEMM_TILE = frozenset(("tile", "slices", "together", "across", "ahead"))
-ATTENTION_TILE = frozenset(("tile", "apart", "shared", "guess"))
+GEMM_TILE = frozenset(("tile", "slices", "in_cluster", "swap_ab", "products_in_flight"))
+ATTENTION_TILE = frozenset(("tile", "split_mask_loop", "cluster_m", "optimistic_threshold"))
 
 
 def _gemm_variant(config: gemm.GemmConfig, sizes: Sizes, given: frozenset[str]) -> Variant | None:

@@ -1,1 +1,1 @@
-"""Cycles of loops: their graph, walks of their steps, replays of their machine code."""
+"""Cycles of loops: the graph of a tile program's loop, the replay of its machine code."""

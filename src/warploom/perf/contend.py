@@ -1,8 +1,8 @@
 """What arithmetic and matmuls take from each other, in a graph whose costs are numbers.
 
-Both read registers, and the walk (`perf.pace`) lets them disturb each other as measured
-(bench/contention.py): an instruction delays a matmul of another group by `mma.beside` cycles, and
-arithmetic takes `lanes.beside` or `mufu.beside` times as long beside one. A graph has one duration
+Both read registers and disturb each other, as measured (bench/contention.py): an instruction delays
+a matmul of another group by `mma.beside` cycles, and arithmetic takes `lanes.beside` or
+`mufu.beside` times as long beside one. A graph has one duration
 an op and does not know what will run beside it, so here every op has its share of an interval's
 contention, as if the tensor core were never idle:
 

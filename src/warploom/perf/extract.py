@@ -67,9 +67,9 @@ def extract(
     skip_unit       as in the launch plan: a product with row factors of 1, and what a condition on
                     rows corrects, cost a test
     crowded         ops as long as they take beside the others (`perf.contend`): what the solver
-                    needs; without, as long as alone: what the walk needs, which finds out itself
+                    needs; without, as long as alone
     """
-    values = Values(placement, 0, skip_unit, skip_settled=skip_unit)
+    values = Values(placement, 0, skip_unit, skip_voted=skip_unit)
     found = _Extractor(placement, loop, costs, dict(copies or {}), values)
     return found.result(shared_bytes, crowded)
 

@@ -1,8 +1,8 @@
 """Cycles an iteration of a built kernel: its machine code replayed on one scheduler partition.
 
-`perf.predict` walks the steps before anything is compiled; here is what ptxas made of them: its
-order, its waits, its stalls. Each steady loop of the program is found in the cubin, one warp of
-each compute group runs it (`timing.partition`), and the gates are those of the block program:
+What is walked is what ptxas made of the steps: its order, its waits, its stalls. Each steady loop
+of the program is found in the cubin, one warp of each compute group runs it (`timing.partition`),
+and the gates are those of the block program:
 
     loads     one thread fills the rings in the order of its steps; a copy takes `load.latency` and
               its time on the link: at an SM's own rate while the SM asks for less, on average, than
@@ -19,22 +19,35 @@ is the fastest of several starts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from math import ceil
 
 from warploom.codegen.cuda.emit_tma import is_multicast
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Step
+from warploom.codegen.ir.block import BlockProgram, Pipeline
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.steps import (
+    Acquire,
+    Fill,
+    Issue,
+    Publish,
+    Release,
+    Step,
+    TurnPass,
+    TurnWait,
+    Wait,
+)
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.perf.extract import extract
-from warploom.perf.predict import Prediction, machine_bound
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
 from warploom.sass.flow.steady import steady_loops
-from warploom.sass.timing.partition import Partition, PartitionCosts, Slot, slots_of
-from warploom.schedule.model.bounds import lower_bounds
+from warploom.sass.timing.costs import PartitionCosts
+from warploom.sass.timing.partition import Partition
+from warploom.sass.timing.slots import Line, slots_of
+from warploom.schedule.model.bounds import Bounds, lower_bounds
 from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.tile import Program
@@ -43,8 +56,19 @@ ITERATIONS = 24
 STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
 KIB = 1024
 BOX = 128  # bytes of a row that one copy instruction brings
-WAITS = ("Wait", "TurnWait")
-SIGNALS = ("Release", "TurnPass")
+WAITS = Wait | TurnWait
+SIGNALS = Release | TurnPass
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One loop: cycles an iteration in the steady state, and what no schedule can beat."""
+
+    loop: str
+    cycles: float
+    bound: int
+    reason: str
+    flops: int
 
 
 def replay(
@@ -70,19 +94,39 @@ def replay(
         )
         bounds = lower_bounds(problem.graph, problem.target)
         sections = [_section(block, loop.index, part) for part in range(block.placement.parts)]
-        if not sections[0].steady or not any(s.action == "Issue" for s in sections[0].steady):
+        if not sections[0].steady or not any(isinstance(s, Issue) for s in sections[0].steady):
             continue
-        slots, unroll = _counterpart(loops, sections[0], problem.graph)
+        code, unroll = _counterpart(loops, sections[0], problem.graph)
         starts = [share * bounds.minimum for share in STARTS]
         if len(sections) == 1:
             starts = [0.0]
         cycles = min(
-            _pace(block, loop.index, slots, unroll, start, chosen, partition) for start in starts
+            _pace(block, loop.index, code, unroll, start, chosen, partition) for start in starts
         )
         found[loop.index] = Prediction(
-            loop.index, cycles, *machine_bound(bounds), problem.graph.flops
+            loop.index, cycles, *_machine_bound(bounds), problem.graph.flops
         )
     return found
+
+
+def _machine_bound(bounds: Bounds) -> tuple[int, str]:
+    """(cycles an iteration that no schedule beats on the machine, what binds).
+
+    The graph's own bound less what shared memory is charged with: that adds up reads of operands
+    and writes of loads one after another, and is an upper estimate. Steps of 128x192x64 in bf16,
+    charged 832 cycles, were counted at 767 on an H200; their matmuls take 768.
+    """
+    certain = {unit: cycles for unit, cycles in bounds.load.items() if unit != "SMEM"}
+    unit = max(certain, key=lambda name: certain[name], default="")
+    least = certain.get(unit, 0)
+    if bounds.recurrence > least:
+        return max(1, bounds.recurrence), replace(bounds, resource=0).reason
+    return max(1, least), f"unit {unit} is needed for {least} cycles"
+
+
+def cycles_of(found: Mapping[str, Prediction]) -> float:
+    """Cycles an iteration of all loops together."""
+    return sum(one.cycles for one in found.values())
 
 
 def _section(block: BlockProgram, index: str, part: int) -> Pipeline:
@@ -99,20 +143,20 @@ def _loader(block: BlockProgram, index: str) -> Pipeline:
 
 
 def _counterpart(
-    loops: Sequence[tuple[Slot, ...]], section: Pipeline, graph: Graph
-) -> tuple[tuple[Slot, ...], int]:
+    loops: Sequence[tuple[Line, ...]], section: Pipeline, graph: Graph
+) -> tuple[tuple[Line, ...], int]:
     """The steady loop in the cubin, and iterations a pass: as many gates, signals and matmuls as
     the steps have, in the most similar order (the loop for few iterations has the same ones)."""
     wanted = _steps_as_tokens(section.steady, graph)
-    best: tuple[float, tuple[Slot, ...], int] | None = None
-    for slots in loops:
-        tokens = _slots_as_tokens(slots)
+    best: tuple[float, tuple[Line, ...], int] | None = None
+    for code in loops:
+        tokens = _code_as_tokens(code)
         unroll, rest = divmod(len(tokens), len(wanted))
         if rest or sorted(tokens) != sorted(wanted * unroll):
             continue
         alike = SequenceMatcher(None, tokens, wanted * unroll, autojunk=False).ratio()
         if best is None or (unroll, alike) > (best[2], best[0]):
-            best = alike, slots, unroll
+            best = alike, code, unroll
     if best is None:
         raise CheckFailed(
             f"loop {section.loop.index}: no loop of the machine code has its {len(wanted)} waits, "
@@ -124,24 +168,23 @@ def _counterpart(
 def _steps_as_tokens(steps: Sequence[Step], graph: Graph) -> list[str]:
     tokens: list[str] = []
     for step in steps:
-        if step.action in WAITS:
+        if isinstance(step, WAITS):
             tokens.append("gate")
-        elif step.action in SIGNALS:
+        elif isinstance(step, SIGNALS):
             tokens.append("signal")
-        elif step.action == "Issue":
-            assert step.op is not None
+        elif isinstance(step, Issue):
             node = next(n for n in graph.nodes if n.id.rsplit("/", 1)[0] == step.op.label)
             tokens.append(f"matmul {sum(u.cycles for u in node.uses if u.unit == 'TC')}")
     return tokens
 
 
-def _slots_as_tokens(slots: Sequence[Slot]) -> list[str]:
+def _code_as_tokens(code: Sequence[Line]) -> list[str]:
     tokens: list[str] = []
     matmul = 0.0
-    for slot in slots:
+    for slot, _ in code:
         if slot.matmul:
             matmul += slot.matmul
-            if slot.cost.commits:
+            if slot.commits:
                 tokens.append(f"matmul {round(matmul)}")
                 matmul = 0.0
         elif slot.gate:
@@ -157,7 +200,7 @@ def _slots_as_tokens(slots: Sequence[Slot]) -> list[str]:
 def _pace(
     block: BlockProgram,
     index: str,
-    slots: tuple[Slot, ...],
+    code: tuple[Line, ...],
     unroll: int,
     late: float,
     table: CostTable,
@@ -166,10 +209,15 @@ def _pace(
     parts = block.placement.parts
     passes = max(8, ITERATIONS // unroll)
     gates = _Gates(block, index, table)
-    walk = Partition([slots] * parts, [late * part for part in range(parts)], partition, gates)
+    walk = Partition([code] * parts, [late * part for part in range(parts)], partition, gates)
     ends = walk.run(passes)
     half = passes // 2
     return max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
+
+
+def _uses(steps: Sequence[Step], ring: str) -> int:
+    """How many of a group's waits, or releases, are of a ring."""
+    return sum(isinstance(step, Wait | Release) and step.ring == ring for step in steps)
 
 
 class _Gates:
@@ -179,16 +227,16 @@ class _Gates:
         self.block, self.table = block, table
         self.parts = block.placement.parts
         self.sections = [_section(block, index, part) for part in range(self.parts)]
-        self.waits = [[s for s in one.steady if s.action in WAITS] for one in self.sections]
-        self.gives = [[s for s in one.steady if s.action in SIGNALS] for one in self.sections]
+        self.waits = [[s for s in one.steady if isinstance(s, WAITS)] for one in self.sections]
+        self.gives = [[s for s in one.steady if isinstance(s, SIGNALS)] for one in self.sections]
         self.full: dict[str, list[float]] = {}
         self.freed: dict[str, dict[int, list[float]]] = {}
         self.passed: list[list[float]] = [[] for _ in range(self.parts)]
         self.passed[0].append(0.0)
         self.turns = [0] * self.parts
         # What the iterations started ahead have waited for, given back and passed on.
-        self.waited = [self._ahead(one, "Wait") for one in self.sections]
-        self.given = [self._ahead(one, "Release") for one in self.sections]
+        self.waited = [self._ahead(one, Wait) for one in self.sections]
+        self.given = [self._ahead(one, Release) for one in self.sections]
         for part in range(self.parts):
             for ring, count in self.given[part].items():
                 for use in range(count):
@@ -196,10 +244,10 @@ class _Gates:
         self.loader = self._loads(_loader(block, index))
         self.blocked = False
 
-    def _ahead(self, section: Pipeline, action: str) -> dict[str, int]:
+    def _ahead(self, section: Pipeline, kind: type[Wait | Release]) -> dict[str, int]:
         count: dict[str, int] = {}
         for step in (step for steps in section.prologue for step in steps):
-            if step.action == action:
+            if isinstance(step, kind):
                 count[step.ring] = count.get(step.ring, 0) + 1
         return count
 
@@ -211,14 +259,14 @@ class _Gates:
         own = self.waits[group]
         turn, place = divmod(number, len(own))
         step = own[place]
-        if step.action == "TurnWait":
-            each = sum(one.action == "TurnWait" for one in own)
-            before = sum(one.action == "TurnWait" for one in own[:place])
+        if isinstance(step, TurnWait):
+            each = sum(isinstance(one, TurnWait) for one in own)
+            before = sum(isinstance(one, TurnWait) for one in own[:place])
             given = self.passed[group]
             at = turn * each + before
             return given[at] + self.table.value("barrier.named") if at < len(given) else None
-        each = sum(one.ring == step.ring for one in own)
-        before = sum(one.ring == step.ring for one in own[:place])
+        each = _uses(own, step.ring)
+        before = _uses(own[:place], step.ring)
         use = self.waited[group].get(step.ring, 0) + turn * each + before
         slots = self.full.setdefault(step.ring, [])
         while len(slots) <= use:
@@ -233,11 +281,11 @@ class _Gates:
         own = self.gives[group]
         turn, place = divmod(number, len(own))
         step = own[place]
-        if step.action == "TurnPass":
+        if isinstance(step, TurnPass):
             self.passed[(group + 1) % self.parts].append(now)
             return
-        each = sum(one.ring == step.ring for one in own)
-        before = sum(one.ring == step.ring for one in own[:place])
+        each = _uses(own, step.ring)
+        before = _uses(own[:place], step.ring)
         use = self.given[group].get(step.ring, 0) + turn * each + before
         self._releases(step.ring, use).append(now)
 
@@ -249,12 +297,14 @@ class _Gates:
         while True:
             complete = now
             for step in section.steady:
+                if not isinstance(step, Acquire | Fill | Publish):
+                    continue
                 ring = step.ring
                 if uses.get(ring, 0) < self.block.ring(ring).depth:
                     complete = 0.0  # the walk begins with full rings
-                    if step.action != "Publish":
+                    if not isinstance(step, Publish):
                         continue
-                if step.action == "Acquire":
+                if isinstance(step, Acquire):
                     before = uses[ring] - self.block.ring(ring).depth
                     while before >= 0 and len(self._releases(ring, before)) < self.parts:
                         self.blocked = True
@@ -266,7 +316,7 @@ class _Gates:
                             max(self._releases(ring, before)) + wake,
                         )
                     complete = now
-                elif step.action == "Fill":
+                elif isinstance(step, Fill):
                     size, issues = self._copy(step)
                     now += issues * self.table.value("load.issue")
                     share = size / KIB * self.table.value("load.per_kib_all")
@@ -275,14 +325,14 @@ class _Gates:
                     alone = now + size / KIB * self.table.value("load.per_kib")
                     arrived = max(alone, link) + self.table.value("load.latency")
                     complete = max(complete, arrived)
-                elif step.action == "Publish":
+                else:
                     uses[ring] = uses.get(ring, 0) + 1
                     self.full.setdefault(ring, []).append(complete)
                     yield
 
-    def _copy(self, step: Step) -> tuple[int, int]:
+    def _copy(self, step: Fill) -> tuple[int, int]:
         """Bytes that this block loads for one tile, and the copies it takes."""
-        assert step.op is not None and step.op.dst is not None
+        assert step.op.dst is not None
         kind, plan = step.op.dst.type, self.block.schedule.launch
         size = self.block.home(step.op.dst.name)[1].tile.bytes
         if is_multicast(self.block.placement.program, plan, step.op):

@@ -21,7 +21,7 @@ from warploom.rl.offers import BlockNow
 from warploom.rl.waits import waits
 from warploom.sass.decode.control import NO_SCOREBOARD, SCOREBOARDS
 from warploom.sass.decode.opcodes import Pipe
-from warploom.sass.timing.issue import cost_of
+from warploom.sass.timing.slots import slot_of
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -116,7 +116,7 @@ class GraphView:
         self._direction = np.zeros((room, PARTNERS), np.float32)
         self._need = np.zeros((room, PARTNERS), np.float32)
         self._pairs: list[tuple[int, Ints, Ints, Ints]] = []
-        self._costs = [cost_of(item) for item in board.kernel.instructions]
+        self._slots = [slot_of(item) for item in board.kernel.instructions]
         self._lost: dict[int, tuple[BlockNow, Floats]] = {}
         for block in board.scope:
             self._connect(block, count)
@@ -207,6 +207,6 @@ class GraphView:
         known = self._lost.get(block)
         if known is None or known[0] is not now:
             order, controls = self.board.controls(block)
-            costs = [self._costs[index] for index in order]
-            known = self._lost[block] = (now, waits(costs, controls, self.board.depth[block] > 0))
+            code = [(self._slots[line], field) for line, field in zip(order, controls, strict=True)]
+            known = self._lost[block] = (now, waits(code, self.board.depth[block] > 0))
         return known[1]

@@ -25,7 +25,7 @@ from warploom.search.game import Family, Game
 from warploom.search.lineage import Base, make_base, prove, write_steps
 
 Floats = npt.NDArray[np.float32]
-STEPS: Final = ("rotation", "registers", "boards")
+STEPS: Final = ("rotation", "registers", "scoreboards")
 COLUMNS: Final = len(STEPS) + 1
 
 

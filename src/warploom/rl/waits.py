@@ -13,26 +13,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from warploom.sass.decode.control import Control
-from warploom.sass.timing.issue import Cost, Simulation
+from warploom.sass.timing.partition import Partition
+from warploom.sass.timing.slots import Line
 
 
-class _Recorded(Simulation):
-    """A simulation that notes what every issue had to wait for."""
+class _Recorded(Partition):
+    """A walk of one warp that notes what every issue had to wait for."""
 
-    def __init__(self, costs: list[Cost], controls: tuple[Control, ...], rounds: int) -> None:
-        super().__init__(costs, controls, rounds, 1)
-        self.lost: list[int] = []
+    def __init__(self, code: Sequence[Line]) -> None:
+        super().__init__([code], [0.0])
+        self.lost: list[float] = []
 
-    def _issue(self, warp: Any) -> None:
-        self.lost.append(self.clock - warp.ready)
-        super()._issue(warp)
+    def issue(self, warp: Any, now: float) -> None:
+        self.lost.append(now - warp.ready)
+        super().issue(warp, now)
 
 
-def waits(
-    costs: Sequence[Cost], controls: Sequence[Control], loops: bool
-) -> npt.NDArray[np.float32]:
+def waits(code: Sequence[Line], loops: bool) -> npt.NDArray[np.float32]:
     """Cycles lost before each instruction, in issue order [n]; of the last pass of a loop."""
-    recorded = _Recorded(list(costs), tuple(controls), 2 if loops else 1)
-    recorded.run()
-    return np.array(recorded.lost[-len(costs) :], np.float32)
+    recorded = _Recorded(code)
+    recorded.run(2 if loops else 1)
+    return np.array(recorded.lost[-len(code) :], np.float32)

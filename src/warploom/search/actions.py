@@ -13,16 +13,18 @@ from warploom.sass.decode.control import Control
 # only when named (longer stalls: other warps go first); the others make another program of the
 # original (see `lineage`), proved by a checker of its own.
 STEPS: Final = ("order", "stall", "yield", "reuse")
-PROGRAMS: Final = ("rotate", "rename", "boards")
+PROGRAMS: Final = ("rotate", "rename", "scoreboards")
 OPTIONAL: Final = ("pace",)
 MOVES: Final = (*STEPS, *OPTIONAL, *PROGRAMS)
+FORMER: Final = {"boards": "scoreboards"}  # names that moves had once
 
 
 def moves_of(names: Iterable[str]) -> frozenset[str]:
     """A set of move names; raises `InputError` for an unknown one, or when no step is left."""
     chosen = frozenset(names)
     if unknown := sorted(chosen - set(MOVES)):
-        raise InputError(f"unknown move {unknown[0]!r}, expected some of {', '.join(MOVES)}")
+        now = f"it is called {FORMER[unknown[0]]!r}; " if unknown[0] in FORMER else ""
+        raise InputError(f"unknown move {unknown[0]!r}: {now}expected some of {', '.join(MOVES)}")
     if "order" not in chosen:
         raise InputError("the game needs the move 'order'; the others add to it")
     return chosen

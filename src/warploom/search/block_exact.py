@@ -18,7 +18,7 @@ from warploom.sass.decode.kernel import Block, Kernel
 from warploom.sass.flow.dependence import Hazard, dependences
 from warploom.sass.flow.loops import depths, natural_loops
 from warploom.sass.flow.mining import key_of
-from warploom.sass.timing.issue import DEFAULT_LATENCY, LATENCIES, OCCUPANCY
+from warploom.sass.timing.costs import hopper
 from warploom.search.actions import Reorder
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def block_problem(game: Game, kernel: Kernel, block: Block) -> BlockProblem:
         key = key_of(dependence, earlier, later)
         delay = 1 if key is None else max(1, table.gap(key, original))
         if earlier.effects.info.variable:
-            result, sources = LATENCIES.get(earlier.effects.info.name, DEFAULT_LATENCY)
+            result, sources = hopper().latency_of(earlier.effects.info.name)
             reads = dependence.hazard is Hazard.WAR
             timed = earlier.control.read_sb if reads else earlier.control.write_sb
             if timed < 7:
@@ -93,7 +93,7 @@ def block_problem(game: Game, kernel: Kernel, block: Block) -> BlockProblem:
         block=block.index,
         indices=tuple(item.index for item in items),
         edges=tuple((first, second, delay) for (first, second), delay in sorted(edges.items())),
-        occupancy=tuple(OCCUPANCY[item.effects.info.pipe] for item in items),
+        occupancy=tuple(hopper().occupancy[item.effects.info.pipe] for item in items),
         pipes=tuple(item.effects.info.pipe.value for item in items),
         fixed=tuple(place for place, item in enumerate(items) if item.pinned),
     )

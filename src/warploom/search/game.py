@@ -11,18 +11,19 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from typing import Final
-
-import numpy as np
 
 from warploom.errors import InputError
 from warploom.sass.decode.control import Control
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.opcodes import Order
 from warploom.sass.decode.operand_slots import slot_registers
+from warploom.sass.decode.words import Words
 from warploom.sass.edit.edit import Editor
 from warploom.sass.edit.rederive import BlockState
 from warploom.sass.flow.aliasing import AliasMode
@@ -39,6 +40,7 @@ FAR: Final = 24
 CONTROL_EDITS: Final = ("tighten", "tighten", "yield", "reuse", "pace", "pace")
 EDIT_MOVES: Final = {"tighten": "stall", "yield": "yield", "reuse": "reuse", "pace": "pace"}
 PACES: Final = (1, 2, 4, 7)  # cycles of stall more
+UNWANTED: Final = "UNWANTED"  # the rule of a refusal that is the player's own
 
 
 class Family(Enum):
@@ -99,7 +101,6 @@ class Game:
         self.verifier = verifier or Verifier(original, kernel, mode)
         self.kernel = self.editor.kernel
         self.tally: Counter[str] = Counter()
-        self._undo: tuple[int, BlockState, tuple[Control, ...]] | None = None
         self._movable = [
             item.index
             for item in self.kernel.instructions
@@ -120,22 +121,20 @@ class Game:
         other = copy(self)
         other.editor = self.editor.fork()
         other.tally = Counter()
-        other._undo = None
         return other
 
     def _instruction_weights(self) -> list[float]:
-        """Instructions of inner loops are chosen more often: that is where cycles are."""
-        if self.family is Family.MEMORY:
-            return [1.0] * len(self._movable)
+        """Sums of weights: inner loops are chosen more often, that is where cycles are."""
         depth = depths(self.kernel, natural_loops(self.kernel))
-        return [4.0 ** depth[self.kernel.block_of[index]] for index in self._movable]
+        base = 1.0 if self.family is Family.MEMORY else 4.0
+        return list(accumulate(base ** depth[self.kernel.block_of[i]] for i in self._movable))
 
     # --- proposing -------------------------------------------------------------------------
 
     def propose(self, rng: random.Random) -> Action | None:
         """A random action of the family that order alone permits; None when none was found."""
         for _ in range(64):
-            index = rng.choices(self._movable, self._weights)[0]
+            index = rng.choices(self._movable, cum_weights=self._weights)[0]
             if self._edits and self.family is Family.WIDE and rng.random() < CONTROL_SHARE:
                 action = self._control_edit(index, rng)
             else:
@@ -171,8 +170,13 @@ class Game:
 
     # --- acting ----------------------------------------------------------------------------
 
-    def apply(self, action: Action) -> Candidate | Refusal:
-        """Take an action: the new legal state, or a refusal that changed nothing."""
+    def apply(
+        self, action: Action, wanted: Callable[[], bool] = lambda: True
+    ) -> Candidate | Refusal:
+        """Take an action: the new legal state, or a refusal that changed nothing.
+
+        `wanted` looks at the editor before the rules do, which cost more than the timing model.
+        """
         self.tally["proposed"] += 1
         block = action.block if isinstance(action, Reorder) else self.kernel.block_of[action.index]
         before = (self.editor.states[block], self.editor.controls(block))
@@ -182,13 +186,16 @@ class Game:
             self.editor.restore(block, *before)
             self.tally["refused by the editor"] += 1
             return Refusal("EDITOR", str(error))
-        words = np.array(self.editor.words(), np.uint64)
+        if not wanted():
+            self.editor.restore(block, *before)
+            self.tally["not wanted"] += 1
+            return Refusal(UNWANTED, "the player does not want it")
+        words = self.editor.words()
         verdict = self.verifier.check_words(words, self.editor.info())
         if not verdict.legal:
             self.editor.restore(block, *before)
             self.tally["refused by the verifier"] += 1
             return Refusal(verdict.findings[0].rule, str(verdict.findings[0]))
-        self._undo = (block, *before)
         self.tally["legal"] += 1
         return self._candidate(words, verdict)
 
@@ -200,21 +207,12 @@ class Game:
         else:
             self.editor.reorder(action.block, action.order)
 
-    def undo(self) -> None:
-        """Take back the last applied action (one level)."""
-        if self._undo is None:
-            raise InputError("there is no action to undo")
-        self.editor.restore(*self._undo)
-        self._undo = None
-
     def current(self) -> Candidate:
         """The state as it stands."""
-        words = np.array(self.editor.words(), np.uint64)
+        words = self.editor.words()
         return self._candidate(words, self.verifier.check_words(words, self.editor.info()))
 
-    def _candidate(
-        self, words: np.ndarray[tuple[int, int], np.dtype[np.uint64]], verdict: Verdict
-    ) -> Candidate:
+    def _candidate(self, words: Words, verdict: Verdict) -> Candidate:
         data = bytearray(self.original.data)
         code = self.original.kernel(self.kernel.name)
         data[code.text.offset : code.text.offset + code.text.size] = words.astype("<u8").tobytes()
@@ -238,7 +236,6 @@ class Game:
         ):
             if self.editor.states[block] is not state:
                 self.editor.restore(block, state, controls)
-        self._undo = None
 
     def model(self) -> TimingModel:
         """A timing model of this kernel."""

@@ -13,8 +13,8 @@ import random
 from dataclasses import dataclass
 
 from warploom.sass.timing.timing_model import TimingModel
-from warploom.search.game import Candidate, Game
-from warploom.search.play import Play, next_legal, opening
+from warploom.search.game import UNWANTED, Candidate, Game
+from warploom.search.play import PATIENCE, Play, next_legal, opening
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,24 @@ def climb(game: Game, rng: random.Random, tries: int, model: TimingModel) -> Can
 
     Returns the state it ends in, or None when it is the one it began in.
     """
-    here = model.kernel_cycles(game.editor.signature())
-    reached: Candidate | None = None
-    for _ in range(tries):
-        candidate = next_legal(game, rng)
-        if candidate is None:
-            break
+    here = there = model.kernel_cycles(game.editor.signature())
+
+    def no_slower() -> bool:
+        nonlocal there
         there = model.kernel_cycles(game.editor.signature())
-        if there > here:
-            game.undo()
-            continue
-        here, reached = there, candidate
+        return there <= here
+
+    reached: Candidate | None = None
+    refused = 0
+    while tries and refused < PATIENCE:
+        action = game.propose(rng)
+        if action is None:
+            break
+        result = game.apply(action, no_slower)
+        if isinstance(result, Candidate):
+            here, reached = there, result
+        if isinstance(result, Candidate) or result.rule == UNWANTED:
+            tries, refused = tries - 1, 0
+        else:
+            refused += 1
     return reached

@@ -24,12 +24,12 @@ from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.edit.edit import Editor
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.flow.loops import natural_loops
-from warploom.sass.rewrites.boards.renumber import Renumberer
-from warploom.sass.rewrites.boards.verify import verify_boards
 from warploom.sass.rewrites.renaming.rename import Renamer, renamed
 from warploom.sass.rewrites.renaming.verify import verify_renaming
 from warploom.sass.rewrites.rotation.rotate import Rotation, may_cross, padding, rotate, rotations
 from warploom.sass.rewrites.rotation.verify import verify_rotation
+from warploom.sass.rewrites.scoreboards.renumber import Renumberer
+from warploom.sass.rewrites.scoreboards.verify import verify_scoreboards
 from warploom.sass.rules.verdict import Finding, Verdict
 from warploom.sass.rules.verify import Verifier, counted
 
@@ -76,8 +76,8 @@ def prove(original: Cubin, name: str, steps: Sequence[Step], mode: AliasMode) ->
             found += Verifier(before, name, mode).check_file(after).findings
         elif step.kind == "registers":
             found += verify_renaming(before, after, name)
-        elif step.kind == "boards":
-            found += verify_boards(before, after, name)
+        elif step.kind == "scoreboards":
+            found += verify_scoreboards(before, after, name)
         elif step.kind == "rotation" and step.rotation is not None:
             found += verify_rotation(before, after, name, step.rotation)
         else:
@@ -122,10 +122,10 @@ def make_base(
         if done:
             step = Step("registers", image.data, f"{len(done)} values in other registers")
             base = Base(image, (*base.steps, step))
-    if "boards" in moves and (not base.steps or rng.random() < 0.5):
+    if "scoreboards" in moves and (not base.steps or rng.random() < 0.5):
         found = Renumberer(base.cubin, name).renumbered(rng, TRIES)
         if found is not None:
-            step = Step("boards", found[0].data, f"{found[1]} scoreboards given out anew")
+            step = Step("scoreboards", found[0].data, f"{found[1]} scoreboards given out anew")
             base = Base(found[0], (*base.steps, step))
     return base
 

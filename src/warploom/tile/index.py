@@ -205,3 +205,13 @@ def minimum_index(left: IndexLike, right: IndexLike) -> Index:
 def maximum_index(left: IndexLike, right: IndexLike) -> Index:
     """The larger of two index expressions."""
     return binary("max", left, right)
+
+
+def substituted(expression: Index, values: Mapping[str, Index]) -> Index:
+    """The expression with symbols replaced by others, or by expressions."""
+    if expression.op == "symbol":
+        return values.get(expression.name, expression)
+    if expression.op == "const":
+        return expression
+    left, right = (substituted(arg, values) for arg in expression.args)
+    return binary(expression.op, left, right)

@@ -1,7 +1,7 @@
 """The sequential interpreter: the meaning of a tile program, at any size, on a CPU.
 
-Tasks run one after the other, in any order; only tasks that meet (`reduce_scatter`) run side by
-side, from one meeting to the next.
+Tasks run one after the other, in any order; only tasks of a `reduce_scatter` run side by
+side, from one such op to the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
 from warploom.tile.evaluate import Disturbance, Value, compute, read_tile, write_tile
 from warploom.tile.ir import Loop, Op, Program
-from warploom.tile.ops import MEETING
+from warploom.tile.ops import CLUSTER_REDUCE
 
 
 def interpret(
@@ -38,26 +38,28 @@ def interpret(
     for company in companies(program, chosen):
         states = [scalar_state(program, values) for _ in company]
         known = [task_symbols(program, memory, {**symbols, **point}) for point in company]
-        for body, meeting in _until_meetings(program):
+        for body, reduction in _until_reductions(program):
             for state, own in zip(states, known, strict=True):
                 _run(body, state, memory, own, disturb)
-            if meeting is not None and meeting.dst is not None:
-                shares = share_sum(meeting, [state[meeting.srcs[0].name] for state in states])
+            if reduction is not None and reduction.dst is not None:
+                shares = share_sum(reduction, [state[reduction.srcs[0].name] for state in states])
                 for state, share in zip(states, shares, strict=True):
-                    state[meeting.dst.name] = disturb.result(meeting, share) if disturb else share
+                    state[reduction.dst.name] = (
+                        disturb.result(reduction, share) if disturb else share
+                    )
     return memory
 
 
-def meetings(program: Program) -> list[Op]:
-    """The ops at which tasks meet."""
-    return [op for op in program.ops() if op.kind in MEETING]
+def cluster_reductions(program: Program) -> list[Op]:
+    """The ops that add up tiles of a cluster's tasks."""
+    return [op for op in program.ops() if op.kind in CLUSTER_REDUCE]
 
 
 def companies(
     program: Program, tasks: Iterable[dict[str, int]]
 ) -> Iterator[tuple[dict[str, int], ...]]:
-    """The tasks that run side by side, in the order of the axis along which they meet."""
-    found = meetings(program)
+    """The tasks that run side by side, in the order of the axis that they reduce over."""
+    found = cluster_reductions(program)
     if not found:
         yield from ((task,) for task in tasks)
         return
@@ -82,10 +84,10 @@ def share_sum(op: Op, tiles: Sequence[Value]) -> list[Value]:
     return shares + [np.zeros_like(shares[0])] * (len(tiles) - len(shares))
 
 
-def _until_meetings(program: Program) -> Iterator[tuple[Sequence[Op | Loop], Op | None]]:
+def _until_reductions(program: Program) -> Iterator[tuple[Sequence[Op | Loop], Op | None]]:
     start = 0
     for place, item in enumerate(program.body):
-        if isinstance(item, Op) and item.kind in MEETING:
+        if isinstance(item, Op) and item.kind in CLUSTER_REDUCE:
             yield program.body[start:place], item
             start = place + 1
     yield program.body[start:], None

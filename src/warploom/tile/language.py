@@ -227,7 +227,7 @@ def gather(x: Tile, index: Tile, axis: str) -> Tile:
 
 
 def reduce_scatter(x: Tile, over: Index, parts: int, along: str, width: int | None = None) -> Tile:
-    """The tasks of a grid axis meet: task p of them gets part p of the sum of all their tiles.
+    """Tasks along a grid axis add up their tiles: task p of them gets part p of the sum.
 
     `over` is that axis' index, `parts` its static extent; the sum is fp32, added in the order of
     the axis, and cut along the tile's axis `along` in equal parts, or in parts `width` long: the

@@ -105,10 +105,10 @@ _ENTRIES = (
     OpSpec("transpose", "shape", (1,)),
     OpSpec("slice", "shape", (1,)),
     OpSpec("gather", "shape", (2,)),
-    OpSpec("reduce_scatter", "meet", (1,)),
+    OpSpec("reduce_scatter", "cluster", (1,)),
     OpSpec("store", "sink", (1,)),
     OpSpec("store_add", "sink", (1,)),
 )
 
 OPS: dict[str, OpSpec] = {entry.kind: entry for entry in _ENTRIES}
-MEETING = tuple(entry.kind for entry in _ENTRIES if entry.group == "meet")
+CLUSTER_REDUCE = tuple(entry.kind for entry in _ENTRIES if entry.group == "cluster")

@@ -1,5 +1,6 @@
 """Tidying a traced program: a temporary that exists only to be assigned is not made, nor the
-transpose of a load that only a matmul reads.
+transpose of a load that only a matmul reads. Variables are then named again in program order, so
+that equal programs are equal however they were made.
 
 `m[:] = maximum(m, r)` traces as two ops, `t = max m, r` and `m = copy t`; `acc += a @ b` as
 `t = mma a, b` and `acc = add acc, t`. When `t` has no other reader the pair becomes one op.
@@ -19,6 +20,7 @@ load as well as the load's transpose.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +34,7 @@ def tidy(program: Program) -> Program:
     body = _fold(program.body, reads)
     body = _untransposed(body, _transposed_loads(body))
     body = _drop_dead(body)
-    return replace(program, body=_number(body, [0]))
+    return replace(program, body=_number(_renamed(program, body), [0]))
 
 
 def _fold(body: tuple[Op | Loop, ...], reads: Counter[str]) -> tuple[Op | Loop, ...]:
@@ -123,6 +125,38 @@ def _keep(body: tuple[Op | Loop, ...], read: set[str]) -> tuple[Op | Loop, ...]:
         elif item.dst is None or item.dst.name in read:
             kept.append(item)
     return tuple(kept)
+
+
+def _renamed(program: Program, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
+    """The body with `stem, stem_1, stem_2, ...` for variables of a stem, in program order."""
+    taken = {*program.dims, *(array.name for array in program.arrays)}
+    taken |= {name for name, _ in program.grid} | {read.name for read in program.reads}
+    names = {var.name: var.name for var in program.scalars}
+    taken |= names.keys()
+    count: Counter[str] = Counter()
+    for op in walk(body):
+        if op.dst is None or op.dst.name in names:
+            continue
+        stem = re.sub(r"_\d+$", "", op.dst.name)
+        name = stem
+        while name in taken:
+            count[stem] += 1
+            name = f"{stem}_{count[stem]}"
+        taken.add(name)
+        names[op.dst.name] = name
+    return _with_names(body, names)
+
+
+def _with_names(body: tuple[Op | Loop, ...], names: Mapping[str, str]) -> tuple[Op | Loop, ...]:
+    result: list[Op | Loop] = []
+    for item in body:
+        if isinstance(item, Loop):
+            result.append(replace(item, body=_with_names(item.body, names)))
+            continue
+        srcs = tuple(replace(var, name=names.get(var.name, var.name)) for var in item.srcs)
+        dst = None if item.dst is None else replace(item.dst, name=names[item.dst.name])
+        result.append(replace(item, srcs=srcs, dst=dst))
+    return tuple(result)
 
 
 def _number(body: tuple[Op | Loop, ...], count: list[int]) -> tuple[Op | Loop, ...]:

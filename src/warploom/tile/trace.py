@@ -8,7 +8,8 @@ Python asks for the next one, so the body of a `for` is traced exactly once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +40,7 @@ class Tracer:
     depth_of: dict[str, int] = field(default_factory=dict[str, int])
     ended: set[str] = field(default_factory=set[str])
     open: list[str] = field(default_factory=list[str])  # the lines of the loops that are open
+    line: str = ""  # of what is traced now, where it is not the caller's
 
     def fresh(self, stem: str) -> str:
         """A name not used before: `stem`, `stem_1`, `stem_2`, ..."""
@@ -61,7 +63,7 @@ class Tracer:
                     f"tile {src.name} was made inside a loop that has ended, so it has no value "
                     "here; make it before the loop and assign to it inside"
                 )
-        op = Op(self.count, kind, dst, srcs, where=user_line(), **rest)
+        op = Op(self.count, kind, dst, srcs, where=self.line or user_line(), **rest)
         self.count += 1
         self.stack[-1].append(op)
         return op
@@ -115,16 +117,41 @@ def trace(
         bound[key] = replace(spec, name=key)
         tracer.arrays[key] = bound[key]
         tracer.names.update(dict.fromkeys(spec.dims, 1))
-    token = _CURRENT.set(tracer)
-    try:
+    with _tracing(tracer):
         function(**bound, **static)
-    finally:
-        _CURRENT.reset(token)
     if len(tracer.stack) != 1:
         raise InputError(
             f"{tracer.open[-1]}: {tracer.name}: a loop was left by break or return; a loop of a "
             "tile program runs all its iterations, shorten its range instead"
         )
+    return tracer.finish()
+
+
+@contextmanager
+def _tracing(tracer: Tracer) -> Generator[Tracer]:
+    token = _CURRENT.set(tracer)
+    try:
+        yield tracer
+    finally:
+        _CURRENT.reset(token)
+
+
+def retrace(program: Program, body: Callable[[Tracer], object]) -> Program:
+    """A program with the arrays, scalars, grid and reads of another, and the body that `body`
+    traces: it is called once with the tracer."""
+    tracer = Tracer(
+        program.name,
+        {array.name: array for array in program.arrays},
+        list(program.scalars),
+        list(program.grid),
+        list(program.reads),
+    )
+    taken = [*program.dims, *(var.name for var in program.scalars)]
+    taken += [name for name, _ in program.grid] + [read.name for read in program.reads]
+    for name in taken:
+        tracer.fresh(name)
+    with _tracing(tracer):
+        body(tracer)
     return tracer.finish()
 
 

@@ -7,7 +7,7 @@ Invariants:
 3. index expressions use only dimensions, grid indices and the counters of enclosing loops;
 4. loads and stores name a declared array with one range a dimension; stored types match;
 5. op ids are 0, 1, 2, ... in program order;
-6. tasks meet outside of loops, all of one grid axis whose extent the program states.
+6. tasks reduce in a cluster outside of loops, all of one grid axis whose extent the program states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from warploom.tile import typing as rules
 from warploom.tile.dtypes import INT32
 from warploom.tile.index import Index
 from warploom.tile.ir import Loop, Op, Program, TileType, Var, walk
-from warploom.tile.ops import MEETING, OPS
+from warploom.tile.ops import CLUSTER_REDUCE, OPS
 
 
 def verify(program: Program) -> None:
@@ -53,8 +53,8 @@ def _body(
                 parts = {n for n in item.until.symbols() if n.endswith((".begin", ".end"))}
                 what = f"{item.where}: until of loop {item.index}"
                 _check_symbols(what, item.until, symbols | parts)
-            if meets := [op for op in walk(item.body) if op.kind in MEETING]:
-                raise InputError(f"{meets[0].where}: {meets[0].kind} inside of a loop")
+            if inner := [op for op in walk(item.body) if op.kind in CLUSTER_REDUCE]:
+                raise InputError(f"{inner[0].where}: {inner[0].kind} inside of a loop")
             _body(program, item.body, dict(types), symbols | {item.index})
             continue
         try:
@@ -79,7 +79,7 @@ def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str])
     _ranges(op, symbols)
     if op.start is not None:
         _check_symbols("coordinate", op.start, symbols)
-    expected = _result(program, op)
+    expected = result_type(program, op)
     if (expected is None) != (op.dst is None):
         raise InputError("an op has a destination exactly when it gives a tile")
     if op.dst is None or expected is None:
@@ -99,7 +99,8 @@ def _ranges(op: Op, symbols: set[str]) -> None:
                 raise InputError("a load with a stop; only stores drop elements")
 
 
-def _result(program: Program, op: Op) -> TileType | None:
+def result_type(program: Program, op: Op) -> TileType | None:
+    """The type of what an op writes, from the types of what it reads; None for a store."""
     spec = OPS[op.kind]
     sources = [src.type for src in op.srcs]
     if spec.group in ("unary", "binary", "compare", "select"):
@@ -112,8 +113,8 @@ def _result(program: Program, op: Op) -> TileType | None:
         return _matmul(sources)
     if spec.group == "sink":
         return _store(program, op)
-    if spec.group == "meet":
-        return _meet(program, op, sources[0])
+    if spec.group == "cluster":
+        return _cluster_reduce(program, op, sources[0])
     return _shape(program, op, sources)
 
 
@@ -124,14 +125,14 @@ def _matmul(sources: list[TileType]) -> TileType:
     return product
 
 
-def _meet(program: Program, op: Op, source: TileType) -> TileType:
+def _cluster_reduce(program: Program, op: Op, source: TileType) -> TileType:
     axis, parts = str(op.start), int(op.value or 0)
     extents = {str(extent) for name, extent in program.grid if name == axis}
-    others = {str(other.start) for other in program.ops() if other.kind in MEETING}
+    others = {str(other.start) for other in program.ops() if other.kind in CLUSTER_REDUCE}
     if extents != {str(parts)} or others != {axis}:
         raise InputError(
-            f"{parts} tasks along {axis} meet: expected one grid axis of that extent in all of "
-            f"the program, the grid has {[f'{name} < {extent}' for name, extent in program.grid]}"
+            f"{parts} tasks along {axis} add up tiles: expected one grid axis of that extent in "
+            f"all of the program, it has {[f'{name} < {extent}' for name, extent in program.grid]}"
         )
     width = None if op.dst is None else op.dst.type.size(op.axis)
     return rules.reduce_scatter_type(source, op.axis, parts, width)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from warploom.codegen.ir.block import Step
 from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.steps import Issue, Join, Release, Run, Step
 from warploom.tile import Op
 
 
@@ -50,13 +50,13 @@ class Effects:
 
         started = self.ops[token.op]
         assert started.dst is not None
-        if step.action == "Release":
+        if isinstance(step, Release):
             return token.op in self.readers[step.ring] and token.age >= step.stage
-        if step.action not in ("Run", "Issue") or step.op is None:
+        if not isinstance(step, Run | Issue):
             return False
         reads = {var.name for var in self.placement.fusion.sources(step.op)}
         writes = set[str]() if step.op.dst is None else {step.op.dst.name}
-        if step.action == "Issue":
+        if isinstance(step, Issue):
             # Matmuls into one accumulator follow each other in the tensor core.
             name = started.dst.name
             return name in {var.name for var in step.op.srcs[:2]} and same(name)
@@ -75,7 +75,7 @@ def insert_joins(
     for step in steps:
         queues = _join(effects, step, queues, result)
         result.append(step)
-        if step.action == "Issue" and step.op is not None:
+        if isinstance(step, Issue):
             queues = {(*queue, Token(step.op.id, step.stage)) for queue in queues}
     return tuple(result), frozenset(queues)
 
@@ -147,9 +147,9 @@ def _wait(effects: Effects, queues: set[Queue], count: int, result: list[Step]) 
     return left
 
 
-def _joined(count: int, found: Sequence[tuple[str, int]]) -> Step:
+def _joined(count: int, found: Sequence[tuple[str, int]]) -> Join:
     names, lags = tuple(name for name, _ in found), tuple(lag for _, lag in found)
-    return Step("Join", count=count, names=names, lags=lags)
+    return Join(count, names, lags)
 
 
 def _names(effects: Effects, tokens: Sequence[Token]) -> list[tuple[str, int]]:

@@ -23,13 +23,13 @@ class StorePanels:
 
     tile        the layout of one panel, in the array's order of dimensions
     origins     (row, column) of each panel's first element in the group's part of the tile
-    across      the array's columns lie over the rows of the registers: panels are transposed on
+    transposed  the array's columns lie over the rows of the registers: panels are transposed on
                 the way, one block of 64 register rows wide
     """
 
     tile: SharedTile
     origins: tuple[tuple[int, int], ...]
-    across: bool
+    transposed: bool
 
 
 def store_panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
@@ -37,9 +37,9 @@ def store_panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
     kind = placement.local(op.srcs[0].type)
     rows, cols = kind.shape
     element = kind.dtype.bytes
-    across = placement.across(op.srcs[0].type)
+    transposed = placement.transposed(op.srcs[0].type)
     high = rows
-    if across:
+    if transposed:
         width = ROWS_PER_GROUP * element
         high = min(plan.store_rows or rows, rows)
     else:
@@ -58,7 +58,7 @@ def store_panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
             f"{op.where}: store add=True of {rows} x {cols} elements a group in panels of "
             f"{tile.rows} x {tile.cols}: these would add some twice; make the tile a multiple"
         )
-    return StorePanels(tile, found, across)
+    return StorePanels(tile, found, transposed)
 
 
 def store_slot(block: BlockProgram) -> tuple[str, SharedTile] | None:
@@ -85,7 +85,7 @@ def check_over(slot: SharedTile, panels: StorePanels, parts: int, op: Op) -> Non
     """Raise when the panels of a group are not its rows of the panels of an operand's slot."""
     tile = panels.tile
     same = (slot.rows, slot.width, slot.element) == (tile.rows * parts, tile.width, tile.element)
-    if panels.across or not same or len(panels.origins) > slot.panels:
+    if panels.transposed or not same or len(panels.origins) > slot.panels:
         raise InputError(
             f"{op.where}: store of {len(panels.origins)} panels of {tile.rows} rows of "
             f"{tile.width} B a group over {slot.panels} of {slot.rows} rows of {slot.width} B: "

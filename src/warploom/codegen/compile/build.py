@@ -216,7 +216,7 @@ def compile_source(
         return kept, resources
     cubin, resources = _run(tool, source, arch)
     _judge(source, arch, resources, allow)
-    if source.told:
+    if source.declared_threads:
         cubin = with_entry(cubin, source.threads)
     keep(image, cubin)
     keep(report, json.dumps(asdict(resources)).encode())

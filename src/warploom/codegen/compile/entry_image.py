@@ -1,7 +1,7 @@
 """An image compiled for fewer threads than its blocks have, made one for all of them.
 
-*requires*  `entry.threads_told`: every role changes its registers before it names one that a thread
-            does not have at entry
+*requires*  `entry.declared_threads`: every role changes its registers before it names one that a
+            thread does not have at entry
 *before -> after*  three records of .nv.info: registers at entry, their limit, most threads
 *keeps*  every instruction; the requirement is checked on the machine code, block by block
 """

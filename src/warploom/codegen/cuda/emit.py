@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.codegen.cuda.emit_chain import ChainCode
-from warploom.codegen.cuda.emit_meet import (
+from warploom.codegen.cuda.emit_cluster_reduce import (
     BARRIERS,
-    check_meetings,
+    check_cluster_reductions,
     exchange_bytes,
-    meeting_barriers,
+    reduction_barriers,
 )
+from warploom.codegen.cuda.emit_overlap import OverlapCode
 from warploom.codegen.cuda.emit_staged import staged_offsets
 from warploom.codegen.cuda.emit_steps import StepCode, indent
 from warploom.codegen.cuda.emit_tma import Maps
-from warploom.codegen.cuda.entry import threads_told, told_lines
+from warploom.codegen.cuda.entry import declaration_lines, declared_threads
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
@@ -28,11 +28,12 @@ from warploom.codegen.cuda.tasks import TASK_SLOTS, task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
 from warploom.codegen.ir.layout import ALIGNMENT
+from warploom.codegen.ir.steps import Issue
 from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import Array, Index, Var
-from warploom.tile.interpret import meetings
+from warploom.tile.interpret import cluster_reductions
 
 BARRIER_BYTES = 8
 
@@ -44,7 +45,7 @@ class CudaSource:
     parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
     dependent       may start before the previous grid of its stream has ended
     shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
-    told            threads that the compiler is told of, where they are fewer (`cuda.entry`)
+    declared_threads  threads in the kernel's launch bounds, where they are fewer (`cuda.entry`)
     """
 
     name: str
@@ -58,7 +59,7 @@ class CudaSource:
     persistent: bool
     arrays: tuple[Array, ...]
     dependent: bool = False
-    told: int = 0
+    declared_threads: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -87,8 +88,10 @@ class Emitter:
         self.plan = block.schedule.launch
         self.placement = block.placement
         self.program = block.placement.program
-        if self.plan.chain and self.arch != "sm_90a":
-            raise InputError(f"launch plan: chain has code for sm_90a, not for {self.arch}")
+        if self.plan.overlap_next_task and self.arch != "sm_90a":
+            raise InputError(
+                f"launch plan: overlap_next_task has code for sm_90a, not for {self.arch}"
+            )
         for op in self.program.ops():
             check_types(op, self.arch)
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
@@ -98,8 +101,8 @@ class Emitter:
         self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
-        check_meetings(block.placement, self.plan)
-        self.meets = bool(meetings(self.program))
+        check_cluster_reductions(block.placement, self.plan)
+        self.reduces = bool(cluster_reductions(self.program))
         self.steps = StepCode(block, self.maps)
 
     def source(self) -> CudaSource:
@@ -109,7 +112,7 @@ class Emitter:
         threads = 32 * sum(role.warps for role in self.block.roles)
         check_threads(self.program.name, threads, self.plan.resident, self.arch)
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
-        told = threads_told(threads, self.helpers)
+        declared = declared_threads(threads, self.helpers)
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
             f'"{self.block.schedule.name}".',
@@ -129,8 +132,8 @@ class Emitter:
         lines = [
             *head,
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
-            *told_lines(threads, told),
-            f'extern "C" __global__ void __launch_bounds__({told}, {self.plan.resident})'
+            *declaration_lines(threads, declared),
+            f'extern "C" __global__ void __launch_bounds__({declared}, {self.plan.resident})'
             f"{cluster} "
             f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
@@ -150,7 +153,7 @@ class Emitter:
             self.plan.persistent,
             self.program.arrays,
             self.plan.dependent,
-            told if told < threads else 0,
+            declared if declared < threads else 0,
         )
 
     # ---- shared memory
@@ -176,10 +179,10 @@ class Emitter:
             at[f"{ring.name}.full"] = used
             at[f"{ring.name}.empty"] = used + ring.depth * BARRIER_BYTES
             used += 2 * ring.depth * BARRIER_BYTES
-        at["meet"] = used
-        used += BARRIERS * BARRIER_BYTES * self.parts * self.meets
+        at["reduce_barriers"] = used
+        used += BARRIERS * BARRIER_BYTES * self.parts * self.reduces
         at["tasks"] = used
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             used += TASK_SLOTS * (2 * BARRIER_BYTES + 4)
         resident = self.plan.resident
         # The base is rounded up to 1024, except where blocks share an SM and every KiB counts.
@@ -216,7 +219,7 @@ class Emitter:
                 {"kind": "stride", "array": name, "dim": dim} for dim in range(len(array.dims) - 1)
             ]
         result += [{"kind": "dim", "name": dim} for dim in self.program.dims]
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             result.append({"kind": "counter"})
         result += [
             {"kind": "scalar", "name": var.name, "dtype": var.type.dtype.name}
@@ -267,13 +270,13 @@ class Emitter:
             ]
         if self.maps.stores:
             lines.append(f"const unsigned panels = shared + {at['panels']};")
-        if self.meets:
+        if self.reduces:
             lines += [
                 f"const unsigned meet_room = shared + {at['meet_room']};",
-                f"const unsigned meet_full = shared + {at['meet']};",
+                f"const unsigned meet_full = shared + {at['reduce_barriers']};",
                 f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
             ]
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             lines += [
                 f"const unsigned task_full = shared + {at['tasks']};",
                 f"const unsigned task_empty = task_full + {TASK_SLOTS * BARRIER_BYTES};",
@@ -294,15 +297,15 @@ class Emitter:
                 f"    barrier_init({ring.name}_empty + s * 8, {arrivals});",
                 "  }",
             ]
-        if self.plan.walk == "dynamic":
+        if self.plan.tile_scheduler == "dynamic":
             lines += [
                 f"  for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
                 "    barrier_init(task_full + s * 8, 1);",
                 f"    barrier_init(task_empty + s * 8, {4 * self.parts});",
                 "  }",
             ]
-        if self.meets:
-            lines += [f"  {line}" for line in meeting_barriers(self.program, self.parts)]
+        if self.reduces:
+            lines += [f"  {line}" for line in reduction_barriers(self.program, self.parts)]
         lines += [f"  prefetch_map(&{p['name']});" for p in self.maps.parameters]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
@@ -329,9 +332,9 @@ class Emitter:
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.meets:
+        if self.reduces:
             lines.append("unsigned meet_parity = 0;")
-        if self.block.schedule.turns:
+        if self.block.schedule.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(role)
@@ -354,19 +357,19 @@ class Emitter:
         return lines
 
     def _tasks(self, role: Role) -> list[str]:
-        values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.skip_settled)
+        values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.skip_voted)
         body: list[str] = []
         if not role.loads:
-            carried = {step.op.dst for step in role.ahead if step.op is not None}
+            carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
             body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
-        chain = ChainCode(self.block, role, values, self.steps) if role.ahead else None
-        if chain is not None:
-            self.steps.ahead = chain.ahead
+        overlap = OverlapCode(self.block, role, values, self.steps) if role.ahead else None
+        if overlap is not None:
+            self.steps.ahead = overlap.ahead
         for section in role.sections:
             body += self.steps.section(role, values, section)
-        if chain is not None:
-            return chain.lines(body)
+        if overlap is not None:
+            return overlap.lines(body)
         head, tail = task_lines(self.program, self.plan, role.loads)
         return [*head, *indent(body), *tail.split("\n")]
 

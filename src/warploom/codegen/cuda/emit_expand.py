@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.block import Pipeline, Step
+from warploom.codegen.ir.block import Pipeline
+from warploom.codegen.ir.steps import Join, OpStep, Step
 from warploom.codegen.passes.copies import copy_name, names_at, rename, renamed, unroll_of
 from warploom.tile import Loop
 
@@ -33,7 +34,7 @@ class Expanded:
                 renamed(values.placement, names_at(section.copies, number)),
                 values.part,
                 values.skip_unit,
-                values.skip_settled,
+                values.skip_voted,
             )
             for number in range(self.unroll)
         ]
@@ -94,12 +95,15 @@ class Expanded:
         for step in steps:
             number = (newest - step.stage) % self.unroll
             names = names_at(self.section.copies, number)
-            joined = tuple(
-                copy_name(name, (newest - lag) % self.section.copies.get(name, 1))
-                for name, lag in zip(step.names, step.lags, strict=True)
-            )
-            op = None if step.op is None else rename(step.op, names)
-            own = replace(step, op=op, names=joined)
+            own = step
+            if isinstance(step, OpStep):
+                own = replace(step, op=rename(step.op, names))
+            elif isinstance(step, Join):
+                joined = tuple(
+                    copy_name(name, (newest - lag) % self.section.copies.get(name, 1))
+                    for name, lag in zip(step.names, step.lags, strict=True)
+                )
+                own = replace(step, names=joined)
             lines += self.emit(self.views[number], (own,), self.section.loop, base, plus)
         return lines
 

@@ -17,7 +17,6 @@ from warploom.codegen.cuda.emit_rows import (
 )
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.scratch import crosses_rows, exchanges
-from warploom.codegen.cuda.settled import settled
 from warploom.codegen.cuda.uniform import everywhere
 from warploom.codegen.cuda.values import (
     COLUMN_GROUP,
@@ -28,6 +27,7 @@ from warploom.codegen.cuda.values import (
     multiple_of,
     rounded,
 )
+from warploom.codegen.cuda.voted_skip import skip_condition
 from warploom.errors import InputError
 from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
@@ -108,7 +108,7 @@ def needless(values: Values, op: Op, names: Names) -> str | None:
     nobody reads."""
     if op.dst is None:
         return None
-    if values.skip_settled and (condition := settled(values, op)) is not None:
+    if values.skip_voted and (condition := skip_condition(values, op)) is not None:
         return condition
     if values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
         return None
@@ -269,7 +269,7 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         and op.kind == "store"
         and op.array.dtype.name in PACKED
         and source.type.names == tuple(s.axis for s in op.spans if s.size is not None)
-        and not values.placement.across(source.type)
+        and not values.placement.transposed(source.type)
         and source.type.shape[1] >= QUAD_COLUMNS
         and all(span.stop is None for span in op.spans)
         and op.spans[-1].size is not None

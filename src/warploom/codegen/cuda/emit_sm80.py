@@ -20,8 +20,9 @@ from warploom.codegen.cuda.emit_tma import Maps
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.values import Values, c_index, multiple_of
-from warploom.codegen.ir.block import BlockProgram, Role, Step
+from warploom.codegen.ir.block import BlockProgram, Role
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
+from warploom.codegen.ir.steps import Acquire, Fill, Issue, Join, Publish, Release, Run
 from warploom.errors import InputError
 from warploom.tile import Op
 
@@ -47,22 +48,21 @@ class _Sm80Steps(StepCode):
     def _lazy_zeros(self) -> set[str]:
         return set()  # mma.sync has no way to overwrite, so accumulators are zeroed
 
-    def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _acquire(self, step: Acquire) -> list[str]:
         name = step.ring
         return [f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"]
 
-    def _fill(self, values: Values, step: Step, names: Names) -> list[str]:
-        assert step.op is not None
+    def _fill(self, step: Fill, names: Names) -> list[str]:
         return fill_lines(self.block, step.op, names)
 
-    def _publish(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _publish(self, step: Publish) -> list[str]:
         name = step.ring
         return [
             f"copies_arrive({name}_full + {name}_cursor.slot * 8);",
             f"advance<{self.block.ring(name).depth}>({name}_cursor);",
         ]
 
-    def _release(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _release(self, step: Release) -> list[str]:
         # Every lane arrives for its own reads. One lane a warp would do after a __syncwarp, but
         # racecheck does not follow reads through that to the barrier.
         ring, name = self.block.ring(step.ring), step.ring
@@ -71,15 +71,13 @@ class _Sm80Steps(StepCode):
             f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;",
         ]
 
-    def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
-        assert step.op is not None
+    def _issue(self, values: Values, step: Issue, names: Names) -> list[str]:
         return self._addressed(step, names, multiply_lines(self.block, values, step.op))
 
-    def _join(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _join(self, step: Join) -> list[str]:
         return []
 
-    def _run(self, values: Values, step: Step, names: Names) -> list[str]:
-        assert step.op is not None
+    def _run(self, values: Values, step: Run, names: Names) -> list[str]:
         if step.op.kind in ("store", "store_add"):
             return wide_store_lines(values, step.op, names)
         return super()._run(values, step, names)
@@ -90,11 +88,12 @@ class _Sm80Emitter(Emitter):
         plan = block.schedule.launch
         if arch not in SM80_ARCHITECTURES:
             raise InputError(f"architecture {arch!r}: expected {', '.join(SM80_ARCHITECTURES)}")
-        if plan.cluster[1] > 1 or plan.walk == "dynamic" or plan.store != "direct":
+        if plan.cluster[1] > 1 or plan.tile_scheduler == "dynamic" or plan.store != "direct":
             raise InputError(
-                f"schedule {block.schedule.name}: cluster {plan.cluster[1]}, walk {plan.walk!r}, "
+                f"schedule {block.schedule.name}: cluster {plan.cluster[1]}, tile_scheduler "
+                f"{plan.tile_scheduler!r}, "
                 f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
-                "or snake walk and store='direct'"
+                "or serpentine tile_scheduler and store='direct'"
             )
         self.arch = arch
         super().__init__(block, False)
@@ -153,7 +152,7 @@ class _Sm80Emitter(Emitter):
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.block.schedule.turns:
+        if self.block.schedule.pingpong:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         return [*lines, *self._tasks(role)]
 

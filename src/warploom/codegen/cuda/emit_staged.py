@@ -30,7 +30,7 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
     """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it."""
     assert op.dst is not None
     tile = values.placement.staged[op.dst.name]
-    if values.placement.across(op.dst.type):
+    if values.placement.transposed(op.dst.type):
         raise InputError(
             f"{op.where}: tile {op.dst.name} is transposed in its registers and a matmul's operand "
             "in shared memory: there is no code for both; let the matmul contract its other axis"

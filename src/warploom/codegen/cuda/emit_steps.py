@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines, exchange_bytes
 from warploom.codegen.cuda.emit_expand import Expanded
-from warploom.codegen.cuda.emit_meet import exchange_bytes, meet_lines
 from warploom.codegen.cuda.emit_mma import issue_lines
 from warploom.codegen.cuda.emit_ops import compute_lines, wide_store_lines
 from warploom.codegen.cuda.emit_rows import group_sync
@@ -16,7 +16,22 @@ from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import store_condition
 from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.cuda.votes import Votes
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Straight
+from warploom.codegen.ir.steps import (
+    Acquire,
+    Ahead,
+    Fill,
+    Issue,
+    Join,
+    OpStep,
+    Publish,
+    Release,
+    Run,
+    Step,
+    TurnPass,
+    TurnWait,
+    Wait,
+)
 from warploom.tile import Loop, Op
 
 Names = dict[str, str]
@@ -35,20 +50,7 @@ class StepCode:
         self.spread: dict[str, str] = {}
         self._learns = True
         self.fences = True  # wgmma reads shared memory through a proxy of its own
-        self._actions: dict[str, Callable[[Values, Step, Names], list[str]]] = {
-            "Acquire": self._acquire,
-            "Fill": self._fill,
-            "Publish": self._publish,
-            "Wait": self._wait,
-            "Release": self._release,
-            "Issue": self._issue,
-            "Join": self._join,
-            "Run": self._run,
-            "TurnWait": self._turn_wait,
-            "TurnPass": self._turn_pass,
-            "Ahead": self._ahead,
-        }
-        self.ahead: Callable[[], list[str]] = list[str]  # of chained tasks (`emit_chain`)
+        self.ahead: Callable[[], list[str]] = list[str]  # (`emit_overlap`)
 
     def shared_across(self, ring: Ring) -> bool:
         """Whether some tile of a ring is multicast over the cluster."""
@@ -98,7 +100,7 @@ class StepCode:
         values.order = {
             step.op.id: (step.stage, place)
             for place, step in enumerate(section.steady)
-            if step.op is not None
+            if isinstance(step, OpStep)
         }
         index, counter = loop.index, c_name(loop.index)
         lines = self.range_lines(role, loop)
@@ -120,7 +122,7 @@ class StepCode:
             inner.append(f"if ({index}_stop - {index}_start >= {section.depth}) {{")
             body: list[str] = []
             for number, steps in enumerate(section.prologue):
-                ops = tuple(step.op.id for step in steps if step.op is not None)
+                ops = tuple(step.op.id for step in steps if isinstance(step, OpStep))
                 values.straight = ops if section.depth == 1 else ()
                 lines = self._steps(values, steps, loop, f"{index}_start", number)
                 body += [f"{{  // start iteration {number} ahead", *indent(lines), "}"]
@@ -157,11 +159,11 @@ class StepCode:
     def _spread(self, section: Pipeline) -> dict[str, str]:
         """Rings whose slot is read stages after its wait, with the loop's index: there the slot
         follows from the iteration, and is not that of the latest wait."""
-        waits = {s.ring: s.stage for s in section.steady if s.action == "Wait"}
+        waits = {s.ring: s.stage for s in section.steady if isinstance(s, Wait)}
         late = {
             ring.name
             for step in section.steady
-            if step.action == "Issue" and step.op is not None
+            if isinstance(step, Issue)
             for ring in self._rings(step.op)
             if ring.name in waits and waits[ring.name] != step.stage
         }
@@ -172,9 +174,8 @@ class StepCode:
         found = {ring.name: ring for ring, _ in map(self.block.home, shared)}
         return list(found.values())
 
-    def _addressed(self, step: Step, names: Names, lines: list[str]) -> list[str]:
+    def _addressed(self, step: Issue, names: Names, lines: list[str]) -> list[str]:
         """The lines of a matmul; where a ring is spread, with the slot of their own iteration."""
-        assert step.op is not None
         found: list[str] = []
         for ring in self._rings(step.op):
             name, index = ring.name, self.spread.get(ring.name)
@@ -253,18 +254,43 @@ class StepCode:
             shift = plus - step.stage
             value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
             new = self.lines_of(values, step, {loop.index: value})
-            lines = votes.join(lines, new, step.op)
+            lines = votes.join(lines, new, step.op if isinstance(step, OpStep) else None)
         return lines
 
     def lines_of(self, values: Values, step: Step, names: Names) -> list[str]:
         """The lines of one step."""
-        note = f"// {step}" + (f"  {_short(step.op.where)}" if step.op is not None else "")
-        lines = self._actions[step.action](values, step, names)
-        if step.op is not None:
-            self._learn(values, step.op)
-        return [note, *lines]
+        if not isinstance(step, OpStep):
+            return [f"// {step}", *self._code(values, step, names)]
+        lines = self._code(values, step, names)
+        self._learn(values, step.op)
+        return [f"// {step}  {_short(step.op.where)}", *lines]
 
-    def _acquire(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _code(self, values: Values, step: Step, names: Names) -> list[str]:
+        match step:
+            case Acquire():
+                return self._acquire(step)
+            case Fill():
+                return self._fill(step, names)
+            case Publish():
+                return self._publish(step)
+            case Wait():
+                return self._wait(step)
+            case Release():
+                return self._release(step)
+            case Issue():
+                return self._issue(values, step, names)
+            case Join():
+                return self._join(step)
+            case Run():
+                return self._run(values, step, names)
+            case TurnWait():
+                return self._turn_wait()
+            case TurnPass():
+                return self._turn_pass()
+            case Ahead():
+                return self.ahead()
+
+    def _acquire(self, step: Acquire) -> list[str]:
         ring = self.block.ring(step.ring)
         name = ring.name
         return [
@@ -272,14 +298,13 @@ class StepCode:
             f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.copied_bytes});",
         ]
 
-    def _fill(self, values: Values, step: Step, names: Names) -> list[str]:
-        assert step.op is not None
+    def _fill(self, step: Fill, names: Names) -> list[str]:
         return fill_lines(self.maps, step.op, names)
 
-    def _publish(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _publish(self, step: Publish) -> list[str]:
         return [f"advance<{self.block.ring(step.ring).depth}>({step.ring}_cursor);"]
 
-    def _wait(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _wait(self, step: Wait) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
         return [
             f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
@@ -288,7 +313,7 @@ class StepCode:
             f"advance<{ring.depth}>({name}_cursor);",
         ]
 
-    def _release(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _release(self, step: Release) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
         bar = f"{name}_empty + {name}_oldest * 8"
         if self.shared_across(ring):
@@ -308,18 +333,17 @@ class StepCode:
             if op.kind == "fill":
                 values.known[op.dst.name] = float(op.value or 0)
 
-    def _issue(self, values: Values, step: Step, names: Names) -> list[str]:
-        assert step.op is not None and step.op.dst is not None
+    def _issue(self, values: Values, step: Issue, names: Names) -> list[str]:
+        assert step.op.dst is not None
         lazy = step.op.dst.name in self.lazy
         lines = issue_lines(self.block, values, step.op, self.maps.helpers, lazy)
         return self._addressed(step, names, lines)
 
-    def _join(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _join(self, step: Join) -> list[str]:
         return [f"wgmma_wait<{step.count}>();", *[f"pin({c_name(name)});" for name in step.names]]
 
-    def _run(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _run(self, values: Values, step: Run, names: Names) -> list[str]:
         op = step.op
-        assert op is not None
         if op.dst is not None and op.dst.name in self.lazy and op.kind == "fill":
             return [f"{op.dst.name}_live = 0;"]
         if op.kind in ("store", "store_add"):
@@ -330,14 +354,13 @@ class StepCode:
             condition = self._storing(values, op)
             return [f"if ({condition}) {{", *indent(lines), "}"] if condition else lines
         if op.kind == "reduce_scatter":
-            return meet_lines(values, op, exchange_bytes(self.block.placement, self.program))
+            return cluster_reduce_lines(
+                values, op, exchange_bytes(self.block.placement, self.program)
+            )
         lines = compute_lines(values, op, names)
         if op.dst is not None and op.dst.name in self.block.placement.staged:
             lines += stage_lines(values, op, names, self.fences)
         return lines
-
-    def _ahead(self, values: Values, step: Step, names: Names) -> list[str]:
-        return self.ahead()
 
     def _storing(self, values: Values, op: Op) -> str:
         """What must hold where a group stores: each element once, by a task of the grid."""
@@ -347,12 +370,12 @@ class StepCode:
             checks.append("part == 0")  # all groups hold the same
         return " && ".join(check for check in checks if check)
 
-    def _turn_wait(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _turn_wait(self) -> list[str]:
         return [
             f"if (part == {p}) named_sync<{1 + self.parts + p}, 256>();" for p in range(self.parts)
         ]
 
-    def _turn_pass(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _turn_pass(self) -> list[str]:
         return [
             f"if (part == {p}) {self.turn_arrive((p + 1) % self.parts)}" for p in range(self.parts)
         ]

@@ -17,7 +17,7 @@ from warploom.tile import Op
 
 Names = dict[str, str]
 LEADER = "if (threadIdx.x % 128 == 0)"
-SLOTS_FOR_ONE_MEETING = 3
+SLOTS_FOR_ONE_BARRIER = 3
 
 
 def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
@@ -71,7 +71,7 @@ class _Store:
         return self._at_once() if 1 < count <= self.slots else self._in_turn()
 
     def _at_once(self) -> list[str]:
-        # Every panel has a slot: all are written between two meetings of the group, and the only
+        # Every panel has a slot: all are written between two barriers of the group, and the only
         # wait is for the stores of the task before.
         copies: list[str] = []
         written: list[str] = []
@@ -84,10 +84,10 @@ class _Store:
             written += ["}"]
         return [
             f"{LEADER} store_wait_read<0>();",
-            self._meet(),
+            self._sync(),
             *written,
             "fence_async();",
-            self._meet(),
+            self._sync(),
             f"{LEADER} {{",
             *copies,
             "  store_commit();",
@@ -95,20 +95,20 @@ class _Store:
         ]
 
     def _in_turn(self) -> list[str]:
-        # Slots are taken in turn within a task. With up to two, the group meets before a panel is
-        # written, which must wait for the store that read its slot, and after it. With more, the
-        # meeting that ends the writing of one panel also says that the slot of the next is free: a
-        # store less is under way, and half of the meetings are gone.
-        # A panel outside of the array is left out, its meeting is not: the count of stores would be
+        # Slots are taken in turn within a task. With up to two, the group synchronises before a
+        # panel is written (the store that read its slot must have ended) and after. With more, the
+        # barrier that ends the writing of one panel also says that the slot of the next is free: a
+        # store less is under way, and half of the barriers are gone.
+        # A panel outside of the array is left out, its barrier is not: the count of stores would be
         # wrong. The branch also keeps ptxas from beginning panels early, which spills.
-        once = self.slots >= SLOTS_FOR_ONE_MEETING
+        once = self.slots >= SLOTS_FOR_ONE_BARRIER
         lines: list[str] = []
         count = len(self.panels.origins)
         for number, origin in enumerate(self.panels.origins):
             at = f"{self.base} + {number % self.slots * self.step}"
             if not once or not number:
                 pending = self.slots - 1 if number else 0
-                lines += [f"{LEADER} store_wait_read<{pending}>();", self._meet()]
+                lines += [f"{LEADER} store_wait_read<{pending}>();", self._sync()]
             lines += [
                 f"if ({self._inside(origin)}) {{",
                 f"  const unsigned panel = {at};",
@@ -119,7 +119,7 @@ class _Store:
             if once and number + 1 < count:
                 lines.append(f"{LEADER} store_wait_read<{self.slots - 2}>();")
             lines += [
-                self._meet(),
+                self._sync(),
                 f"{LEADER} {{",
                 f"  if ({self._inside(origin)}) {self._copy(at, origin)}",
                 "  store_commit();",
@@ -127,13 +127,13 @@ class _Store:
             ]
         return lines
 
-    def _meet(self) -> str:
+    def _sync(self) -> str:
         return group_sync(self.values.placement.parts)
 
     def _place(self, origin: tuple[int, int]) -> tuple[str, str]:
         """Row and column of a panel in the whole tile, as C++."""
         kind = self.op.srcs[0].type
-        split = 1 if self.panels.across else 0  # the array's dimension over the register rows
+        split = 1 if self.panels.transposed else 0  # the array's dimension over the register rows
         first = self.values.first_row(kind.names[split], kind.shape[split])
         text = [str(at) for at in origin]
         if first != "0":
@@ -147,7 +147,7 @@ class _Store:
         checks = [
             f"{c_index(op.spans[-1].start, self.names)} + {col} < {c_name(op.array.dims[-1])}"
         ]
-        if self.panels.across:
+        if self.panels.transposed:
             spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
             start = c_index(op.spans[spanned[0]].start, self.names)
             checks.append(f"{start} + {row} < {c_name(op.array.dims[spanned[0]])}")
@@ -158,7 +158,7 @@ class _Store:
         return f"{self.call}(&{self.map_name}, {at}, {where});"
 
     def _panel(self, origin: tuple[int, int]) -> list[str]:
-        lines = _across_lines if self.panels.across else _panel_lines
+        lines = _transposed_lines if self.panels.transposed else _panel_lines
         return lines(self.values, self.op, self.panels, origin, self.names)
 
 
@@ -203,7 +203,7 @@ def _panel_lines(
     ]
 
 
-def _across_lines(
+def _transposed_lines(
     values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
 ) -> list[str]:
     """One block of 64 register rows to the columns of a panel, 8 x 8 matrices transposed.

@@ -86,7 +86,7 @@ class Maps:
         kind = op.srcs[0].type
         if self.plan.store != "tma" or len(kind.axes) != 2 or kind.dtype.bytes == 1:
             return False
-        return kind.dtype.bytes == 2 or not self.placement.across(kind)
+        return kind.dtype.bytes == 2 or not self.placement.transposed(kind)
 
     def panels(self, op: Op) -> StorePanels:
         """How one group stores its part of a tile."""

@@ -1,10 +1,10 @@
-"""How many threads ptxas is told of, where a block has too few registers when it begins.
+"""How many threads launch bounds declare, where a block has too few registers when it begins.
 
 A block of 512 threads has 128 registers a thread at entry; setmaxnreg then takes some from the
 producers for the groups that compute. ptxas knows that, but refuses any single instruction that
 needs more than a thread has at entry (C7602): a wgmma of 256 columns has 128 sums, and 26 registers
-must be left beside them. So it is told of a block of fewer threads, and the finished image is told
-of all of them (`entry_image`).
+must be left beside them. So the launch bounds declare fewer threads, and the finished image is set
+to all of them (`entry_image`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def entry_registers(threads: int, arch: str = "sm_90a", resident: int = 1) -> in
     return min(file // threads, gpu.integer("registers.per_thread_max")) // grain * grain
 
 
-def threads_told(threads: int, helpers: Iterable[str]) -> int:
-    """Threads ptxas is told of so that it takes every wgmma among the names of device functions."""
+def declared_threads(threads: int, helpers: Iterable[str]) -> int:
+    """Threads to declare so that ptxas takes every wgmma among the names of device functions."""
     sums = [int(found[1]) // 2 for name in helpers if (found := _WGMMA.match(name))]
     needed = max(sums, default=0) + NAMED_BESIDE
     while entry_registers(threads) < needed and threads > WARP_GROUP:
@@ -36,13 +36,14 @@ def threads_told(threads: int, helpers: Iterable[str]) -> int:
     return threads
 
 
-def told_lines(threads: int, told: int) -> list[str]:
+def declaration_lines(threads: int, declared: int) -> list[str]:
     """What the kernel's file says of it."""
-    if told == threads:
+    if declared == threads:
         return []
     granted = entry_registers(threads)
     return [
-        f"// Blocks have {threads} threads. ptxas is told of {told}: it refuses a wgmma whose sums",
+        f"// Blocks have {threads} threads. Its launch bounds declare {declared}: ptxas refuses a "
+        "wgmma whose sums",
         f"// leave too few of the {granted} registers that a thread begins with. The image is then",
         f"// set to {threads} threads (warploom.codegen.compile.entry_image).",
     ]

@@ -1,7 +1,7 @@
 """Shared memory in which the warps of a compute group exchange what their registers hold.
 
-Every group has a region of its own, as large as its neediest op. An op that uses it lets the group
-meet, writes, lets it meet again and reads: the first meeting ends the reads of the op before.
+Every group has a region of its own, as large as its neediest op. An op that uses it synchronises
+the group, writes, synchronises again and reads: the first barrier ends the reads of the op before.
 """
 
 from __future__ import annotations

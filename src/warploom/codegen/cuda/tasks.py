@@ -1,6 +1,6 @@
 """The grid level: which tasks a block does, and from a task's number to its position.
 
-The order is kind to the L2 cache (super-groups) and to the last wave (longest first, snake,
+The order is kind to the L2 cache (super-groups) and to the last wave (longest first, serpentine,
 dynamic). In the dynamic walk the producer draws the next task from a counter in global memory
 when it has started the copies of the present one, and hands it to the compute groups through a
 small ring.
@@ -102,12 +102,12 @@ def position_lines(program: Program, plan: LaunchPlan, loads: bool) -> list[str]
 def next_lines(plan: LaunchPlan) -> tuple[list[str], list[str]]:
     """For a compute group that takes the next task when it wants to: declarations, and the lines
     that put its number into `next_task`, at least `tasks` when there is none."""
-    if plan.walk == "static":
+    if plan.tile_scheduler == "static":
         return (
             ["int next_task = int(blockIdx.x) - int(gridDim.x);"],
             ["next_task += gridDim.x;"],
         )
-    if plan.walk == "snake":
+    if plan.tile_scheduler == "serpentine":
         return [
             "const int first = blockIdx.x, stride = gridDim.x;",
             "int next_task = 0, round = -1;",
@@ -159,10 +159,10 @@ def _first_and_stride(blocks: int) -> tuple[str, str]:
 
 def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
     first, stride = _first_and_stride(blocks)
-    if plan.walk == "static":
+    if plan.tile_scheduler == "static":
         loop = f"for (int task = {first}; task < tasks; task += {stride}) {{"
         return ["#pragma unroll 1", loop], "}"
-    if plan.walk == "snake":
+    if plan.tile_scheduler == "serpentine":
         return [
             f"const int first = {first}, stride = {stride};",
             "#pragma unroll 1",

@@ -165,7 +165,7 @@ class At:
 class Values:
     """Declares and reads the register tiles of one role.
 
-    `skip_settled`: what a condition on rows makes needless is left out (`cuda.settled`).
+    `skip_voted`: what a condition on rows makes needless is left out (`cuda.voted_skip`).
     `skip_unit`: a tile is not multiplied by row factors that are 1 in all rows of a warp.
     """
 
@@ -174,10 +174,10 @@ class Values:
         placement: Placement,
         part: int,
         skip_unit: bool = False,
-        skip_settled: bool = False,
+        skip_voted: bool = False,
     ) -> None:
         self.placement, self.part = placement, part
-        self.skip_unit, self.skip_settled = skip_unit, skip_settled
+        self.skip_unit, self.skip_voted = skip_unit, skip_voted
         self.votes: dict[str, str] = {}  # votes of a warp as C++, and the condition each is on
         self.known: dict[
             str, float

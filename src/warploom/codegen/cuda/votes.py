@@ -1,7 +1,7 @@
 """Neighbouring steps under tests of a warp: one test for all of them, or one within another.
 
 *requires*  steps that follow one another, each under a vote on conditions of rows
-            (`cuda.settled`); for a test within another, nothing in it writes what the outer
+            (`cuda.voted_skip`); for a test within another, nothing in it writes what the outer
             condition reads, and where the outer condition holds the inner one does
 *before -> after*  `if (!all(a)) x; if (!all(a)) y` -> `if (!all(a)) { x; y }`
                    `if (!all(a)) x; if (!all(ab)) y` -> `if (!all(ab)) { if (!all(a)) x; y }`

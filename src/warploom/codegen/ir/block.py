@@ -1,28 +1,18 @@
 """The block program: what each role of a thread block does, with every wait and signal explicit.
 
 It is the one form that both the random-interleaving simulator and the CUDA emitter consume, so
-what is checked is what is emitted.
-
-    Acquire ring    producer: wait until the next slot is empty
-    Fill op         producer: start the copy into that slot (its barrier then expects the bytes)
-    Publish ring    producer: go to the next slot
-    Wait ring       consumer: wait until its next slot is full
-    Release ring    consumer: the oldest slot it holds is empty again
-    Issue op        consumer: start a matmul and go on
-    Join n          consumer: wait until at most n started matmuls are unfinished
-    Run op          consumer: any other op
-    TurnWait, TurnPass     consumer: ordered use of the tensor core
-    Ahead           consumer: take the next task and do the role's `ahead` for it (`passes.chain`)
+what is checked is what is emitted. The steps are those of `ir.steps`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from warploom.codegen.ir.layout import ALIGNMENT, SharedTile
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.steps import Issue, Step, Wait
 from warploom.tile import Loop, Op
 
 
@@ -61,30 +51,6 @@ class Ring:
     def copied_bytes(self) -> int:
         """Bytes that the copies of one slot bring."""
         return sum(buffer.tile.bytes for buffer in self.buffers)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One action of a role. `stage` is how many iterations it lags the newest in flight."""
-
-    action: str
-    op: Op | None = None
-    ring: str = ""
-    count: int = 0
-    stage: int = 0
-    # variables whose value becomes readable (Join), and by how many iterations each lags
-    names: tuple[str, ...] = ()
-    lags: tuple[int, ...] = ()
-
-    def at(self, stage: int) -> Step:
-        """The same action in another stage."""
-        return replace(self, stage=stage)
-
-    def __str__(self) -> str:
-        what = self.op.label if self.op is not None else self.ring
-        count = f" <= {self.count}" if self.action == "Join" else ""
-        lag = f" (iteration -{self.stage})" if self.stage else ""
-        return f"{self.action} {what}{count}{lag}".replace("  ", " ")
 
 
 @dataclass(frozen=True)
@@ -127,7 +93,7 @@ class Role:
     """A warp group: its registers a thread, its warps and its sections in order.
 
     `ahead`: what is done for a task before it begins, where a section says so, and for the first
-    task at the start: waits and one matmul of its loop's first iteration (`passes.chain`).
+    task at the start: waits and one matmul of its loop's first iteration (`passes.overlap`).
     """
 
     name: str
@@ -135,7 +101,7 @@ class Role:
     registers: int
     sections: tuple[Straight | Pipeline, ...]
     part: int = -1
-    ahead: tuple[Step, ...] = ()
+    ahead: tuple[Wait | Issue, ...] = ()
 
     @property
     def loads(self) -> bool:

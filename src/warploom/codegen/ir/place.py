@@ -63,7 +63,7 @@ class Placement:
             return TileType(kind.dtype, tuple(reversed(kind.axes)))
         return kind
 
-    def across(self, kind: TileType) -> bool:
+    def transposed(self, kind: TileType) -> bool:
         """Whether a register tile of that type has its first axis over columns."""
         return self.oriented(kind) != kind
 

@@ -15,16 +15,33 @@ from warploom.machine import architecture
 from warploom.schedule.model.schedule import Schedule
 
 SCHEMA = "warploom.kernel-schedule"
-VERSION = 1
+VERSION = 2  # of the JSON form of kernel schedules, here and in `simt.schedule`
 MOST_BLOCKS = architecture("sm_90a").integer("cluster.size_portable")  # of a cluster
-# Options of launch plans that are gone, and the value that asked for nothing.
-REMOVED: Mapping[str, Any] = {
-    "fma_exp2": 0,
-    "hold_waits": False,
-    "stagger": 0,
-    "passing": [],
-    "alternate": False,
+LOST = "gone: it was measured and lost (docs/codegen.md)"
+# Options that schedules had before version 2, and what became of them.
+FORMER: Mapping[str, str] = {
+    "turns": "called pingpong",
+    "walk": "called tile_scheduler, and its 'snake' 'serpentine'",
+    "chain": "called overlap_next_task",
+    "skip_settled": "called skip_voted",
+    "give_back": "called early_release",
+    **dict.fromkeys(("fma_exp2", "hold_waits", "stagger", "passing", "alternate"), LOST),
 }
+
+
+def check_version(data: Mapping[str, Any], schema: str, origin: str) -> None:
+    """Raise `InputError` unless the data is of this schema and version and has present options.
+
+    The message says what an option of an older version is called now.
+    """
+    launch: Mapping[str, Any] = data.get("launch") or {}
+    former = "; ".join(f"{n} is {FORMER[n]}" for n in (*data, *launch) if n in FORMER)
+    found = (data.get("schema"), data.get("version"))
+    if former or found != (schema, VERSION):
+        raise InputError(
+            f"{origin}: schema {found[0]!r} version {found[1]!r}, expected {schema!r} version "
+            f"{VERSION}" + (f", in which {former}" if former else "")
+        )
 
 
 @dataclass(frozen=True)
@@ -34,13 +51,14 @@ class LaunchPlan:
     split           tile axis cut evenly over the compute groups ("m"); "" with one group
     cluster         (grid axis, blocks): neighbours along that axis form a cluster; loads that do
                     not depend on the axis are multicast. ("", 1) for none
-    persistent      one block per SM walks over the tasks; otherwise one block a task
+    persistent      one block per SM takes task after task; otherwise one block a task
     supergroup      L2-aware order of the last two grid axes: that many rows at a time; 0: row-major
     grouped         what a row of a super-group is: the axis before the last ("row"), or all axes
                     before the last, flattened ("all")
-    reverse         grid axes walked from the far end (longest task first under a causal mask)
-    walk            how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
-                    ...), "snake" (every second round backwards) or "dynamic" (the next free one)
+    reverse         grid axes taken from the far end (longest task first under a causal mask)
+    tile_scheduler  how persistent blocks share the tasks: "static" (block b takes b, b + blocks,
+                    ...), "serpentine" (every second round backwards) or "dynamic" (each block takes
+                    the next free task)
     store           "tma" through shared memory or "direct" from registers
     store_panels    panels of 128 bytes by rows that a group may have in flight to global memory
     store_rows      rows of a panel of a tile that is stored across (columns of the array over the
@@ -51,11 +69,11 @@ class LaunchPlan:
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
-    skip_settled    a warp leaves out corrections whose condition says that none of its rows needs
-                    them (`cuda.settled`)
-    chain           the first matmul of the next task is started before the stores of the present
-                    one (`passes.chain`)
-    give_back       a slot filled once a task goes before the matmuls that end the task's last loop,
+    skip_voted    a warp leaves out corrections whose condition says that none of its rows needs
+                    them (`cuda.voted_skip`)
+    overlap_next_task  the first matmul of the next task is started before the stores of the present
+                    one (`passes.overlap`)
+    early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     block_dim_warps is derived from the groups
@@ -67,7 +85,7 @@ class LaunchPlan:
     supergroup: int = 0
     grouped: str = "row"
     reverse: tuple[str, ...] = ()
-    walk: str = "static"
+    tile_scheduler: str = "static"
     store: str = "tma"
     store_panels: int = 2
     store_rows: int = 0
@@ -75,9 +93,9 @@ class LaunchPlan:
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
     dependent: bool = False
     skip_unit: bool = False
-    skip_settled: bool = False
-    chain: bool = False
-    give_back: bool = False
+    skip_voted: bool = False
+    overlap_next_task: bool = False
+    early_release: bool = False
     resident: int = 1
 
     def __post_init__(self) -> None:
@@ -89,21 +107,25 @@ class LaunchPlan:
             raise InputError(f"launch plan: store={self.store!r}, expected 'tma' or 'direct'")
         if self.grouped not in ("row", "all"):
             raise InputError(f"launch plan: grouped={self.grouped!r}, expected 'row' or 'all'")
-        if self.walk not in ("static", "snake", "dynamic"):
+        if self.tile_scheduler not in ("static", "serpentine", "dynamic"):
             raise InputError(
-                f"launch plan: walk={self.walk!r}, expected 'static', 'snake' or 'dynamic'"
+                f"launch plan: tile_scheduler={self.tile_scheduler!r}, expected 'static', "
+                "'serpentine' or 'dynamic'"
             )
-        if self.walk != "static" and not self.persistent:
-            raise InputError(f"launch plan: walk={self.walk!r} needs persistent=True")
-        if self.walk == "dynamic" and self.cluster[1] > 1:
+        if self.tile_scheduler != "static" and not self.persistent:
             raise InputError(
-                f"launch plan: walk='dynamic' with a cluster of {self.cluster[1]}: the blocks of "
-                "a cluster would take different tasks; use 'snake'"
+                f"launch plan: tile_scheduler={self.tile_scheduler!r} needs persistent=True"
             )
-        if self.chain and (self.cluster[1] > 1 or not self.persistent):
+        if self.tile_scheduler == "dynamic" and self.cluster[1] > 1:
             raise InputError(
-                f"launch plan: chain with a cluster of {self.cluster[1]} and persistent="
-                f"{self.persistent}, expected blocks that do several tasks, each by itself"
+                f"launch plan: tile_scheduler='dynamic' with a cluster of {self.cluster[1]}: the "
+                "blocks of a cluster would take different tasks; use 'serpentine'"
+            )
+        if self.overlap_next_task and (self.cluster[1] > 1 or not self.persistent):
+            raise InputError(
+                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]} and "
+                f"persistent={self.persistent}, expected blocks that do several tasks, each by "
+                "itself"
             )
         if self.store_rows < 0 or self.store_rows % 8:
             raise InputError(
@@ -121,19 +143,9 @@ class LaunchPlan:
         return replace(self, **changes)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], origin: str) -> LaunchPlan:
-        """A launch plan back from the JSON data of a schedule.
-
-        Fields that plans had once are passed over where they ask for nothing; raises `InputError`
-        where they do, and what a malformed plan raises.
-        """
+    def from_json(cls, data: Mapping[str, Any]) -> LaunchPlan:
+        """A launch plan back from a schedule's JSON data; raises what a malformed one raises."""
         launch = dict(data)
-        for name, nothing in REMOVED.items():
-            if (value := launch.pop(name, nothing)) != nothing:
-                raise InputError(
-                    f"{origin}: launch plan: {name}={value!r}, and there is no such option any "
-                    "more: it was measured and lost (docs/codegen.md)"
-                )
         axis, blocks = launch["cluster"]
         launch["cluster"] = (str(axis), int(blocks))
         launch["reverse"] = tuple(launch["reverse"])
@@ -145,13 +157,13 @@ class KernelSchedule:
     """The schedules of a program's loops, by loop index, and its launch plan.
 
     All loops name the same warp groups: one group of producers ("load") and the compute groups.
-    `turns` orders the tensor-core work of the compute groups as the times say (ping-pong).
+    `pingpong` orders the tensor-core work of the compute groups in turns, as the times say.
     """
 
     name: str
     loops: Mapping[str, Schedule]
     launch: LaunchPlan = LaunchPlan()
-    turns: bool = False
+    pingpong: bool = False
 
     def __post_init__(self) -> None:
         shapes = {
@@ -186,20 +198,16 @@ class KernelSchedule:
             "name": self.name,
             "loops": {index: loop.to_json() for index, loop in self.loops.items()},
             "launch": asdict(self.launch),
-            "turns": self.turns,
+            "pingpong": self.pingpong,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], origin: str = "kernel schedule") -> KernelSchedule:
         """A kernel schedule back from JSON data; raises `InputError` naming what is wrong."""
-        if (data.get("schema"), data.get("version")) != (SCHEMA, VERSION):
-            raise InputError(
-                f"{origin}: schema {data.get('schema')!r} version {data.get('version')!r}, "
-                f"expected {SCHEMA!r} version {VERSION}"
-            )
+        check_version(data, SCHEMA, origin)
         try:
-            launch = LaunchPlan.from_json(data["launch"], origin)
+            launch = LaunchPlan.from_json(data["launch"])
             loops = {i: Schedule.from_json(s, f"{origin}: {i}") for i, s in data["loops"].items()}
-            return cls(data["name"], loops, launch, bool(data["turns"]))
+            return cls(data["name"], loops, launch, bool(data["pingpong"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{origin}: incomplete or malformed: {error}") from None

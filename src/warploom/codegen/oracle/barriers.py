@@ -125,7 +125,7 @@ class TaskRing:
 
 
 class Company:
-    """What one group of a block gets at a meeting: a part of each block's tile, two barriers."""
+    """What one group gets in a cluster reduction: a part of each block's tile, two barriers."""
 
     def __init__(self, name: str, blocks: int, readers: int) -> None:
         self.parts: list[Value | None] = [None] * blocks

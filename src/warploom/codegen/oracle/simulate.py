@@ -13,16 +13,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.cuda.emit_cluster_reduce import shares
 from warploom.codegen.cuda.emit_tma import is_multicast
 from warploom.codegen.cuda.tasks import TASK_SLOTS, inside
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Step, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Straight
+from warploom.codegen.ir.steps import Issue, Join, OpStep, Step, Wait
 from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, TaskRing
 from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
 from warploom.codegen.passes.copies import names_at, rename, renamed
 from warploom.errors import CheckFailed
 from warploom.tile.evaluate import Value
-from warploom.tile.interpret import bind, meetings, points, scalar_state, sizes, task_symbols
+from warploom.tile.interpret import (
+    bind,
+    cluster_reductions,
+    points,
+    scalar_state,
+    sizes,
+    task_symbols,
+)
 
 
 class Simulator(Steps):
@@ -49,8 +57,8 @@ class Simulator(Steps):
             for _ in range(self.cluster)
         ]
         self.copies: list[Any] = []
-        meets = meetings(self.program)
-        readers = shares(meets[0]) if meets else 0
+        reductions = cluster_reductions(self.program)
+        readers = shares(reductions[0]) if reductions else 0
         self.company = [
             [
                 Company(f"block {b} group {p}", self.cluster, readers)
@@ -129,11 +137,11 @@ class Simulator(Steps):
 
     def _agent(self, agent: Agent) -> Iterator[bool]:
         """Steps of a role over all tasks; yields True after progress, False while it waits."""
-        if self.block.schedule.turns and agent.role.part == self.placement.parts - 1:
+        if self.block.schedule.pingpong and agent.role.part == self.placement.parts - 1:
             self.turns[agent.block][0].arrive()
         agent.tasks = list(self._tasks(agent.block))
         yield from self._next(agent)
-        self._do_join(agent, Step("Join"), {})
+        self._join(agent, Join())
         while agent.next is not None:
             symbols = agent.next
             kept = {name: agent.state[name] for name in self._carried(agent)}
@@ -146,7 +154,7 @@ class Simulator(Steps):
     def _next(self, agent: Agent) -> Iterator[bool]:
         """Take the next task, if there is one, and do what the role does ahead of it."""
         task = agent.count
-        if self.block.schedule.launch.walk == "dynamic":
+        if self.block.schedule.launch.tile_scheduler == "dynamic":
             while (found := self._hand_over(agent, agent.count, len(agent.tasks))) is None:
                 agent.waits_for = "the next task"
                 yield False
@@ -171,19 +179,21 @@ class Simulator(Steps):
             some = loop.stop.evaluate(symbols) > start
         entered, agent.entered = agent.entered, {}  # slots are those waited for here
         for step in agent.role.ahead:
-            if step.action == "Issue" and not some:
-                assert step.op is not None and step.op.dst is not None
+            own = {step.ring} & inside if isinstance(step, Wait) else set[str]()
+            if isinstance(step, Issue) and not some:
+                assert step.op.dst is not None
                 agent.flying.append(Matmul(step.op, [], {step.op.dst.name}, {}, void=True))
-            elif symbols is not None and (some or step.ring not in inside):
+            elif symbols is not None and (some or not own):
                 yield from self._step(agent, step, {**symbols, loop.index: start})
-                agent.begun |= {step.ring} & inside
+                agent.begun |= own
         agent.entered = entered
 
     def _carried(self, agent: Agent) -> set[str]:
         """The tiles that a task finds as they were left for it."""
         if agent.flying:
             raise CheckFailed(f"{agent.name} goes on with {agent.flying[0].op.label} unfinished")
-        made = {step.op.dst.name for step in agent.role.ahead if step.op and step.op.dst}
+        starts = [step.op for step in agent.role.ahead if isinstance(step, Issue)]
+        made = {op.dst.name for op in starts if op.dst is not None}
         return made & set(agent.state)
 
     def _hand_over(self, agent: Agent, count: int, last: int) -> int | None:
@@ -227,7 +237,7 @@ class Simulator(Steps):
         rounds += [(section.skip, i) for i in range(max(start, stop), end)]
         if stop <= start < end:
             rounds.append((section.empty, start))
-        local = {step.ring for step in section.steady if step.action == "Wait"}
+        local = {step.ring for step in section.steady if isinstance(step, Wait)}
         agent.entered = {
             n: (loop.index, start, agent.taken.get(n, 0) - (n in agent.begun)) for n in local
         }
@@ -236,7 +246,9 @@ class Simulator(Steps):
             for step in steps:
                 here = newest - step.stage
                 names = names_at(spread, here - start)
-                own = step if step.op is None else replace(step, op=rename(step.op, names))
+                own = step
+                if isinstance(step, OpStep):
+                    own = replace(step, op=rename(step.op, names))
                 agent.view = renamed(self.placement, names)
                 yield from self._step(agent, own, {**symbols, loop.index: here})
         agent.view = None
@@ -258,7 +270,7 @@ class Simulator(Steps):
 def _rings_of(sections: tuple[Straight | Pipeline, ...]) -> set[str]:
     """The rings that loops take slots of."""
     steady = [step for s in sections if isinstance(s, Pipeline) for step in s.steady]
-    return {step.ring for step in steady if step.action == "Wait"}
+    return {step.ring for step in steady if isinstance(step, Wait)}
 
 
 def simulate(

@@ -12,11 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.cuda.emit_cluster_reduce import shares
 from warploom.codegen.cuda.emit_tma import is_multicast
 from warploom.codegen.cuda.tasks import inside
-from warploom.codegen.ir.block import BlockProgram, Ring, Role, Step
+from warploom.codegen.ir.block import BlockProgram, Ring, Role
 from warploom.codegen.ir.place import Placement, contracted
+from warploom.codegen.ir.steps import (
+    Acquire,
+    Ahead,
+    Fill,
+    GroupStep,
+    Issue,
+    Join,
+    OpStep,
+    Publish,
+    Release,
+    RingStep,
+    Run,
+    Step,
+    TurnPass,
+    TurnWait,
+    Wait,
+)
 from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, Push
 from warploom.codegen.passes.localise import localise
 from warploom.errors import CheckFailed
@@ -77,8 +94,8 @@ class Agent:
     flying: deque[Matmul] = field(default_factory=deque[Matmul])
     waits_for: str = ""
     view: Placement | None = None  # with the copies of the iteration at hand
-    meets: int = 0  # meetings so far
-    pushed: bool = False  # in the present meeting
+    reductions: int = 0  # in the cluster, so far
+    pushed: bool = False  # in the present one of them
 
 
 class Steps:
@@ -96,14 +113,38 @@ class Steps:
     company: list[list[Company]]
 
     def _step(self, agent: Agent, step: Step, symbols: dict[str, int]) -> Iterator[bool]:
-        if step.action == "Ahead":
+        if isinstance(step, Ahead):
             yield from self._next(agent)
             return
-        action = getattr(self, f"_do_{step.action.lower()}")
-        while not action(agent, step, symbols):
+        while not self._do(agent, step, symbols):
             yield False
         agent.waits_for = ""
         yield True
+
+    def _do(
+        self, agent: Agent, step: RingStep | OpStep | GroupStep, symbols: dict[str, int]
+    ) -> bool:
+        match step:
+            case Acquire():
+                return self._acquire(agent, step)
+            case Fill():
+                return self._fill(agent, step, symbols)
+            case Publish():
+                return self._publish(agent, step)
+            case Wait():
+                return self._wait(agent, step)
+            case Release():
+                return self._release(agent, step)
+            case Issue():
+                return self._issue(agent, step, symbols)
+            case Join():
+                return self._join(agent, step)
+            case Run():
+                return self._run(agent, step, symbols)
+            case TurnWait():
+                return self._turn_wait(agent)
+            case TurnPass():
+                return self._turn_pass(agent)
 
     def _next(self, agent: Agent) -> Iterator[bool]:
         raise NotImplementedError  # `oracle.simulate` knows the tasks
@@ -112,7 +153,7 @@ class Steps:
         count = table.get(ring.name, 0)
         return count % ring.depth, count // ring.depth & 1
 
-    def _do_acquire(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _acquire(self, agent: Agent, step: Acquire) -> bool:
         shared = self.rings[agent.block][step.ring]
         slot, parity = self._position(agent.taken, shared.ring)
         if not shared.empty[slot].passed(parity ^ 1):
@@ -121,9 +162,9 @@ class Steps:
         shared.full[slot].expect(shared.ring.copied_bytes)
         return True
 
-    def _do_fill(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _fill(self, agent: Agent, step: Fill, symbols: dict[str, int]) -> bool:
         op = step.op
-        assert op is not None and op.dst is not None and op.array is not None
+        assert op.dst is not None and op.array is not None
         ring, buffer = self.block.home(op.dst.name)
         slot, _ = self._position(agent.taken, ring)
         place = ring.buffers.index(buffer)
@@ -168,11 +209,11 @@ class Steps:
         shared.full[slot].landed(count)
         return True
 
-    def _do_publish(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _publish(self, agent: Agent, step: Publish) -> bool:
         agent.taken[step.ring] = agent.taken.get(step.ring, 0) + 1
         return True
 
-    def _do_wait(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _wait(self, agent: Agent, step: Wait) -> bool:
         shared = self.rings[agent.block][step.ring]
         slot, parity = self._position(agent.taken, shared.ring)
         if not shared.full[slot].passed(parity):
@@ -182,7 +223,7 @@ class Steps:
         agent.at[step.ring] = shared.slots[slot]
         return True
 
-    def _do_release(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _release(self, agent: Agent, step: Release) -> bool:
         ring = self.block.ring(step.ring)
         slot, _ = self._position(agent.released, ring)
         agent.released[step.ring] = agent.released.get(step.ring, 0) + 1
@@ -194,9 +235,9 @@ class Steps:
             self.rings[target][ring.name].empty[slot].arrive(WARPS)
         return True
 
-    def _do_issue(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _issue(self, agent: Agent, step: Issue, symbols: dict[str, int]) -> bool:
         op = step.op
-        assert op is not None and op.dst is not None
+        assert op.dst is not None
         slots: list[tuple[Slot, int, int]] = []
         registers = {op.dst.name}
         for src in op.srcs[:2]:
@@ -261,7 +302,7 @@ class Steps:
         axis = names.index(split)
         return np.split(value, self.placement.parts, axis=axis)[part]
 
-    def _do_join(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _join(self, agent: Agent, step: Join) -> bool:
         while len(agent.flying) > step.count:
             self._complete(agent)
         return True
@@ -275,15 +316,14 @@ class Steps:
                     f"{agent.name} {op.label} touches {name} while {matmul.op.label} may use it"
                 )
 
-    def _do_run(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _run(self, agent: Agent, step: Run, symbols: dict[str, int]) -> bool:
         op = step.op
-        assert op is not None
         for var in (agent.view or self.placement).fusion.sources(op):
             self._touch(agent, op, var.name)
         part = agent.role.part
         local = localise(self.placement, op, part)
         if op.kind == "reduce_scatter":
-            return self._meet(agent, op)
+            return self._cluster_reduce(agent, op)
         if op.kind in ("store", "store_add"):
             assert op.array is not None
             ours = part == 0 or self.placement.split in op.srcs[0].type.names
@@ -305,9 +345,9 @@ class Steps:
         agent.state[op.dst.name] = compute(local, sources, symbols)
         return True
 
-    def _meet(self, agent: Agent, op: Op) -> bool:
+    def _cluster_reduce(self, agent: Agent, op: Op) -> bool:
         """Push each block its part, then add up what all blocks pushed here."""
-        part, parity = agent.role.part, agent.meets & 1
+        part, parity = agent.role.part, agent.reductions & 1
         own = self.company[agent.block][part]
         assert op.dst is not None
         if not agent.pushed:
@@ -333,7 +373,7 @@ class Steps:
             agent.state[op.dst.name] = own.take()
             for block in range(self.cluster):
                 self.company[block][part].free.arrive(WARPS)
-        agent.meets, agent.pushed = agent.meets + 1, False
+        agent.reductions, agent.pushed = agent.reductions + 1, False
         return True
 
     def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:
@@ -347,11 +387,11 @@ class Steps:
         sources = [self._value(agent, src.name, symbols) for src in inner.srcs]
         return compute(local, sources, symbols)
 
-    def _do_turnwait(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _turn_wait(self, agent: Agent) -> bool:
         agent.waits_for = f"the turn of group {agent.role.part}"
         return self.turns[agent.block][agent.role.part].take()
 
-    def _do_turnpass(self, agent: Agent, step: Step, symbols: dict[str, int]) -> bool:
+    def _turn_pass(self, agent: Agent) -> bool:
         following = (agent.role.part + 1) % self.placement.parts
         self.turns[agent.block][following].arrive()
         return True

@@ -19,20 +19,32 @@ from warploom.codegen.analysis.hazards import (
     join_read,
     next_iteration,
 )
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Straight
 from warploom.codegen.ir.place import Placement, place, sections
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.passes.chain import chained
+from warploom.codegen.ir.steps import (
+    Issue,
+    OpStep,
+    Release,
+    Run,
+    Step,
+    TurnPass,
+    TurnWait,
+    Wait,
+    start_of,
+)
 from warploom.codegen.passes.copies import expandable
 from warploom.codegen.passes.lower_loader import loader_role
 from warploom.codegen.passes.order import check_order
+from warploom.codegen.passes.overlap import overlap_next_task
+from warploom.codegen.passes.pingpong import node_of, require_group, turn_runs, with_turns
 from warploom.codegen.passes.rings import make_rings, names_in
-from warploom.codegen.passes.turns import node_of, require_group, turn_runs, with_turns
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op, Program
 
 EMPTY: frozenset[Queue] = frozenset({()})
+Timed = tuple[int, int, Issue | Run | Release]
 
 
 def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
@@ -40,8 +52,8 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
     parts = len(schedule.compute)
     if parts == 0:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
-    chain = schedule.launch.chain
-    placement = replace(place(program, schedule.launch.split, parts), whole=chain)
+    overlap = schedule.launch.overlap_next_task
+    placement = replace(place(program, schedule.launch.split, parts), whole=overlap)
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
         raise InputError(
@@ -53,10 +65,13 @@ def lower(program: Program, schedule: KernelSchedule) -> BlockProgram:
     roles = [loader_role(placement, schedule, rings, groups[0].warps, groups[0].registers)]
     for part, group in enumerate(groups[1:]):
         lowered = _Compute(placement, schedule, rings, part)
-        ahead, body = (), lowered.sections()
-        if chain:
-            ahead, body = chained(placement, body, rings, lowered.effects.readers)
-        roles.append(Role(group.name, group.warps, group.registers, body, part, ahead))
+        role = Role(group.name, group.warps, group.registers, lowered.sections(), part)
+        if overlap:
+            ahead, body = overlap_next_task(
+                placement, role.sections, rings, lowered.effects.readers
+            )
+            role = replace(role, sections=body, ahead=ahead)
+        roles.append(role)
     return BlockProgram(placement, schedule, rings, tuple(roles))
 
 
@@ -128,12 +143,12 @@ class _Compute:
             for ring in self._rings_of(op):
                 if ring.name not in local and ring.name not in waited:
                     waited.add(ring.name)
-                    steps.append(Step("Wait", ring=ring.name))
+                    steps.append(Wait(ring.name))
         return steps
 
     def _outer_releases(
         self, parts: Sequence[Loop | tuple[Op, ...]], number: int, waited: set[str]
-    ) -> list[Step]:
+    ) -> list[Release]:
         # The slot of a task's ring goes after the last section that reads it.
         later: set[str] = set()
         for section in parts[number + 1 :]:
@@ -144,13 +159,13 @@ class _Compute:
                 later.add(over.name)  # stores go through its slot
         done = sorted(waited - later)
         waited.difference_update(done)
-        return [Step("Release", ring=name) for name in done]
+        return [Release(name) for name in done]
 
     def _straight(self, ops: Sequence[Op]) -> list[Step]:
-        return [Step("Issue" if op.kind == "mma" else "Run", op=op) for op in ops]
+        return [start_of(op) for op in ops]
 
     def _loop(
-        self, loop: Loop, ops: Sequence[Op], released: Sequence[Step]
+        self, loop: Loop, ops: Sequence[Op], released: Sequence[Release]
     ) -> list[Straight | Pipeline]:
         schedule = self.schedule.loops[loop.index]
         group = self.schedule.compute[self.part]
@@ -159,12 +174,12 @@ class _Compute:
             node = node_of(schedule, op, self.part)
             require_group(schedule, node, group)
             times[op.id] = schedule.time[node]
-        timed = [(times[op.id], 0, step) for op, step in zip(ops, self._straight(ops), strict=True)]
+        timed: list[Timed] = [(times[op.id], 0, start_of(op)) for op in ops]
         timed += self._releases(loop, schedule, times)
         interval = schedule.initiation_interval
         steps = self._rotated(loop, timed, times, interval)
-        stage = {s.op.id: s.stage for s in steps if s.op is not None}
-        rank = {s.op.id: place for place, s in enumerate(steps) if s.op is not None}
+        stage = {s.op.id: s.stage for s in steps if isinstance(s, OpStep)}
+        rank = {s.op.id: place for place, s in enumerate(steps) if isinstance(s, OpStep)}
         check_order(self.placement, ops, stage, rank, self.effects.copies)
         steady = self._waits(self._local_rings(loop), steps)
         self._check_depths(loop, steady)
@@ -177,9 +192,9 @@ class _Compute:
 
     def _goes_early(self, steady: Sequence[Step], ring: str) -> bool:
         """Whether a task's slot goes before the matmuls that end its last loop: none reads it."""
-        behind = {step.op.id for step in steady if step.op is not None and step.stage > 0}
+        behind = {step.op.id for step in steady if isinstance(step, OpStep) and step.stage > 0}
         return (
-            self.schedule.launch.give_back
+            self.schedule.launch.early_release
             and max(step.stage for step in steady) == 1
             and not behind & self.effects.readers[ring]
         )
@@ -187,7 +202,7 @@ class _Compute:
     def _rotated(
         self,
         loop: Loop,
-        timed: Sequence[tuple[int, int, Step]],
+        timed: Sequence[Timed],
         times: Mapping[int, int],
         interval: int,
     ) -> list[Step]:
@@ -241,29 +256,27 @@ class _Compute:
         """What this group does in iterations that do not change its part: take and give back."""
         if self.placement.until(loop) is None:
             return pipeline
-        if pipeline.depth > 1 and self.schedule.turns:
+        if pipeline.depth > 1 and self.schedule.pingpong:
             raise InputError(
                 f"{loop.where}: loop {loop.index} ends early for a part, so its groups pass on "
                 f"different numbers of turns with {pipeline.depth} iterations started ahead; start "
                 "at most one ahead, or take no turns"
             )
-        steady = [step for step in pipeline.steady if step.action == "Wait"]
+        steady = [step for step in pipeline.steady if isinstance(step, Wait)]
         local = self._local_rings(loop)
         skip: list[Step] = []
-        turns = [step for step in pipeline.steady if step.action in ("TurnWait", "TurnPass")]
+        turns = [step for step in pipeline.steady if isinstance(step, TurnWait | TurnPass)]
         skip += turns
         for wait in (step for step in steady if step.ring in local):
-            skip += [wait.at(0), Step("Release", ring=wait.ring)]
+            skip += [wait.at(0), Release(wait.ring)]
         around = [s for part in (*pipeline.prologue, *pipeline.epilogue) for s in part]
-        extra = [s for s in around if s.action in ("TurnWait", "TurnPass")]
+        extra = [s for s in around if isinstance(s, TurnWait | TurnPass)]
         empty = tuple(extra[len(turns) * pipeline.depth :])
         return replace(pipeline, skip=tuple(skip), empty=empty)
 
-    def _releases(
-        self, loop: Loop, schedule: Schedule, times: Mapping[int, int]
-    ) -> list[tuple[int, int, Step]]:
+    def _releases(self, loop: Loop, schedule: Schedule, times: Mapping[int, int]) -> list[Timed]:
         chosen = schedule.params.get("release", {})
-        result: list[tuple[int, int, Step]] = []
+        result: list[Timed] = []
         called = names_in(self.rings, loop)
         for name in sorted(self._local_rings(loop)):
             readers = [op for op in self.effects.readers[name] if op in times]
@@ -276,19 +289,20 @@ class _Compute:
                     f"schedule of {schedule.graph}: params['release'] gives no time for ring "
                     f"{own!r}, whose last reader is {node}"
                 )
-            result.append((int(chosen[key]), 1, Step("Release", ring=name)))
+            result.append((int(chosen[key]), 1, Release(name)))
         return result
 
     def _check_depths(self, loop: Loop, steady: Sequence[Step]) -> None:
         # Waiting for an iteration's slot while `held` older ones are unreleased needs one more.
         for name in self._local_rings(loop):
-            place_of = {s.action: (p, s.stage) for p, s in enumerate(steady) if s.ring == name}
-            (wait, first), (release, last) = place_of["Wait"], place_of["Release"]
+            own = [s for s in steady if isinstance(s, Wait | Release) and s.ring == name]
+            wait, first = next((steady.index(s), s.stage) for s in own if isinstance(s, Wait))
+            release, last = next((steady.index(s), s.stage) for s in own if isinstance(s, Release))
             held = last - first - (1 if release < wait else 0)
             read = [
                 (step.stage, p)
                 for p, step in enumerate(steady)
-                if step.op is not None and step.op.id in self.effects.readers[name]
+                if isinstance(step, OpStep) and step.op.id in self.effects.readers[name]
             ]
             if max(read) > (last, release):
                 raise InputError(
@@ -305,7 +319,7 @@ class _Compute:
 
     def _plain(self, loop: Loop, ops: Sequence[Op]) -> list[Step]:
         # One iteration after the other: the rings go at the end.
-        release = [Step("Release", ring=name) for name in sorted(self._local_rings(loop))]
+        release = [Release(name) for name in sorted(self._local_rings(loop))]
         return [*self._straight(ops), *release]
 
     def _waits(self, local: set[str], steps: Sequence[Step]) -> list[Step]:
@@ -315,14 +329,14 @@ class _Compute:
         """
         first: dict[str, tuple[int, int]] = {}
         for number, step in enumerate(steps):
-            for ring in self._rings_of(step.op) if step.op is not None else ():
+            for ring in self._rings_of(step.op) if isinstance(step, OpStep) else ():
                 if ring.name in local:
                     at = (step.stage, number)
                     first[ring.name] = min(first.get(ring.name, at), at)
         result: list[Step] = []
         for number, step in enumerate(steps):
             due = [name for name, at in first.items() if at == (step.stage, number)]
-            result += [Step("Wait", ring=name, stage=step.stage) for name in due]
+            result += [Wait(name, step.stage) for name in due]
             result.append(step)
         return result
 
@@ -331,7 +345,7 @@ class _Compute:
         loop: Loop,
         steady: Sequence[Step],
         plain: Sequence[Step],
-        early: Sequence[Step] = (),
+        early: Sequence[Release] = (),
     ) -> Pipeline:
         depth = max(step.stage for step in steady)
         queues, prologue = EMPTY, list[tuple[Step, ...]]()
@@ -370,7 +384,7 @@ class _Compute:
         return Pipeline(loop, 0, (), block, (last,) if last else (), ())
 
     def _turns(self, loop: Loop, steps: Sequence[Step]) -> list[Step]:
-        if not self.schedule.turns:
+        if not self.schedule.pingpong:
             return list(steps)
         return with_turns(steps, turn_runs(self.schedule, loop, self.ops), self.part)
 

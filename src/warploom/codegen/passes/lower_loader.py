@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warploom.codegen.ir.block import Pipeline, Ring, Role, Step, Straight
+from warploom.codegen.ir.block import Pipeline, Ring, Role, Straight
 from warploom.codegen.ir.place import Placement, sections
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.passes.turns import require_group
+from warploom.codegen.ir.steps import Acquire, Fill, Publish
+from warploom.codegen.passes.pingpong import require_group
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op
+
+LoaderStep = Acquire | Fill | Publish
 
 
 def loader_role(
@@ -40,20 +43,22 @@ def loader_role(
 
 def _fill_steps(
     loads: Sequence[Op], rings: tuple[Ring, ...], times: Mapping[int, int]
-) -> list[tuple[int, Step]]:
-    steps: list[tuple[int, Step]] = []
+) -> list[tuple[int, LoaderStep]]:
+    steps: list[tuple[int, LoaderStep]] = []
     for ring in rings:
         inside = [op for op in loads if any(op in buffer.loads for buffer in ring.buffers)]
         if not inside:
             continue
         start = min(times[op.id] for op in inside)
-        steps.append((start, Step("Acquire", ring=ring.name)))
-        steps += [(start, Step("Fill", op=op, ring=ring.name)) for op in inside]
-        steps.append((start, Step("Publish", ring=ring.name)))
+        steps.append((start, Acquire(ring.name)))
+        steps += [(start, Fill(op, ring.name)) for op in inside]
+        steps.append((start, Publish(ring.name)))
     return sorted(steps, key=lambda pair: pair[0])
 
 
-def _producer_loop(loop: Loop, schedule: Schedule, timed: Sequence[tuple[int, Step]]) -> Pipeline:
+def _producer_loop(
+    loop: Loop, schedule: Schedule, timed: Sequence[tuple[int, LoaderStep]]
+) -> Pipeline:
     interval = schedule.initiation_interval
     # From the first load on, so that no more iterations than necessary are started ahead.
     first = min(time for time, _ in timed)

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.plan import VERSION, LaunchPlan, check_version
 from warploom.errors import InputError
 from warploom.machine import largest
 from warploom.tile import Program, TileType
 
 SCHEMA = "warploom.simt-schedule"
-VERSION = 1
 WARP = 32
 MOST_THREADS = largest("limits.threads_per_block")  # `ir.targets` knows each target's
 WIDEST_BYTES = 16  # of one access
@@ -50,7 +49,7 @@ class SimtSchedule:
                 f"schedule {self.name}: {self.threads} threads with {self.lanes} along the columns,"
                 f" expected {WARP} to {MOST_THREADS} threads and no more lanes than threads"
             )
-        if self.launch.cluster[1] > 1 or self.launch.walk == "dynamic":
+        if self.launch.cluster[1] > 1 or self.launch.tile_scheduler == "dynamic":
             raise InputError(
                 f"schedule {self.name}: clusters and the dynamic walk need a producer warp"
             )
@@ -67,10 +66,9 @@ class SimtSchedule:
     @classmethod
     def from_json(cls, data: Mapping[str, Any], origin: str = "schedule") -> SimtSchedule:
         """A schedule back from JSON data; raises `InputError` naming what is wrong."""
-        if (data.get("schema"), data.get("version")) != (SCHEMA, VERSION):
-            raise InputError(f"{origin}: expected schema {SCHEMA!r} version {VERSION}")
+        check_version(data, SCHEMA, origin)
         try:
-            launch = LaunchPlan.from_json(data["launch"], origin)
+            launch = LaunchPlan.from_json(data["launch"])
             threads, lanes, vector = (int(data[key]) for key in ("threads", "lanes", "vector"))
             return cls(str(data["name"]), threads, lanes, vector, launch)
         except (KeyError, TypeError, ValueError) as error:

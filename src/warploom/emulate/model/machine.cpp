@@ -146,7 +146,14 @@ static void fail_at(const std::string& why) {
     if (doubt->empty()) *doubt = why;
     return;
   }
-  if (fault.empty()) fault = why;
+  if (fault.empty()) {
+    fault = why;
+    for (const Group& group : groups)
+      if (!group.spoiled.empty()) {
+        fault += "; before it, " + group.spoiled.begin()->second;
+        break;
+      }
+  }
   leave();
 }
 

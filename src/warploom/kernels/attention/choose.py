@@ -46,8 +46,8 @@ def work_of(
         last = -(-length // bk)
         for tile in range(-(-count // bq)):
             # The row tiles of a cluster take equally long.
-            first = tile // choice.pair * choice.pair * bq + length - count
-            past = first + choice.pair * bq
+            first = tile // choice.cluster_m * choice.cluster_m * bq + length - count
+            past = first + choice.cluster_m * bq
             end = min(last, max(0, -(-past // bk))) if config.causal else last
             begin = 0 if config.window is None else max(0, first - config.window + 1) // bk
             steps.append(max(0, end - begin))
@@ -97,7 +97,7 @@ def microseconds(
     task, step = of
     tiles, steps, least = work_of(choice, config, rows, keys)
     equal = not config.causal and config.window is None and not config.packed
-    if equal and choice.launch.get("walk") != "dynamic":
+    if equal and choice.launch.get("tile_scheduler") != "dynamic":
         rounds = -(-tiles * heads // SMS)  # equal tasks in rounds, the last one perhaps not full
         return rounds * (task + step * steps / max(1, tiles)) + START
     return heads * (tiles * task + steps * step) / SMS + (task + step * least) / 2 + START
@@ -106,8 +106,9 @@ def microseconds(
 def _builds(choice: AttentionChoice, config: AttentionConfig) -> bool:
     """Whether the variant has a kernel for the configuration that does not spill."""
     known = config.head_dim in HEAD_DIMS or config.head_dim in LARGE_HEADS
-    # Two loops by guess leave no registers for where a sequence lies (76 B at 128 full).
-    crowded = config.packed and choice.apart and choice.guess > 0
+    # Two loops with optimistic rescaling leave no registers for where a sequence lies (76 B at 128
+    # full).
+    crowded = config.packed and choice.split_mask_loop and choice.optimistic_threshold > 0
     return known and not crowded and choice.takes(config)
 
 

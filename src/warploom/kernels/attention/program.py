@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from warploom.autosched.named import overlapped
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
+from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
+from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
 from warploom.tile import (
     BF16,
     FP32,
@@ -37,11 +39,7 @@ from warploom.tile import (
     loop,
     max_along,
     maximum,
-    maximum_index,
     minimum,
-    minimum_index,
-    part_begin,
-    part_end,
     read,
     reciprocal,
     size,
@@ -68,23 +66,27 @@ def refuse_scale(scale: float | None) -> None:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """What is static: element types, head size, masks, query heads a key head, and the tile.
+    """What is static in attention: element types, head size, masks, and how a tile is computed.
 
-    `window` w lets row position p see keys p - w + 1 ... (None: all); `tile` is (rows, keys);
-    `scale` is above 0 and defaults to 1 / sqrt(head_dim). The sums of a row are rescaled only when
-    its maximum has grown by more than `slack` powers of 2, so that most blocks need no rescaling
-    (the rule of FlashAttention-4; fp16 weights then reach 2 ** slack: at most 15).
-    `apart`: blocks that all rows see run in a loop of their own, which has no mask: better for
-    long sequences, worse for short ones, as the pipeline drains between the loops.
-    `packed`: sequences of different lengths behind one another, see `task_table`.
-    `guess`: a block is weighed by a base that those before it gave, and most blocks need neither a
-    maximum nor a rescaling. Where the sums of a row have grown beyond 2 ** guess it is raised;
-    only where a block's weights add up to more than `widest` is it weighed again by its maximum.
-    For 16-bit elements; at most 15, which fp16 holds.
-    `exact`: every block is weighed under the largest score so far, as FlashAttention does it: no
-    guess, no slack, for the variants (`attention_variants`) too.
-    `shared`: so many neighbouring row tiles go over the same blocks of keys, those that any of
-    them sees, so that a cluster of blocks can bring each block of keys once for all of them.
+    group       query heads that share one key head
+    window      a row at position p sees keys p - window + 1 ... p; None: all
+    scale       the factor on q k^T, above 0; None: 1 / sqrt(head_dim)
+    packed      sequences of different lengths stand behind one another (`task_table`)
+    tile        (rows, keys) of a task's block of scores
+    split_mask_loop  blocks of keys that all rows see run in a loop of their own, without a mask.
+                That helps long sequences and hurts short ones: the pipeline drains between loops
+    cluster_m   so many neighbouring row tiles take the same blocks of keys, all that any of them
+                sees, so that a cluster of blocks loads each block of keys once for all of them
+    rescale_threshold  lazy rescaling, the rule of FlashAttention-4: the sums of a row are rescaled
+                only when its maximum has grown by more than so many powers of 2. Weights of fp16
+                reach 2 ** rescale_threshold: at most 15
+    optimistic_threshold  optimistic rescaling: a block is weighed by a base that the blocks before
+                it gave, so that most blocks need neither a maximum nor a rescaling. The base is
+                raised where a row's sum exceeds 2 ** optimistic_threshold. A block whose weights
+                add up to more than their type bears is weighed again, by its maximum. For 16-bit
+                elements; at most 15, which fp16 holds
+    exact       every block is weighed by the largest score so far, as FlashAttention does; neither
+                threshold may be set, and no variant sets one
     """
 
     dtype: DType = BF16
@@ -94,32 +96,40 @@ class AttentionConfig:
     group: int = 1
     lse: bool = False
     scale: float | None = None
-    slack: float = 0.0
-    apart: bool = False
+    rescale_threshold: float = 0.0
+    split_mask_loop: bool = False
     tile: tuple[int, int] = (128, 128)
     packed: bool = False
-    shared: int = 1
-    guess: float = 0.0
+    cluster_m: int = 1
+    optimistic_threshold: float = 0.0
     exact: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.apart and self.window is not None:
-            raise InputError("attention apart=True with a window: no block is seen by all rows")
-        if self.guess and (self.narrow or self.slack or not 0 < self.guess <= 15):
+        if self.split_mask_loop and self.window is not None:
             raise InputError(
-                f"attention guess={self.guess} dtype={self.dtype} slack={self.slack}: expected "
-                "0 to 15, 16-bit elements and no slack"
+                "attention split_mask_loop=True with a window: no block is seen by all rows"
             )
-        if self.shared < 1 or (self.packed and self.shared > 1):
+        if self.optimistic_threshold and (
+            self.narrow or self.rescale_threshold or not 0 < self.optimistic_threshold <= 15
+        ):
             raise InputError(
-                f"attention shared={self.shared} packed={self.packed}: expected >= 1, and 1 for "
+                f"attention optimistic_threshold={self.optimistic_threshold} dtype={self.dtype} "
+                f"rescale_threshold={self.rescale_threshold}: expected 0 to 15, 16-bit elements "
+                "and "
+                "no rescale_threshold"
+            )
+        if self.cluster_m < 1 or (self.packed and self.cluster_m > 1):
+            raise InputError(
+                f"attention cluster_m={self.cluster_m} packed={self.packed}: expected >= 1, and 1 "
+                "for "
                 "packed sequences, whose row tiles stand in a table"
             )
         refuse_scale(self.scale)
-        if self.exact and (self.guess or self.slack):
+        if self.exact and (self.optimistic_threshold or self.rescale_threshold):
             raise InputError(
-                f"attention exact=True guess={self.guess} slack={self.slack}: expected neither"
+                f"attention exact=True optimistic_threshold={self.optimistic_threshold} "
+                f"rescale_threshold={self.rescale_threshold}: expected neither threshold"
             )
         if self.group < 1 or (self.window is not None and self.window < 1):
             raise InputError(f"attention group={self.group} window={self.window}: expected >= 1")
@@ -136,22 +146,9 @@ class AttentionConfig:
 
     @property
     def lift(self) -> float:
-        """The power of 2 that the weight of a row's largest score is, where that is looked for.
-
-        8-bit weights would lose what is below 2 ** -9. Those of bf16 that may grow later begin so
-        low that they never add up to more than 1 by guess, nor exceed 1 lazily: huge values times
-        them do not overflow where the result does not.
-        """
-        if self.narrow:
-            return 4.0
-        if self.dtype is not BF16:
-            return 0.0
-        return -2.0 * self.guess - 1.0 if self.guess else -self.slack
-
-    @property
-    def widest(self) -> float:
-        """With a guess: the power of 2 that a block's weights may add up to."""
-        return 2.0 * self.guess + self.lift if self.dtype is BF16 else 15.0
+        """The power of 2 that the weight of a row's largest score is: 8-bit weights would lose what
+        is below 2 ** -9."""
+        return 4.0 if self.narrow else 0.0
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -172,10 +169,24 @@ class AttentionConfig:
 
 
 def attention(config: AttentionConfig | None = None) -> Program:
-    """The tile program of attention forward."""
+    """The tile program of attention forward: the textbook, and what the configuration makes of it
+    by the rules of `warploom.rewrites`."""
     chosen = config or AttentionConfig()
-    front = _packed if chosen.packed else _dense
-    return trace(front, chosen.arrays, name="attention", config=chosen)
+    program, cluster = textbook(chosen), ("rows_tile", chosen.cluster_m)
+    program = skip_masked_blocks(program, cluster)
+    if chosen.split_mask_loop:
+        program = split_mask_loop(program, cluster)
+    if chosen.rescale_threshold:
+        program = lazy_rescale(program, chosen.rescale_threshold)
+    if chosen.optimistic_threshold:
+        program = optimistic_rescale(program, chosen.optimistic_threshold)
+    return program
+
+
+def textbook(config: AttentionConfig) -> Program:
+    """Online softmax over all blocks of keys, each masked and weighed under the maximum so far."""
+    front = _packed if config.packed else _dense
+    return trace(front, config.arrays, name="attention", config=config)
 
 
 @dataclass(frozen=True)
@@ -189,21 +200,6 @@ class Task:
     key_block: Callable[[Index], Tile]
     value_block: Callable[[Index], Tile]
     put: Callable[[Tile, Tile | None], None]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What is kept of every query row: the base that it is weighed by, the sum of weights, and the
-    weighted sum of values.
-
-    The weight of a score is 2 ** (score * scale - base): the base is a power of 2, and rounded. Old
-    sums are brought to a new base by what lies between the two as they are, so that equal scores
-    have equal weights however large they are.
-    """
-
-    base: Tile
-    total: Tile
-    acc: Tile
 
 
 def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
@@ -266,23 +262,23 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     if config.narrow:
         scale = load(rest["scale_q"], 0) * load(rest["scale_k"], 0) * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
-    rows = Rows(full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=config.head_dim))
-    base, total, acc = rows.base, rows.total, rows.acc
-
-    def step(j: Index, masked: bool) -> None:
+    base, total = full(-math.inf, rows=bq), zeros(rows=bq)
+    acc = zeros(rows=bq, d=config.head_dim)
+    for j in loop(cdiv(task.keys, bk)):
         scores = task.queries @ task.key_block(j)
-        if masked:
-            scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
-        weigh = _guessed if config.guess else _weighed
-        packed = weigh(config, rows, scores, scale, masked)
+        scores[:] = where(_visible(config, task, row_at, j * bk), scores, -math.inf)
+        # The base under which the largest score has the weight 2 ** lift.
+        block = max_along(scores, "keys") * scale
+        highest = maximum(base, block - config.lift if config.lift else block)
+        # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
+        under = where(highest.equals(-math.inf), 0.0, highest)
+        rescale = exp2(base - under)
+        weights = exp2(scores * scale - under)
+        total[:] = total * rescale + sum_along(weights, "keys")
+        base[:] = highest
+        packed = weights.cast(config.dtype)
+        acc[:] = acc * rescale
         acc[:] = acc + packed @ task.value_block(j)
-
-    begin, clear, end, until = _bounds(config, task)
-    if config.apart:
-        for j in loop(begin, clear):
-            step(j, False)
-    for j in loop(clear if config.apart else begin, end, until=until):
-        step(j, True)
     none = total.equals(0.0)
     share = where(none, 0.0, reciprocal(total))
     if config.narrow:
@@ -294,101 +290,19 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     return task.put(out, where(none, -math.inf, natural))
 
 
-def _weighed(
-    config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
-) -> Tile:
-    """The weights of a block under the maximum of all so far; the sums are rescaled to it."""
-    base, total, acc = rows.base, rows.total, rows.acc
-    highest = maximum(base, _as_base(config, max_along(scores, "keys"), scale))
-    if config.slack:
-        slack = min(config.slack, 8.0 - config.lift)
-        highest = where(highest - base <= slack, base, highest)
-    # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
-    under = where(highest.equals(-math.inf), 0.0, highest) if masked else highest
-    rescale = exp2(base - under)
-    weights = exp2(scores * scale - under)
-    total[:] = total * rescale + sum_along(weights, "keys")
-    base[:] = highest
-    packed = weights.cast(config.dtype)
-    acc[:] = acc * rescale
-    return packed
-
-
-def _guessed(
-    config: AttentionConfig, rows: Rows, scores: Tile, scale: Tile | float, masked: bool
-) -> Tile:
-    """The weights of a block under a base that the blocks before it gave.
-
-    Where the sums of a row have outgrown the base it is raised, which costs a rescaling; only where
-    the weights would then not fit their type, are no numbers, or nothing was seen before, is the
-    maximum found and the block weighed again.
-    """
-    base, total, acc = rows.base, rows.total, rows.acc
-    # Sums keep half of the powers: fp16 weights far below 1 would lose bits.
-    calm, kept = total <= 2.0 ** (config.guess + config.lift), config.guess / 2 + config.lift
-    rescale = full(1.0, rows=config.tile[0])
-    raised = base + (log2(total) - kept)
-    rescale[:] = where(calm, rescale, exp2(base - raised))
-    base[:] = where(calm, base, raised)
-    weights = exp2(scores * scale - base)
-    part, packed = sum_along(weights, "keys"), weights.cast(config.dtype)
-    # In the first block nothing was: the compiler sees that there, and leaves the guess out.
-    right = (total > 0.0) & (part <= 2.0**config.widest)
-    after = maximum(base, _as_base(config, max_along(scores, "keys"), scale))
-    under = where(after.equals(-math.inf), 0.0, after) if masked else after
-    rescale[:] = where(right, rescale, rescale * exp2(base - under))
-    scores[:] = where(right, scores, exp2(scores * scale - under))
-    packed[:] = where(right, packed, scores.cast(config.dtype))
-    base[:] = where(right, base, after)
-    if config.lse:
-        again = sum_along(scores, "keys")
-        total[:] = total * rescale + where(right, part, again)
-    else:
-        # A key that outweighs all before it: its weight is no power of 2, as under the maximum. The
-        # sum of the rounded weights cancels what rounding did to it (but is not what lse is of).
-        minor = right & (part * 0.5 <= total)
-        part[:] = where(minor, part, sum_along(packed.cast(FP32), "keys"))
-        total[:] = total * rescale + part
-    acc[:] = acc * rescale
-    return packed
-
-
-def _as_base(config: AttentionConfig, highest: Tile, scale: Tile | float) -> Tile:
-    """The base under which the largest score of a block has the weight 2 ** lift."""
-    return highest * scale - config.lift if config.lift else highest * scale
-
-
 def _visible(config: AttentionConfig, task: Task, row_at: Tile, first_key: Index) -> Tile:
     key_at = coordinate("keys", config.tile[1], first_key)
     seen = minimum(row_at + 1, task.keys) > key_at if config.causal else key_at < task.keys
     return seen if config.window is None else seen & (row_at - config.window < key_at)
 
 
-def _bounds(config: AttentionConfig, task: Task) -> tuple[Index, Index, Index, Index]:
-    """The blocks of keys that a row tile, or one of those that share them, sees: from, up to where
-    all rows see all of them, to, and to where a part of its own rows does."""
-    (bq, bk), i = config.tile, task.number
-    lead = i if config.shared == 1 else i // config.shared * config.shared
-    first, end = i * bq + task.keys - task.rows, cdiv(task.keys, bk)
-    lowest = lead * bq + task.keys - task.rows
-    exists = minimum_index(maximum_index(task.rows - i * bq - part_begin("rows"), 0), 1)
-    until, clear = exists * end, task.keys // bk
-    if config.causal:
-        clear = minimum_index(clear, maximum_index(lowest + 1, 0) // bk)
-        until = minimum_index(until, cdiv(maximum_index(first + part_end("rows"), 0), bk))
-        end = minimum_index(end, cdiv(maximum_index(lowest + config.shared * bq, 0), bk))
-    if config.window is None:
-        return maximum_index(0, 0), clear, end, until
-    return maximum_index(lowest - config.window + 1, 0) // bk, clear, end, until
-
-
 def default_schedule(config: AttentionConfig) -> KernelSchedule:
-    """FlashAttention-3's: two groups in turns, P V one iteration behind Q K^T, rings of two."""
+    """FlashAttention-3's: two groups in ping-pong, P V one iteration behind Q K^T, rings of two."""
     reverse = ("rows_tile",) if config.causal and not config.packed else ()
     launch = LaunchPlan(
         split="rows",
         reverse=reverse,
-        skip_unit=max(config.slack, config.guess) > 0,
-        skip_settled=config.guess > 0,
+        skip_unit=max(config.rescale_threshold, config.optimistic_threshold) > 0,
+        skip_voted=config.optimistic_threshold > 0,
     )
     return overlapped(attention(config), {"k": 2, "v": 2}, launch, config.tile[0] // 64)

@@ -20,8 +20,8 @@ from warploom.kernels.gemm.variant import (
     SMS,
     Constants,
     GemmChoice,
-    across,
     read_constants,
+    swap_ab,
 )
 
 __all__ = [
@@ -47,16 +47,20 @@ LONG = 150.0  # microseconds from which on power is said to count
 ALONE = ("", 1)  # no cluster
 
 
-def _pair(name: str, tile: tuple[int, int], depth: int, dependent: bool = False) -> GemmChoice:
+def _two_per_sm(
+    name: str, tile: tuple[int, int], depth: int, dependent: bool = False
+) -> GemmChoice:
     # Two blocks of one compute group on an SM: one's epilogue beside the other's matmuls.
     return GemmChoice(name, tile, ALONE, depth, 1, 1, 8, dependent, 2)
 
 
-def _meet(name: str, tile: tuple[int, int], slices: int, depth: int, groups: int = 2) -> GemmChoice:
+def _cluster_reduce(
+    name: str, tile: tuple[int, int], slices: int, depth: int, groups: int = 2
+) -> GemmChoice:
     # The slices of a tile are a cluster and add up among themselves.
     cluster = ("slices_tile", slices)
     return GemmChoice(
-        name, tile, cluster, depth, groups, 1, dependent=True, slices=slices, together=True
+        name, tile, cluster, depth, groups, 1, dependent=True, slices=slices, in_cluster=True
     )
 
 
@@ -84,7 +88,7 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("192x176-along-n", (192, 176), ("n_tile", 2), groups=3, panels=1),
     GemmChoice("192x200", (192, 200), depth=3, groups=3),
     GemmChoice("192x200-along-n", (192, 200), ("n_tile", 2), 3, 3),
-    GemmChoice("128x128-ahead", (128, 128), depth=3, panels=1, ahead=2),
+    GemmChoice("128x128-ahead", (128, 128), depth=3, panels=1, products_in_flight=2),
     GemmChoice("192x128-along-n", (192, 128), ("n_tile", 2), 5, 3, 1),
     GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     GemmChoice("128x192-by-4", (128, 192), ("m_tile", 4)),
@@ -92,11 +96,11 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("128x64", (128, 64), ("n_tile", 2), depth=8, panels=1),
     GemmChoice("64x128-by-4", (64, 128), ("m_tile", 4), 8, groups=1, panels=1),
     GemmChoice("64x128-by-8", (64, 128), ("m_tile", 8), 8, groups=1, panels=1),
-    _pair("128x128-pair", (128, 128), 3),
-    _pair("128x128-pair-dependent", (128, 128), 3, True),
-    _pair("64x128-pair", (64, 128), 4, True),
-    _pair("128x64-pair", (128, 64), 4, True),
-    _pair("64x64-pair", (64, 64), 6, True),
+    _two_per_sm("128x128-pair", (128, 128), 3),
+    _two_per_sm("128x128-pair-dependent", (128, 128), 3, True),
+    _two_per_sm("64x128-pair", (64, 128), 4, True),
+    _two_per_sm("128x64-pair", (128, 64), 4, True),
+    _two_per_sm("64x64-pair", (64, 64), 6, True),
     GemmChoice("128x64-alone", (128, 64), ALONE, 8, panels=1, dependent=True),
     GemmChoice("128x128-alone", (128, 128), ALONE, 6, dependent=True),
     GemmChoice("64x256-alone", (64, 256), ALONE, 4, 1, 1, dependent=True),
@@ -108,12 +112,12 @@ GEMM_CHOICES: tuple[GemmChoice, ...] = (
     GemmChoice("slices4", (128, 64), ("n_tile", 2), 8, panels=1, dependent=True, slices=4),
     GemmChoice("slices16-by-4", (128, 256), ("m_tile", 4), dependent=True, slices=16),
     GemmChoice("slices16-by-2", (128, 256), dependent=True, slices=16),
-    _meet("meet8-64x128", (64, 128), 8, 7, 1),
-    _meet("meet4-64x128", (64, 128), 4, 7, 1),
-    _meet("meet4-128x64", (128, 64), 4, 7),
-    _meet("meet4-64x64", (64, 64), 4, 8, 1),
-    _meet("meet6-64x64", (64, 64), 6, 8, 1),
-    _meet("meet2-64x64", (64, 64), 2, 8, 1),
+    _cluster_reduce("meet8-64x128", (64, 128), 8, 7, 1),
+    _cluster_reduce("meet4-64x128", (64, 128), 4, 7, 1),
+    _cluster_reduce("meet4-128x64", (128, 64), 4, 7),
+    _cluster_reduce("meet4-64x64", (64, 64), 4, 8, 1),
+    _cluster_reduce("meet6-64x64", (64, 64), 6, 8, 1),
+    _cluster_reduce("meet2-64x64", (64, 64), 2, 8, 1),
 )
 
 
@@ -121,7 +125,7 @@ def _tiles() -> tuple[GemmChoice, ...]:
     found: list[GemmChoice] = []
     for n in (256, 192, 128):
         sides = range(LEAST_SIDE, MOST_SIDE + 1, 8)
-        found += [across(m, n, axis) for m in sides for axis in ("n_tile", "m_tile")]
+        found += [swap_ab(m, n, axis) for m in sides for axis in ("n_tile", "m_tile")]
     return tuple(choice for choice in found if choice.fits(GemmConfig()))
 
 
@@ -176,7 +180,7 @@ def preferred(times: Sequence[tuple[float, GemmChoice]], config: GemmConfig) -> 
         for time, choice in times
     ]
     least, best = min(costs, key=lambda pair: pair[0])
-    ties = [choice for cost, choice in costs if cost <= TIE * least and not choice.across]
+    ties = [choice for cost, choice in costs if cost <= TIE * least and not choice.swap_ab]
     return min(ties, key=lambda choice: choice.power(config), default=best)
 
 

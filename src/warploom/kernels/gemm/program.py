@@ -14,6 +14,7 @@ from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
+from warploom.rewrites.accumulators import cluster_reduce, swap_operands
 from warploom.tile import (
     BF16,
     FP32,
@@ -21,7 +22,6 @@ from warploom.tile import (
     DType,
     Index,
     Program,
-    Span,
     Tile,
     array,
     cdiv,
@@ -31,7 +31,6 @@ from warploom.tile import (
     load,
     loop,
     minimum_index,
-    reduce_scatter,
     relu,
     silu,
     size,
@@ -55,7 +54,7 @@ ACTIVATIONS: dict[str, Callable[[Tile], Tile]] = {
 }
 
 
-PART = 8  # columns that tasks which meet exchange together
+PART = 8  # columns that tasks of a cluster exchange at a time
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,12 @@ class GemmConfig:
     gate      multiply the activation by an array [m, n]
     dual      multiply it by a b2 instead: silu gives the SwiGLU of a gated feed-forward layer
     promote   every k step is summed outside of the tensor core, whose fp8 sums keep 14 bits
-    ahead     promoted products started together, so that sums of one run beside the others
+    products_in_flight  promoted products that are started together, so that the sums of one are
+              added while the others run
     slices    the contracted axis is cut into so many tasks, whose fp32 sums `combine` adds up
-    together  these tasks meet and add up themselves, in a cluster: one kernel, no workspace
-    across    multiply b^T a^T: then m lies over the columns of the tensor core's results, so the
+    in_cluster  the slices of a tile form a cluster and add up their sums there: one kernel and no
+              workspace
+    swap_ab   multiply b^T a^T: then m lies over the columns of the tensor core's results, so the
               tile's m may be any multiple of 8 (and n a multiple of 64), not the other way round
     """
 
@@ -87,10 +88,10 @@ class GemmConfig:
     gate: bool = False
     dual: bool = False
     promote: bool = False
-    ahead: int = 1
+    products_in_flight: int = 1
     slices: int = 1
-    together: bool = False
-    across: bool = False
+    in_cluster: bool = False
+    swap_ab: bool = False
     tile: tuple[int, int, int] = (128, 256, 64)
 
     def __post_init__(self) -> None:
@@ -101,24 +102,29 @@ class GemmConfig:
             raise InputError(
                 f"gemm activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
             )
-        if self.ahead < 1 or (self.ahead > 1 and (not self.promote or self.dual)):
-            raise InputError(f"gemm ahead={self.ahead}: expected >= 1, and 1 unless promoted")
+        if self.products_in_flight < 1 or (
+            self.products_in_flight > 1 and (not self.promote or self.dual)
+        ):
+            raise InputError(
+                f"gemm products_in_flight={self.products_in_flight}: expected >= 1, and 1 unless "
+                "promoted"
+            )
         if self.slices < 1 or (self.slices > 1 and (self.batched or self.dual)):
             raise InputError(f"gemm slices={self.slices}: expected >= 1, and 1 if batched or dual")
-        if self.together and self.slices < 2:
-            raise InputError(f"gemm together=True with {self.slices} slice: expected at least 2")
+        if self.in_cluster and self.slices < 2:
+            raise InputError(f"gemm in_cluster=True with {self.slices} slice: expected at least 2")
 
     @property
     def share(self) -> int:
-        """Columns (of m, across) of the sum that one of the slices that meet finishes."""
-        whole = self.tile[0 if self.across else 1]
+        """Columns (of m under swap_ab) of the sum that one of the slices of a cluster finishes."""
+        whole = self.tile[0 if self.swap_ab else 1]
         found = (w for w in range(PART, whole + 1, PART) if whole % w == 0)
         return next((w for w in found if w * self.slices >= whole), whole // self.slices)
 
     @property
     def workspace(self) -> bool:
         """Whether sums go through memory, from this kernel to `combine`."""
-        return self.slices > 1 and not self.together
+        return self.slices > 1 and not self.in_cluster
 
     @property
     def epilogue(self) -> dict[str, Array]:
@@ -149,69 +155,51 @@ class GemmConfig:
 
 
 def gemm(config: GemmConfig | None = None) -> Program:
-    """The tile program of a GEMM; with slices, of the sums that `combine` adds up."""
+    """The tile program of a GEMM: the textbook, and what the configuration makes of it by the rules
+    of `warploom.rewrites`; with slices in memory, of the sums that `combine` adds up."""
     chosen = config or GemmConfig()
-    return trace(_gemm, chosen.arrays, name="gemm", config=chosen)
+    program = trace(_gemm, chosen.arrays, name="gemm", config=chosen)
+    if chosen.swap_ab:
+        program = swap_operands(program)
+    if chosen.in_cluster:
+        program = cluster_reduce(program, chosen.slices, chosen.share)
+    return program
 
 
 def _gemm(a: Array, b: Array, config: GemmConfig, b2: Array | None = None, **rest: Array) -> None:
     bm, bn, bk = config.tile
     tiles = {"m": cdiv(size("m"), bm), "n": cdiv(size("n"), bn)}
     first: Index | int = 0
-    steps: Index = cdiv(size("k"), bk * config.ahead)
-    lead: dict[str, Index | int] = {"slices": config.slices} if config.slices > 1 else {}
+    steps: Index = cdiv(size("k"), bk * config.products_in_flight)
+    lead: dict[str, Index | int] = {"slices": config.slices} if config.workspace else {}
     if config.batched:
         lead = {"batch": size("batch")}
     *outer, m, n = grid(**lead, **tiles)
     rows, cols = span(m * bm, bm), span(n * bn, bn)
-    slices = outer if config.slices > 1 else []
+    slices = outer if config.workspace else []
     for part in slices:
         each = cdiv(steps, config.slices)
         first, steps = part * each, minimum_index(part * each + each, steps)
     outer = outer if config.batched else []
-    acc, acc2 = (zeros(n=bn, m=bm) if config.across else zeros(m=bm, n=bn) for _ in range(2))
+    acc, acc2 = zeros(m=bm, n=bn), zeros(m=bm, n=bn)
     for i in loop(first, steps):
         products: list[Tile] = []
-        for part in range(config.ahead):
-            depth = span((i * config.ahead + part) * bk, bk)
+        for part in range(config.products_in_flight):
+            depth = span((i * config.products_in_flight + part) * bk, bk)
             at = load(a, *outer, *((rows, depth) if config.a == "mk" else (depth, rows)))
             sides = (*outer, *((depth, cols) if config.b == "kn" else (cols, depth)))
-            bt = load(b, *sides)
-            products.append(bt @ at if config.across else at @ bt)
+            products.append(at @ load(b, *sides))
             if not config.promote:
                 acc += products[-1]
             if b2 is not None:
-                bt = load(b2, *sides)
-                acc2 += bt @ at if config.across else at @ bt
+                acc2 += at @ load(b2, *sides)
         if config.promote:
             for product in products:
                 acc[:] = product + acc
-    if config.together:
-        acc, rows, cols = _share(config, acc, slices[0], rows, cols)
-    sums = [acc] if b2 is None else [acc, acc2]
-    result, *second = [each.T for each in sums] if config.across else sums
     if config.workspace:
-        store(rest["parts"], *slices, rows, cols, tile=result)
+        store(rest["parts"], *slices, rows, cols, tile=acc)
     else:
-        _finish(config, result, (*outer, rows, cols), rest, *second)
-
-
-def _share(
-    config: GemmConfig, acc: Tile, part: Index, rows: Span, cols: Span
-) -> tuple[Tile, Span, Span]:
-    """The part of the slices' sum that this task finishes, and where it lies in c.
-
-    Parts of the columns that registers hold: of n, or of m where the product is across.
-    """
-    whole, axis = (rows, "m") if config.across else (cols, "n")
-    assert whole.size is not None
-    width = config.share
-    start = whole.start + part * width
-    if whole.size < width * config.slices:  # tasks beyond the last part: outside of the array
-        start = start + part // (whole.size // width) * size(axis)
-    own = span(start, width)
-    share = reduce_scatter(acc, part, config.slices, axis, width)
-    return (share, own, cols) if config.across else (share, rows, own)
+        _finish(config, acc, (*outer, rows, cols), rest, None if b2 is None else acc2)
 
 
 def _finish(
@@ -272,14 +260,14 @@ def default_schedule(config: GemmConfig) -> KernelSchedule:
     """Load-compute-finish with one matmul in flight, pairs of blocks sharing b, 8 rows a band.
 
     cuBLAS picks the same shape on this GPU (nvjet 128x256_64x4, 1x2 cluster, cooperative). Slices
-    that meet are the cluster instead, and store what each finished straight from registers.
+    that are added up in a cluster are the cluster instead, and are stored from registers.
     """
-    launch = LaunchPlan(split="n" if config.across else "m", cluster=("m_tile", 2), supergroup=8)
-    if config.across:
+    launch = LaunchPlan(split="n" if config.swap_ab else "m", cluster=("m_tile", 2), supergroup=8)
+    if config.swap_ab:
         launch = launch.with_options(store_panels=1, store_rows=40)
-    if config.together:
-        together = ("slices_tile", config.slices)
-        launch = launch.with_options(cluster=together, store="direct")
-    registers = (40, 232) if config.across or config.slices > 1 else None
-    depth = 3 if config.together else 4
+    if config.in_cluster:
+        cluster = ("slices_tile", config.slices)
+        launch = launch.with_options(cluster=cluster, store="direct")
+    registers = (40, 232) if config.swap_ab or config.slices > 1 else None
+    depth = 3 if config.in_cluster else 4
     return multistage(gemm(config), depth, launch, registers=registers)

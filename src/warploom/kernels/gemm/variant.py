@@ -75,12 +75,12 @@ class Constants:
     direct      the same where registers are stored without a way through shared memory
     at_once     the same where every panel of the tile has a slot of its own on the way out
     start       launch, barriers, first copies, last stores
-    early       the same where the launch is hidden behind the previous grid
+    dependent_start  the same where the launch is hidden behind the previous grid
     narrow      matmul time of tiles 64 columns wide, relative: they read more shared memory
-    pair        the same of two blocks that share an SM, each with copies of its own
+    two_per_sm  the same of two blocks that share an SM, each with copies of its own
     latency     from the request of a copy to its arrival; a ring has that many slots on the way
     late        the same where a pitch is not one of whole sectors
-    meet        of tasks that meet, for a tile of 128 x 256
+    cluster_reduce  of adding up slices in a cluster, for a tile of 128 x 256
     drain       from the end of a promoted product to the start of the group's next: the wait, the
                 additions; the other groups' products run meanwhile
     combine     the second kernel of a sliced GEMM
@@ -97,12 +97,12 @@ class Constants:
     at_once: float
     direct: float
     start: float
-    early: float
+    dependent_start: float
     narrow: float
-    pair: float
+    two_per_sm: float
     latency: float
     late: float
-    meet: float
+    cluster_reduce: float
     drain: float
     combine: float
     summed: float
@@ -124,8 +124,8 @@ CONSTANTS = read_constants(CONSTANTS_FILE)
 class GemmChoice:
     """A variant: tile (m, n), the grid axis and size of its cluster, ring depth, launch.
 
-    `ahead` is for promoted products only: so many are started together (`GemmConfig.ahead`), from
-    rings of their own.
+    `products_in_flight` is for promoted products only: so many are started together, from rings of
+    their own.
     """
 
     name: str
@@ -138,17 +138,17 @@ class GemmChoice:
     dependent: bool = False
     resident: int = 1
     slices: int = 1
-    together: bool = False
+    in_cluster: bool = False
     store: str = "tma"
-    across: bool = False
+    swap_ab: bool = False
     store_rows: int = 0
-    ahead: int = 1
+    products_in_flight: int = 1
     allow: tuple[str, ...] = ()
 
     @property
     def workspace(self) -> bool:
         """Whether it is two kernels and needs memory for the sums of slices."""
-        return self.slices > 1 and not self.together
+        return self.slices > 1 and not self.in_cluster
 
     def config(self, base: GemmConfig) -> GemmConfig:
         """`base` with this tile; a step of k is 128 bytes."""
@@ -157,15 +157,15 @@ class GemmChoice:
             base,
             tile=tile,
             slices=self.slices,
-            together=self.together,
-            across=self.across,
-            ahead=self.ahead,
+            in_cluster=self.in_cluster,
+            swap_ab=self.swap_ab,
+            products_in_flight=self.products_in_flight,
         )
 
     def schedule(self, config: GemmConfig) -> KernelSchedule:
         """Load-compute-finish with one matmul in flight, under this launch plan."""
         launch = LaunchPlan(
-            split="n" if self.across else "m",
+            split="n" if self.swap_ab else "m",
             cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
             supergroup=self.supergroup,
             store_panels=self.panels,
@@ -179,19 +179,26 @@ class GemmChoice:
             registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
         flying = 0 if config.promote else 1
         depth = min(self.depth, self.most_slots(config))
-        early = config.promote
-        return multistage(gemm(config), depth, launch, self.groups, flying, registers, early)
+        return multistage(
+            gemm(config),
+            depth,
+            launch,
+            self.groups,
+            flying,
+            registers,
+            early_release=config.promote,
+        )
 
     def _wide(self, config: GemmConfig) -> bool:
         """Whether the producer needs more registers: many panels, or coordinates."""
-        many = self.across or self.ahead > 1 or self.tile[1] > MOST_COLUMNS
+        many = self.swap_ab or self.products_in_flight > 1 or self.tile[1] > MOST_COLUMNS
         return many or config.dual or config.batched or self.slices > 1
 
     def power(self, config: GemmConfig, of: Constants | None = None) -> float:
         """Power of a multiply relative to that of the tile of 128 x 256, pairs sharing b."""
         of = of or CONSTANTS
         (bm, bn), (a_rows, b_rows) = self.tile, self.copied(config)
-        high, wide = (bn, bm) if self.across else (bm, bn)
+        high, wide = (bn, bm) if self.swap_ab else (bm, bn)
         pieces = cdiv(wide, MOST_COLUMNS)
         reads = cdiv(high, ROWS_PER_GROUP) * (pieces * ROWS_PER_GROUP + wide)
         along, blocks = self.cluster
@@ -207,23 +214,23 @@ class GemmChoice:
         """Slots that shared memory has room for beside the panels on their way out."""
         bm, bn = self.copied(config)
         high = self.tile[0]
-        if self.across:
+        if self.swap_ab:
             high = self.groups * (self.store_rows or high)
         width = PANEL_BYTES
-        if self.together:  # each block stores its part of the columns
+        if self.in_cluster:  # each block stores its part of the columns
             width = min(width, self.config(config).share * config.out.bytes)
         panels = high * width * self.panels if self.store == "tma" else 0
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
-        if self.together:
-            high = self.tile[1] if self.across else self.tile[0]
+        if self.in_cluster:
+            high = self.tile[1] if self.swap_ab else self.tile[0]
             free -= SUM_BYTES * high * self.config(config).share * self.slices
-        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.ahead)
+        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.products_in_flight)
 
     def store_count(self, element: int) -> int:
         """Panels in which a group stores its part of the tile."""
         bm, bn = self.tile
-        if self.across:
+        if self.swap_ab:
             return bn // self.groups // ROWS_PER_GROUP * cdiv(bm, self.store_rows or bm)
         return cdiv(bn * element, PANEL_BYTES)
 
@@ -248,17 +255,17 @@ class GemmChoice:
     def fits(self, config: GemmConfig) -> bool:
         """Whether the registers of a thread hold every sum, and shared memory two slots."""
         bm, bn = self.tile
-        if self.ahead > 1 and (not config.promote or config.dual):
+        if self.products_in_flight > 1 and (not config.promote or config.dual):
             return False
         if self.slices > 1 and (config.batched or config.dual):
             return False
-        tiles = 1 + config.dual + (self.ahead if config.promote else 0)
+        tiles = 1 + config.dual + (self.products_in_flight if config.promote else 0)
         sums = tiles * bm * bn // (self.groups * 128)
         most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
         if self.groups > 2:
             most = min(most, SUMS_BESIDE if self._wide(config) else SUMS_OF_THREE)
         most -= READ_BACK if config.gate or config.residual else 0
-        if self.across and (config.gate or config.residual or config.out.bytes != PACKED_BYTES):
+        if self.swap_ab and (config.gate or config.residual or config.out.bytes != PACKED_BYTES):
             return False  # a thread would read or write one element at a time
         return sums <= most and self.most_slots(config) >= 2
 
@@ -278,40 +285,40 @@ class GemmChoice:
         rows = cdiv(m, bm * along["m_tile"])
         cols = cdiv(n, bn * along["n_tile"])
         places = CLUSTERS[blocks]
-        tasks = rows * cols * batch * (1 if self.together else self.slices)
+        tasks = rows * cols * batch * (1 if self.in_cluster else self.slices)
         steps = cdiv(cdiv(k * size, STEP_BYTES), self.slices)
         a_rows, b_rows = self.copied(config)
         a_ragged, b_ragged = self.ragged(config, m, n, k)
         copies = a_rows / along["n_tile"] / (c.ragged if a_ragged else c.aligned)
         copies += b_rows / along["m_tile"] / (c.ragged if b_ragged else c.aligned)
-        waves, together = cdiv(tasks, places), 1
+        waves, beside = cdiv(tasks, places), 1
         if self.resident > 1:
             # Blocks of an SM share its rates, and one's stores are hidden by the other's matmuls.
             waves = cdiv(tasks, SMS)
-            together = min(self.resident, waves)
+            beside = min(self.resident, waves)
         busy = tasks * blocks / (waves * SMS)
         matmul = max(FASTEST, c.step * (1.0 - c.relief * (1.0 - busy))) * bm * bn / UNIT
-        matmul *= (c.narrow if bn == 64 else 1.0) * (c.pair if self.resident > 1 else 1.0)
+        matmul *= (c.narrow if bn == 64 else 1.0) * (c.two_per_sm if self.resident > 1 else 1.0)
         # One slot is being read, the others are on the way.
-        slots = min(self.depth, self.most_slots(config)) * self.ahead * together
+        slots = min(self.depth, self.most_slots(config)) * self.products_in_flight * beside
         arrival = (c.late if a_ragged or b_ragged else c.latency) / (slots - 1)
         parts = [matmul, copies, arrival]
         if config.promote:
-            parts.append(matmul / (self.groups * together) + c.drain / self.ahead)
+            parts.append(matmul / (self.groups * beside) + c.drain / self.products_in_flight)
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
-        out = SUM_BYTES if self.slices > 1 and not self.together else config.out.bytes
+        out = SUM_BYTES if self.slices > 1 and not self.in_cluster else config.out.bytes
         end = c.at_once if self.store_count(out) <= self.panels else c.epilogue
         end = end if self.store == "tma" else c.direct
-        time = waves * (steps * step + end * bm * bn / UNIT / together)
-        time += c.early if self.dependent else c.start
-        if self.together:
-            time += waves * c.meet * bm * bn / UNIT
+        time = waves * (steps * step + end * bm * bn / UNIT / beside)
+        time += c.dependent_start if self.dependent else c.start
+        if self.in_cluster:
+            time += waves * c.cluster_reduce * bm * bn / UNIT
         elif self.slices > 1:
             time += c.combine + 8.0 * m * n * self.slices / c.summed
         return time
 
 
-def across(m: int, n: int, axis: str) -> GemmChoice:
+def swap_ab(m: int, n: int, axis: str) -> GemmChoice:
     """The variant of the transposed product with that tile and pairs of blocks along `axis`.
 
     As deep a ring as leaves two panels of at least `LEAST_PANEL` rows for each group; `n` is 128 or
@@ -323,4 +330,4 @@ def across(m: int, n: int, axis: str) -> GemmChoice:
     depth = min(MOST_SLOTS, (free - LEAST_PANEL * row) // slot)
     rows = min(m, HIGHEST_PANEL, (free - depth * slot) // row // 8 * 8)
     name = f"{m}x{n}-across" + ("-by-m" if axis == "m_tile" else "")
-    return GemmChoice(name, (m, n), (axis, 2), depth, groups, across=True, store_rows=rows)
+    return GemmChoice(name, (m, n), (axis, 2), depth, groups, swap_ab=True, store_rows=rows)

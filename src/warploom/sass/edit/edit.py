@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Final
+
+import numpy as np
 
 from warploom.errors import InputError
 from warploom.sass.decode import nvinfo
@@ -25,6 +26,7 @@ from warploom.sass.decode.control import (
 )
 from warploom.sass.decode.cubin import WORD_BYTES, Cubin
 from warploom.sass.decode.kernel import Instruction, Kernel, decode
+from warploom.sass.decode.words import Words, instruction_words
 from warploom.sass.edit.rederive import BlockDeriver, BlockState
 from warploom.sass.flow.aliasing import (
     AliasMode,
@@ -92,11 +94,17 @@ class Editor:
             tuple(item.control for item in self.kernel.instructions[block.start : block.end])
             for block in self.kernel.blocks
         ]
+        # High words of each block by the control fields they were made of, as last asked for.
+        self._high: list[tuple[tuple[Control, ...], Words]] = [
+            ((), np.empty(0, np.uint64)) for _ in self.kernel.blocks
+        ]
+        self._original_words = instruction_words(original, self.kernel.name)
 
     def fork(self) -> Editor:
         """An editor of the same kernel in the same state, edited apart from this one."""
         other = copy(self)
         other.states, other._controls = list(self.states), list(self._controls)
+        other._high = list(self._high)
         return other
 
     # --- moves -----------------------------------------------------------------------------
@@ -248,19 +256,22 @@ class Editor:
 
     # --- output ----------------------------------------------------------------------------
 
-    @cached_property
-    def _pairs(self) -> list[tuple[int, int]]:
-        return [(item.low, item.high) for item in self.kernel.instructions]
+    def words(self) -> Words:
+        """The instruction words as they stand now, (low, high) [n, 2]."""
+        order = np.fromiter((index for state in self.states for index in state.order), np.int64)
+        words = self._original_words[order]
+        words[:, 1] &= np.uint64(~CONTROL_MASK & (1 << 64) - 1)
+        words[:, 1] |= np.concatenate([self._fields(block) for block in range(len(self.states))])
+        return words
 
-    def words(self) -> list[tuple[int, int]]:
-        """The instruction words as they stand now."""
-        result: list[tuple[int, int]] = []
-        pairs = self._pairs
-        for state, controls in zip(self.states, self._controls, strict=True):
-            for index, control in zip(state.order, controls, strict=True):
-                low, high = pairs[index]
-                result.append((low, control.encode(high)))
-        return result
+    def _fields(self, block: int) -> Words:
+        """The control fields of a block where they stand in its high words."""
+        controls = self._controls[block]
+        known, fields = self._high[block]
+        if known is not controls:
+            fields = np.fromiter((control.encode(0) for control in controls), np.uint64)
+            self._high[block] = controls, fields
+        return fields
 
     def offset_map(self) -> dict[int, int]:
         """{old byte offset: new byte offset} of every instruction that moved."""
@@ -280,9 +291,8 @@ class Editor:
 
     def cubin(self) -> Cubin:
         """The edited file."""
-        return self.original.replace(
-            self.original.kernel(self.kernel.name), self.words(), self.info()
-        )
+        words = [(int(low), int(high)) for low, high in self.words()]
+        return self.original.replace(self.original.kernel(self.kernel.name), words, self.info())
 
     def signature(self) -> tuple[tuple[tuple[int, ...], tuple[Control, ...]], ...]:
         """Orders and control fields of all blocks: equal exactly when the words are."""

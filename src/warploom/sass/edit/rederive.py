@@ -6,8 +6,9 @@ Stalls come from the latency table, waits from a forward scan over what is outst
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Final
 
@@ -68,7 +69,20 @@ class BlockDeriver:
             later.index: earlier.index for earlier, later in pipe_neighbours(ordered)
         }
         self.tails = self._tails()
-        self._gap_cache: dict[tuple[int, int, Access, str, Hazard], int] = {}
+        self._accesses: list[tuple[int, Access]] = []
+        self._touched = {index: self._touches(item) for index, item in self.items.items()}
+        self._slots = {index: _Sources.of(item) for index, item in self.items.items()}
+        self._gaps: dict[int, int] = {}
+        # Instructions that keep a distance from neighbours they share no register with.
+        self._neighbourly = {
+            index
+            for index, item in self.items.items()
+            if item.effects.info.pipe in SPACED
+            or self.syncs[index]
+            or item.effects.info.name in BETWEEN_SYNCS
+        }
+        self._spacings: dict[tuple[int, int], int] = {}
+        self._waited: tuple[tuple[int, ...], dict[int, int]] = ((), {})
         # Waits we cannot explain stay with their instruction; pairs the compiler covered by
         # other means are not given a wait they never had.
         self.ignored = self._uncovered()
@@ -79,6 +93,18 @@ class BlockDeriver:
             for index in self.original
         }
         self.cleared = self._scan(self.original, self.sticky).cleared
+
+    def _touches(self, item: Instruction) -> _Touched:
+        """What an instruction reads and writes, each access under a number of its own."""
+
+        def numbered(accesses: Iterable[Access]) -> tuple[tuple[int, int], ...]:
+            found: list[tuple[int, int]] = []
+            for access in accesses:
+                found.append((access.resource, len(self._accesses)))
+                self._accesses.append((item.index, access))
+            return tuple(found)
+
+        return numbered(item.effects.reads), numbered(item.effects.writes)
 
     def _tails(self) -> dict[int, int]:
         """Cycles a fixed-latency result that leaves the block must keep to the block's end."""
@@ -110,18 +136,21 @@ class BlockDeriver:
             stall = stalls[place]
             stay = wish.stay and 1 <= stall <= MAX_STALL_STAYING
             reuse = self._reuse(state.order, place, wish.reuse) if stay and wish.reuse else 0
-            controls.append(Control(stall, stay, wish.write_sb, wish.read_sb, waits[index], reuse))
+            controls.append(_field(stall, stay, wish.write_sb, wish.read_sb, waits[index], reuse))
         return tuple(controls)
 
     # --- waits -----------------------------------------------------------------------------
 
     def _final_waits(self, order: tuple[int, ...]) -> dict[int, int]:
+        if self._waited[0] == order:
+            return self._waited[1]
         scan = self._scan(order, self.sticky)
         missing = 0
         for key, scoreboard in self.cleared.items():
             if key not in scan.cleared:
                 missing |= 1 << scoreboard
         scan.waits[order[-1]] |= missing
+        self._waited = order, scan.waits
         return scan.waits
 
     def _scan(self, order: tuple[int, ...], sticky: Mapping[int, int]) -> _WaitScan:
@@ -153,107 +182,110 @@ class BlockDeriver:
 
     # --- stalls ----------------------------------------------------------------------------
 
-    def _need(
-        self, producer: tuple[int, str], consumer: int, access: Access, hazard: Hazard
-    ) -> int:
-        """Cycles the consumer's access needs after the producer (index, slot)."""
-        index, slot = producer
-        cache_key = (index, consumer, access, slot, hazard)
-        found = self._gap_cache.get(cache_key)
+    def _need(self, producer: int, consumer: int, hazard: Hazard) -> int:
+        """Cycles that one access needs after another, both by number."""
+        pair = producer * len(self._accesses) + consumer
+        found = self._gaps.get(pair)
         if found is None:
-            dependence = Dependence(index, consumer, hazard, access.resource, slot, access.slot)
-            key = key_of(dependence, self.items[index], self.items[consumer])
-            original = self.times[consumer] - self.times[index]
-            found = 0 if key is None else self.table.gap(key, original)
-            self._gap_cache[cache_key] = found
+            (first, written), (second, access) = self._accesses[producer], self._accesses[consumer]
+            dependence = Dependence(
+                first, second, hazard, access.resource, written.slot, access.slot
+            )
+            key = key_of(dependence, self.items[first], self.items[second])
+            original = self.times[second] - self.times[first]
+            found = self._gaps[pair] = 0 if key is None else self.table.gap(key, original)
         return found
 
     def _stalls(self, state: BlockState, waits: Mapping[int, int]) -> list[int]:
         """Least stalls that keep every distance, given each instruction's floor."""
-        writer: dict[int, tuple[int, str]] = {}
-        readers: dict[int, list[tuple[int, str]]] = {}
-        issue: dict[int, int] = {}
-        places: dict[int, int] = {}
+        walk = _Walk()
         stalls: list[int] = []
-        last_in_pipe: dict[Pipe, Instruction] = {}
-        last_sync: Instruction | None = None
-        since: list[Instruction] = []
+        places: dict[int, int] = {}
         now = 0
         for place, index in enumerate(state.order):
-            item = self.items[index]
-            earliest, binding = max(
-                self._earliest(item, writer, readers, issue),
-                self._after_neighbours(item, last_in_pipe, last_sync, since, issue),
-            )
+            earliest, binding = self._earliest(index, walk, now)
+            if index in self._neighbourly:
+                neighbour = self._after_neighbours(self.items[index], walk)
+                earliest, binding = max((earliest, binding), neighbour)
             if earliest > now:
                 _spread(stalls, earliest - now, places[binding])
                 now = earliest
-            issue[index] = now
             places[index] = place
-            for access in item.effects.reads:
-                readers.setdefault(access.resource, []).append((index, access.slot))
-            for access in item.effects.writes:
-                writer[access.resource] = (index, access.slot)
-                readers[access.resource] = []
-            last_in_pipe[item.effects.info.pipe] = item
-            if self.syncs[index]:
-                last_sync, since = item, []
-            elif item.effects.info.name in BETWEEN_SYNCS:
-                since.append(item)
+            walk.issue[index] = now
+            self._note(index, walk, now)
             stalls.append(self._floor(state, place, waits))
             now += stalls[-1]
+        issue = walk.issue
         short = max((tail - (now - issue[index]) for index, tail in self.tails.items()), default=0)
         if short > 0:
             _spread(stalls, short, 0)
         return stalls
 
-    def _earliest(
-        self,
-        item: Instruction,
-        writer: Mapping[int, tuple[int, str]],
-        readers: Mapping[int, list[tuple[int, str]]],
-        issue: Mapping[int, int],
-    ) -> tuple[int, int]:
-        """(first cycle `item` may issue in, the producer that says so)."""
-        bounds = [(0, item.index)]
-        for access in item.effects.reads:
-            if found := writer.get(access.resource):
-                need = self._need(found, item.index, access, Hazard.RAW)
-                bounds.append((issue[found[0]] + need, found[0]))
-        for access in item.effects.writes:
-            if found := writer.get(access.resource):
-                need = self._need(found, item.index, access, Hazard.WAW)
-                bounds.append((issue[found[0]] + need, found[0]))
-            for reader in readers.get(access.resource, ()):
-                need = self._need(reader, item.index, access, Hazard.WAR)
-                bounds.append((issue[reader[0]] + need, reader[0]))
-        return max(bounds)
+    def _note(self, index: int, walk: _Walk, now: int) -> None:
+        """An instruction has issued."""
+        reads, writes = self._touched[index]
+        for resource, number in reads:
+            walk.readers.setdefault(resource, []).append((now, index, number))
+        for resource, number in writes:
+            walk.writer[resource] = (now, index, number)
+            walk.readers[resource] = []
+        if index in self._neighbourly:
+            item = self.items[index]
+            walk.last_in_pipe[item.effects.info.pipe] = item
+            if self.syncs[index]:
+                walk.last_sync, walk.since = item, []
+            elif item.effects.info.name in BETWEEN_SYNCS:
+                walk.since.append(item)
 
-    def _after_neighbours(
-        self,
-        item: Instruction,
-        last_in_pipe: Mapping[Pipe, Instruction],
-        last_sync: Instruction | None,
-        since: list[Instruction],
-        issue: Mapping[int, int],
-    ) -> tuple[int, int]:
+    def _earliest(self, index: int, walk: _Walk, now: int) -> tuple[int, int]:
+        """(first cycle an instruction may issue in, the producer that says so); what is longer ago
+        than any distance says nothing."""
+        bound = (0, index)
+        recent = now - LONGEST
+        reads, writes = self._touched[index]
+        for resource, number in reads:
+            found = walk.writer.get(resource)
+            if found and found[0] > recent:
+                need = self._need(found[2], number, Hazard.RAW)
+                bound = max(bound, (found[0] + need, found[1]))
+        for resource, number in writes:
+            found = walk.writer.get(resource)
+            if found and found[0] > recent:
+                need = self._need(found[2], number, Hazard.WAW)
+                bound = max(bound, (found[0] + need, found[1]))
+            for read, reader, number_of_read in reversed(walk.readers.get(resource, ())):
+                if read <= recent:
+                    break
+                need = self._need(number_of_read, number, Hazard.WAR)
+                bound = max(bound, (read + need, reader))
+        return bound
+
+    def _after_neighbours(self, item: Instruction, walk: _Walk) -> tuple[int, int]:
         """(first cycle for `item` after its pipe's last instruction and the last sync, which)."""
         bounds = [(0, item.index)]
         pipe = item.effects.info.pipe
-        if pipe in SPACED and pipe in last_in_pipe:
-            before = last_in_pipe[pipe]
-            need = self.table.spacing(before, item)
-            if self.neighbours.get(item.index) == before.index:
-                need = min(need, self.times[item.index] - self.times[before.index])
-            bounds.append((issue[before.index] + need, before.index))
+        if pipe in SPACED and pipe in walk.last_in_pipe:
+            before = walk.last_in_pipe[pipe]
+            bounds.append((walk.issue[before.index] + self._spacing(before, item), before.index))
         sync = self.syncs[item.index]
-        partners = [last_sync] if sync or item.effects.info.name in BETWEEN_SYNCS else []
-        for before in [*partners, *(since if sync else [])]:
+        partners = [walk.last_sync] if sync or item.effects.info.name in BETWEEN_SYNCS else []
+        for before in [*partners, *(walk.since if sync else [])]:
             if before is not None:
                 original = self.times[item.index] - self.times[before.index]
                 need = self.table.gap(sync_key(before, item), original)
-                bounds.append((issue[before.index] + need, before.index))
+                bounds.append((walk.issue[before.index] + need, before.index))
         return max(bounds)
+
+    def _spacing(self, before: Instruction, item: Instruction) -> int:
+        """Cycles between two instructions that follow each other in one pipe."""
+        pair = before.index, item.index
+        found = self._spacings.get(pair)
+        if found is None:
+            found = self.table.spacing(before, item)
+            if self.neighbours.get(item.index) == before.index:
+                found = min(found, self.times[item.index] - self.times[before.index])
+            self._spacings[pair] = found
+        return found
 
     def _floor(self, state: BlockState, place: int, waits: Mapping[int, int]) -> int:
         """The stall an instruction keeps when no distance asks for more."""
@@ -278,18 +310,53 @@ class BlockDeriver:
     def _reuse(self, order: tuple[int, ...], place: int, wanted: int) -> int:
         """The reuse bits whose register is read again in the same slot before it changes."""
         kept = 0
-        own = {access.resource for access in self.items[order[place]].effects.writes}
-        for slot, words in slot_words(self.items[order[place]]).items():
-            if not wanted >> slot & 1 or own.intersection(words):
+        here = self._slots[order[place]]
+        for slot, words in here.words.items():
+            if not wanted >> slot & 1 or not here.written.isdisjoint(words):
                 continue
             for later in order[place + 1 : place + 1 + REUSE_WINDOW]:
-                item = self.items[later]
-                if slot_registers(item).get(slot) == words[0]:
+                item = self._slots[later]
+                if item.registers.get(slot) == words[0]:
                     kept |= 1 << slot
                     break
-                if any(access.resource in words for access in item.effects.writes):
+                if not item.written.isdisjoint(words):
                     break
         return kept
+
+
+@dataclass
+class _Walk:
+    """What has issued, in a walk through a block: when, and who touched a resource last.
+
+    `writer` and `readers`: resource -> cycle of issue, instruction, number of the access.
+    """
+
+    issue: dict[int, int] = field(default_factory=dict[int, int])
+    writer: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
+    readers: dict[int, list[tuple[int, int, int]]] = field(
+        default_factory=dict[int, list[tuple[int, int, int]]]
+    )
+    last_in_pipe: dict[Pipe, Instruction] = field(default_factory=dict[Pipe, Instruction])
+    last_sync: Instruction | None = None
+    since: list[Instruction] = field(default_factory=list[Instruction])
+
+
+_Touched = tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+_field = cache(Control)  # one object a field: versions of a block share those they have in common
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Where an instruction reads registers, and which it writes."""
+
+    registers: Mapping[int, int]
+    words: Mapping[int, tuple[int, ...]]
+    written: frozenset[int]
+
+    @classmethod
+    def of(cls, item: Instruction) -> _Sources:
+        written = frozenset(access.resource for access in item.effects.writes)
+        return cls(slot_registers(item), slot_words(item), written)
 
 
 @dataclass
@@ -325,6 +392,8 @@ class _WaitScan:
 
     def conflicts(self, item: Instruction) -> list[tuple[int, int]]:
         """(producer, scoreboard) of everything outstanding that `item` may not overtake."""
+        if not self.live:
+            return []
         found: list[_Open] = []
         for access in item.effects.reads:
             found.extend(self.writers.get(access.resource, ()))

@@ -4,7 +4,7 @@ The hardware does not interlock fixed-latency results, so a distance the compile
 go below is the only safe lower bound. A key is (producer family, result word, consumer family,
 source slot); it counts when `mining.ENOUGH` pairs stand at or below its value. A pair without a
 key keeps the distance it had in the original code. What the compiler never goes below is another
-question with a table of its own (`walls`).
+question with a table of its own (`minima`).
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class LatencyTable:
     """Mined distances in cycles for one architecture, with where they come from.
 
     `gaps` between dependent instructions, `stalls` the least own stall of each opcode, `spacings`
-    between neighbours of one pipe, with `pipes` for pairs never seen. `walls`: what no compiler
-    output ever went below (`flow.walls`).
+    between neighbours of one pipe, with `pipes` for pairs never seen. `minima`: what no compiler
+    output ever went below (`flow.minima`).
     """
 
     sm: int
@@ -174,7 +174,7 @@ class LatencyTable:
     stalls: Mapping[str, int]
     spacings: Mapping[str, int]
     pipes: Mapping[str, int]
-    walls: Mapping[str, int]
+    minima: Mapping[str, int]
 
     def gap(self, key: str, original: int) -> int:
         """Cycles needed for `key`: the mined minimum, never more than the original distance."""
@@ -202,5 +202,5 @@ def table_for(sm: int) -> LatencyTable:
     if file is None:
         return LatencyTable(sm, "none: every distance stays as compiled", {}, {}, {}, {}, {})
     data = json.loads((resources.files("warploom.sass") / "data" / file).read_text())
-    parts = (data[name] for name in ("gaps", "stalls", "spacings", "pipes", "walls"))
+    parts = (data[name] for name in ("gaps", "stalls", "spacings", "pipes", "minima"))
     return LatencyTable(sm, data["provenance"], *parts)

@@ -37,7 +37,7 @@ from warploom.sass.flow.latency import (
     war_key,
     waw_key,
 )
-from warploom.sass.flow.walls import find_walls
+from warploom.sass.flow.minima import find_minima
 
 ENOUGH: Final = 5
 KERNELS: Final = 2
@@ -234,7 +234,7 @@ class Mined:
             "stalls": _lower(known["stalls"], stalls),
             "spacings": apart,
             "pipes": dict(sorted(pipes.items())),
-            "walls": find_walls(self.gaps, known["gaps"], (old or {}).get("walls", {})),
+            "minima": find_minima(self.gaps, known["gaps"], (old or {}).get("minima", {})),
         }
 
 

@@ -25,15 +25,15 @@ from warploom.sass.decode.resources import UNIFORM_BASE, resource_name
 from warploom.sass.flow import inflight, kept, outstanding, pools
 from warploom.sass.flow.dependence import Hazard, dependences
 from warploom.sass.flow.latency import table_for
+from warploom.sass.flow.minima import least
 from warploom.sass.flow.mining import exclusive, issue_times, key_of
 from warploom.sass.flow.paths import fixed_point
-from warploom.sass.flow.walls import least
 
 ERROR: Final = "error"
 NOTE: Final = "note"
 
 # Where a rule comes from: what the hardware's encoding defines (nvdisasm refuses the rest), what
-# follows from the code by dataflow, or what was never seen in compiler output (`flow.walls`).
+# follows from the code by dataflow, or what was never seen in compiler output (`flow.minima`).
 ENCODING: Final = "encoding"
 DATAFLOW: Final = "dataflow"
 MINED: Final = "mined"
@@ -273,8 +273,8 @@ def _fences(kernel: Kernel) -> Iterator[LintFinding]:
 
 
 def _latencies(kernel: Kernel) -> Iterator[LintFinding]:
-    """Reads inside a block closer to the write than the wall of their kind (`flow.walls`)."""
-    walls = table_for(kernel.sm).walls
+    """Reads inside a block closer to the write than the observed minimum of their kind (`flow.minima`)."""
+    minima = table_for(kernel.sm).minima
     for block in kernel.blocks:
         items = _block_items(kernel, block)
         times = issue_times(items)
@@ -284,7 +284,7 @@ def _latencies(kernel: Kernel) -> Iterator[LintFinding]:
             if dependence.hazard is not Hazard.RAW or exclusive(earlier, later):
                 continue
             key = key_of(dependence, earlier, later)
-            need = 0 if key is None else least(walls, key)
+            need = 0 if key is None else least(minima, key)
             distance = times[later.index - block.start] - times[earlier.index - block.start]
             if distance < need:
                 name = resource_name(dependence.resource)

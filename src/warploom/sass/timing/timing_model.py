@@ -1,11 +1,14 @@
 """A static model of a kernel's time: cycles of its trace on one scheduler partition. Not a clock.
 
 The trace is the code in the order it stands, every loop twice, with what is outstanding carried
-over block edges; each further pass of a loop adds the loop's steady state. One warp is followed:
-against measured random schedules that ranks better than the warps a partition really holds
-(`bench/results/timing_model.json`). The tensor core alone is shared: a matrix instruction takes
-as long as all warp groups of the block together need it. It ranks schedules; it does not know
-caches, other blocks or clocks.
+over block edges; each further pass of a loop adds the loop's steady state. One warp is walked
+(`timing.partition`): against measured random schedules that ranks better than the warps a partition
+really holds (`bench/results/timing_model.json`). The tensor core alone is shared: a matrix
+instruction takes as long as all warp groups of the block together need it. It ranks schedules; it
+does not know caches, other blocks or clocks.
+
+A search asks for thousands of versions of one kernel that differ in a few lines. So the walk goes
+from stretch to stretch, and what a stretch makes of a state of the warp is kept.
 """
 
 from __future__ import annotations
@@ -18,25 +21,26 @@ from warploom.sass.decode import nvinfo
 from warploom.sass.decode.control import Control
 from warploom.sass.decode.kernel import Kernel
 from warploom.sass.flow.loops import depths, natural_loops
-from warploom.sass.timing.issue import Simulation, cost_of
+from warploom.sass.timing.partition import IDLE, Partition, State
+from warploom.sass.timing.slots import Line, slot_of
 
 LOOP_TRIPS: Final = 8
-ROUNDS: Final = 3
-MOST_KEPT: Final = 50_000
 WARP_GROUP: Final = 128  # threads
+STRETCH: Final = 16  # instructions
+MOST_KEPT: Final = 500_000  # stretches walked
 
-Blocks = Sequence[tuple[tuple[int, ...], tuple[Control, ...]]]
+Block = tuple[tuple[int, ...], tuple[Control, ...]]
+Blocks = Sequence[Block]
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """How many warps are followed, and how often a loop body runs for each outer pass.
+    """How often a loop body runs for each outer pass.
 
-    `warp_groups` share the tensor core with the one followed, itself included; None reads from the
+    `warp_groups` share the tensor core with the one walked, itself included; None reads from the
     file how many the block has, 1 where it does not say.
     """
 
-    warps: int = 1
     loop_trips: int = LOOP_TRIPS
     warp_groups: int | None = None
 
@@ -83,78 +87,97 @@ class TimingModel:
         self.kernel = kernel
         self.settings = settings or ModelSettings()
         sharing = self._sharing()
-        costs = [cost_of(item) for item in kernel.instructions]
-        self._costs = [
-            replace(cost, result=cost.result * sharing) if cost.group else cost for cost in costs
-        ]
-        self._cache: dict[object, float] = {}
-        loops = natural_loops(kernel)
-        depth = depths(kernel, loops)
+        slots = [slot_of(item) for item in kernel.instructions]
+        self._slots = [replace(slot, matmul=slot.matmul * sharing) for slot in slots]
+        depth = depths(kernel, natural_loops(kernel))
         self.weights = [float(self.settings.loop_trips**level) for level in depth]
-        self._loops = {loop.header for loop in loops if loop.blocks == (loop.header,)}
-        self._whole = _region(range(len(kernel.blocks)), depth, 0)
+        whole = _region(range(len(kernel.blocks)), depth, 0)
+        self._trace = whole.once()
+        self._steady = [
+            # Negative for a loop that runs once: its second pass is taken off again.
+            (
+                region.once(),
+                (self.settings.loop_trips - 2) * self.settings.loop_trips ** (region.depth - 1),
+            )
+            for region in whole.regions()
+        ]
+        self._forget()
 
     def _sharing(self) -> int:
         """How many times a matrix instruction occupies the tensor core before its warp's next."""
         groups = self.settings.warp_groups
         if groups is None:
             groups = (nvinfo.required_threads(self.kernel.info) or WARP_GROUP) // WARP_GROUP
-        return max(1, groups // self.settings.warps)
+        return max(1, groups)
 
-    def block_cycles(
-        self, block: int, order: tuple[int, ...], controls: tuple[Control, ...]
-    ) -> float:
-        """Cycles of one pass through a block, all warps; a loop body's is its steady state."""
-        key = (block, order, controls)
-        found = self._cache.get(key)
-        if found is None:
-            rounds = ROUNDS if block in self._loops else 1
-            found = self._kept(key, self._simulate(order, controls, rounds))
-        return found
+    def _forget(self) -> None:
+        self._states: dict[State, int] = {IDLE: 0}
+        self._state_at: list[State] = [IDLE]
+        self._numbers: dict[object, int] = {}  # of stretches
+        self._stretches: list[list[Line]] = []
+        self._split: dict[int, tuple[Block, list[int]]] = {}
+        self._walked: dict[tuple[int, int], tuple[int, float]] = {}
 
     def kernel_cycles(self, blocks: Blocks) -> float:
-        """Cycles of the kernel's trace, all warps; `blocks` as `Editor.signature` gives them."""
-        total = self._trace(blocks, self._whole.once())
-        for region in self._whole.regions():
-            # Negative for a loop that runs once: its second pass is taken off again.
-            passes = (self.settings.loop_trips - 2) * self.settings.loop_trips ** (region.depth - 1)
-            total += passes * self._steady(blocks, region)
+        """Cycles of the kernel's trace; `blocks` as `Editor.signature` gives them."""
+        if len(self._walked) > MOST_KEPT:
+            self._forget()
+        split = [self._stretches_of(number, block) for number, block in enumerate(blocks)]
+        (total,) = self._marks(split, self._trace, 1)
+        for once, passes in self._steady:
+            _, second, third = self._marks(split, once, 3)
+            total += passes * (third - second)
         return total
 
-    def _steady(self, blocks: Blocks, region: _Region) -> float:
-        """Cycles one more pass of a loop adds."""
-        once = region.once()
-        key = tuple(blocks[block] for block in once)
-        found = self._cache.get(key)
-        if found is None:
-            added = self._third_pass(blocks, once)
-            found = self._kept(key, added)
+    def _marks(
+        self, split: Sequence[Sequence[int]], sequence: Sequence[int], passes: int
+    ) -> list[float]:
+        """When the warp is through with each pass of the blocks."""
+        walked, state, clock = self._walked, 0, 0.0
+        marks: list[float] = []
+        for _ in range(passes):
+            for block in sequence:
+                for stretch in split[block]:
+                    found = walked.get((state, stretch))
+                    if found is None:
+                        found = self._walk(state, stretch)
+                    state = found[0]
+                    clock += found[1]
+            marks.append(clock + self._state_at[state][0])
+        return marks
+
+    def _walk(self, state: int, stretch: int) -> tuple[int, float]:
+        """(number of the state behind a stretch, cycles until then)."""
+        walk = Partition.resumed(self._stretches[stretch], self._state_at[state])
+        walk.run(1)
+        after = walk.state()
+        number = self._states.setdefault(after, len(self._state_at))
+        if number == len(self._state_at):
+            self._state_at.append(after)
+        found = self._walked[state, stretch] = number, round(walk.clock, 6)
         return found
 
-    def _third_pass(self, blocks: Blocks, once: list[int]) -> float:
-        """Cycles that a third pass adds to two."""
-        if self.settings.warps > 1:
-            return self._trace(blocks, 3 * once) - self._trace(blocks, 2 * once)
-        # One warp does not look ahead: its first two passes end as if there were no third.
-        order = tuple(index for block in once for index in blocks[block][0])
-        controls = tuple(control for block in once for control in blocks[block][1])
-        simulation = Simulation([self._costs[index] for index in order], controls, 3, 1)
-        simulation.run()
-        return float(simulation.marks[3] - simulation.marks[2])
-
-    def _trace(self, blocks: Blocks, sequence: Sequence[int]) -> float:
-        order = tuple(index for block in sequence for index in blocks[block][0])
-        controls = tuple(control for block in sequence for control in blocks[block][1])
-        return self._simulate(order, controls, 1)
-
-    def _simulate(
-        self, order: tuple[int, ...], controls: tuple[Control, ...], rounds: int
-    ) -> float:
-        costs = [self._costs[index] for index in order]
-        return Simulation(costs, controls, rounds, self.settings.warps).run()
-
-    def _kept(self, key: object, value: float) -> float:
-        if len(self._cache) > MOST_KEPT:
-            self._cache.clear()
-        self._cache[key] = value
-        return value
+    def _stretches_of(self, number: int, block: Block) -> list[int]:
+        """The numbers of a block's stretches; a block as it was last asked for is known."""
+        before = self._split.get(number)
+        if before is not None and before[0][0] is block[0] and before[0][1] is block[1]:
+            return before[1]
+        order, controls = block
+        found: list[int] = []
+        for place in range(0, len(order), STRETCH):
+            end = place + STRETCH
+            lines, fields = order[place:end], controls[place:end]
+            if before is not None:
+                (old, old_fields), numbers = before
+                if lines == old[place:end] and fields == old_fields[place:end]:
+                    found.append(numbers[place // STRETCH])
+                    continue
+            new = self._numbers.setdefault((lines, fields), len(self._stretches))
+            if new == len(self._stretches):
+                slots = self._slots
+                self._stretches.append(
+                    [(slots[line], each) for line, each in zip(lines, fields, strict=True)]
+                )
+            found.append(new)
+        self._split[number] = block, found
+        return found

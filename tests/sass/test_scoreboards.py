@@ -20,13 +20,13 @@ from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.flow.aliasing import AliasMode, is_sync
 from warploom.sass.flow.scoreboard import takes_no_wait
-from warploom.sass.rewrites.boards.renumber import Renumberer
-from warploom.sass.rewrites.boards.verify import (
+from warploom.sass.rewrites.scoreboards.renumber import Renumberer
+from warploom.sass.rewrites.scoreboards.verify import (
     events,
     lates,
-    named_boards,
+    named_scoreboards,
     number_of,
-    verify_boards,
+    verify_scoreboards,
 )
 from warploom.sass.rules.verify import Verifier
 from warploom.search.lineage import Base, make_base, prove
@@ -52,7 +52,7 @@ def made(makers: dict[str, Renumberer]) -> dict[str, Cubin]:
 
 def rules(maker: Renumberer, image: Cubin) -> set[str]:
     """The rules that the proof names."""
-    return {finding.rule for finding in verify_boards(maker.original, image, maker.name)}
+    return {finding.rule for finding in verify_scoreboards(maker.original, image, maker.name)}
 
 
 def edited(maker: Renumberer, base: Cubin, index: int, **fields: int) -> Cubin:
@@ -180,13 +180,13 @@ def test_whatever_the_maker_makes_is_proved(makers: dict[str, Renumberer], seed:
 
 def test_a_base_with_other_scoreboards_has_a_lineage(makers: dict[str, Renumberer]) -> None:
     maker = makers[NAMES[0]]
-    moves = frozenset(("order", "boards"))
+    moves = frozenset(("order", "scoreboards"))
     bases = [
         make_base(maker.original, maker.name, AliasMode.TRITON, moves, random.Random(seed))
         for seed in range(2)
     ]
     base = next((one for one in bases if one.steps), Base(maker.original))
-    assert [step.kind for step in base.steps] == ["boards"]
+    assert [step.kind for step in base.steps] == ["scoreboards"]
     assert prove(maker.original, maker.name, base.steps, AliasMode.TRITON) == []
 
 
@@ -194,7 +194,7 @@ def test_an_increment_shows_one_cycle_after_its_issue(makers: dict[str, Renumber
     """A wait in the next cycle does not see it, a wait in the one after does."""
     maker = makers[NAMES[0]]
     kernel = decode(maker.original, maker.name)
-    named = named_boards(kernel)
+    named = named_scoreboards(kernel)
     planted = [
         (setter.index, setter.control.write_sb)
         for setter, waiter in itertools.pairwise(kernel.instructions)

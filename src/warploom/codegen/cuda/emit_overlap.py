@@ -1,4 +1,4 @@
-"""The code of tasks that are chained (`passes.chain`): what a group does ahead of the next one."""
+"""The code of overlapped tasks (`passes.overlap`): what a group does ahead of the next one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import count_lines, next_lines, position_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
+from warploom.codegen.ir.steps import Issue, Wait
 
 
-class ChainCode:
+class OverlapCode:
     """Writes the loop over tasks of one compute role.
 
     The next task's number and position are variables, as are the slots of rings taken once a task
@@ -25,13 +26,13 @@ class ChainCode:
             for section in role.sections
             if isinstance(section, Pipeline)
             for step in section.steady
-            if step.action == "Wait"
+            if isinstance(step, Wait)
         }
-        waits = [step.ring for step in role.ahead if step.action == "Wait"]
+        waits = [step.ring for step in role.ahead if isinstance(step, Wait)]
         self.outer = [ring for ring in waits if ring not in self.inside]
         self.inner = [ring for ring in waits if ring in self.inside]
-        self.first = next(step for step in role.ahead if step.action == "Issue")
-        assert self.first.op is not None and self.first.op.dst is not None
+        self.first = next(step for step in role.ahead if isinstance(step, Issue))
+        assert self.first.op.dst is not None
         self.result = self.first.op.dst
         self.symbols = [c_name(name) for name, _ in self.program.grid]
         self.symbols += [c_name(read.name) for read in self.program.reads]

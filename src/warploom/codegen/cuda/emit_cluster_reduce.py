@@ -1,4 +1,4 @@
-"""Code for tasks that meet: the blocks of a cluster add up their tiles through shared memory.
+"""Code for `reduce_scatter`: the blocks of a cluster add up tiles through shared memory.
 
 Every block pushes part r of its tile into the shared memory of block r (st.async, which counts the
 bytes at a barrier there), then adds up what the others pushed to it, in the order of the blocks. A
@@ -20,7 +20,7 @@ from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import Op, Program
-from warploom.tile.interpret import meetings
+from warploom.tile.interpret import cluster_reductions
 
 GROUP = 8  # columns that a thread holds in four registers: 16 bytes
 THREADS = 128
@@ -29,14 +29,15 @@ WORD = 4  # bytes of a register
 BARRIERS = 2  # full and free
 
 
-def check_meetings(placement: Placement, plan: LaunchPlan) -> None:
-    """Raise `InputError` where the launch plan or a tile does not suit the program's meetings."""
-    for op in meetings(placement.program):
+def check_cluster_reductions(placement: Placement, plan: LaunchPlan) -> None:
+    """Raise `InputError` where the launch plan or a tile does not suit the cluster's reductions."""
+    for op in cluster_reductions(placement.program):
         axis, parts = str(op.start), int(op.value or 0)
         if plan.cluster != (axis, parts):
             raise InputError(
-                f"{op.where}: {parts} tasks along {axis} meet, so they must be a cluster: expected "
-                f"cluster=({axis!r}, {parts}) in the launch plan, it has {plan.cluster}"
+                f"{op.where}: {parts} tasks along {axis} add up their tiles, so they must be a "
+                f"cluster: expected cluster=({axis!r}, {parts}) in the launch plan, it has "
+                f"{plan.cluster}"
             )
         kind = placement.oriented(op.srcs[0].type)
         width = op.dst.type.size(op.axis) if op.dst is not None else 0
@@ -45,31 +46,35 @@ def check_meetings(placement: Placement, plan: LaunchPlan) -> None:
                 f"{op.where}: {op.srcs[0].type} cut in {parts} along {op.axis!r}: expected the "
                 f"axis over the columns of the registers, and parts of a multiple of {GROUP}"
             )
-    if len(counts := {shares(op) for op in meetings(placement.program)}) > 1:
+    if len(counts := {shares(op) for op in cluster_reductions(placement.program)}) > 1:
         raise InputError(
-            f"program {placement.program.name}: its meetings have {sorted(counts)} parts, expected "
-            "the same number in all"
+            f"program {placement.program.name}: its cluster reductions have {sorted(counts)} "
+            "parts, expected the same number in all"
         )
 
 
 def shares(op: Op) -> int:
-    """The blocks that get a part of a meeting's sum: the first ones of the cluster."""
+    """The blocks that get a part of the sum: the first ones of the cluster."""
     assert op.dst is not None
     return op.srcs[0].type.size(op.axis) // op.dst.type.size(op.axis)
 
 
 def exchange_bytes(placement: Placement, program: Program) -> int:
-    """Bytes of shared memory in which one group gets the parts of a meeting."""
-    found = [(op, placement.local(op.dst.type)) for op in meetings(program) if op.dst is not None]
+    """Bytes of shared memory in which one group gets the parts of other blocks."""
+    found = [
+        (op, placement.local(op.dst.type))
+        for op in cluster_reductions(program)
+        if op.dst is not None
+    ]
     return max(
         (int(op.value or 0) * kind.shape[0] * kind.shape[1] * WORD for op, kind in found),
         default=0,
     )
 
 
-def meeting_barriers(program: Program, parts: int) -> list[str]:
+def reduction_barriers(program: Program, parts: int) -> list[str]:
     """The code that sets up the barriers of all groups."""
-    blocks = shares(meetings(program)[0])
+    blocks = shares(cluster_reductions(program)[0])
     return [
         f"for (int s = 0; s < {parts}; ++s) {{",
         "  barrier_init(meet_full + s * 8, 1);",
@@ -78,8 +83,8 @@ def meeting_barriers(program: Program, parts: int) -> list[str]:
     ]
 
 
-def meet_lines(values: Values, op: Op, room: int) -> list[str]:
-    """One meeting; `room` is `exchange_bytes`."""
+def cluster_reduce_lines(values: Values, op: Op, room: int) -> list[str]:
+    """One reduction; `room` is `exchange_bytes`."""
     assert op.dst is not None
     source, into = c_name(op.srcs[0].name), c_name(op.dst.name)
     parts, blocks = int(op.value or 0), values.blocks(op.srcs[0].type)

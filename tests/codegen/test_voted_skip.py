@@ -9,12 +9,12 @@ from tests.codegen import emulate
 from warploom import tile as t
 from warploom.autosched.named import multistage
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.settled import settled
 from warploom.codegen.cuda.values import Values
+from warploom.codegen.cuda.voted_skip import skip_condition
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 
-PLAN = LaunchPlan(skip_settled=True)
+PLAN = LaunchPlan(skip_voted=True)
 
 
 def body_of(form):
@@ -61,7 +61,7 @@ FORMS = ("early", "late", "crossing")
 def kernels(tmp_path_factory):
     made = [body_of(form) for form in FORMS]
     sources = [emit(lower(program, schedule)) for program, schedule, _ in made]
-    return emulate.compile_all(sources, tmp_path_factory.mktemp("settled")), made, sources
+    return emulate.compile_all(sources, tmp_path_factory.mktemp("voted_skip")), made, sources
 
 
 @pytest.mark.parametrize("number", range(len(FORMS)), ids=FORMS)
@@ -74,14 +74,14 @@ def test_what_is_left_out_was_not_needed(kernels, number):
 
 def values_of(form):
     program, schedule, _ = body_of(form)
-    return program, Values(lower(program, schedule).placement, 0, skip_settled=True)
+    return program, Values(lower(program, schedule).placement, 0, skip_voted=True)
 
 
 def left_out(form, order=None):
     """Kinds of the ops that stand under the vote."""
     program, values = values_of(form)
     values.order = order or {}
-    return {op.kind for op in program.ops() if op.kind != "load" and settled(values, op)}
+    return {op.kind for op in program.ops() if op.kind != "load" and skip_condition(values, op)}
 
 
 def test_votes_come_after_what_they_read():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warploom.codegen.ir.block import Step
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.steps import Issue, Run, Step, TurnPass, TurnWait, Wait
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op
@@ -36,28 +36,27 @@ def with_turns(steps: Sequence[Step], runs: Mapping[tuple[int, int], int], part:
     open_run = -1
     for number, step in enumerate(steps):
         run = -1
-        if step.action == "Issue" and step.op is not None:
+        if isinstance(step, Issue):
             run = runs[(step.op.id, part)]
-        elif open_run >= 0 and (step.action == "Wait" or _prepares(step, steps[number:])):
+        elif open_run >= 0 and (isinstance(step, Wait) or _prepares(step, steps[number:])):
             run = open_run
         if open_run >= 0 and run != open_run:
-            result.append(Step("TurnPass", stage=0))
+            result.append(TurnPass())
         if run >= 0 and run != open_run:
-            result.append(Step("TurnWait", stage=0))
+            result.append(TurnWait())
         open_run = run
         result.append(step)
     if open_run >= 0:
-        result.append(Step("TurnPass", stage=0))
+        result.append(TurnPass())
     return result
 
 
 def _prepares(step: Step, rest: Sequence[Step]) -> bool:
     """Whether a step changes the sums that the very next matmul adds to: they keep one turn."""
-    following = next((s.op for s in rest if s.action == "Issue"), None)
-    own = None if step.op is None else step.op.dst
-    return (
-        step.action == "Run" and own is not None and following is not None and following.dst == own
-    )
+    following = next((s.op for s in rest if isinstance(s, Issue)), None)
+    if not isinstance(step, Run) or step.op.dst is None or following is None:
+        return False
+    return following.dst == step.op.dst
 
 
 def turn_runs(

@@ -60,7 +60,7 @@ class Late:
     reason: str
 
 
-def verify_boards(original: Cubin, other: Cubin, name: str) -> list[Finding]:
+def verify_scoreboards(original: Cubin, other: Cubin, name: str) -> list[Finding]:
     """Every reason why `other` is not `original` with scoreboards given out anew."""
     if finding := change_outside(original, other, name):
         return [finding]
@@ -100,7 +100,7 @@ def _words(one: Kernel, two: Kernel) -> Iterator[Finding]:
                 yield _finding("BOARD_SET", first, f"{what} is set in one of the two only")
 
 
-def named_boards(kernel: Kernel) -> int:
+def named_scoreboards(kernel: Kernel) -> int:
     """Scoreboards that some DEPBAR names, and those a copy group counts on."""
     mask = 0
     for item in kernel.instructions:
@@ -113,7 +113,7 @@ def named_boards(kernel: Kernel) -> int:
 
 
 def _named(one: Kernel, two: Kernel) -> Iterator[Finding]:
-    named = named_boards(one)
+    named = named_scoreboards(one)
     for first, second in zip(one.instructions, two.instructions, strict=True):
         before, after = first.control, second.control
         changed = (before.wait ^ after.wait) & named

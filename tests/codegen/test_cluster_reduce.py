@@ -8,7 +8,7 @@ from tests.codegen.test_store_panels import THREADS, Group, split, take
 from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.emit_meet import shares
+from warploom.codegen.cuda.emit_cluster_reduce import shares
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.kernels.gemm.program import GemmConfig, gemm
@@ -18,8 +18,8 @@ PLAYED = range(0, THREADS, 7)  # of the threads, which all do the same
 ROOM, FULL = 1 << 12, 1 << 10
 
 
-class Meeting(Group):
-    """One group of one block in a meeting; `cluster` is what all blocks pushed, by address."""
+class Reduction(Group):
+    """One group of one block in a cluster reduction; `cluster`: all pushed values, by address."""
 
     def __init__(self, source, part, rank, cluster):
         super().__init__(source, part, {"meet_room": ROOM, "meet_full": FULL, "rank": rank})
@@ -63,9 +63,9 @@ def own_part(group):
 
 
 def played(config, groups):
-    """(meeting of every block and group, their pushes): pushes of all blocks, then all reads."""
+    """(reduction of every block and group, their pushes): pushes of all blocks, then all reads."""
     program = gemm(config)
-    split_ = "n" if config.across else "m"
+    split_ = "n" if config.swap_ab else "m"
     launch = LaunchPlan(split=split_, cluster=("slices_tile", config.slices))
     source = emit(
         lower(program, multistage(program, 2, launch, groups, registers=(40, 216))), False
@@ -82,12 +82,12 @@ def played(config, groups):
         expects = rank < shares(op)
         pushes = [line for line in body[:reads] if expects or "barrier_expect" not in line]
         for part in range(groups):
-            meeting = Meeting(source, part, rank, cluster)
-            meeting.run(list(pushes), [{} for _ in range(THREADS)])
-            found.append(meeting)
-    for meeting in found:
-        if meeting.rank < shares(op):
-            meeting.run([*head, *body[reads:]], [{} for _ in range(THREADS)])
+            reduction = Reduction(source, part, rank, cluster)
+            reduction.run(list(pushes), [{} for _ in range(THREADS)])
+            found.append(reduction)
+    for reduction in found:
+        if reduction.rank < shares(op):
+            reduction.run([*head, *body[reads:]], [{} for _ in range(THREADS)])
     return found, cluster
 
 
@@ -104,50 +104,50 @@ def of_readers(lines):
 
 
 CASES = {
-    "128x64": (GemmConfig(slices=4, together=True, tile=(128, 64, 64)), 2),
-    "two-blocks-of-rows": (GemmConfig(slices=2, together=True, tile=(128, 64, 64)), 1),
-    "two-blocks-without-a-part": (GemmConfig(slices=6, together=True, tile=(64, 64, 64)), 1),
-    "across": (GemmConfig(slices=4, together=True, across=True, tile=(96, 128, 64)), 2),
+    "128x64": (GemmConfig(slices=4, in_cluster=True, tile=(128, 64, 64)), 2),
+    "two-blocks-of-rows": (GemmConfig(slices=2, in_cluster=True, tile=(128, 64, 64)), 1),
+    "two-blocks-without-a-part": (GemmConfig(slices=6, in_cluster=True, tile=(64, 64, 64)), 1),
+    "swap_ab": (GemmConfig(slices=4, in_cluster=True, swap_ab=True, tile=(96, 128, 64)), 2),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_register_is_summed_by_one_block_in_order(name):
     config, groups = CASES[name]
-    meetings, cluster = played(config, groups)
-    columns = config.tile[0 if config.across else 1]
+    reductions, cluster = played(config, groups)
+    columns = config.tile[0 if config.swap_ab else 1]
     width = config.share // 2  # registers of a part of a row block
     some = columns // config.share
-    for meeting in meetings:
-        if meeting.rank >= some:
-            assert not meeting.sums and not meeting.bytes
+    for reduction in reductions:
+        if reduction.rank >= some:
+            assert not reduction.sums and not reduction.bytes
             continue
-        blocks = {block for _, block, _ in meeting.sums}
-        assert len(meeting.sums) == len(PLAYED) * len(blocks) * width // 4
-        for (thread, block, first), names in meeting.sums.items():
-            own = meeting.rank * width + first
+        blocks = {block for _, block, _ in reduction.sums}
+        assert len(reduction.sums) == len(PLAYED) * len(blocks) * width // 4
+        for (thread, block, first), names in reduction.sums.items():
+            own = reduction.rank * width + first
             assert names == [(s, thread, block, own) for s in range(config.slices)]
-    rows = config.tile[1 if config.across else 0]
+    rows = config.tile[1 if config.swap_ab else 0]
     whole = 4 * rows * columns * config.slices
-    assert sum(meeting.bytes for meeting in meetings) == whole
+    assert sum(reduction.bytes for reduction in reductions) == whole
     assert 16 * len(cluster) * THREADS == whole * len(PLAYED)
 
 
 def test_a_part_pushed_to_the_wrong_block_is_noticed(monkeypatch):
     """A planted fault: all parts to the first block."""
-    init = Meeting.__init__
+    init = Reduction.__init__
 
     def wrong(self, *args):
         init(self, *args)
         self.names["in_peer"] = lambda at, block: at
 
-    monkeypatch.setattr(Meeting, "__init__", wrong)
+    monkeypatch.setattr(Reduction, "__init__", wrong)
     with pytest.raises((AssertionError, KeyError)):
         test_every_register_is_summed_by_one_block_in_order("128x64")
 
 
-def test_a_meeting_compiles_for_hopper():
-    config = GemmConfig(slices=8, together=True, tile=(128, 128, 64))
+def test_a_cluster_reduction_compiles_for_hopper():
+    config = GemmConfig(slices=8, in_cluster=True, tile=(128, 128, 64))
     launch = LaunchPlan(split="m", cluster=("slices_tile", 8), store_panels=1)
     built = build(gemm(config), multistage(gemm(config), 4, launch))
     assert built.resources.spill_bytes == 0 and "st.async" in built.source.text

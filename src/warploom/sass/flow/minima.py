@@ -1,11 +1,11 @@
-"""Walls: distances below which no compiler was ever seen to go, although it often stands at them.
+"""Observed minima: distances that no compiler was seen to go below, although it often keeps them.
 
-A mined minimum (`latency`) says what an edit may do: it was seen. What a single file must not do is
-another question: "never seen" convicts only where the compiler had reason to go lower and did not.
-So a wall needs `ENOUGH_AT` pairs that stand exactly at the smallest distance of all, and pairs that
+A mined distance (`latency`) says what an edit may do, because it was seen. What must a single file
+not do? "Never seen" convicts only where the compiler had a reason to go lower and did not. So an
+observed minimum needs `ENOUGH_AT` pairs that keep exactly the smallest distance of all. Pairs that
 one machine latency rules are counted together: arithmetic sources are read in one cycle whichever
-slot names them, words of a result come together (those of two-pass products apart), the uniform
-datapath and the copy engines collect their operands as one. `bench/mine_distances.py` measures what
+slot names them, the words of a result come together (except those of two-pass products), the
+uniform datapath and the copy engines collect their operands as one. `bench/mine_distances.py` measures what
 this convicts of compiler output it was not mined from, and which planted faults it finds.
 """
 
@@ -28,9 +28,9 @@ _SOURCE: Final = re.compile(r"[a-j]\d*")
 _LATE: Final = "c1"
 
 
-def wall_keys(key: str) -> tuple[str, ...]:
-    """The walls that a read-after-write key of `latency.raw_key` stands behind, the closest first:
-    that of its consumers, and that of everything which reads its producer's result."""
+def minimum_keys(key: str) -> tuple[str, ...]:
+    """The minima that bound a read-after-write key of `latency.raw_key`, the closest first: that of
+    its consumers, and that of everything which reads its producer's result."""
     producer, arrow, consumer = key.partition(" > ")
     if not arrow:
         return ()
@@ -51,29 +51,29 @@ def wall_keys(key: str) -> tuple[str, ...]:
     return (first,) if late else (first, f"{maker}.{word} > {ANY}")
 
 
-def find_walls(
+def find_minima(
     gaps: Mapping[str, Counter[int]], bounds: Mapping[str, int], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """Walls among counted distances by key, beside the `known` ones; `bounds`: distances by key
-    that were seen elsewhere. Whatever was seen below a wall lowers it."""
+    """Observed minima among counted distances by key, beside the `known` ones; `bounds`: distances
+    by key that were seen elsewhere. Whatever was seen below a minimum lowers it."""
     counts: dict[str, Counter[int]] = {}
     for key, seen in gaps.items():
-        for wall in wall_keys(key):
-            counts.setdefault(wall, Counter()).update(seen)
-    walls = dict(known)
+        for one in minimum_keys(key):
+            counts.setdefault(one, Counter()).update(seen)
+    minima = dict(known)
     for key, seen in counts.items():
         lowest = min(seen)
-        if key in walls:
-            walls[key] = min(walls[key], lowest)
+        if key in minima:
+            minima[key] = min(minima[key], lowest)
         elif seen[lowest] >= ENOUGH_AT and lowest <= LONGEST:
-            walls[key] = lowest
+            minima[key] = lowest
     for key, gap in bounds.items():
-        for wall in wall_keys(key):
-            if wall in walls:
-                walls[wall] = min(walls[wall], gap)
-    return dict(sorted(walls.items()))
+        for one in minimum_keys(key):
+            if one in minima:
+                minima[one] = min(minima[one], gap)
+    return dict(sorted(minima.items()))
 
 
-def least(walls: Mapping[str, int], key: str) -> int:
-    """Cycles that a pair must be apart by its closest wall; 0 where there is none."""
-    return next((walls[wall] for wall in wall_keys(key) if wall in walls), 0)
+def least(minima: Mapping[str, int], key: str) -> int:
+    """Cycles that a pair must be apart by its closest minimum; 0 where there is none."""
+    return next((minima[one] for one in minimum_keys(key) if one in minima), 0)

@@ -1,4 +1,4 @@
-"""Blocks weighed by the maximum so far: exact where the guess is wrong, cheap where it is not."""
+"""Blocks weighed by the maximum so far: exact where that is too low, cheap where it is not."""
 
 import re
 from dataclasses import replace
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from warploom.autosched.named import overlapped
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.settled import settled
 from warploom.codegen.cuda.values import Values
+from warploom.codegen.cuda.voted_skip import skip_condition
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
@@ -48,7 +48,7 @@ def arrays_of(pattern, rows, keys, seed, d=32):
     if pattern == "large":
         q *= 30
     if pattern in ("rising", "falling"):
-        # Scores grow or shrink along the keys, far beyond what a guess allows for.
+        # Scores grow or shrink along the keys, far beyond what the threshold allows for.
         q[..., 0] = 8.0
         k[..., 0] = np.linspace(-40, 40, keys) * (1 if pattern == "rising" else -1)
     if pattern == "steady":
@@ -67,21 +67,21 @@ def arrays_of(pattern, rows, keys, seed, d=32):
 @given(
     rows=st.integers(1, 150), keys=st.integers(1, 150), causal=st.booleans(),
     window=st.sampled_from([None, 1, 40]), pattern=st.sampled_from(PATTERNS),
-    guess=st.sampled_from([1.0, 12.0]), apart=st.booleans(), seed=st.integers(0, 99),
+    threshold=st.sampled_from([1.0, 12.0]), split=st.booleans(), seed=st.integers(0, 99),
     kind=st.sampled_from([BF16, FP16]),
 )  # fmt: skip
-def test_a_guess_is_as_close_to_float64(
-    rows, keys, causal, window, pattern, guess, apart, seed, kind
+def test_optimistic_rescaling_is_as_close_to_float64(
+    rows, keys, causal, window, pattern, threshold, split, seed, kind
 ):
     config = AttentionConfig(
-        dtype=kind, head_dim=32, causal=causal, window=window, lse=True, tile=(64, 32), guess=guess,
-        apart=apart and window is None,
+        dtype=kind, head_dim=32, causal=causal, window=window, lse=True, tile=(64, 32),
+        optimistic_threshold=threshold, split_mask_loop=split and window is None,
     )  # fmt: skip
     arrays = arrays_of(pattern, rows, keys, seed)
     program = attention(config)
     got = interpret(program, arrays)
     want, lse = reference(config, bind(program, arrays))
-    exact = interpret(attention(replace(config, guess=0.0)), arrays)["o"]
+    exact = interpret(attention(replace(config, optimistic_threshold=0.0)), arrays)["o"]
     assert not np.isnan(got["o"]).any()
     allowed = 1.5 * np.linalg.norm(exact - want) + 2e-3 * np.linalg.norm(want)
     assert np.linalg.norm(got["o"] - want) <= allowed
@@ -91,22 +91,24 @@ def test_a_guess_is_as_close_to_float64(
 
 
 @pytest.mark.parametrize("pattern", ["random", "rising", "steady"])
-def test_a_guess_as_scheduled_gives_the_sequential_result(pattern):
-    config = AttentionConfig(head_dim=32, causal=True, lse=True, tile=(128, 32), guess=12.0)
+def test_optimistic_rescaling_as_scheduled_gives_the_sequential_result(pattern):
+    config = AttentionConfig(
+        head_dim=32, causal=True, lse=True, tile=(128, 32), optimistic_threshold=12.0
+    )
     arrays, program = arrays_of(pattern, 200, 170, 3), attention(config)
-    plan = LaunchPlan(split="rows", skip_unit=True, skip_settled=True)
-    block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan, early=True))
+    plan = LaunchPlan(split="rows", skip_unit=True, skip_voted=True)
+    block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan, early_rescale=True))
     got = simulate(block, arrays, seed=1)
     want = interpret(program, arrays)
     assert all(got[name].tobytes() == want[name].tobytes() for name in ("o", "lse"))
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_a_wrong_guess_costs_is_under_tests_of_a_warp(causal):
-    config = AttentionConfig(head_dim=64, causal=causal, tile=(128, 64), guess=12.0)
-    plan = LaunchPlan(split="rows", skip_unit=True, skip_settled=True)
+def test_what_a_second_weighing_costs_is_under_tests_of_a_warp(causal):
+    config = AttentionConfig(head_dim=64, causal=causal, tile=(128, 64), optimistic_threshold=12.0)
+    plan = LaunchPlan(split="rows", skip_unit=True, skip_voted=True)
     program = attention(config)
-    text = emit(lower(program, overlapped(program, 2, plan, early=True))).text
+    text = emit(lower(program, overlapped(program, 2, plan, early_rescale=True))).text
     body = text[text.index("= i_start + 1;") :]
     body = body[: body.index("finish what is in flight")]
     tests = re.findall(r"if \(!\(__all_sync\(0xffffffffu, (.*)\)\)\) \{", body)
@@ -122,7 +124,9 @@ def test_what_a_wrong_guess_costs_is_under_tests_of_a_warp(causal):
     # The weighing anew stands within the test of what is summed anew; one vote where both hold.
     depth = [line.index("if") for line in body.split("\n") if "__all_sync" in line]
     assert depth[3] > depth[2] == depth[1] == depth[0]
-    plain = emit(lower(program, overlapped(program, 2, LaunchPlan(split="rows"), early=True))).text
+    plain = emit(
+        lower(program, overlapped(program, 2, LaunchPlan(split="rows"), early_rescale=True))
+    ).text
     assert "__all_sync" not in plain, "the plan says whether anything is left out"
 
 
@@ -150,14 +154,18 @@ def corrected(used):
 @pytest.mark.parametrize("used", [False, True])
 def test_only_what_nothing_else_reads_is_left_out(used):
     program = corrected(used)
-    values = Values(place(program, "", 1), 0, skip_settled=True)
-    left_out = {op.kind: settled(values, op) for op in program.ops() if op.kind != "load"}
+    values = Values(place(program, "", 1), 0, skip_voted=True)
+    left_out = {op.kind: skip_condition(values, op) for op in program.ops() if op.kind != "load"}
     assert left_out["where"] is not None and left_out["reduce_sum"] is None
     assert (left_out["reduce_max"] is None) is used
     assert left_out["mma"] is None
 
 
-def test_what_a_guess_cannot_be_is_refused():
-    for changes in ({"guess": 16.0}, {"guess": 12.0, "slack": 8.0}, {"guess": 2, "dtype": E4M3}):
+def test_thresholds_that_cannot_be_are_refused():
+    for changes in (
+        {"optimistic_threshold": 16.0},
+        {"optimistic_threshold": 12.0, "rescale_threshold": 8.0},
+        {"optimistic_threshold": 2, "dtype": E4M3},
+    ):
         with pytest.raises(InputError, match="expected 0 to 15, 16-bit"):
             AttentionConfig(**changes)

@@ -19,16 +19,16 @@ from warploom.sass.decode.kernel import Block, Instruction, Kernel, decode
 from warploom.sass.flow.loops import depths, natural_loops
 from warploom.sass.flow.mining import issue_times
 from warploom.sass.flow.scoreboard import takes_no_wait
-from warploom.sass.rewrites.boards.verify import (
+from warploom.sass.rewrites.scoreboards.verify import (
     ALL_BOARDS,
     Relation,
     events,
     lates,
-    named_boards,
+    named_scoreboards,
     number_of,
-    verify_boards,
+    verify_scoreboards,
 )
-from warploom.sass.timing.issue import cost_of
+from warploom.sass.timing.slots import slot_of
 from warploom.sass.timing.timing_model import TimingModel
 
 WHOLE_BLOCK: Final = 0.3  # share of tries that give out a whole block's scoreboards
@@ -41,7 +41,7 @@ class _Open:
     """An event of a block: when it is set, expected over, and first relied on."""
 
     event: int
-    over: int
+    over: float
     needed: int
 
 
@@ -52,7 +52,7 @@ class Renumberer:
         self.original, self.name = original, name
         self.kernel: Kernel = decode(original, name)
         self.relation = Relation(self.kernel)
-        self.named = named_boards(self.kernel)
+        self.named = named_scoreboards(self.kernel)
         self.free = [n for n in range(SCOREBOARDS) if not self.named >> n & 1]
         self._model = TimingModel(self.kernel)
         depth = depths(self.kernel, natural_loops(self.kernel))
@@ -96,7 +96,7 @@ class Renumberer:
         changed = sum(number_of(self.kernel, event) != n for event, n in numbers.items())
         words = [(item.low, item.control.encode(item.high)) for item in best.instructions]
         image = self.original.replace(self.original.kernel(self.name), words)
-        if not changed or verify_boards(self.original, image, self.name):
+        if not changed or verify_scoreboards(self.original, image, self.name):
             return None
         return image, changed
 
@@ -137,8 +137,8 @@ class Renumberer:
             for event in events(item):
                 if numbers[event] not in open_now:
                     continue  # a scoreboard that a DEPBAR names
-                cost = cost_of(item)
-                over = now + (cost.sources if event & 1 else cost.result)
+                slot = slot_of(item)
+                over = now + (slot.sources if event & 1 else slot.result)
                 mine = _Open(event, over, self._needed(items, times, place, event))
                 prices = {
                     number: sum(_price(mine, other) for other in others if other.needed > now)
@@ -202,7 +202,7 @@ class Renumberer:
         return replace(kernel, instructions=tuple(items))
 
 
-def _price(one: _Open, other: _Open) -> int:
+def _price(one: _Open, other: _Open) -> float:
     """Cycles that the earlier needed of two sharers waits for the other."""
     first, second = sorted((one, other), key=lambda entry: entry.needed)
     return max(0, second.over - max(first.needed, first.over)) if first.needed < BEYOND else 0

@@ -25,7 +25,7 @@ LEFT_OUT = ("reduce", "unary", "binary", "select", "cast")
 CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
 
 
-def settled(values: Values, op: Op) -> str | None:
+def skip_condition(values: Values, op: Op) -> str | None:
     """The C++ condition, equal in all threads of a warp, under which `op` can be left out."""
     program, fusion = values.placement.program, values.placement.fusion
     if values.known and op.dst is not None and OPS[op.kind].group in LEFT_OUT:
@@ -83,7 +83,7 @@ def _row_by_row(values: Values, reader: Op, var: Var) -> bool:
             and var not in reader.srcs[1:]
             and placement.from_registers(reader)
         )
-    return OPS[reader.kind].group not in ("meet", "sink")
+    return OPS[reader.kind].group not in ("cluster", "sink")
 
 
 def _in_time(values: Values, op: Op, condition: str, users: frozenset[int]) -> bool:

@@ -1,0 +1,123 @@
+"""The steps of a role of a block program, each a type with what it needs and nothing else.
+
+A step acts on the newest iteration in flight, or on the one `stage` before it. Joins, turns and
+`Ahead` belong to no iteration: their stage is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from warploom.tile import Op
+
+
+@dataclass(frozen=True)
+class _OfIteration:
+    """A step of the iteration `stage` before the newest in flight."""
+
+    def at(self, stage: int) -> Self:
+        """The same step in another stage."""
+        return replace(self, stage=stage)
+
+
+@dataclass(frozen=True)
+class _OfRing(_OfIteration):
+    ring: str
+    stage: int = 0
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.ring}{_lag(self.stage)}"
+
+
+@dataclass(frozen=True)
+class _OfOp(_OfIteration):
+    op: Op
+    stage: int = 0
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.op.label}{_lag(self.stage)}"
+
+
+@dataclass(frozen=True)
+class _OfGroup:
+    stage: ClassVar[int] = 0
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+class Acquire(_OfRing):
+    """Producer: wait until the next slot is empty; its barrier then expects the bytes."""
+
+
+class Publish(_OfRing):
+    """Producer: go to the next slot."""
+
+
+class Wait(_OfRing):
+    """Consumer: wait until its next slot is full."""
+
+
+class Release(_OfRing):
+    """Consumer: the oldest slot it holds is empty again."""
+
+
+@dataclass(frozen=True)
+class Fill(_OfIteration):
+    """Producer: start the copy of a load into the slot acquired."""
+
+    op: Op
+    ring: str
+    stage: int = 0
+
+    def __str__(self) -> str:
+        return f"Fill {self.op.label}{_lag(self.stage)}"
+
+
+class Issue(_OfOp):
+    """Consumer: start a matmul and go on."""
+
+
+class Run(_OfOp):
+    """Consumer: any other op."""
+
+
+@dataclass(frozen=True)
+class Join(_OfGroup):
+    """Consumer: wait until at most `count` started matmuls are unfinished."""
+
+    count: int = 0
+    # variables whose value becomes readable, and by how many iterations each lags
+    names: tuple[str, ...] = ()
+    lags: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"Join <= {self.count}"
+
+
+class TurnWait(_OfGroup):
+    """Consumer: wait for the group's turn with the tensor core."""
+
+
+class TurnPass(_OfGroup):
+    """Consumer: give the turn to the next group."""
+
+
+class Ahead(_OfGroup):
+    """Consumer: take the next task and do the role's `ahead` for it (`passes.overlap`)."""
+
+
+RingStep = Acquire | Publish | Wait | Release
+OpStep = Fill | Issue | Run
+GroupStep = Join | TurnWait | TurnPass
+Step = RingStep | OpStep | GroupStep | Ahead
+
+
+def start_of(op: Op) -> Issue | Run:
+    """The step in which a consumer does an op."""
+    return Issue(op) if op.kind == "mma" else Run(op)
+
+
+def _lag(stage: int) -> str:
+    return f" (iteration -{stage})" if stage else ""

@@ -1,0 +1,183 @@
+"""Every rule keeps the meaning of textbooks: in float64, to its last digits."""
+
+import numpy as np
+import pytest
+from tests.rewrites.textbooks import attention, matmul
+
+from warploom.rewrites.accumulators import cluster_reduce, swap_operands
+from warploom.rewrites.arithmetic import divide_once_a_row
+from warploom.rewrites.exponents import in_powers_of_two
+from warploom.rewrites.masks import skip_masked_blocks, split_mask_loop
+from warploom.rewrites.online_softmax import find
+from warploom.rewrites.replay import NotApplicable, Replay
+from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
+from warploom.tile import BF16, E4M3, FP16, interpret, sum_along, verify
+from warploom.tile.widen import widened
+
+SHAPES = [(64, 64), (130, 200), (1, 70), (200, 200), (100, 37)]
+LARGE = 1e-9  # relative: what float64 leaves of a sum of some hundred terms
+
+
+def arrays_of(program, seed=0, spread=1.0, **sizes):
+    random = np.random.default_rng(seed)
+    known = {"batch": 1, "heads": 2, "d": 64, **sizes}
+    return {
+        one.name: random.normal(size=[known[dim] for dim in one.dims]) * spread
+        for one in program.arrays
+    }
+
+
+def exact(program, arrays):
+    return interpret(widened(program), arrays)
+
+
+def assert_same(program, rewritten, arrays, names):
+    verify(rewritten)
+    right, found = exact(program, arrays), exact(rewritten, arrays)
+    for name in names:
+        number = np.isfinite(right[name])
+        assert number.any()
+        scale = np.abs(right[name][number]).max()
+        assert np.abs(found[name][number] - right[name][number]).max() <= LARGE * scale, name
+
+
+FORMS = [
+    {"mask": "causal"},
+    {"mask": "full", "natural": False, "early": False, "guard": True},
+    {"mask": "window", "guard": True},
+    {"mask": "causal", "lse": True, "dtype": FP16},
+    {"mask": "causal", "natural": False},
+]
+CHAINS = {
+    "powers": [in_powers_of_two],
+    "skip": [skip_masked_blocks],
+    "split": [skip_masked_blocks, split_mask_loop],
+    "lazy": [in_powers_of_two, lambda p: lazy_rescale(p, 8.0)],
+    "optimistic": [in_powers_of_two, lambda p: optimistic_rescale(p, 12.0)],
+    "all, lazy": [
+        in_powers_of_two,
+        skip_masked_blocks,
+        split_mask_loop,
+        lambda p: lazy_rescale(p, 8.0),
+        divide_once_a_row,
+    ],
+    "all, optimistic": [
+        in_powers_of_two,
+        skip_masked_blocks,
+        split_mask_loop,
+        lambda p: optimistic_rescale(p, 10.0),
+        divide_once_a_row,
+    ],
+}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_attention_means_the_same(form, chain) -> None:
+    program = attention(**form)
+    rewritten = program
+    applied = 0
+    for rule in CHAINS[chain]:
+        try:
+            rewritten = rule(rewritten)
+            applied += 1
+        except NotApplicable:
+            assert rule in (in_powers_of_two, split_mask_loop)  # see the next tests
+    if not applied:
+        pytest.skip("no rule of the chain has a place here")
+    for number, (rows, keys) in enumerate(SHAPES):
+        arrays = arrays_of(program, number, rows=rows, keys=keys)
+        names = ("o", "lse") if form.get("lse") else ("o",)
+        assert_same(program, rewritten, arrays, names)
+
+
+@pytest.mark.parametrize("chain", ["lazy", "all, lazy", "all, optimistic"])
+@pytest.mark.parametrize("spread", [8.0, 40.0])
+def test_scores_that_rise_and_jump_keep_their_meaning(chain, spread) -> None:
+    program = attention(mask="causal")
+    rewritten = program
+    for rule in CHAINS[chain]:
+        rewritten = rule(rewritten)
+    arrays = arrays_of(program, 7, rows=200, keys=200)
+    steps = np.linspace(0.1, spread, 200)
+    arrays["k"] *= steps[None, None, :, None]
+    assert_same(program, rewritten, arrays, ("o",))
+
+
+def test_rules_that_have_no_place_say_so() -> None:
+    canonical = attention(natural=False, early=False, guard=True)
+    with pytest.raises(NotApplicable, match="no online softmax with exp"):
+        in_powers_of_two(canonical)
+    with pytest.raises(NotApplicable, match="no loop has blocks that its mask leaves alone"):
+        split_mask_loop(attention(mask="window"))
+    with pytest.raises(NotApplicable, match="powers of 2"):
+        lazy_rescale(attention(), 8.0)
+    with pytest.raises(NotApplicable, match="expected above 0"):
+        lazy_rescale(canonical, 0.0)
+    with pytest.raises(NotApplicable, match="no loop has blocks"):
+        skip_masked_blocks(matmul())
+    with pytest.raises(NotApplicable, match="in a loop that should add up products"):
+        swap_operands(attention())
+    with pytest.raises(NotApplicable, match="no tile is divided"):
+        divide_once_a_row(matmul())
+
+
+def test_an_attention_loop_that_does_more_is_left_alone() -> None:
+    """A second reader of the weights, or of the running maximum, is part of no online softmax."""
+    program = attention(natural=False, early=False, guard=True)
+    (softmax,) = find(program)
+    assert softmax.masked and softmax.scale is not None and softmax.axis == "keys"
+
+    class Twice(Replay):
+        def op(self, op) -> None:
+            self.copy(op)
+            if op is softmax.packed:  # something else is made of the weights
+                total = self.tile(softmax.total)
+                total[:] = total + sum_along(self.tile(op.srcs[0]) * 2.0, "keys")
+
+    assert not find(Twice(program).run())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": True, "activation": "gelu"}, {"residual": True}], ids=str
+)
+@pytest.mark.parametrize("shape", [(64, 64, 64), (100, 130, 70), (1, 9, 33)])
+def test_matmuls_mean_the_same(options, shape) -> None:
+    program = matmul(**options)
+    sizes = dict(zip("mnk", shape, strict=True))
+    arrays = arrays_of(program, 3, **sizes)
+    swapped = swap_operands(program)
+    assert_same(program, swapped, arrays, ("c",))
+    # The same products in the same order: every bit in the types of the program, too.
+    assert np.array_equal(interpret(program, arrays)["c"], interpret(swapped, arrays)["c"])
+    for parts, width in ((2, None), (4, 16), (3, 32)):
+        assert_same(program, cluster_reduce(program, parts, width), arrays, ("c",))
+        assert_same(program, cluster_reduce(swapped, parts, width), arrays, ("c",))
+
+
+def test_sums_that_are_more_than_sums_of_products_are_left_alone() -> None:
+    with pytest.raises(NotApplicable, match="already cut"):
+        cluster_reduce(cluster_reduce(matmul(), 2), 2)
+    with pytest.raises(NotApplicable, match="at least 2"):
+        cluster_reduce(matmul(), 1)
+
+
+@pytest.mark.parametrize(
+    "program", [attention(), attention(lse=True, mask="window"), matmul(bias=True)]
+)
+def test_a_replay_without_a_rule_gives_the_program(program) -> None:
+    assert Replay(program).run() == program
+
+
+def test_narrow_weights_are_not_weighed_optimistically() -> None:
+    program = attention(natural=False, early=False, guard=True)
+
+    class Narrow(Replay):
+        def op(self, op) -> None:
+            if op.kind == "cast" and op.dst is not None and op.dst.type.dtype is BF16:
+                self.copy(op, op.dst.type.with_dtype(E4M3))
+            else:
+                self.copy(op)
+
+    with pytest.raises(Exception, match=r"16 bits|must be one of"):
+        optimistic_rescale(Narrow(program).run(), 12.0)
