@@ -149,7 +149,7 @@ static void fail_at(const std::string& why) {
   if (fault.empty()) {
     fault = why;
     for (const Group& group : groups)
-      if (!group.spoiled.empty()) {
+      if (!group.spoiled.empty() && why.compare(0, 5, "race:") == 0 && why.find("its result") == std::string::npos && why.find(group.spoiled.begin()->second)) {
         fault += "; before it, " + group.spoiled.begin()->second;
         break;
       }
