@@ -54,8 +54,10 @@ def test_the_emitted_code_agrees_and_the_latest_slot_does_not(tmp_path):
         got = emulate.run(library, 0, source, program, arrays)["y"]
         assert distance(got, want) == 0
         if trips > 1:
-            with pytest.raises(emulate.Fault, match="unwritten: ldmatrix|race: the read by ldmatrix"):
-                emulate.run(library, 1, latest, program, arrays)
+            try:
+                assert distance(emulate.run(library, 1, latest, program, arrays)["y"], want) > 0.1
+            except emulate.Fault as fault:
+                assert fault.kind in ("race", "unwritten")
 
 
 def test_a_slot_read_before_its_wait_is_a_race():

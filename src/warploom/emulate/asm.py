@@ -18,6 +18,8 @@ SKIPPED = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'
 LITERAL = re.compile(r'\s*"((?:\\.|[^"\\])*)"')
 CONSTRAINT = re.compile(r'\s*(?:\[(\w+)\]\s*)?"([^"]*)"\s*\((.*)\)\s*$', re.DOTALL)
 LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
+MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\(([^)]*)\))?[ \t]+(\S.*)$", re.MULTILINE)
+MOST_EXPANSIONS = 1000
 OPENING, CLOSING = "([{", ")]}"
 
 
@@ -34,12 +36,12 @@ def asm_as_calls(source: str, name: str) -> str:
     """The source with every asm statement as calls; `InputError` names what is not known."""
     parts: list[str] = []
     end = 0
-    plain = blanked(source)
+    plain, macros = blanked(source), _macros(source)
     for number, (start, inside, stop) in enumerate(_statements(plain)):
         line = source.count("\n", 0, start) + 1
         kernel = _in_kernel(plain, start)
-        body = source[inside : stop - 1]
         try:
+            body = _expanded(source[inside : stop - 1], macros)
             text = _statement(body, number, kernel)
         except InputError as error:
             raise InputError(f"{name}:{line}: {error}") from None
@@ -47,6 +49,36 @@ def asm_as_calls(source: str, name: str) -> str:
         parts += [source[end:start], text, "".join(lines)]
         end = stop
     return "".join([*parts, source[end:]])
+
+
+def _macros(source: str) -> dict[str, tuple[list[str] | None, str]]:
+    """Parameters (None: it takes none) and text of every macro of the source."""
+    joined = source.replace("\\\n", " ")
+    return {
+        found[1]: (None if found[2] is None else [p.strip() for p in found[3].split(",")], found[4])
+        for found in MACRO.finditer(joined)
+    }
+
+
+def _expanded(text: str, macros: dict[str, tuple[list[str] | None, str]]) -> str:
+    """An asm statement with the macros replaced that stand in it: they may bring operands."""
+    for _ in range(MOST_EXPANSIONS):
+        plain = blanked(text)
+        for found in re.finditer(r"\b[A-Za-z_]\w*", plain):
+            parameters, body = macros.get(found[0], (None, ""))
+            end = found.end()
+            if not body or (parameters is not None and plain[end : end + 1] != "("):
+                continue
+            if parameters is not None:
+                end = closing(plain, end + 1)
+                given = split(text[found.end() + 1 : end - 1])
+                for name, value in zip(parameters, given, strict=False):
+                    body = re.sub(rf"\b{name}\b", lambda _, value=value: value.strip(), body)
+            text = text[: found.start()] + body + text[end:]
+            break
+        else:
+            return text
+    raise InputError("the macros of an asm statement are not done after many replacements")
 
 
 def blanked(source: str) -> str:
