@@ -11,8 +11,8 @@ from collections import ChainMap
 import pytest
 
 from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.emit_tma import is_multicast
 from warploom.codegen.cuda.prelude import PRELUDE
 from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, hardware_address, swizzle
 from warploom.codegen.ir.place import contracted

@@ -8,8 +8,8 @@ from tests.codegen import emulate
 
 from warploom import tile as t
 from warploom.autosched.named import multistage
+from warploom.codegen.analysis.grid import stores_beyond
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.tasks import store_condition
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
@@ -115,5 +115,7 @@ def test_what_this_is_about_is_noticed(emitted, number):
 def test_stores_that_end_with_the_array_have_no_condition():
     program, schedule, _ = case("packed")
     stores = [op for op in program.ops() if op.kind.startswith("store")]
-    found = [store_condition(program, schedule.launch, op) for op in stores]
-    assert found == ["", "m_tile < ((m + 63) / 64)"]
+    found = [stores_beyond(program, schedule.launch, op) for op in stores]
+    assert found == [False, True]
+    text = emit(lower(program, schedule)).text
+    assert text.count("if (m_tile < ((m + 63) / 64)) {") == 1

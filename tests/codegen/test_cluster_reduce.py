@@ -6,9 +6,9 @@ import pytest
 from tests.codegen.test_store_panels import THREADS, Group, split, take
 
 from warploom.autosched.named import multistage
+from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.emit_cluster_reduce import shares
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.kernels.gemm.program import GemmConfig, gemm

@@ -11,13 +11,12 @@ from warploom import tile as t
 from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
-from warploom.codegen.cuda.values import multiple_of
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.launching.kernel import Kernel
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
-from warploom.tile.index import const, symbol
+from warploom.tile.index import const, multiple_of, symbol
 
 
 def direct(case):

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from warploom.autosched.named import multistage
+from warploom.codegen.analysis.entry import entry_registers, threads_for
 from warploom.codegen.compile.build import compile_source
 from warploom.codegen.compile.entry_image import check_entry, with_entry
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
-from warploom.codegen.cuda.entry import declared_threads, entry_registers
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
@@ -32,9 +32,8 @@ def source():
     [(384, 256, 384), (512, 200, 512), (512, 208, 384), (512, 256, 384), (256, 256, 256)],
 )
 def test_as_many_threads_are_declared_as_ptxas_takes(threads, columns, declared):
-    names = [f"wgmma_m64n{columns}_bf16_ss_nt", "wgmma_m64n64_bf16_ss", "tma_load_2d"]
-    assert declared_threads(threads, names) == declared
-    assert declared_threads(threads, ["barrier_wait"]) == threads
+    assert threads_for(threads, columns) == declared
+    assert threads_for(threads, 0) == threads
 
 
 def test_the_image_begins_with_what_its_blocks_have(source):

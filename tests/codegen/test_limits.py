@@ -5,9 +5,9 @@ from tests.codegen.programs import gemm_case
 
 from warploom import tile as t
 from warploom.autosched.named import multistage
+from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
-from warploom.codegen.cuda.entry import entry_registers
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.lower import lower

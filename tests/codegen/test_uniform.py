@@ -46,7 +46,7 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
     config = AttentionConfig(head_dim=32, causal=causal, window=window, tile=(128, 32))
     program = attention(config)
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows")))
-    values = Values(block.placement, part)
+    values = Values(block.placement)
     mask = next(op for op in program.ops() if op.kind == "where" and len(op.dst.type.axes) == 2)
     guard = everywhere(values, mask.srcs[0], {"i": "j"})
     assert guard is not None
@@ -106,7 +106,7 @@ def masked(condition):
     program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="masked")
     block = lower(program, multistage(program, 2, LaunchPlan(), 1, in_flight=0))
     (mask,) = (op for op in program.ops() if op.kind == "where")
-    return Values(block.placement, 0), mask
+    return Values(block.placement), mask
 
 
 @pytest.mark.parametrize("pingpong", [False, True])

@@ -74,7 +74,7 @@ def test_what_is_left_out_was_not_needed(kernels, number):
 
 def values_of(form):
     program, schedule, _ = body_of(form)
-    return program, Values(lower(program, schedule).placement, 0, skip_voted=True)
+    return program, Values(lower(program, schedule).placement, skip_voted=True)
 
 
 def left_out(form, order=None):

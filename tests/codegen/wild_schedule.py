@@ -36,7 +36,7 @@ def wild_plan(program: t.Program, draw: random.Random, older: bool = False) -> L
         skip_unit=draw.random() < 0.3,
         skip_voted=draw.random() < 0.5,
         resident=draw.choice((1, 1, 1, 2)),
-        chain=not older and draw.random() < 0.15,
+        overlap_next_task=not older and draw.random() < 0.15,
         early_release=draw.random() < 0.3,
     )
 

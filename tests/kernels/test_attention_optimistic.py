@@ -154,7 +154,7 @@ def corrected(used):
 @pytest.mark.parametrize("used", [False, True])
 def test_only_what_nothing_else_reads_is_left_out(used):
     program = corrected(used)
-    values = Values(place(program, "", 1), 0, skip_voted=True)
+    values = Values(place(program, "", 1), skip_voted=True)
     left_out = {op.kind: skip_condition(values, op) for op in program.ops() if op.kind != "load"}
     assert left_out["where"] is not None and left_out["reduce_sum"] is None
     assert (left_out["reduce_max"] is None) is used

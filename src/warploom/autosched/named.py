@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warploom.codegen.cuda.entry import WARP_GROUP, entry_registers
+from warploom.codegen.analysis.entry import WARP_GROUP, entry_registers
 from warploom.codegen.ir.place import Placement, matmul_loads, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.passes.rings import joined, unique

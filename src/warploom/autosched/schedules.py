@@ -18,13 +18,11 @@ from warploom.autosched.chosen import chosen_kernel
 from warploom.autosched.depths import MOST_DEPTH
 from warploom.autosched.named import multistage, overlapped
 from warploom.autosched.solve import Search, row_axis, solve_kernel
-from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.emit_sm80 import emit_sm80
-from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.place import ROWS_PER_GROUP, runs_along
+from warploom.codegen.analysis.shared_layout import shared_layout
+from warploom.codegen.ir.place import ROWS_PER_GROUP, place, runs_along
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
-from warploom.codegen.passes.lower import lower
+from warploom.codegen.passes.rings import make_rings
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
@@ -141,9 +139,10 @@ def older_plan(plan: LaunchPlan) -> LaunchPlan:
 
 def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str) -> int:
     """The deepest rings that fit the block beside everything else."""
-    block: BlockProgram = lower(program, make(2))
-    hopper = arch == "sm_90a"
-    taken = (emit(block) if hopper else emit_sm80(block, arch)).shared_bytes
-    limit = shared_limit(block.schedule.launch.resident, arch)
-    slots = sum(ring.slot_bytes for ring in block.rings if ring.depth == 2)
+    made = make(2)
+    placement = place(program, made.launch.split, len(made.compute))
+    rings = make_rings(placement, made)
+    taken = shared_layout(placement, made.launch, rings, arch).total
+    limit = shared_limit(made.launch.resident, arch)
+    slots = sum(ring.slot_bytes for ring in rings if ring.depth == 2)
     return min(MOST_DEPTH, 2 + max(0, limit - taken) // max(1, slots))

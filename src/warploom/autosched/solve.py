@@ -22,13 +22,12 @@ from typing import Any
 from warploom.autosched.depths import deepen
 from warploom.autosched.named import REGISTERS, groups, multistage
 from warploom.autosched.releases import releases
-from warploom.codegen.cuda.emit import emit
-from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.lower import lower
+from warploom.codegen.passes.rings import make_rings
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
 from warploom.perf.extract import Extraction, extract
@@ -164,7 +163,7 @@ def _solved(
     cache: Path | None,
 ) -> KernelSchedule:
     placement = place(program, plan.split, parts)
-    fixed = fixed_bytes(program, plan, parts)
+    fixed = fixed_bytes(placement, plan)
 
     def extracted(loop: Loop, copies: Mapping[str, int] | None = None) -> Extraction:
         # What contention costs was measured between warp groups.
@@ -237,23 +236,21 @@ def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
     )
 
 
-def fixed_bytes(program: Program, plan: LaunchPlan, parts: int) -> int:
+def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:
     """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
 
-    Read off the plainest kernel of the program, with one slot a ring.
+    Of the layout of the plainest block of the program, with one slot a ring.
     """
-    block = lower(program, multistage(program, 1, plan, parts, in_flight=0))
-    return emit(block).shared_bytes - _ring_bytes(block) + RING_BARRIERS
-
-
-def _ring_bytes(block: BlockProgram) -> int:
-    loops = block.placement.program.loops()
-    inside = {op.id for loop in loops for op in loop.body if isinstance(op, Op)}
-    return sum(
-        ring.depth * ring.slot_bytes
-        for ring in block.rings
+    program = placement.program
+    plainest = multistage(program, 1, plan, placement.parts, in_flight=0)
+    rings = make_rings(placement, plainest)
+    inside = {op.id for loop in program.loops() for op in loop.body if isinstance(op, Op)}
+    of_loops = sum(
+        ring.slot_bytes
+        for ring in rings
         if any(load.id in inside for buffer in ring.buffers for load in buffer.loads)
     )
+    return shared_layout(placement, plan, rings).total - of_loops + RING_BARRIERS
 
 
 def assemble(

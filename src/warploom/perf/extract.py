@@ -69,7 +69,7 @@ def extract(
     crowded         ops as long as they take beside the others (`perf.contend`): what the solver
                     needs; without, as long as alone
     """
-    values = Values(placement, 0, skip_unit, skip_voted=skip_unit)
+    values = Values(placement, skip_unit, skip_voted=skip_unit)
     found = _Extractor(placement, loop, costs, dict(copies or {}), values)
     return found.result(shared_bytes, crowded)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from math import ceil
 
-from warploom.codegen.cuda.emit_tma import is_multicast
+from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import (

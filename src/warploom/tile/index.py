@@ -7,6 +7,7 @@ expressions over them. All of them are non-negative except where a subtraction s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -215,3 +216,17 @@ def substituted(expression: Index, values: Mapping[str, Index]) -> Index:
         return expression
     left, right = (substituted(arg, values) for arg in expression.args)
     return binary(expression.op, left, right)
+
+
+def multiple_of(value: Index) -> int:
+    """A number that divides the expression whatever its symbols are; 0 for the constant 0."""
+    if value.op == "const":
+        return abs(value.value)
+    if value.op == "symbol":
+        return 1
+    left, right = (multiple_of(arg) for arg in value.args)
+    if value.op == "*":
+        return left * right
+    if value.op in ("+", "-", "min", "max"):
+        return math.gcd(left, right)
+    return 1

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from warploom import toolchain
+from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.compile.entry_image import with_entry
 from warploom.codegen.compile.nvrtc import compile_here
 from warploom.codegen.cuda.emit import CudaSource, emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
-from warploom.codegen.cuda.entry import entry_registers
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt

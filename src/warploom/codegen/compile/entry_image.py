@@ -1,7 +1,7 @@
 """An image compiled for fewer threads than its blocks have, made one for all of them.
 
-*requires*  `entry.declared_threads`: every role changes its registers before it names one that a
-            thread does not have at entry
+*requires*  a kernel declared with fewer threads (`analysis.entry`): every role changes its
+            registers before it names one that a thread does not have at entry
 *before -> after*  three records of .nv.info: registers at entry, their limit, most threads
 *keeps*  every instruction; the requirement is checked on the machine code, block by block
 """
@@ -13,7 +13,7 @@ import struct
 
 from elftools.elf.elffile import ELFFile
 
-from warploom.codegen.cuda.entry import entry_registers
+from warploom.codegen.analysis.entry import entry_registers
 from warploom.errors import CheckFailed
 from warploom.sass.decode import nvinfo
 from warploom.sass.decode.branches import relative_target

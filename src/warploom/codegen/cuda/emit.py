@@ -9,33 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from warploom.codegen.cuda.emit_cluster_reduce import (
-    BARRIERS,
-    check_cluster_reductions,
-    exchange_bytes,
-    reduction_barriers,
-)
+from warploom.codegen.analysis.cluster_reduce import reduces_in_cluster
+from warploom.codegen.analysis.entry import entry_registers
+from warploom.codegen.analysis.grid import TASK_SLOTS
+from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
+from warploom.codegen.analysis.shared_layout import BARRIER_BYTES
+from warploom.codegen.cuda.emit_cluster_reduce import reduction_barriers
 from warploom.codegen.cuda.emit_overlap import OverlapCode
-from warploom.codegen.cuda.emit_staged import staged_offsets
 from warploom.codegen.cuda.emit_steps import StepCode, indent
-from warploom.codegen.cuda.emit_tma import Maps
-from warploom.codegen.cuda.entry import declaration_lines, declared_threads
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
-from warploom.codegen.cuda.scratch import region_bytes
-from warploom.codegen.cuda.tasks import TASK_SLOTS, task_lines
+from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
-from warploom.codegen.ir.layout import ALIGNMENT
 from warploom.codegen.ir.steps import Issue
-from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
 from warploom.codegen.passes.copies import extra_tiles
-from warploom.errors import DoesNotFit, InputError
+from warploom.errors import InputError
 from warploom.tile import Array, Index, Var
-from warploom.tile.interpret import cluster_reductions
-
-BARRIER_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -45,7 +36,7 @@ class CudaSource:
     parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
     dependent       may start before the previous grid of its stream has ended
     shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
-    declared_threads  threads in the kernel's launch bounds, where they are fewer (`cuda.entry`)
+    declared_threads  threads in the kernel's launch bounds, where they are fewer (`analysis.entry`)
     """
 
     name: str
@@ -92,27 +83,21 @@ class Emitter:
             raise InputError(
                 f"launch plan: overlap_next_task has code for sm_90a, not for {self.arch}"
             )
-        for op in self.program.ops():
-            check_types(op, self.arch)
+        self.facts = kernel_facts(block, self.arch)
+        self.layout = self.facts.layout
+        self.stores = any(path.panels is not None for path in self.facts.stores.values())
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
-        self.maps = Maps(block, self.helpers)
-        self.scratch = region_bytes(self.placement)  # of each group
-        self.staged, self.staged_bytes = staged_offsets(self.placement)
         self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
-        check_cluster_reductions(block.placement, self.plan)
-        self.reduces = bool(cluster_reductions(self.program))
-        self.steps = StepCode(block, self.maps)
+        self.reduces = reduces_in_cluster(self.program)
+        self.steps = StepCode(block, self.facts, self.helpers)
 
     def source(self) -> CudaSource:
-        body = self._body()
-        parameters = self._parameters()
-        signature = ",\n    ".join(_declaration(p) for p in parameters)
-        threads = 32 * sum(role.warps for role in self.block.roles)
-        check_threads(self.program.name, threads, self.plan.resident, self.arch)
+        """The whole file."""
+        body, facts = self._body(), self.facts
+        signature = ",\n    ".join(_declaration(p) for p in facts.parameters.all)
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
-        declared = declared_threads(threads, self.helpers)
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
             f'"{self.block.schedule.name}".',
@@ -132,8 +117,8 @@ class Emitter:
         lines = [
             *head,
             *[f"{helper}\n" for helper in needed(text + signature, self.helpers)],
-            *declaration_lines(threads, declared),
-            f'extern "C" __global__ void __launch_bounds__({declared}, {self.plan.resident})'
+            *_declared_note(facts),
+            f'extern "C" __global__ void __launch_bounds__({facts.declared}, {self.plan.resident})'
             f"{cluster} "
             f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
@@ -144,114 +129,34 @@ class Emitter:
         return CudaSource(
             kernel_name(self.program.name),
             "\n".join(lines),
-            tuple(parameters),
-            self.shared_bytes,
-            threads,
+            facts.parameters.all,
+            facts.layout.total,
+            facts.threads,
             self.cluster,
             self.program.grid,
             self.plan.cluster[0] if self.cluster > 1 else "",
             self.plan.persistent,
             self.program.arrays,
             self.plan.dependent,
-            declared if declared < threads else 0,
+            facts.declared if facts.declared < facts.threads else 0,
         )
-
-    # ---- shared memory
-
-    def _layout(self) -> dict[str, int]:
-        """Byte offset of every ring, the store panels and the barriers."""
-        at: dict[str, int] = {}
-        used = 0
-        for ring in self.block.rings:
-            at[ring.name] = used
-            used += ring.depth * ring.slot_bytes
-        at["panels"] = used if self.maps.over is None else at[self.maps.over[0]]
-        used += self.maps.panel_bytes() * self.parts
-        at["scratch"] = used
-        used += self.scratch * self.parts
-        at["meet_room"] = used
-        used += exchange_bytes(self.placement, self.program) * self.parts
-        used = -(-used // ALIGNMENT) * ALIGNMENT if self.staged else used
-        at["staged"] = used
-        used += self.staged_bytes * self.parts
-        at["barriers"] = used
-        for ring in self.block.rings:
-            at[f"{ring.name}.full"] = used
-            at[f"{ring.name}.empty"] = used + ring.depth * BARRIER_BYTES
-            used += 2 * ring.depth * BARRIER_BYTES
-        at["reduce_barriers"] = used
-        used += BARRIERS * BARRIER_BYTES * self.parts * self.reduces
-        at["tasks"] = used
-        if self.plan.tile_scheduler == "dynamic":
-            used += TASK_SLOTS * (2 * BARRIER_BYTES + 4)
-        resident = self.plan.resident
-        # The base is rounded up to 1024, except where blocks share an SM and every KiB counts.
-        self.shared_bytes = used + (1024 if resident == 1 else 0)
-        if self.shared_bytes > (limit := shared_limit(resident, self.arch)):
-            rings = ", ".join(f"{r.name} {r.depth} x {r.slot_bytes:,}" for r in self.block.rings)
-            others = {
-                "store panels": self.maps.panel_bytes(),
-                "exchanges": self.scratch,
-                "operands": self.staged_bytes,
-            }
-            rest = "".join(f", {what} {n * self.parts:,}" for what, n in others.items() if n)
-            many = f" a block for {resident} on an SM" if resident > 1 else ""
-            raise DoesNotFit(
-                f"kernel {self.program.name} needs {self.shared_bytes:,} B of shared memory "
-                f"({rings}{rest}), {self.arch} has {limit:,}{many}; make a ring shallower or the "
-                "tile smaller"
-            )
-        return at
-
-    # ---- parameters
-
-    def _parameters(self) -> list[dict[str, Any]]:
-        result: list[dict[str, Any]] = [*self.maps.parameters]
-        for name in self.maps.direct:
-            array = self.program.array(name)
-            written = any(
-                op.array == array and op.kind.startswith("store") for op in self.program.ops()
-            )
-            result.append(
-                {"kind": "pointer", "array": name, "dtype": array.dtype.name, "written": written}
-            )
-            result += [
-                {"kind": "stride", "array": name, "dim": dim} for dim in range(len(array.dims) - 1)
-            ]
-        result += [{"kind": "dim", "name": dim} for dim in self.program.dims]
-        if self.plan.tile_scheduler == "dynamic":
-            result.append({"kind": "counter"})
-        result += [
-            {"kind": "scalar", "name": var.name, "dtype": var.type.dtype.name}
-            for var in self.program.scalars
-        ]
-        return result
 
     # ---- the kernel
 
     def _body(self) -> list[str]:
-        roles = self.block.roles
-        at = self.offsets = self._layout()
-        code = [self._role(role) for role in roles if role.loads]
-        computes = [role for role in roles if not role.loads]
-        same = all(role.sections == computes[0].sections for role in computes)
-        merged = [(computes[0], True)] if same else [(role, False) for role in computes]
-        compute_code = [(role, self._role(role)) for role, _ in merged]
-        lines = self._setup(at)
-        lines.append("if (warp_group == 0) {")
-        lines += indent(code[0])
-        for number, (role, body) in enumerate(compute_code):
-            condition = (
-                "" if number == len(compute_code) - 1 else f" if (warp_group == {role.part + 1})"
-            )
-            lines.append(f"}} else{condition} {{")
-            lines += indent(body)
+        loader = self._role(self.facts.loader)
+        codes = [(role, self._role(role)) for role in self.facts.codes]
+        lines = [*self._setup(), "if (warp_group == 0) {", *indent(loader)]
+        for number, (role, body) in enumerate(codes):
+            last = number == len(codes) - 1
+            condition = "" if last else f" if (warp_group == {role.part + 1})"
+            lines += [f"}} else{condition} {{", *indent(body)]
         lines.append("}")
         if self.cluster > 1:
             lines += ["// Peers may still signal barriers of this block.", "cluster_sync();"]
         return indent(lines)
 
-    def _setup(self, at: dict[str, int]) -> list[str]:
+    def _setup(self) -> list[str]:
         lines = ["extern __shared__ __align__(1024) unsigned char shared_raw[];"]
         if self.plan.resident == 1:
             lines.append("const unsigned shared = (smem_address(shared_raw) + 1023u) & ~1023u;")
@@ -262,55 +167,69 @@ class Emitter:
             ]
         if self.plan.dependent:
             lines.append("start_next_grid();")
-        for ring in self.block.rings:
-            lines += [
-                f"const unsigned {ring.name}_base = shared + {at[ring.name]};",
-                f"const unsigned {ring.name}_full = shared + {at[f'{ring.name}.full']};",
-                f"const unsigned {ring.name}_empty = shared + {at[f'{ring.name}.empty']};",
-            ]
-        if self.maps.stores:
-            lines.append(f"const unsigned panels = shared + {at['panels']};")
-        if self.reduces:
-            lines += [
-                f"const unsigned meet_room = shared + {at['meet_room']};",
-                f"const unsigned meet_full = shared + {at['reduce_barriers']};",
-                f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
-            ]
-        if self.plan.tile_scheduler == "dynamic":
-            lines += [
-                f"const unsigned task_full = shared + {at['tasks']};",
-                f"const unsigned task_empty = task_full + {TASK_SLOTS * BARRIER_BYTES};",
-                f"const unsigned task_ring = task_empty + {TASK_SLOTS * BARRIER_BYTES};",
-            ]
         lines += [
+            *self._addresses(),
             "const int warp_group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);",
             "const unsigned lane = threadIdx.x % 32;",
         ]
         if self.cluster > 1:
             lines.append("const unsigned rank = cluster_rank();")
-        lines.append("if (threadIdx.x == 0) {")
-        for ring in self.block.rings:
-            arrivals = 4 * self.parts * (self.cluster if self.steps.shared_across(ring) else 1)
-            lines += [
-                f"  for (int s = 0; s < {ring.depth}; ++s) {{",
-                f"    barrier_init({ring.name}_full + s * 8, 1);",
-                f"    barrier_init({ring.name}_empty + s * 8, {arrivals});",
-                "  }",
-            ]
-        if self.plan.tile_scheduler == "dynamic":
-            lines += [
-                f"  for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
-                "    barrier_init(task_full + s * 8, 1);",
-                f"    barrier_init(task_empty + s * 8, {4 * self.parts});",
-                "  }",
-            ]
-        if self.reduces:
-            lines += [f"  {line}" for line in reduction_barriers(self.program, self.parts)]
-        lines += [f"  prefetch_map(&{p['name']});" for p in self.maps.parameters]
+        lines += ["if (threadIdx.x == 0) {", *indent(self._barriers())]
+        lines += [f"  prefetch_map(&{one.name});" for one in self.facts.parameters.maps]
         lines += ["  fence_barrier_init();", "}"]
         lines.append("cluster_sync();" if self.cluster > 1 else "__syncthreads();")
         if self.plan.dependent:
             lines.append("wait_previous_grid();")
+        return lines
+
+    def _ring_addresses(self) -> list[str]:
+        layout = self.layout
+        return [
+            f"const unsigned {name}_{what} = shared + {at[name]};"
+            for name in layout.rings
+            for what, at in (("base", layout.rings), ("full", layout.full), ("empty", layout.empty))
+        ]
+
+    def _addresses(self) -> list[str]:
+        """Where the parts of shared memory begin."""
+        layout, lines = self.layout, self._ring_addresses()
+        if self.stores:
+            lines.append(f"const unsigned panels = shared + {layout.panels};")
+        if self.reduces:
+            lines += [
+                f"const unsigned meet_room = shared + {layout.parts};",
+                f"const unsigned meet_full = shared + {layout.parts_full};",
+                f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
+            ]
+        if self.plan.tile_scheduler == "dynamic":
+            lines += [
+                f"const unsigned task_full = shared + {layout.tasks};",
+                f"const unsigned task_empty = task_full + {TASK_SLOTS * BARRIER_BYTES};",
+                f"const unsigned task_ring = task_empty + {TASK_SLOTS * BARRIER_BYTES};",
+            ]
+        return lines
+
+    def _barriers(self) -> list[str]:
+        """What one thread does to the barriers before any is used: how many arrivals each wants."""
+        lines: list[str] = []
+        for ring in self.block.rings:
+            # A warp of each compute group gives a slot back, in all blocks that a copy serves.
+            blocks = self.cluster if ring.name in self.facts.crossing else 1
+            lines += [
+                f"for (int s = 0; s < {ring.depth}; ++s) {{",
+                f"  barrier_init({ring.name}_full + s * 8, 1);",
+                f"  barrier_init({ring.name}_empty + s * 8, {4 * self.parts * blocks});",
+                "}",
+            ]
+        if self.plan.tile_scheduler == "dynamic":
+            lines += [
+                f"for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
+                "  barrier_init(task_full + s * 8, 1);",
+                f"  barrier_init(task_empty + s * 8, {4 * self.parts});",
+                "}",
+            ]
+        if self.reduces:
+            lines += reduction_barriers(self.program, self.parts)
         return lines
 
     def _role(self, role: Role) -> list[str]:
@@ -338,26 +257,28 @@ class Emitter:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(role)
-        if self.maps.stores:
+        if self.stores:
             lines.append("store_wait_read<0>();")
         return lines
 
     def _scratch(self) -> list[str]:
         lines: list[str] = []
-        if self.scratch:
-            shift = f"(shared - smem_address(shared_raw)) + {self.offsets['scratch']}"
-            lines.append(f"void* const scratch = shared_raw + {shift} + part * {self.scratch};")
-        for name, inside in self.staged.items():
-            base = f"shared + {self.offsets['staged'] + inside}"
+        layout = self.layout
+        if layout.scratch_bytes:
+            shift = f"(shared - smem_address(shared_raw)) + {layout.scratch}"
+            lines.append(
+                f"void* const scratch = shared_raw + {shift} + part * {layout.scratch_bytes};"
+            )
+        for name, at in layout.staged.items():
             lines += [
                 # Writes need the block's number in a cluster, descriptors must not have it.
-                f"const unsigned {name}_room = {base} + part * {self.staged_bytes};",
+                f"const unsigned {name}_room = shared + {at} + part * {layout.staged_bytes};",
                 f"const unsigned {name}_staged = in_block({name}_room);",
             ]
         return lines
 
     def _tasks(self, role: Role) -> list[str]:
-        values = Values(self.placement, role.part, self.plan.skip_unit, self.plan.skip_voted)
+        values = Values(self.placement, self.plan.skip_unit, self.plan.skip_voted)
         body: list[str] = []
         if not role.loads:
             carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
@@ -395,6 +316,19 @@ class Emitter:
         ]
         found.update({var.name: var for one in copies for var in one})
         return list(found.values())
+
+
+def _declared_note(facts: KernelFacts) -> list[str]:
+    """What the kernel's file says of its launch bounds."""
+    if facts.declared == facts.threads:
+        return []
+    granted = entry_registers(facts.threads)
+    return [
+        f"// Blocks have {facts.threads} threads. Its launch bounds declare {facts.declared}: "
+        "ptxas refuses a wgmma whose sums",
+        f"// leave too few of the {granted} registers that a thread begins with. The image is then",
+        f"// set to {facts.threads} threads (warploom.codegen.compile.entry_image).",
+    ]
 
 
 _POINTEE = {

@@ -14,62 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from warploom.codegen.analysis.cluster_reduce import QUAD_COLUMNS, WORD, shares
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.place import Placement
-from warploom.codegen.ir.plan import LaunchPlan
-from warploom.errors import InputError
 from warploom.tile import Op, Program
 from warploom.tile.interpret import cluster_reductions
 
-GROUP = 8  # columns that a thread holds in four registers: 16 bytes
 THREADS = 128
 WARPS = 4
-WORD = 4  # bytes of a register
-BARRIERS = 2  # full and free
-
-
-def check_cluster_reductions(placement: Placement, plan: LaunchPlan) -> None:
-    """Raise `InputError` where the launch plan or a tile does not suit the cluster's reductions."""
-    for op in cluster_reductions(placement.program):
-        axis, parts = str(op.start), int(op.value or 0)
-        if plan.cluster != (axis, parts):
-            raise InputError(
-                f"{op.where}: {parts} tasks along {axis} add up their tiles, so they must be a "
-                f"cluster: expected cluster=({axis!r}, {parts}) in the launch plan, it has "
-                f"{plan.cluster}"
-            )
-        kind = placement.oriented(op.srcs[0].type)
-        width = op.dst.type.size(op.axis) if op.dst is not None else 0
-        if len(kind.axes) != 2 or op.axis != kind.names[1] or width % GROUP:
-            raise InputError(
-                f"{op.where}: {op.srcs[0].type} cut in {parts} along {op.axis!r}: expected the "
-                f"axis over the columns of the registers, and parts of a multiple of {GROUP}"
-            )
-    if len(counts := {shares(op) for op in cluster_reductions(placement.program)}) > 1:
-        raise InputError(
-            f"program {placement.program.name}: its cluster reductions have {sorted(counts)} "
-            "parts, expected the same number in all"
-        )
-
-
-def shares(op: Op) -> int:
-    """The blocks that get a part of the sum: the first ones of the cluster."""
-    assert op.dst is not None
-    return op.srcs[0].type.size(op.axis) // op.dst.type.size(op.axis)
-
-
-def exchange_bytes(placement: Placement, program: Program) -> int:
-    """Bytes of shared memory in which one group gets the parts of other blocks."""
-    found = [
-        (op, placement.local(op.dst.type))
-        for op in cluster_reductions(program)
-        if op.dst is not None
-    ]
-    return max(
-        (int(op.value or 0) * kind.shape[0] * kind.shape[1] * WORD for op, kind in found),
-        default=0,
-    )
 
 
 def reduction_barriers(program: Program, parts: int) -> list[str]:
@@ -88,7 +40,7 @@ def cluster_reduce_lines(values: Values, op: Op, room: int) -> list[str]:
     assert op.dst is not None
     source, into = c_name(op.srcs[0].name), c_name(op.dst.name)
     parts, blocks = int(op.value or 0), values.blocks(op.srcs[0].type)
-    quads = values.columns(op.dst.type) // GROUP  # of every part and block of rows
+    quads = values.columns(op.dst.type) // QUAD_COLUMNS  # of every part and block of rows
     stride = THREADS * 4 * WORD  # bytes of all threads' quads of registers
     each = blocks * quads * stride
     push: list[str] = []

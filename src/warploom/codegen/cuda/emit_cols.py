@@ -6,8 +6,9 @@ A row's columns are spread over the 4 lanes of a quad, two neighbours of every e
 
 from __future__ import annotations
 
+from warploom.codegen.analysis.register_tiles import COLUMN_GROUP, PACKED
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.values import COLUMN_GROUP, PACKED, At, Values, rounded
+from warploom.codegen.cuda.values import At, Values, rounded
 from warploom.errors import InputError
 from warploom.tile import Op
 

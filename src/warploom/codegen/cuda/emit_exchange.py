@@ -1,15 +1,15 @@
 """Code that reads what other threads hold: gathers, and parts of a tile that are no whole groups.
 
-The group's part of the source goes to shared memory (`cuda.scratch`), one word an element, and
-every thread reads the places of its own elements of the result.
+The group's part of the source goes to shared memory (`analysis.exchanges`), one word an element,
+and every thread reads the places of its own elements of the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.analysis.exchanges import pitch
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.scratch import pitch
 from warploom.codegen.cuda.values import At, Values
 from warploom.tile import Op, Var
 

@@ -32,7 +32,6 @@ class Expanded:
         self.views = [
             Values(
                 renamed(values.placement, names_at(section.copies, number)),
-                values.part,
                 values.skip_unit,
                 values.skip_voted,
             )

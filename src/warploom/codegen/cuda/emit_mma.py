@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from warploom.codegen.analysis.matmuls import instruction_columns
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude import wgmma
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import Operand
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
-from warploom.errors import InputError
 from warploom.tile import Op
-
-MOST_COLUMNS = 256  # of one wgmma
 
 
 def issue_lines(
@@ -24,18 +22,12 @@ def issue_lines(
     """
     placement = block.placement
     assert op.dst is not None
-    n = op.dst.type.shape[1]
-    if n % 8 or not 8 <= n <= 2 * MOST_COLUMNS:
-        raise InputError(
-            f"{op.where}: matmul with {n} columns: wgmma takes 8 to {MOST_COLUMNS} in steps of 8, "
-            "and at most two side by side"
-        )
     a_var, b_var = op.srcs[:2]
     from_registers = placement.from_registers(op)
     right = placement.operand(op, 1)
     left = None if from_registers else placement.operand(op, 0)
     transposed = (left is not None and not left.k_major, not right.k_major)
-    pieces = _pieces(op, n, right)
+    pieces = instruction_columns(placement, op)
     calls: list[str] = []
     for _, columns in pieces:
         name, text = wgmma(columns, a_var.type.dtype.name, from_registers, transposed)
@@ -60,23 +52,13 @@ def issue_lines(
             for (first, columns), name in zip(pieces, calls, strict=True):
                 b = _slot_descriptor(block, b_var.name, right, right.offset(step, first))
                 sums = f"{into}[{t}]"
-                if columns < n:
+                if len(pieces) > 1:
                     sums = f"some<{columns // 2}>({sums} + {first // 2})"
                 lines.append(f"{name}({sums}, {a}, {b}, {accumulate});")
     lines.append("wgmma_commit();")
     if lazy:
         lines.append(f"{op.dst.name}_live = 1;")
     return lines
-
-
-def _pieces(op: Op, n: int, right: Operand) -> list[tuple[int, int]]:
-    """(first column, columns) of the instructions side by side that make n columns."""
-    if n <= MOST_COLUMNS:
-        return [(0, n)]
-    # An MN-major operand can only be entered at the beginning of a panel.
-    grain = 8 if right.k_major else right.tile.panel_cols
-    first = -(-n // 2 // grain) * grain
-    return [(0, first), (first, n - first)]
 
 
 def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: int) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
+from warploom.codegen.analysis.register_tiles import PACKED
 from warploom.codegen.cuda.emit_cols import argmax_lines, cumsum_lines, slice_lines
 from warploom.codegen.cuda.emit_exchange import exchange_lines
 from warploom.codegen.cuda.emit_rows import (
@@ -16,15 +18,11 @@ from warploom.codegen.cuda.emit_rows import (
     row_reduce_lines,
 )
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.scratch import crosses_rows, exchanges
 from warploom.codegen.cuda.uniform import everywhere
 from warploom.codegen.cuda.values import (
-    COLUMN_GROUP,
-    PACKED,
     REDUCE,
     At,
     Values,
-    multiple_of,
     rounded,
 )
 from warploom.codegen.cuda.voted_skip import skip_condition
@@ -146,9 +144,6 @@ def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[s
     return [*_for("t", extents[0]), *_for("i", extents[1]), f"    {body}"]
 
 
-QUAD_COLUMNS = 32  # that the four lanes of a row write together: 64 bytes of 16-bit elements
-
-
 def _for(name: str, count: int) -> list[str]:
     return ["#pragma unroll", f"for (int {name} = 0; {name} < {count}; ++{name})"]
 
@@ -256,7 +251,7 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
 
 
 def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
-    """A store from registers, 16 bytes a lane where pitches allow, else element by element.
+    """A store from registers, 16 bytes a lane where pitches allow it (`StorePath.wide`).
 
     The four lanes of a row exchange words, so that each holds 8 neighbouring columns and together
     they write 64 bytes: two whole sectors. Where the columns are no multiple of that, the last 64
@@ -264,19 +259,6 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     """
     source, plain = op.srcs[0], direct_store_lines(values, op, names)
     assert op.array is not None
-    fits = (
-        values.form(source.type) == "tile"
-        and op.kind == "store"
-        and op.array.dtype.name in PACKED
-        and source.type.names == tuple(s.axis for s in op.spans if s.size is not None)
-        and not values.placement.transposed(source.type)
-        and source.type.shape[1] >= QUAD_COLUMNS
-        and all(span.stop is None for span in op.spans)
-        and op.spans[-1].size is not None
-        and multiple_of(op.spans[-1].start) % COLUMN_GROUP == 0
-    )
-    if not fits:
-        return plain
     groups, array = source.type.shape[1] // 8, op.array
     offset, inside = values.address(
         op, source.type, At("tile", i="4 * (j + lane % 4) + 2 * h"), names

@@ -1,16 +1,17 @@
 """Code along the rows of register tiles: what the warps of a compute group find out together.
 
 A column's rows are spread over the blocks of 64 rows, the 4 warps and the 8 quads of a warp: each
-thread combines its own, shuffles combine the quads, shared memory (`cuda.scratch`) the warps.
+thread combines its own, shuffles combine the quads, shared memory (`analysis.exchanges`) the warps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from warploom.codegen.analysis.exchanges import WARPS
+from warploom.codegen.analysis.register_tiles import PACKED
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.scratch import WARPS
-from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, PACKED, REDUCE, At, Values, rounded
+from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, REDUCE, At, Values, rounded
 from warploom.errors import InputError
 from warploom.tile import Op
 

@@ -11,20 +11,18 @@ Register tiles have the same layout: the fragments of mma.sync are those of a wa
 
 from __future__ import annotations
 
-from typing import Any
-
+from warploom.codegen.analysis.kernel_facts import KernelFacts
 from warploom.codegen.cuda.emit import CudaSource, Emitter
-from warploom.codegen.cuda.emit_ops import wide_store_lines
 from warploom.codegen.cuda.emit_steps import StepCode, indent
-from warploom.codegen.cuda.emit_tma import Maps
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
-from warploom.codegen.cuda.values import Values, c_index, multiple_of
+from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.ir.block import BlockProgram, Role
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
-from warploom.codegen.ir.steps import Acquire, Fill, Issue, Join, Publish, Release, Run
+from warploom.codegen.ir.steps import Acquire, Fill, Issue, Join, Publish, Release
 from warploom.errors import InputError
 from warploom.tile import Op
+from warploom.tile.index import multiple_of
 
 PIECE = 8  # elements of one 16-byte copy
 LOADER_THREADS = GROUP_THREADS = 128
@@ -41,8 +39,8 @@ def emit_sm80(block: BlockProgram, arch: str = "sm_80") -> CudaSource:
 class _Sm80Steps(StepCode):
     """The actions that differ."""
 
-    def __init__(self, block: BlockProgram, maps: Maps) -> None:
-        super().__init__(block, maps)
+    def __init__(self, block: BlockProgram, facts: KernelFacts, helpers: dict[str, str]) -> None:
+        super().__init__(block, facts, helpers)
         self.fences = False
 
     def _lazy_zeros(self) -> set[str]:
@@ -77,11 +75,6 @@ class _Sm80Steps(StepCode):
     def _join(self, step: Join) -> list[str]:
         return []
 
-    def _run(self, values: Values, step: Run, names: Names) -> list[str]:
-        if step.op.kind in ("store", "store_add"):
-            return wide_store_lines(values, step.op, names)
-        return super()._run(values, step, names)
-
 
 class _Sm80Emitter(Emitter):
     def __init__(self, block: BlockProgram, arch: str) -> None:
@@ -98,32 +91,13 @@ class _Sm80Emitter(Emitter):
         self.arch = arch
         super().__init__(block, False)
         self.helpers.update(SM80_PRELUDE)
-        self.steps = _Sm80Steps(block, self.maps)
-        for op in self.program.ops():
-            if op.array is not None and op.array.name not in self.maps.direct:
-                self.maps.direct.append(op.array.name)
+        self.steps = _Sm80Steps(block, self.facts, self.helpers)
 
-    def _parameters(self) -> list[dict[str, Any]]:
-        copied = {op.array.name for ring in self.block.rings for buffer in ring.buffers
-                  for op in buffer.loads if op.array}  # fmt: skip
-        result = super()._parameters()
-        for parameter in result:
-            if parameter["kind"] == "pointer" and parameter["array"] in copied:
-                parameter["aligned"] = True
-        return result
-
-    def _setup(self, at: dict[str, int]) -> list[str]:
+    def _setup(self) -> list[str]:
         lines = [
             "extern __shared__ __align__(1024) unsigned char shared_raw[];",
             "const unsigned shared = (smem_address(shared_raw) + 1023u) & ~1023u;",
-        ]
-        for ring in self.block.rings:
-            lines += [
-                f"const unsigned {ring.name}_base = shared + {at[ring.name]};",
-                f"const unsigned {ring.name}_full = shared + {at[f'{ring.name}.full']};",
-                f"const unsigned {ring.name}_empty = shared + {at[f'{ring.name}.empty']};",
-            ]
-        lines += [
+            *self._ring_addresses(),
             "const int warp_group = __shfl_sync(0xffffffffu, int(threadIdx.x / 128), 0);",
             "const unsigned lane = threadIdx.x % 32;",
             "if (threadIdx.x == 0) {",

@@ -8,22 +8,10 @@ from __future__ import annotations
 
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.layout import ALIGNMENT
-from warploom.codegen.ir.place import Placement
 from warploom.errors import InputError
 from warploom.tile import Op
 
 Names = dict[str, str]
-
-
-def staged_offsets(placement: Placement) -> tuple[dict[str, int], int]:
-    """Where every staged tile of one group begins, and the bytes of the group's region."""
-    found: dict[str, int] = {}
-    used = 0
-    for name, tile in placement.staged.items():
-        found[name] = used
-        used += -(-tile.bytes // ALIGNMENT) * ALIGNMENT
-    return found, used
 
 
 def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:

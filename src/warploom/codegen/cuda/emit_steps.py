@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines, exchange_bytes
+from warploom.codegen.analysis.kernel_facts import KernelFacts
+from warploom.codegen.analysis.stores import STORES, over_ring
+from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines
 from warploom.codegen.cuda.emit_expand import Expanded
 from warploom.codegen.cuda.emit_mma import issue_lines
-from warploom.codegen.cuda.emit_ops import compute_lines, wide_store_lines
+from warploom.codegen.cuda.emit_ops import compute_lines, direct_store_lines, wide_store_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_staged import stage_lines
 from warploom.codegen.cuda.emit_store import LEADER, store_lines
-from warploom.codegen.cuda.emit_tma import Maps, fill_lines, is_multicast
+from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.tasks import store_condition
+from warploom.codegen.cuda.tasks import in_grid
 from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.cuda.votes import Votes
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Straight
@@ -40,8 +42,8 @@ Names = dict[str, str]
 class StepCode:
     """Writes steps; `lazy` are the accumulators whose zeroing the first matmul does itself."""
 
-    def __init__(self, block: BlockProgram, maps: Maps) -> None:
-        self.block, self.maps = block, maps
+    def __init__(self, block: BlockProgram, facts: KernelFacts, helpers: dict[str, str]) -> None:
+        self.block, self.facts, self.helpers = block, facts, helpers
         self.program = block.placement.program
         self.plan = block.schedule.launch
         self.cluster = self.plan.cluster[1]
@@ -51,14 +53,6 @@ class StepCode:
         self._learns = True
         self.fences = True  # wgmma reads shared memory through a proxy of its own
         self.ahead: Callable[[], list[str]] = list[str]  # (`emit_overlap`)
-
-    def shared_across(self, ring: Ring) -> bool:
-        """Whether some tile of a ring is multicast over the cluster."""
-        return self.cluster > 1 and any(
-            is_multicast(self.program, self.plan, load)
-            for buffer in ring.buffers
-            for load in buffer.loads
-        )
 
     def _lazy_zeros(self) -> set[str]:
         # Accumulators that are only zeroed before, and only accumulated into by, one loop.
@@ -299,7 +293,8 @@ class StepCode:
         ]
 
     def _fill(self, step: Fill, names: Names) -> list[str]:
-        return fill_lines(self.maps, step.op, names)
+        copy = self.facts.parameters.copies[step.op.id]
+        return fill_lines(self.block, copy, step.op, names, self.helpers)
 
     def _publish(self, step: Publish) -> list[str]:
         return [f"advance<{self.block.ring(step.ring).depth}>({step.ring}_cursor);"]
@@ -316,12 +311,13 @@ class StepCode:
     def _release(self, step: Release) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
         bar = f"{name}_empty + {name}_oldest * 8"
-        if self.shared_across(ring):
+        if name in self.facts.crossing:
             arrive = f"if (lane < {self.cluster}) barrier_arrive_at({bar}, lane);"
         else:
             arrive = f"if (lane == 0) barrier_arrive({bar});"
         stored: list[str] = []
-        if self.maps.over is not None and self.maps.over[0] == name:
+        over = over_ring(self.plan, self.block.rings)
+        if over is not None and over.name == name:
             # The group's rows of the slot are free when its stores have read them.
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
@@ -336,7 +332,7 @@ class StepCode:
     def _issue(self, values: Values, step: Issue, names: Names) -> list[str]:
         assert step.op.dst is not None
         lazy = step.op.dst.name in self.lazy
-        lines = issue_lines(self.block, values, step.op, self.maps.helpers, lazy)
+        lines = issue_lines(self.block, values, step.op, self.helpers, lazy)
         return self._addressed(step, names, lines)
 
     def _join(self, step: Join) -> list[str]:
@@ -346,29 +342,27 @@ class StepCode:
         op = step.op
         if op.dst is not None and op.dst.name in self.lazy and op.kind == "fill":
             return [f"{op.dst.name}_live = 0;"]
-        if op.kind in ("store", "store_add"):
-            if self.maps.through_shared(op):
-                lines = store_lines(self.maps, values, op, names)
-            else:
-                lines = wide_store_lines(values, op, names)
-            condition = self._storing(values, op)
-            return [f"if ({condition}) {{", *indent(lines), "}"] if condition else lines
+        if op.kind in STORES:
+            return self._store(values, op, names)
         if op.kind == "reduce_scatter":
-            return cluster_reduce_lines(
-                values, op, exchange_bytes(self.block.placement, self.program)
-            )
+            return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         lines = compute_lines(values, op, names)
         if op.dst is not None and op.dst.name in self.block.placement.staged:
             lines += stage_lines(values, op, names, self.fences)
         return lines
 
-    def _storing(self, values: Values, op: Op) -> str:
-        """What must hold where a group stores: each element once, by a task of the grid."""
-        checks = [store_condition(self.program, self.plan, op)]
-        kind = op.srcs[0].type
-        if self.parts > 1 and self.block.placement.split not in kind.names:
-            checks.append("part == 0")  # all groups hold the same
-        return " && ".join(check for check in checks if check)
+    def _store(self, values: Values, op: Op, names: Names) -> list[str]:
+        path = self.facts.stores[op.id]
+        if path.panels is not None:
+            map_name = self.facts.parameters.stores[op.id]
+            lines = store_lines(path.panels, map_name, values, op, names, self.helpers)
+        elif path.wide:
+            lines = wide_store_lines(values, op, names)
+        else:
+            lines = direct_store_lines(values, op, names)
+        checks = [in_grid(self.program, self.plan)] if path.held_back else []
+        checks += ["part == 0"] if path.first_group else []
+        return [f"if ({' && '.join(checks)}) {{", *indent(lines), "}"] if checks else lines
 
     def _turn_wait(self) -> list[str]:
         return [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warploom.codegen.analysis.panels import StorePanels, check_over
+from warploom.codegen.analysis.stores import StorePanels
 from warploom.codegen.cuda.emit_ops import direct_store_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_tma import Maps, coordinates
+from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude import tma_store
 from warploom.codegen.cuda.values import At, Values, c_index
@@ -20,10 +20,22 @@ LEADER = "if (threadIdx.x % 128 == 0)"
 SLOTS_FOR_ONE_BARRIER = 3
 
 
-def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
-    """Write a register tile panel by panel to shared memory and start its copy to global memory."""
+def store_lines(
+    panels: StorePanels,
+    map_name: str,
+    values: Values,
+    op: Op,
+    names: Names,
+    helpers: dict[str, str],
+) -> list[str]:
+    """Write a register tile panel by panel to shared memory and start its copy to global memory.
+
+    Adds the copy's device function to `helpers`.
+    """
     assert op.array is not None
     kind = op.srcs[0].type
+    call, text = tma_store(len(op.spans), op.kind == "store_add")
+    helpers[call] = text
     # A box cannot end early: the last tile of a range is written element by element.
     whole: list[str] = []
     for span in op.spans:
@@ -34,12 +46,13 @@ def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
             size = 1 if span.size is None else values.placement.local(kind).size(span.axis)
             last = f"{c_index(span.start, names)} + {first} + {size}"
             whole.append(f"{last} <= {c_index(span.stop, names)}")
-    if not whole:
-        return _Store(maps, values, op, names).lines()
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
+    lines = _Store(panels, f"{call}(&{map_name}", values, stopless, names).lines()
+    if not whole:
+        return lines
     return [
         f"if ({' && '.join(whole)}) {{",
-        *[f"  {line}" for line in store_lines(maps, values, stopless, names)],
+        *[f"  {line}" for line in lines],
         "} else {",
         *[f"  {line}" for line in direct_store_lines(values, op, names)],
         "}",
@@ -49,26 +62,16 @@ def store_lines(maps: Maps, values: Values, op: Op, names: Names) -> list[str]:
 class _Store:
     """One store: where its panels are in shared memory, in the tile and in the array."""
 
-    def __init__(self, maps: Maps, values: Values, op: Op, names: Names) -> None:
-        self.values, self.op, self.names = values, op, names
-        self.panels = maps.panels(op)
-        tile = self.panels.tile
-        self.map_name = maps.map_of(op, tile.rows, tile.cols, tile.width)
-        self.call, text = tma_store(len(op.spans), op.kind == "store_add")
-        maps.helpers[self.call] = text
-        self.slots = maps.plan.store_panels
-        self.base, self.step = f"panels + part * {maps.panel_bytes()}", tile.panel_bytes
-        if maps.over is not None:
-            # A group's rows of an operand's panels: a panel of its own in each of them.
-            slot = maps.over[1]
-            check_over(slot, self.panels, values.placement.parts, op)
-            self.base, self.step = f"panels + part * {tile.panel_bytes}", slot.panel_bytes
-            self.slots = slot.panels
+    def __init__(
+        self, panels: StorePanels, call: str, values: Values, op: Op, names: Names
+    ) -> None:
+        self.panels, self.call, self.values, self.op, self.names = panels, call, values, op, names
+        self.slots, self.step = panels.slots, panels.slot_bytes
+        self.base = f"panels + part * {panels.group_bytes}"
 
     def lines(self) -> list[str]:
         """All panels of the tile."""
-        count = len(self.panels.origins)
-        return self._at_once() if 1 < count <= self.slots else self._in_turn()
+        return self._at_once() if self.panels.at_once else self._in_turn()
 
     def _at_once(self) -> list[str]:
         # Every panel has a slot: all are written between two barriers of the group, and the only
@@ -155,7 +158,7 @@ class _Store:
 
     def _copy(self, at: str, origin: tuple[int, int]) -> str:
         where = coordinates(self.op, self.names, *self._place(origin))
-        return f"{self.call}(&{self.map_name}, {at}, {where});"
+        return f"{self.call}, {at}, {where});"
 
     def _panel(self, origin: tuple[int, int]) -> list[str]:
         lines = _transposed_lines if self.panels.transposed else _panel_lines

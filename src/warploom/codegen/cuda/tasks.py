@@ -8,50 +8,17 @@ small ring.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from warploom.codegen.analysis.grid import TASK_SLOTS, cluster_axis
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
-from warploom.tile import Op, Program, Read, cdiv
-from warploom.tile.index import symbol
-
-TASK_SLOTS = 2  # tasks handed over ahead of the compute groups
+from warploom.tile import Program, Read
 
 
-def cluster_axis(program: Program, plan: LaunchPlan) -> int:
-    """The position of the clustered grid axis, or -1; raises when there is no such axis."""
-    axis, blocks = plan.cluster
-    if blocks == 1:
-        return -1
-    names = [name for name, _ in program.grid]
-    if axis not in names:
-        raise InputError(f"launch plan: cluster along {axis!r}, the grid has {names}")
-    return names.index(axis)
-
-
-def inside(program: Program, plan: LaunchPlan, symbols: Mapping[str, int]) -> bool:
-    """Whether a position is one of the grid: where a cluster does not divide its axis, the last
-    cluster has blocks beyond it, which copy for the others and store nothing."""
-    clustered = cluster_axis(program, plan)
-    if clustered < 0:
-        return True
-    name, extent = program.grid[clustered]
-    return symbols[name] < extent.evaluate(symbols)
-
-
-def store_condition(program: Program, plan: LaunchPlan, op: Op) -> str:
-    """The C++ condition under which a block's position is one of the grid; "" where the store's
-    ranges say so themselves, as they lie outside of the array for all others."""
-    clustered = cluster_axis(program, plan)
-    if clustered < 0 or op.array is None:
-        return ""
-    name, extent = program.grid[clustered]
-    for span, dim in zip(op.spans, op.array.dims, strict=True):
-        for step in {span.size or 1, 1}:
-            if span.start == symbol(name) * step and extent == cdiv(symbol(dim), step):
-                return ""
+def in_grid(program: Program, plan: LaunchPlan) -> str:
+    """The C++ condition under which a clustered block's position is one of the grid."""
+    name, extent = program.grid[cluster_axis(program, plan)]
     return f"{c_name(name)} < {c_index(extent)}"
 
 

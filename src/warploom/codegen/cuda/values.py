@@ -1,14 +1,6 @@
 """Register tiles as C++: how each is declared, and the expression of one element.
 
-Layout (PTX ISA, wgmma accumulator fragment): a warp group holds 64 rows per block `t`; lane l of
-warp w holds rows 16 w + l / 4 (h = 0) and + 8 (h = 1) and, of every 8 columns j, columns
-8 j + 2 (l % 4) and + 1. Element i of a thread is j = i / 4, h = i / 2 % 2, column parity i % 2.
-
-    tile    T x[blocks][columns / 2]          16-bit: unsigned x[blocks][columns / 4], packed pairs
-                                              8-bit operand: unsigned x[blocks][columns / 8]
-    row     T v[blocks][2]                    one value a row, the same in the 4 lanes of a row
-    col     T w[columns / 4]                  one value a column this thread holds
-    scalar  T s
+Which thread holds which element is `analysis.register_tiles`.
 """
 
 from __future__ import annotations
@@ -19,17 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from warploom.codegen.analysis.register_tiles import PACKED, RegisterTiles
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement
+from warploom.codegen.ir.place import Placement
 from warploom.errors import InputError
 from warploom.tile import Index, Op, TileType, Var, round_to
 
 C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | dict.fromkeys(
     ("bf16", "fp16"), "unsigned"
 )
-COLUMN_GROUP = 8  # columns that the four lanes of a row hold two by two
-PACKED = ("bf16", "fp16")
-FP8 = ("e4m3", "e5m2")
 # Ops whose result is a value of the type when the operands are: nothing to round.
 EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
 PASSED_ON = ("where", "copy", "transpose")
@@ -103,20 +93,6 @@ def c_index(value: Index, names: dict[str, str] | None = None) -> str:
     return f"({left} {'/' if value.op == '//' else value.op} {right})"
 
 
-def multiple_of(value: Index) -> int:
-    """A number that divides the expression whatever its symbols are; 0 for the constant 0."""
-    if value.op == "const":
-        return abs(value.value)
-    if value.op == "symbol":
-        return 1
-    left, right = (multiple_of(arg) for arg in value.args)
-    if value.op == "*":
-        return left * right
-    if value.op in ("+", "-", "min", "max"):
-        return math.gcd(left, right)
-    return 1
-
-
 def literal(value: float, dtype: str) -> str:
     """A number as a C++ literal."""
     if dtype == "bool":
@@ -162,7 +138,7 @@ class At:
         return self.i if self.kind == "col" else f"((({self.i}) >> 2) * 2 + (({self.i}) & 1))"
 
 
-class Values:
+class Values(RegisterTiles):
     """Declares and reads the register tiles of one role.
 
     `skip_voted`: what a condition on rows makes needless is left out (`cuda.voted_skip`).
@@ -172,11 +148,10 @@ class Values:
     def __init__(
         self,
         placement: Placement,
-        part: int,
         skip_unit: bool = False,
         skip_voted: bool = False,
     ) -> None:
-        self.placement, self.part = placement, part
+        super().__init__(placement)
         self.skip_unit, self.skip_voted = skip_unit, skip_voted
         self.votes: dict[str, str] = {}  # votes of a warp as C++, and the condition each is on
         self.known: dict[
@@ -185,49 +160,6 @@ class Values:
         self.straight: tuple[int, ...] = ()  # ops of the straight code at hand, in order
         # (stage, place) of ops in the loop at hand, by id; elsewhere ops are in program order
         self.order: Mapping[int, tuple[int, int]] = {}
-
-    def form(self, kind: TileType) -> str:
-        """tile, row, col or scalar."""
-        if len(kind.axes) == 2:
-            return "tile"
-        if not kind.axes:
-            return "scalar"
-        axis = kind.names[0]
-        if axis in self.placement.rows:
-            return "row"
-        if axis in self.placement.cols:
-            return "col"
-        raise InputError(f"vector {kind}: axis {axis!r} belongs to no register tile of the kernel")
-
-    def blocks(self, kind: TileType) -> int:
-        """Blocks of 64 rows this group holds."""
-        rows = self.placement.oriented(self.placement.local(kind)).shape[0]
-        if rows % ROWS_PER_GROUP:
-            raise InputError(f"tile {kind}: {rows} rows in a group, expected a multiple of 64")
-        return rows // ROWS_PER_GROUP
-
-    def columns(self, kind: TileType) -> int:
-        """Columns of a tile in the layout of its registers."""
-        return self.placement.oriented(kind).shape[1]
-
-    def extents(self, kind: TileType) -> tuple[int, ...]:
-        """The C array extents of a register tile."""
-        form = self.form(kind)
-        columns = self.placement.oriented(kind).shape[-1:]
-        if form in ("tile", "col") and columns[0] % COLUMN_GROUP:
-            raise InputError(
-                f"tile {kind}: {columns[0]} columns beside matmuls, expected a multiple of "
-                f"{COLUMN_GROUP}"
-            )
-        if form == "tile":
-            return self.blocks(kind), self.columns(kind) // (4 if kind.dtype.name in PACKED else 2)
-        if form == "row":
-            return self.blocks(kind), 2
-        return (kind.shape[0] // 4,) if form == "col" else ()
-
-    def is_fragment(self, var: Var) -> bool:
-        """Whether an 8-bit tile is a matmul's first operand: four to a word, in its order."""
-        return var.type.dtype.name in FP8 and var.name in self.placement.left_operands
 
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
@@ -377,6 +309,5 @@ class Values:
 
     def first_row(self, axis: str, size: int) -> str:
         """The first row of this group's part."""
-        if axis != self.placement.split or self.placement.parts == 1:
-            return "0"
-        return f"part * {size // self.placement.parts}"
+        rows = self.part_rows(axis, size)
+        return f"part * {rows}" if rows else "0"

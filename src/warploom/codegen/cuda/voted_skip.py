@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
 from warploom.codegen.analysis.known import lasting, needed, truth
-from warploom.codegen.cuda.scratch import crosses_rows, exchanges
 from warploom.codegen.cuda.values import At, Values
 from warploom.tile import Loop, Op, Var
 from warploom.tile.ops import OPS

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from warploom.codegen.cuda.emit_cluster_reduce import shares
-from warploom.codegen.cuda.emit_tma import is_multicast
-from warploom.codegen.cuda.tasks import TASK_SLOTS, inside
+from warploom.codegen.analysis.cluster_reduce import shares
+from warploom.codegen.analysis.grid import TASK_SLOTS, inside
+from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Straight
 from warploom.codegen.ir.steps import Issue, Join, OpStep, Step, Wait
 from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, TaskRing

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from warploom.codegen.cuda.emit_cluster_reduce import shares
-from warploom.codegen.cuda.emit_tma import is_multicast
-from warploom.codegen.cuda.tasks import inside
+from warploom.codegen.analysis.cluster_reduce import shares
+from warploom.codegen.analysis.grid import inside
+from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Ring, Role
 from warploom.codegen.ir.place import Placement, contracted
 from warploom.codegen.ir.steps import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warploom.codegen.cuda.entry import entry_registers
+from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import Op, Program, TileType, Var

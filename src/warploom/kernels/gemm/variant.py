@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from warploom.autosched.named import multistage
-from warploom.codegen.cuda.emit_mma import MOST_COLUMNS
+from warploom.codegen.analysis.matmuls import MOST_COLUMNS
 from warploom.codegen.ir.layout import padded
 from warploom.codegen.ir.place import ROWS_PER_GROUP
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan

@@ -6,7 +6,7 @@ the group, writes, synchronises again and reads: the first barrier ends the read
 
 from __future__ import annotations
 
-from warploom.codegen.cuda.values import COLUMN_GROUP
+from warploom.codegen.analysis.register_tiles import COLUMN_GROUP
 from warploom.codegen.ir.place import Placement
 from warploom.tile import Op, TileType
 from warploom.tile.ops import OPS

@@ -4,19 +4,17 @@ A block of 512 threads has 128 registers a thread at entry; setmaxnreg then take
 producers for the groups that compute. ptxas knows that, but refuses any single instruction that
 needs more than a thread has at entry (C7602): a wgmma of 256 columns has 128 sums, and 26 registers
 must be left beside them. So the launch bounds declare fewer threads, and the finished image is set
-to all of them (`entry_image`).
+to all of them (`compile.entry_image`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
 from warploom import machine
+from warploom.codegen.analysis.matmuls import instruction_columns
+from warploom.codegen.ir.block import BlockProgram
 
 WARP_GROUP = 128
 NAMED_BESIDE = 26  # registers that ptxas wants beside an instruction's sums: 154 for 128
-_WGMMA = re.compile(r"wgmma_m64n(\d+)_")
 
 
 def entry_registers(threads: int, arch: str = "sm_90a", resident: int = 1) -> int:
@@ -27,23 +25,22 @@ def entry_registers(threads: int, arch: str = "sm_90a", resident: int = 1) -> in
     return min(file // threads, gpu.integer("registers.per_thread_max")) // grain * grain
 
 
-def declared_threads(threads: int, helpers: Iterable[str]) -> int:
-    """Threads to declare so that ptxas takes every wgmma among the names of device functions."""
-    sums = [int(found[1]) // 2 for name in helpers if (found := _WGMMA.match(name))]
-    needed = max(sums, default=0) + NAMED_BESIDE
+def block_threads(block: BlockProgram) -> int:
+    """Threads of a block."""
+    return 32 * sum(role.warps for role in block.roles)
+
+
+def declared_threads(block: BlockProgram) -> int:
+    """Threads to declare so that ptxas takes every wgmma of a block program."""
+    program = block.placement.program
+    products = [op for op in program.ops() if op.kind == "mma"]
+    widths = [n for op in products for _, n in instruction_columns(block.placement, op)]
+    return threads_for(block_threads(block), max(widths, default=0))
+
+
+def threads_for(threads: int, columns: int) -> int:
+    """The most threads up to `threads` with which ptxas takes a wgmma of so many columns."""
+    needed = columns // 2 + NAMED_BESIDE
     while entry_registers(threads) < needed and threads > WARP_GROUP:
         threads -= WARP_GROUP
     return threads
-
-
-def declaration_lines(threads: int, declared: int) -> list[str]:
-    """What the kernel's file says of it."""
-    if declared == threads:
-        return []
-    granted = entry_registers(threads)
-    return [
-        f"// Blocks have {threads} threads. Its launch bounds declare {declared}: ptxas refuses a "
-        "wgmma whose sums",
-        f"// leave too few of the {granted} registers that a thread begins with. The image is then",
-        f"// set to {threads} threads (warploom.codegen.compile.entry_image).",
-    ]

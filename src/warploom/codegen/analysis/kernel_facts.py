@@ -1,0 +1,83 @@
+"""Everything about a block program that its code states besides its steps, computed before it.
+
+A printer reads these and the block program and decides nothing; the solver, the depth chooser and
+the timing models read the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warploom.codegen.analysis.cluster_reduce import check_cluster_reductions
+from warploom.codegen.analysis.entry import block_threads, declared_threads
+from warploom.codegen.analysis.grid import cluster_axis
+from warploom.codegen.analysis.multicast import crosses_blocks
+from warploom.codegen.analysis.parameters import Parameters, kernel_parameters, plain_parameters
+from warploom.codegen.analysis.shared_layout import SharedLayout, block_layout
+from warploom.codegen.analysis.stores import StorePath, store_paths
+from warploom.codegen.ir.block import BlockProgram, Role
+from warploom.codegen.ir.targets import check_threads, check_types
+
+HOPPER = "sm_90a"
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What a printer needs to know of a block program for one architecture.
+
+    layout       of shared memory
+    parameters   of the kernel
+    stores       the path of every store, by the op's number
+    threads      of a block; `declared`: as many as its launch bounds say
+    crossing     rings with a tile that is multicast over the cluster
+    loader       the role that copies
+    codes        the compute roles that have code of their own: one for all groups where they do
+                 the same
+    """
+
+    layout: SharedLayout
+    parameters: Parameters
+    stores: Mapping[int, StorePath]
+    threads: int
+    declared: int
+    crossing: frozenset[str]
+    loader: Role
+    codes: tuple[Role, ...]
+
+
+def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
+    """The facts of a block program for an architecture.
+
+    Raises `InputError` at the user's line for what the architecture cannot do, and `DoesNotFit` for
+    a block that is too large.
+    """
+    placement, plan = block.placement, block.schedule.launch
+    program = placement.program
+    for op in program.ops():
+        check_types(op, arch)
+    cluster_axis(program, plan)
+    check_cluster_reductions(placement, plan)
+    paths = store_paths(placement, plan, block.rings)
+    layout = block_layout(block, arch)
+    hopper = arch == HOPPER
+    parameters = (kernel_parameters if hopper else plain_parameters)(block, paths)
+    threads = block_threads(block)
+    check_threads(program.name, threads, plan.resident, arch)
+    (loader,) = (role for role in block.roles if role.loads)
+    return KernelFacts(
+        layout,
+        parameters,
+        paths,
+        threads,
+        declared_threads(block) if hopper else threads,
+        frozenset(ring.name for ring in block.rings if crosses_blocks(program, plan, ring)),
+        loader,
+        _codes(block),
+    )
+
+
+def _codes(block: BlockProgram) -> tuple[Role, ...]:
+    computes = [role for role in block.roles if not role.loads]
+    same = all(role.sections == computes[0].sections for role in computes)
+    return (computes[0],) if same else tuple(computes)

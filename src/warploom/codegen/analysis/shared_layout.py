@@ -1,0 +1,142 @@
+"""Where everything of a block lies in its shared memory.
+
+One after the other: the rings' slots, the panels of stores, what groups exchange, the parts of sums
+over a cluster, operands made in registers, and last the barriers. Operands begin where a swizzle
+does; the others are multiples of 16 bytes by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from warploom.codegen.analysis.cluster_reduce import BARRIERS, exchange_bytes, reduces_in_cluster
+from warploom.codegen.analysis.exchanges import region_bytes
+from warploom.codegen.analysis.grid import TASK_SLOTS
+from warploom.codegen.analysis.stores import over_ring, panel_bytes, store_paths
+from warploom.codegen.ir.block import BlockProgram, Ring
+from warploom.codegen.ir.layout import ALIGNMENT
+from warploom.codegen.ir.place import Placement
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.targets import shared_limit
+from warploom.errors import DoesNotFit
+
+BARRIER_BYTES = 8
+TASK_BYTES = 4  # of a task's number
+BASE_ALIGNMENT = 1024  # of the block's first byte: swizzled tiles need it
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """Byte offsets in a block's shared memory, from its aligned base on.
+
+    rings, full, empty   the slots of every ring and the first of its barriers
+    panels               of stores; over an operand's slot where the plan says so
+    scratch              what each group exchanges (`scratch_bytes` of each)
+    parts                of sums over a cluster (`parts_bytes` of each group)
+    staged               operands made in registers, by variable, of the first group
+                         (`staged_bytes` of each)
+    parts_full           barriers of the sums
+    tasks                barriers and numbers of the tasks that are handed over
+    total                bytes of the block, the alignment of its base included
+    """
+
+    rings: Mapping[str, int]
+    full: Mapping[str, int]
+    empty: Mapping[str, int]
+    panels: int
+    panel_bytes: int
+    scratch: int
+    scratch_bytes: int
+    parts: int
+    parts_bytes: int
+    staged: Mapping[str, int]
+    staged_bytes: int
+    parts_full: int
+    tasks: int
+    total: int
+
+
+def block_layout(block: BlockProgram, arch: str = "sm_90a") -> SharedLayout:
+    """The layout of a block program; raises `DoesNotFit` where a block of `arch` has less."""
+    return shared_layout(block.placement, block.schedule.launch, block.rings, arch)
+
+
+def shared_layout(
+    placement: Placement, plan: LaunchPlan, rings: Sequence[Ring], arch: str = "sm_90a"
+) -> SharedLayout:
+    """The layout of a block with these rings; raises `DoesNotFit` where a block of `arch` has less.
+
+    With several blocks on an SM the base is not rounded up, as every KiB counts: drivers give an
+    aligned one, which the kernel checks.
+    """
+    groups = placement.parts
+    panels = panel_bytes(plan, store_paths(placement, plan, rings))
+    scratch, parts = region_bytes(placement), exchange_bytes(placement)
+    used = _Cursor()
+    slots = {ring.name: used.take(ring.depth * ring.slot_bytes) for ring in rings}
+    over = over_ring(plan, rings)
+    panels_at = used.take(panels * groups) if over is None else slots[over.name]
+    scratch_at = used.take(scratch * groups)
+    parts_at = used.take(parts * groups)
+    if placement.staged:
+        used.align(ALIGNMENT)
+    inside = _Cursor()
+    staged = {
+        name: used.at + inside.take(-(-tile.bytes // ALIGNMENT) * ALIGNMENT)
+        for name, tile in placement.staged.items()
+    }
+    used.take(inside.at * groups)
+    full: dict[str, int] = {}
+    empty: dict[str, int] = {}
+    for ring in rings:
+        full[ring.name] = used.take(ring.depth * BARRIER_BYTES)
+        empty[ring.name] = used.take(ring.depth * BARRIER_BYTES)
+    barriers = BARRIERS * groups if reduces_in_cluster(placement.program) else 0
+    parts_full = used.take(barriers * BARRIER_BYTES)
+    dynamic = plan.tile_scheduler == "dynamic"
+    tasks = used.take(TASK_SLOTS * (2 * BARRIER_BYTES + TASK_BYTES) * dynamic)
+    total = used.at + (BASE_ALIGNMENT if plan.resident == 1 else 0)
+    found = SharedLayout(
+        slots, full, empty, panels_at, panels, scratch_at, scratch, parts_at, parts,
+        staged, inside.at, parts_full, tasks, total,
+    )  # fmt: skip
+    _check_fit(found, placement, plan.resident, rings, arch)
+    return found
+
+
+class _Cursor:
+    """The next free byte."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def take(self, count: int) -> int:
+        """Where the next `count` bytes lie."""
+        start = self.at
+        self.at += count
+        return start
+
+    def align(self, step: int) -> None:
+        self.at = -(-self.at // step) * step
+
+
+def _check_fit(
+    layout: SharedLayout, placement: Placement, resident: int, rings: Sequence[Ring], arch: str
+) -> None:
+    limit = shared_limit(resident, arch)
+    if layout.total <= limit:
+        return
+    each = ", ".join(f"{r.name} {r.depth} x {r.slot_bytes:,}" for r in rings)
+    others = {
+        "store panels": layout.panel_bytes,
+        "exchanges": layout.scratch_bytes,
+        "operands": layout.staged_bytes,
+    }
+    rest = "".join(f", {what} {n * placement.parts:,}" for what, n in others.items() if n)
+    many = f" a block for {resident} on an SM" if resident > 1 else ""
+    raise DoesNotFit(
+        f"kernel {placement.program.name} needs {layout.total:,} B of shared memory "
+        f"({each}{rest}), {arch} has {limit:,}{many}; make a ring shallower or the "
+        "tile smaller"
+    )

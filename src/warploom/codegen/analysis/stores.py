@@ -1,0 +1,217 @@
+"""How results leave the registers: in panels through shared memory, or straight to global memory.
+
+A panel is some rows of the array by at most 128 bytes of its columns, swizzled: one box of a TMA
+store. Panels have one shape for each store; where it does not divide the tile the last panel begins
+earlier, so that it writes some elements a second time, with the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from warploom.codegen.analysis.grid import stores_beyond
+from warploom.codegen.analysis.register_tiles import COLUMN_GROUP, PACKED
+from warploom.codegen.ir.block import Ring
+from warploom.codegen.ir.layout import CHUNK, MAX_BOX, SharedTile, panel_width
+from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.errors import InputError
+from warploom.tile import Op
+from warploom.tile.index import multiple_of
+
+QUAD_COLUMNS = 32  # that the four lanes of a row write together: 64 bytes of 16-bit elements
+STORES = ("store", "store_add")
+
+
+@dataclass(frozen=True)
+class StorePanels:
+    """The panels in which one group stores its part of a tile.
+
+    tile        the layout of one panel, in the array's order of dimensions
+    origins     (row, column) of each panel's first element in the group's part of the tile
+    transposed  the array's columns lie over the rows of the registers: panels are transposed on
+                the way, one block of 64 register rows wide
+    slots       panels of the group that have room in shared memory at a time
+    slot_bytes  from one of these to the next
+    group_bytes from the room of one group to that of the next
+    """
+
+    tile: SharedTile
+    origins: tuple[tuple[int, int], ...]
+    transposed: bool
+    slots: int
+    slot_bytes: int
+    group_bytes: int
+
+    @property
+    def at_once(self) -> bool:
+        """Whether every panel has a slot: all are written between two barriers of the group."""
+        return 1 < len(self.origins) <= self.slots
+
+
+@dataclass(frozen=True)
+class StorePath:
+    """The way of one store.
+
+    panels       through shared memory; None: from the registers
+    wide         from the registers, 16 bytes a lane where the array's pitches allow it
+    first_group  all groups hold the same, and the first one stores it
+    held_back    blocks of the last cluster that lie beyond the grid must not store
+    """
+
+    panels: StorePanels | None
+    wide: bool
+    first_group: bool
+    held_back: bool
+
+
+def store_paths(
+    placement: Placement, plan: LaunchPlan, rings: Sequence[Ring]
+) -> dict[int, StorePath]:
+    """The path of every store of a program, by the op's number.
+
+    All stores of a kernel take turns with one room for panels. Raises `InputError` for a tile that
+    the plan's way of storing does not suit.
+    """
+    program = placement.program
+    stores = [op for op in program.ops() if op.kind in STORES]
+    found: dict[int, StorePath] = {}
+    for op in stores:
+        through = through_shared(placement, plan, op)
+        panels = _panels(placement, plan, op) if through else None
+        split = placement.parts > 1 and placement.split not in op.srcs[0].type.names
+        found[op.id] = StorePath(
+            panels, is_wide(placement, op), split, stores_beyond(program, plan, op)
+        )
+    slot = _operand_slot(placement, plan, rings)
+    if slot is not None:
+        for op in stores:
+            panels = found[op.id].panels
+            if panels is not None:
+                found[op.id] = replace(found[op.id], panels=_over(slot, panels, placement, op))
+        return found
+    room = max((p.panels.group_bytes for p in found.values() if p.panels is not None), default=0)
+    return {
+        number: path
+        if path.panels is None
+        else replace(path, panels=replace(path.panels, group_bytes=room))
+        for number, path in found.items()
+    }
+
+
+def panel_bytes(plan: LaunchPlan, paths: Mapping[int, StorePath]) -> int:
+    """Bytes of shared memory set aside for one group's panels."""
+    if plan.store_over:
+        return 0
+    return max((p.panels.group_bytes for p in paths.values() if p.panels is not None), default=0)
+
+
+def through_shared(placement: Placement, plan: LaunchPlan, op: Op) -> bool:
+    """Whether a store goes through shared memory: a tile, under a plan that says so.
+
+    Not a transposed tile of 32 bits: from the registers the 8 rows of a quad's column fill a sector
+    of 32 bytes, and there is no stmatrix for it. Elements of one byte have no panels; they are
+    written from registers.
+    """
+    kind = op.srcs[0].type
+    if plan.store != "tma" or len(kind.axes) != 2 or kind.dtype.bytes == 1:
+        return False
+    return kind.dtype.bytes == 2 or not placement.transposed(kind)
+
+
+def is_wide(placement: Placement, op: Op) -> bool:
+    """Whether the lanes of a row can exchange words and write 16 bytes each: a whole tile of 16-bit
+    elements in the array's order, whose columns begin at a multiple of 8."""
+    kind = op.srcs[0].type
+    return (
+        op.kind == "store"
+        and op.array is not None
+        and len(kind.axes) == 2
+        and op.array.dtype.name in PACKED
+        and kind.names == tuple(s.axis for s in op.spans if s.size is not None)
+        and not placement.transposed(kind)
+        and kind.shape[1] >= QUAD_COLUMNS
+        and all(span.stop is None for span in op.spans)
+        and op.spans[-1].size is not None
+        and multiple_of(op.spans[-1].start) % COLUMN_GROUP == 0
+    )
+
+
+def _panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
+    """The panels of a store in room of its own; raises `InputError` for a tile that has none."""
+    kind = placement.local(op.srcs[0].type)
+    rows, cols = kind.shape
+    element = kind.dtype.bytes
+    transposed = placement.transposed(op.srcs[0].type)
+    high = rows
+    if transposed:
+        width = ROWS_PER_GROUP * element
+        high = min(plan.store_rows or rows, rows)
+    else:
+        width = panel_width(cols * element)
+    if not width or cols * element % CHUNK or rows % 8 or high > MAX_BOX:
+        raise InputError(
+            f"{op.where}: store of {rows} rows of {cols * element} B a group in panels of {high} "
+            f"rows: expected a multiple of 8 rows, at most {MAX_BOX} a panel, and of 16 B"
+        )
+    tile = SharedTile(high, width // element, element, width)
+    found = tuple(
+        (row, col) for col in _starts(cols, tile.cols) for row in _starts(rows, tile.rows)
+    )
+    if op.kind == "store_add" and len(found) * tile.rows * tile.cols > rows * cols:
+        raise InputError(
+            f"{op.where}: store add=True of {rows} x {cols} elements a group in panels of "
+            f"{tile.rows} x {tile.cols}: these would add some twice; make the tile a multiple"
+        )
+    slots = plan.store_panels
+    return StorePanels(tile, found, transposed, slots, tile.panel_bytes, tile.panel_bytes * slots)
+
+
+def _operand_slot(
+    placement: Placement, plan: LaunchPlan, rings: Sequence[Ring]
+) -> SharedTile | None:
+    """The tile of the plan's `store_over`; raises when no group has rows of it."""
+    if not plan.store_over:
+        return None
+    name = plan.store_over
+    ring = over_ring(plan, rings)
+    if ring is None or ring.depth != 1 or len(ring.buffers) != 1:
+        raise InputError(
+            f"launch plan: store_over={name!r}: expected a tile with a ring of its own of one slot"
+        )
+    load, tile = placement.shared[name]
+    rows = "" if load.dst is None else load.dst.type.names[0]
+    if placement.parts > 1 and rows != placement.split:
+        raise InputError(
+            f"{load.where}: store_over={name!r}: its rows are {rows!r}, not {placement.split!r}, "
+            "so that groups have no rows of their own"
+        )
+    return tile
+
+
+def over_ring(plan: LaunchPlan, rings: Sequence[Ring]) -> Ring | None:
+    """The ring through whose slot the groups store (`store_over`), if the plan names one."""
+    named = [ring for ring in rings if any(plan.store_over in b.names for b in ring.buffers)]
+    return named[0] if named else None
+
+
+def _over(slot: SharedTile, panels: StorePanels, placement: Placement, op: Op) -> StorePanels:
+    """The panels of a group as its rows of the panels of an operand's slot; raises where they are
+    not of that shape."""
+    tile, parts = panels.tile, placement.parts
+    same = (slot.rows, slot.width, slot.element) == (tile.rows * parts, tile.width, tile.element)
+    if panels.transposed or not same or len(panels.origins) > slot.panels:
+        raise InputError(
+            f"{op.where}: store of {len(panels.origins)} panels of {tile.rows} rows of "
+            f"{tile.width} B a group over {slot.panels} of {slot.rows} rows of {slot.width} B: "
+            "expected equal panels"
+        )
+    return replace(
+        panels, slots=slot.panels, slot_bytes=slot.panel_bytes, group_bytes=tile.panel_bytes
+    )
+
+
+def _starts(extent: int, step: int) -> list[int]:
+    """Where pieces of one size begin that cover an extent; the last ends with it."""
+    return [*range(0, extent - step, step), extent - step]
