@@ -139,7 +139,7 @@ static CUtensorMap map_of(bf16* p, int rows, int cols, int box_rows) {
 }
 
 int main() {
-  const int m = 128, n = 128, k = 320;
+  const int m = 128, n = 64, k = 320;
   std::vector<bf16> a(m * k), b(n * k);
   for (auto& x : a) x = float(rand() % 5 - 2);
   for (auto& x : b) x = float(rand() % 5 - 2);

@@ -15,6 +15,7 @@ from warploom.errors import InputError, ToolMissing
 from warploom.files import cache_folder
 
 MODEL = Path(__file__).parent / "model"
+HEADER = "host.h"  # which every translated source includes first
 PARTS = ("machine.cpp", "async.cpp")
 OLDEST = 9  # of gcc: what its instrumentation calls
 # Kernels: every access to memory that others may see is reported to the machine (its hooks bear the
@@ -45,7 +46,7 @@ def compiler() -> str:
 
 
 def compiled(text: str, name: str, shared: bool) -> Path:
-    """A shared library, or a program, of C++ that includes cuda.h; from the cache where it is."""
+    """A shared library, or a program, of C++; from the cache where it is."""
     key = hashlib.sha256("\0".join((text, _model(), str(shared))).encode()).hexdigest()[:24]
     path = cache_folder() / "emulate" / (key + (".so" if shared else ""))
     if path.exists():
@@ -53,8 +54,9 @@ def compiled(text: str, name: str, shared: bool) -> Path:
     machine = [_machine(part) for part in PARTS]
     with tempfile.TemporaryDirectory() as folder:
         source, object_, made = (Path(folder) / end for end in ("k.cpp", "k.o", "made"))
-        source.write_text(text)
-        call = [compiler(), *KERNEL_FLAGS, f"-I{MODEL}", "-c", str(source), "-o", str(object_)]
+        source.write_text(f'#include "{HEADER}"\n{text}')
+        found = [f"-I{_headers()}", f"-I{MODEL}"]
+        call = [compiler(), *KERNEL_FLAGS, *found, "-c", str(source), "-o", str(object_)]
         _run(call, name)
         kind = ["-shared", "-Wl,-Bsymbolic"] if shared else []
         _run([compiler(), *kind, str(object_), *map(str, machine), "-o", str(made)], name)
@@ -78,6 +80,21 @@ def _machine(part: str) -> Path:
             _run([compiler(), *MACHINE_FLAGS, "-c", str(MODEL / part), "-o", str(made)], part)
             _keep(made, path)
     return path
+
+
+@functools.cache
+def _headers() -> Path:
+    """A folder with the headers compiled: most of a small kernel's compilation is theirs."""
+    key = hashlib.sha256(("headers" + _model()).encode()).hexdigest()[:24]
+    folder = cache_folder() / "emulate" / key
+    path = folder / f"{HEADER}.gch"
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as temporary:
+            made = Path(temporary) / path.name
+            call = [compiler(), *KERNEL_FLAGS, "-x", "c++-header", str(MODEL / HEADER)]
+            _run([*call, "-o", str(made)], HEADER)
+            _keep(made, path)
+    return folder
 
 
 def _keep(made: Path, path: Path) -> None:

@@ -37,7 +37,7 @@ class Library:
     def __init__(self, sources: Sequence[CudaSource]) -> None:
         """Raises `InputError` where a text is not in the emulated subset."""
         self.sources = tuple(sources)
-        parts = ['#include "cuda.h"']
+        parts: list[str] = []
         for number, source in enumerate(sources):
             label = f"{number}.{source.file}" if number else source.file
             parts.append(f"namespace k{number} {{\n#line 1 \"{label}\"\n")

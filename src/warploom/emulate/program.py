@@ -39,7 +39,7 @@ class CudaProgram:
                 f"{name}: no main: the emulation runs a whole program, which launches its kernels "
                 "by <<<...>>> and returns 0 where their results are right"
             )
-        self.path = compiled(f'#include "host.h"\n#line 1 "{name}"\n{body}', name, shared=False)
+        self.path = compiled(f'#line 1 "{name}"\n{body}', name, shared=False)
 
     @classmethod
     def of(cls, path: Path) -> CudaProgram:
