@@ -18,8 +18,8 @@ SAMPLE = {
     "store still reads": ("bulk_pipeline", 9, "race"),
     "no fence of the proxy": ("bulk_pipeline", 12, "proxy"),
     "bytes of a copy": ("tutorial_gemm", 2, "bytes"),
-    "no wait for matmuls": ("tutorial_gemm", 10, "registers"),
-    "no __syncwarp": ("row_sums", 2, "race"),
+    "no fence of registers": ("tutorial_gemm", 8, "registers"),
+    "no __syncwarp": ("row_sums", 2, "unwritten"),
     "barrier not published": ("cluster_sum", 6, "rule"),
     "wrong count of arrivals": ("cluster_sum", 13, "deadlock"),
 }
@@ -57,7 +57,7 @@ def test_every_fault_fits_its_file():
 def test_the_command_reports_replays_and_refuses(tmp_path):
     runner = CliRunner()
     file = tmp_path / "k.cu"
-    _, before, after = styles()["bulk_pipeline"][0]
+    _, before, after = styles()["bulk_pipeline"][9]
     file.write_text(broken("bulk_pipeline", before, after))
     done = runner.invoke(app, ["emulate", str(file), "--seed", "3"])
     assert done.exit_code != 0 and "race: " in done.output and "replay: --seed 3" in done.output

@@ -374,7 +374,7 @@ FORMS: list[tuple[str, Make]] = [
     (r"fence\.mbarrier_init\.release\.cluster", _said("machine::fence_mbarrier_init();")),
     (r"fence\.proxy\.async(?:\.shared::cta|\.shared::cluster)?", _said("machine::fence_proxy();")),
     (r"fence\.proxy\.async\.global", NOTHING),
-    (r"fence(?:\.acq_rel|\.sc)\.cluster", _said("machine::fence_cluster();")),
+    (r"fence(?:\.acq_rel|\.sc)\.cluster", _said("machine::fence_mbarrier_init();")),
     (r"fence(?:\.acq_rel|\.sc)\.(?:cta|gpu|sys)|membar\.\w+", NOTHING),
     (
         r"barrier\.cluster\.arrive(?:\.release)?(?:\.aligned)?",

@@ -74,7 +74,7 @@ def _kernels(text: str) -> str:
             if opening is None or opening[0] == ";":
                 break
             if opening[0] == "{":
-                parts += [text[end : opening.end()], f" machine::begin({cluster}, 0);"]
+                parts += [text[end : opening.end()], f" machine::begin({cluster});"]
                 end = opening.end()
                 break
             stop = closing(plain, opening.end())

@@ -25,14 +25,16 @@ Mbarrier& barrier_at(u32 bar) {
 static Mbarrier& made_before(u32 bar) {
   Mbarrier& b = barrier_at(bar);
   if (b.maker >= 0 && fault.empty() && b.made > known(current)[threads[b.maker].agent])
-    fail("the barrier at %s is used, and nothing orders its mbarrier.init by %s at %s before", shown(bar).c_str(),
+    fail("the barrier at %s is used, and nothing orders its mbarrier.init by %s at %s before",
+        shown(bar).c_str(),
          who_thread(b.maker).c_str(), place(b.site).c_str());
   return b;
 }
 Mbarrier& published(u32 bar, const char* by) {
   Mbarrier& b = made_before(bar);
   if (!b.published && fault.empty())
-    fail("the barrier at %s is used by %s before a fence.mbarrier_init of %s, which made it at %s", shown(bar).c_str(), by,
+    fail("the barrier at %s is used by %s before a fence.mbarrier_init of %s, which made it at %s",
+        shown(bar).c_str(), by,
          who_thread(b.maker).c_str(), place(b.site).c_str());
   return b;
 }
@@ -54,7 +56,8 @@ void arrive(u32 bar, u32 count) {
   if (b.pending < count)
     return fail("the barrier at %s has %u arrivals in its phase %u and counts %u; the last was by %s at %s", shown(bar).c_str(),
                 b.count - b.pending + count, b.phase, b.count,
-                b.last_thread < 0 ? "a copy" : who_thread(b.last_thread).c_str(), place(b.last).c_str());
+                b.last_thread < 0 ? "a copy" : who_thread(b.last_thread).c_str(),
+                    place(b.last).c_str());
   b.pending -= count;
   complete(b);
 }
@@ -74,7 +77,8 @@ void receive(u32 bar, u32 bytes, u32 phase, u32 site) {
 void mbarrier_init(u32 bar, u32 count) {
   ENTER;
   bar = global_of(bar);
-  if (bar % 8 || !count || count >= 1u << 20) fail("mbarrier.init at +0x%x with a count of %u", bar % WINDOW, count);
+  if (bar % 8 || !count || count >= 1u << 20) fail("mbarrier.init at +0x%x with a count of %u",
+      bar % WINDOW, count);
   at(bar, 8);
   if (!fault.empty()) return;
   Mbarrier& b = mbarriers[bar];
@@ -108,6 +112,8 @@ u64 mbarrier_arrive(u32 bar, u32 count) {
   }
   Mbarrier& b = by_me(bar, remote);
   const u64 phase = b.phase;
+  if (remote && fault.empty()) ends[block].visits[me().agent] = {known(current)[me().agent],
+      site_here()};
   release_to(b.known, b.fenced);
   arrive(bar, count);
   return phase;
@@ -123,8 +129,10 @@ static bool wait_for(u32 bar, u32 parity, bool blocks_here) {
   bar = global_of(bar);
   Mbarrier& b = made_before(bar);
   if (int(bar / WINDOW) != block_of(current)) fail("a wait at a barrier of another block");
-  const auto ready = [](const void* at, long p) { return (((const Mbarrier*)at)->phase & 1) != unsigned(p); };
-  if (blocks_here) yield_until(ready, &b, parity & 1, parity & 1 ? "phase parity 1" : "phase parity 0", bar);
+  const auto ready = [](const void* at,
+      long p) { return (((const Mbarrier*)at)->phase & 1) != unsigned(p); };
+  if (blocks_here) yield_until(ready, &b, parity & 1, parity & 1 ? "phase parity 1"
+      : "phase parity 0", bar);
   else give_way();
   if (!ready(&b, parity & 1)) return false;
   join(known(current), b.done_known);
@@ -142,7 +150,6 @@ static void publish() {
     if (one.second.maker == current) one.second.published = true;
 }
 void fence_mbarrier_init() { publish(); }
-void fence_cluster() { publish(); }
 void fence_proxy() {
   publish();
   std::copy(known(current), known(current) + agents_each, fenced(current));
@@ -153,12 +160,14 @@ void fence_proxy() {
 // ---- registers
 void registers(bool more, u32 count) {
   ENTER;
-  if (count % 8 || count < 24 || count > 256) fail("setmaxnreg to %u: expected a multiple of 8 from 24 to 256", count);
+  if (count % 8 || count < 24 ||
+      count > 256) fail("setmaxnreg to %u: expected a multiple of 8 from 24 to 256", count);
   Thread& one = me();
   if (!one.held) one.held = int(entry_registers);
   long& left = spare[block_of(current)];
   if (!more) {
-    if (int(count) > one.held) fail("registers: setmaxnreg.dec to %u by a thread that has %d", count, one.held);
+    if (int(count) > one.held) fail("registers: setmaxnreg.dec to %u by a thread that has %d",
+        count, one.held);
     left += one.held - int(count);
   } else {
     count = std::max(count, u32(one.held));
@@ -177,7 +186,8 @@ static int outer_rows(const TensorView& map) {
   return rows;
 }
 // The global address of element `col` of row `row` of a box, or null outside of the tensor.
-static unsigned char* element_of(const TensorView& map, const std::array<int, 5>& from, int row, int col) {
+static unsigned char* element_of(const TensorView& map, const std::array<int, 5>& from, int row,
+    int col) {
   int rest = row;
   const int x = from[0] + col;
   bool in = x >= 0 && x < map.dims[0];
@@ -199,7 +209,8 @@ static TensorView view_of(const void* map, int rank, u32 place, const char* what
   }
   const int line = view.box[0] * view.element;
   if (place % 128 || (view.width && line > view.width) || line % 16)
-    fail("%s at +0x%x with rows of %d bytes under a swizzle of %d: not what its tensor map allows", what,
+    fail("%s at +0x%x with rows of %d bytes under a swizzle of %d: not what its tensor map allows",
+        what,
          place % WINDOW - START, line, view.width);
   return view;
 }
@@ -220,9 +231,11 @@ static void issue(Box& one) {
     Mbarrier& b = published(bar, "a bulk copy");
     if (!fault.empty()) return;
     one.phase[block] = b.phase;
-    const Access how{b.agent, b.phase + 1, known(current), fenced(current), one.site, true, true, "a bulk copy"};
+    const Access how{b.agent, b.phase + 1, known(current), fenced(current), one.site, true, true,
+        "a bulk copy"};
     if (one.from) touch(to, one.bytes, how);
     else touch_box(one.map, to, 0, outer_rows(one.map), how, nullptr);
+    ends[first + block].visits[b.agent] = {b.phase + 1, one.site};
   }
   boxes.push_back(one);
 }
@@ -233,7 +246,8 @@ void tma_load(u32 to, const void* map, const int* coordinates, int rank, u32 bar
   for (int d = 0; d < rank; ++d) one.at[d] = coordinates[d];
   one.place = global_of(to), one.bar = global_of(bar), one.block = block_of(current);
   if (!mask) {
-    if (int(one.place / WINDOW) != one.block && cluster == 1) fail("a bulk load into another block");
+    if (int(one.place / WINDOW) != one.block &&
+        cluster == 1) fail("a bulk load into another block");
     mask = 1u << (one.place / WINDOW) % cluster;
   }
   if (mask >> cluster) fail("a multicast mask of 0x%x in a cluster of %d", mask, cluster);
@@ -243,7 +257,8 @@ void tma_load(u32 to, const void* map, const int* coordinates, int rank, u32 bar
 }
 void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
   ENTER;
-  if (to % 16 || bytes % 16 || uintptr_t(from) % 16) fail("a bulk copy that is not of multiples of 16 bytes");
+  if (to % 16 || bytes % 16 ||
+      uintptr_t(from) % 16) fail("a bulk copy that is not of multiples of 16 bytes");
   watch(from, bytes, false);
   Box one{};
   one.place = global_of(to), one.bar = global_of(bar), one.block = block_of(current);
@@ -256,7 +271,8 @@ void bulk_load(u32 to, const void* from, u32 bytes, u32 bar) {
 static bool box_lands(Box& one) {
   const TensorView& map = one.map;
   const int first = one.block / cluster * cluster;
-  const int rows = one.from ? int(one.bytes) : outer_rows(map), line = one.from ? 1 : map.box[0] * map.element;
+  const int rows = one.from ? int(one.bytes) : outer_rows(map), line = one.from ? 1
+      : map.box[0] * map.element;
   const int half = one.from ? rows / 32 * 16 : rows / 2;
   const int last = one.row == 0 && half > 0 ? half : rows;
   for (int block = 0; block < cluster; ++block) {
@@ -268,7 +284,8 @@ static bool box_lands(Box& one) {
       for (int row = one.row; row < last; ++row)
         for (int col = 0; col < map.box[0]; ++col) {
           const unsigned char* from = element_of(map, one.at, row, col);
-          unsigned char* into = at(swizzled(to + row * line + col * map.element, map.width), map.element);
+          unsigned char* into = at(swizzled(to + row * line + col * map.element, map.width),
+              map.element);
           if (!fault.empty()) return true;
           if (from) memcpy(into, from, map.element);
           else memset(into, 0, map.element);
@@ -310,7 +327,8 @@ static void store_reads(Store& one) {
     for (int col = 0; col < map.box[0]; ++col) {
       unsigned char* to = element_of(map, one.at, row, col);
       if (!to) continue;
-      const unsigned char* from = at(swizzled(one.place + row * line + col * map.element, map.width), map.element);
+      const unsigned char* from = at(swizzled(one.place + row * line + col * map.element,
+          map.width), map.element);
       if (!fault.empty()) return;
       if (one.add) add_element(to, from, map.kind);
       else memcpy(to, from, map.element);
@@ -319,7 +337,8 @@ static void store_reads(Store& one) {
 static void issue(Store& one) {
   Thread& mine = me();
   if (mine.store_agent < 0) mine.store_agent = new_agent(kStores, current, 0);
-  const Access how{mine.store_agent, mine.groups + 1, known(current), fenced(current), one.site, false, true, "a bulk store"};
+  const Access how{mine.store_agent, mine.groups + 1, known(current), fenced(current), one.site,
+      false, true, "a bulk store"};
   if (one.to) touch(one.place, one.bytes, how);
   else touch_box(one.map, one.place, 0, outer_rows(one.map), how, &one.at);
   mine.stores.back().push_back(one);
@@ -328,7 +347,8 @@ void tma_store(const void* map, u32 from, const int* coordinates, int rank, bool
   ENTER;
   Store one{};
   one.map = view_of(map, rank, from, "a bulk store");
-  if (add && one.map.kind != kBf16 && one.map.kind != kFp16 && one.map.kind != kFp32 && one.map.kind != kInt32)
+  if (add && one.map.kind != kBf16 && one.map.kind != kFp16 && one.map.kind != kFp32 &&
+      one.map.kind != kInt32)
     fail("a bulk addition of this element type");
   for (int d = 0; d < rank; ++d) one.at[d] = coordinates[d];
   one.place = global_of(from), one.add = add, one.site = site_here();
@@ -336,10 +356,12 @@ void tma_store(const void* map, u32 from, const int* coordinates, int rank, bool
 }
 void bulk_store(void* to, u32 from, u32 bytes) {
   ENTER;
-  if (from % 16 || bytes % 16 || uintptr_t(to) % 16) fail("a bulk copy that is not of multiples of 16 bytes");
+  if (from % 16 || bytes % 16 ||
+      uintptr_t(to) % 16) fail("a bulk copy that is not of multiples of 16 bytes");
   watch(to, bytes, true);
   Store one{};
-  one.to = static_cast<unsigned char*>(to), one.place = global_of(from), one.bytes = bytes, one.site = site_here();
+  one.to = static_cast<unsigned char*>(to), one.place = global_of(from), one.bytes = bytes,
+      one.site = site_here();
   issue(one);
 }
 void bulk_commit() {
@@ -356,7 +378,8 @@ void bulk_wait(u32 pending, bool) {
   Thread& mine = me();
   // The last group is open: nothing waits for it.
   for (size_t i = 0; i + 1 + pending < mine.stores.size(); ++i)
-    yield_until([](const void* g, long) { return all_read(*(const std::vector<Store>*)g); }, &mine.stores[i], 0,
+    yield_until([](const void* g, long) { return all_read(*(const std::vector<Store>*)g); },
+        &mine.stores[i], 0,
                 "bulk stores to read shared memory");
   while (mine.stores.size() > 1 + pending) mine.stores.pop_front();
   if (mine.store_agent < 0 || mine.groups < pending) return;
@@ -371,7 +394,10 @@ void store_async(u32 to, const void* from, u32 bytes, u32 bar) {
   Mbarrier& b = published(one.bar, "a copy");
   one.phase = b.phase;
   memcpy(one.bytes, from, bytes);
-  touch(one.to, bytes, {b.agent, b.phase + 1, known(current), fenced(current), one.site, true, true, "st.async"});
+  if (!fault.empty()) return;
+  ends[one.to / WINDOW].visits[b.agent] = {b.phase + 1, one.site};
+  touch(one.to, bytes, {b.agent, b.phase + 1, known(current), fenced(current), one.site, true,
+      true, "st.async"});
   pushes.push_back(one);
 }
 
@@ -383,12 +409,14 @@ static int copy_agent() {
 void copy_async(u32 to, const void* from, u32 bytes, u32 count) {
   ENTER;
   Thread& mine = me();
-  if (to % bytes || (count && uintptr_t(from) % bytes) || count > bytes) fail("a cp.async that is misaligned or reads beyond its %u bytes", bytes);
+  if (to % bytes || (count && uintptr_t(from) % bytes) ||
+      count > bytes) fail("a cp.async that is misaligned or reads beyond its %u bytes", bytes);
   if (count) watch(from, count, false);
   Copy one{mine.copy_number, global_of(to), {}};
   memcpy(one.bytes, from, count);
   // The record's agent writes for the generic proxy.
-  touch(one.to, bytes, {copy_agent(), mine.copy_number, known(current), fenced(current), site_here(), true, false, "cp.async"});
+  touch(one.to, bytes, {copy_agent(), mine.copy_number, known(current), fenced(current),
+      site_here(), true, false, "cp.async"});
   mine.copies.push_back(one);
   if (bytes != 16) fail("cp.async of %u bytes: the emulation has those of 16", bytes);
 }
@@ -428,7 +456,8 @@ static void copies_land(bool all) {
       memcpy(at(one.copies.front().to, 16), one.copies.front().bytes, 16);
       one.copies.pop_front();
     }
-    while (!one.arrivals.empty() && (one.copies.empty() || one.copies.front().number > one.arrivals.front().number)) {
+    while (!one.arrivals.empty() && (one.copies.empty() ||
+        one.copies.front().number > one.arrivals.front().number)) {
       arrive(one.arrivals.front().bar, 1);
       one.arrivals.erase(one.arrivals.begin());
     }
@@ -503,7 +532,8 @@ void multiply(float* d, const u32* a, const u32* b, const float* c, int kind) {
     const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
     double sum = 0;
     for (int k = 0; k < 16; ++k)
-      sum += half(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k) * half(col * 4 + k % 8 / 2, 4 + k / 8, k);
+      sum += half(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k) * half(col * 4 + k % 8 / 2, 4 +
+          k / 8, k);
     d[i] = c[i] + float(sum);
   }
   lanes();
@@ -515,7 +545,8 @@ static u32 operand_at(int block, u64 words, bool across, int mn, int k, int elem
   const u32 low = u32(words), high = u32(words >> 32);
   const u32 base = (low & 0x3fff) << 4, lbo = (low >> 16 & 0x3fff) << 4, sbo = (high & 0x3fff) << 4;
   const int code = high >> 30, width = code == 1 ? 128 : code == 2 ? 64 : code == 3 ? 32 : 0;
-  if (!code) return base + mn / 8 * sbo + k * element / 16 * lbo + mn % 8 * 16 + k * element % 16 + block * WINDOW;
+  if (!code) return base + mn / 8 * sbo + k * element / 16 * lbo + mn % 8 * 16 + k * element % 16 +
+      block * WINDOW;
   const int row = width / element;
   const u32 linear = across ? mn / row * lbo + k / 8 * sbo + k % 8 * width + mn % row * element
                             : mn / 8 * sbo + mn % 8 * width + k * element;
@@ -544,8 +575,10 @@ static void issue(Product& one, Group& group) {
         group.fenced[i] = std::min(group.fenced[i], fenced(t)[i]);
       }
   }
-  const int agent = cluster * each + (block_of(current) % cluster) * groups_each + current % each / 128;
-  const Access how{agent, one.number, group.known.data(), group.fenced.data(), one.site, false, true, "wgmma"};
+  const int agent = cluster * each + (block_of(current) % cluster) * groups_each +
+      current % each / 128;
+  const Access how{agent, one.number, group.known.data(), group.fenced.data(), one.site, false,
+      true, "wgmma"};
   // What it reads too early only spoils its result: some kernels multiply what they never use.
   std::string why;
   std::vector<Cell*> made;
@@ -580,7 +613,8 @@ void wgmma(const Operands& what) {
   while (group.queue.size() <= place) group.queue.emplace_back();
   Product& one = group.queue[place];
   if (!one.joined) {
-    one.block = block_of(current), one.columns = what.columns, one.kind = what.kind, one.number = number;
+    one.block = block_of(current), one.columns = what.columns, one.kind = what.kind,
+        one.number = number;
     one.side[0] = what.left, one.side[1] = what.right, one.accumulate = what.accumulate;
     one.registers = what.rows != nullptr, one.site = site_here();
     one.across[0] = what.left_across, one.across[1] = what.right_across;
@@ -610,11 +644,13 @@ void wgmma_wait(u32 pending) {
   Thread& mine = me();
   if (mine.commits.size() <= pending) return;
   const u32 wanted = mine.commits[mine.commits.size() - 1 - pending];
-  yield_until([](const void* g, long n) { return ((const Group*)g)->first >= u32(n); }, &groups[group_of(current)],
+  yield_until([](const void* g, long n) { return ((const Group*)g)->first >= u32(n); },
+      &groups[group_of(current)],
               wanted, "wgmma that others of its group have to issue too");
   if (wanted <= mine.waited) return;
   mine.waited = wanted;
-  const int agent = cluster * each + (block_of(current) % cluster) * groups_each + current % each / 128;
+  const int agent = cluster * each + (block_of(current) % cluster) * groups_each +
+      current % each / 128;
   known(current)[agent] = std::max(known(current)[agent], wanted);
   ++mine.version;
 }
@@ -629,13 +665,15 @@ static void multiply_all(Product& one) {
         const u32* word = one.rows[thread] + row % 16 / 8 + k / half * 2;
         left[row][k] = value_at((const unsigned char*)word + k % per * element, one.kind);
       } else {
-        left[row][k] = value_at(at(operand_at(one.block, one.side[0], one.across[0], row, k, element), element), one.kind);
+        left[row][k] = value_at(at(operand_at(one.block, one.side[0], one.across[0], row, k,
+            element), element), one.kind);
       }
       if (one.negative[0]) left[row][k] = -left[row][k];
     }
   for (int col = 0; col < one.columns; ++col)
     for (int k = 0; k < depth; ++k) {
-      const float x = value_at(at(operand_at(one.block, one.side[1], one.across[1], col, k, element), element), one.kind);
+      const float x = value_at(at(operand_at(one.block, one.side[1], one.across[1], col, k,
+          element), element), one.kind);
       right[col][k] = one.negative[1] ? -x : x;
     }
   if (!fault.empty()) return;
@@ -653,12 +691,14 @@ static void multiply_all(Product& one) {
 // ---- one of each kind takes effect now and then
 void events(bool all) {
   copies_land(all);
-  for (int tries = 0; !boxes.empty() && fault.empty() && (all || (tries < 4 && chance(0))); ++tries) {
+  for (int tries = 0; !boxes.empty() && fault.empty() && (all || (tries < 4 &&
+      chance(0))); ++tries) {
     const size_t pick = random_of() % boxes.size();
     if (box_lands(boxes[pick])) boxes.erase(boxes.begin() + pick);
   }
   for (Group& one : groups)
-    while (fault.empty() && !one.queue.empty() && one.queue.front().joined == 128 && (all || chance(1))) {
+    while (fault.empty() && !one.queue.empty() && one.queue.front().joined == 128 && (all ||
+        chance(1))) {
       multiply_all(one.queue.front());
       one.queue.pop_front();
       ++one.first;
@@ -667,7 +707,8 @@ void events(bool all) {
     for (auto& group : mine.stores)
       for (Store& one : group)
         if (!one.read && (all || chance(2)) && fault.empty()) store_reads(one);
-  size_t some = pushes.empty() ? 0 : all ? pushes.size() : chance(3) ? random_of() % pushes.size() + 1 : 0;
+  size_t some = pushes.empty() ? 0 : all ? pushes.size() : chance(3) ? random_of() % pushes.size() +
+      1 : 0;
   for (; some && fault.empty(); --some) {
     std::swap(pushes[random_of() % pushes.size()], pushes.back());
     const Push one = pushes.back();
@@ -694,13 +735,21 @@ void leaves() {
       return fail("exit: %s ended while its bulk store at %s may still read shared memory: no cp.async.bulk.wait_group covers it",
                     who_thread(current).c_str(), place(one.site).c_str());
   if (mine.waited < mine.issued)
-    return fail("exit: %s ended under a wgmma that no wgmma.wait_group covers", who_thread(current).c_str());
+    return fail("exit: %s ended under a wgmma that no wgmma.wait_group covers",
+        who_thread(current).c_str());
+  Block& end = ends[block_of(current)];
+  join(end.known, known(current));
   for (int f = block_of(current) * each; f < (block_of(current) + 1) * each; ++f)
     if (!threads[f].done && f != current) return;
+  for (const auto& [agent, visit] : end.visits)
+    if (visit.epoch > end.known[agent])
+      return fail("exit: block %d may end before %s, at %s, uses its shared memory: nothing orders the two", block_of(current),
+                  who(own_cluster().agents[agent]).c_str(), place(visit.site).c_str());
   for (const Box& one : boxes)
     for (int b = 0; b < cluster; ++b)
       if (one.mask >> b & 1 && one.block / cluster * cluster + b == block_of(current))
-        return fail("exit: block %d ended before the copy issued at %s into it landed", block_of(current), place(one.site).c_str());
+        return fail("exit: block %d ended before the copy issued at %s into it landed",
+            block_of(current), place(one.site).c_str());
 }
 void start_async() {
   // An equal share of 64 Ki registers in eights, of which a thread can name 255.

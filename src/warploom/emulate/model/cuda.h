@@ -31,8 +31,8 @@ struct dim3 : Extent {
   dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) { x = a, y = b, z = c; }
   dim3(Extent e) : Extent(e) {}
 };
-#define VECTOR(word, name)                      \
-  struct name##2 { word x, y; };                \
+#define VECTOR(word, name) \
+  struct name##2 { word x, y; }; \
   struct alignas(4 * sizeof(word)) name##4 { word x, y, z, w; };
 VECTOR(unsigned, uint)
 VECTOR(int, int)
@@ -45,12 +45,14 @@ inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
 
 // ---- 16-bit floats
-#define HALF(name, from, to)                                                                        \
-  struct name {                                                                                     \
-    uint16_t bits;                                                                                  \
-    name() = default;                                                                               \
-    name(float x) : bits(numbers::to(x)) {}                                                         \
-    operator float() const { return numbers::from(bits); }                                          \
+#define HALF(name, from, to) \
+  struct name {
+ \
+    uint16_t bits; \
+    name() = default; \
+    name(float x) : bits(numbers::to(x)) {} \
+    operator float() const { return numbers::from(bits);
+        } \
   };
 HALF(__nv_bfloat16, from_bf16, to_bf16)
 HALF(__half, from_fp16, to_fp16)
@@ -116,7 +118,8 @@ template <class To, class From> To as(const From& x) {
   if constexpr (std::is_same_v<To, From>) return x;
   else if constexpr (std::is_pointer_v<From>) return To(reinterpret_cast<uintptr_t>(x));
   else if constexpr (std::is_pointer_v<To>) return reinterpret_cast<To>(uintptr_t(x));
-  else if constexpr (std::is_integral_v<To> && (std::is_integral_v<From> || std::is_enum_v<From>)) return To(x);
+  else if constexpr (std::is_integral_v<To> && (std::is_integral_v<From> ||
+      std::is_enum_v<From>)) return To(x);
   else {
     static_assert(sizeof(To) <= 8 && sizeof(From) <= 8, "an operand of at most 64 bits");
     To y{};
@@ -125,8 +128,10 @@ template <class To, class From> To as(const From& x) {
   }
 }
 template <class T, class From> void put(T& x, const From& value) { x = as<T>(value); }
-inline int lane() { return int(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32; }
-inline int warp() { return int(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32; }
+inline int lane() { return int(threadIdx.x + blockDim.x * (threadIdx.y +
+    blockDim.y * threadIdx.z)) % 32; }
+inline int warp() { return int(threadIdx.x + blockDim.x * (threadIdx.y +
+    blockDim.y * threadIdx.z)) / 32; }
 inline int block_in_cluster() { return int(machine::rank_in_cluster()); }
 // Packed conversions: the second operand goes to the lower half.
 inline uint32_t pair(uint16_t high, uint16_t low) { return uint32_t(high) << 16 | low; }
@@ -161,7 +166,8 @@ template <class T> T shuffled(unsigned mask, T x, int from) {
   memcpy(&x, &bits, sizeof(T));
   return x;
 }
-template <class T> T __shfl_xor_sync(unsigned mask, T x, int bits, int = 32) { return shuffled(mask, x, ptx::lane() ^ bits); }
+template <class T> T __shfl_xor_sync(unsigned mask, T x, int bits,
+    int = 32) { return shuffled(mask, x, ptx::lane() ^ bits); }
 template <class T> T __shfl_sync(unsigned mask, T x, int lane, int width = 32) {
   return shuffled(mask, x, ptx::lane() / width * width + lane % width);
 }
@@ -178,7 +184,8 @@ inline unsigned __ballot_sync(unsigned mask, int holds) { return machine::ballot
 // A kernel's launch with its parameters given by address.
 template <class T> T parameter_at(void** p, size_t i) { return *(T*)p[i]; }
 template <class... A, size_t... I>
-const char* launch_indexed(void (*f)(A...), void** p, machine::Launch how, std::index_sequence<I...>) {
+const char* launch_indexed(void (*f)(A...), void** p, machine::Launch how,
+    std::index_sequence<I...>) {
   const std::function<void()> body = [&] { f(parameter_at<A>(p, I)...); };
   return machine::launch(body, how);
 }

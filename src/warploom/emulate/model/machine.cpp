@@ -12,6 +12,7 @@ std::vector<Thread> threads;
 std::vector<Cluster> clusters;
 std::vector<std::map<u32, Meeting>> warps, named;
 std::vector<Meeting> blocks_meet;
+std::vector<Block> ends;
 std::map<u32, Mbarrier> mbarriers;
 std::vector<Group> groups;
 std::vector<Box> boxes;
@@ -41,7 +42,8 @@ extern "C" const char __ehdr_start[] __attribute__((visibility("hidden")));
 
 // ---- memory: one reservation each, given back between runs
 template <class T> static T* reserve(size_t bytes) {
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                  -1, 0);
   if (p == MAP_FAILED) { fprintf(stderr, "no memory for the emulation\n"); abort(); }
   return static_cast<T*>(p);
@@ -149,7 +151,7 @@ static void fail_at(const std::string& why) {
   if (fault.empty()) {
     fault = why;
     for (const Group& group : groups)
-      if (!group.spoiled.empty() && why.compare(0, 5, "race:") == 0 && why.find("its result") == std::string::npos && why.find(group.spoiled.begin()->second)) {
+      if (!group.spoiled.empty() && why.find(group.spoiled.begin()->second) != 0) {
         fault += "; before it, " + group.spoiled.begin()->second;
         break;
       }
@@ -176,7 +178,8 @@ void yield_until(bool (*ready)(const void*, long), const void* what, long value,
 }
 // A thread that polls lets others run; if all do nothing else, nothing will ever happen.
 void give_way() {
-  me().wait = {[](const void*, long) { return true; }, nullptr, 0, "a condition that it polls", site_here(), 0};
+  me().wait = {[](const void*, long) { return true; }, nullptr, 0, "a condition that it polls",
+      site_here(), 0};
   idle = true;
   switch_home();
 }
@@ -244,7 +247,8 @@ static void complete_meeting(Meeting& at) {
   std::fill(at.fenced.begin(), at.fenced.end(), 0);
 }
 static bool arrive_at(Meeting& at, int count, bool memory, bool waits) {
-  if (at.count && at.count != count) fail("threads expect %d and %d at one barrier", at.count, count);
+  if (at.count && at.count != count) fail("threads expect %d and %d at one barrier", at.count,
+      count);
   at.count = count;
   if (memory) {
     release_to(at.known, at.fenced);
@@ -275,7 +279,8 @@ unsigned char* at(u32 address, u32 bytes) {
 }
 static std::string side(const Cell& cell, int block) {
   const Agent& agent = clusters[block / cluster].agents[cell.agent];
-  return std::string(cell.flags & kWrite ? "the write" : "the read") + " by " + who(agent) + " at " +
+  return std::string(cell.flags & kWrite ? "the write" : "the read") + " by " + who(agent) +
+      " at " +
          place(cell.site);
 }
 void touch(u32 address, u32 bytes, const Access& how) {
@@ -303,8 +308,10 @@ void touch(u32 address, u32 bytes, const Access& how) {
       const bool ordered = same || c.epoch <= how.known[c.agent];
       const bool clash = (c.flags & kWrite) || how.write;
       if (clash && !ordered) {
-        const std::string why = "race: " + std::string(how.write ? "the write" : "the read") + " by " + how.what +
-                       " (" + who_thread(current) + ") at " + place(how.site) + " and " + side(c, block) +
+        const std::string why = "race: " + std::string(how.write ? "the write" : "the read") +
+            " by " + how.what +
+                       " (" + who_thread(current) + ") at " + place(how.site) + " and " + side(c,
+                           block) +
                        " touch " + shown(block * WINDOW + word * 4) +
                        " and nothing orders the first after the second";
         const Agent& other = clusters[block / cluster].agents[c.agent];
@@ -334,7 +341,8 @@ void touch(u32 address, u32 bytes, const Access& how) {
   }
 }
 Access by_thread(bool write, const char* what) {
-  return {me().agent, known(current)[me().agent], known(current), fenced(current), site_here(), write, false, what};
+  return {me().agent, known(current)[me().agent], known(current), fenced(current), site_here(),
+      write, false, what};
 }
 
 // ---- what gcc's instrumentation reports: every access to memory that others may see
@@ -376,7 +384,8 @@ static void plain_access(void* at, size_t bytes, bool write) {
     if (next == regions.begin()) return fail("bounds: global memory that nobody allocated");
     --next;
     if (p + bytes > next->first + next->second.bytes)
-      fail("bounds: %s of %zu bytes, %zd beyond the end of an allocation of %zu", write ? "a write" : "a read",
+      fail("bounds: %s of %zu bytes, %zd beyond the end of an allocation of %zu", write
+          ? "a write" : "a read",
            bytes, p + bytes - next->first - next->second.bytes, next->second.bytes);
   }
 }
@@ -469,15 +478,12 @@ void* static_shared(int number, size_t bytes, size_t align) {
 u32 shared_address(const void* p) {
   ENTER;
   const unsigned char* q = static_cast<const unsigned char*>(p);
-  if (q < pool || q >= pool + size_t(MOST_BLOCKS) * ROOM) fail("the shared address of what is not in shared memory");
+  if (q < pool || q >= pool +
+      size_t(MOST_BLOCKS) * ROOM) fail("the shared address of what is not in shared memory");
   const size_t place = q - pool;
   return u32(place / ROOM % cluster * WINDOW + place % ROOM);
 }
-void* shared_pointer(u32 address) {
-  address = global_of(address);
-  return pool + size_t(address / WINDOW) * ROOM + address % WINDOW;
-}
-void begin(int blocks_in_cluster, int) {
+void begin(int blocks_in_cluster) {
   if (!probing) return;
   wanted_cluster = blocks_in_cluster;
   inside = false;
@@ -497,6 +503,7 @@ static void prepare(int count) {
   warps.assign((all + 31) / 32 * 2, {});
   named.assign(count, {});
   blocks_meet.assign(count, {});
+  ends.assign(count, {});
   groups.assign(size_t(count) * groups_each, {});
   spare.assign(count, 0);
   mbarriers.clear();
@@ -507,15 +514,16 @@ static void prepare(int count) {
   doubt = nullptr, recorded = nullptr;
   static_room = 0;
   for (int c = 0; c < int(clusters.size()); ++c) {
-    clusters[c].first = c * cluster * each;
-    clusters[c].threads = cluster * each;
-    for (int t = 0; t < cluster * each; ++t) clusters[c].agents.push_back({kThread, clusters[c].first + t, 0});
-    for (int g = 0; g < cluster * groups_each; ++g)
-      clusters[c].agents.push_back({kMatmuls, clusters[c].first + g / groups_each * each + g % groups_each * 128, 0});
+    const int first = c * cluster * each;
+    for (int t = 0; t < cluster * each; ++t)
+      clusters[c].agents.push_back({kThread, first + t, 0});
+    for (int g = 0; g < cluster * groups_each; ++g) {
+      const int thread = first + g / groups_each * each + g % groups_each * 128;
+      clusters[c].agents.push_back({kMatmuls, thread, 0});
+    }
   }
   for (int t = 0; t < all; ++t) {
     threads[t].done = false;
-    threads[t].block = t / each;
     threads[t].agent = t % (cluster * each);
     threads[t].stores.emplace_back();
     known(t)[threads[t].agent] = 1;
@@ -530,7 +538,8 @@ static void prepare(int count) {
   clear(filled, size_t(MOST_BLOCKS) * (ROOM / 4));
   memset(pool, 0xff, size_t(count) * ROOM);
   if (stacks_made < STACK * all) {
-    if (stacks) munmap(stacks, stacks_made), munmap(registers_of, stacks_made / 4 * sizeof(Register));
+    if (stacks) munmap(stacks, stacks_made), munmap(registers_of,
+        stacks_made / 4 * sizeof(Register));
     stacks_made = STACK * all;
     stacks = reserve<unsigned char>(stacks_made);
     registers_of = reserve<Register>(stacks_made / 4 * sizeof(Register));
@@ -548,13 +557,16 @@ static void deadlock() {
     std::string what = std::string(one.wait.why);
     if (one.wait.key && mbarriers.count(one.wait.key)) {
       const Mbarrier& b = mbarriers[one.wait.key];
-      what += " of the barrier at " + shown(one.wait.key) + " (made at " + place(b.site) + "), where " +
+      what += " of the barrier at " + shown(one.wait.key) + " (made at " + place(b.site) +
+          "), where " +
               std::to_string(b.pending) + " of " + std::to_string(b.count) + " arrivals and " +
               std::to_string(b.bytes) + " bytes are missing in phase " + std::to_string(b.phase);
-      if (b.last_thread >= 0) what += "; the last to arrive was " + who_thread(b.last_thread) + " at " + place(b.last);
+      if (b.last_thread >= 0) what += "; the last to arrive was " + who_thread(b.last_thread) +
+          " at " + place(b.last);
     } else if (one.wait.what && !strcmp(one.wait.why, "a named barrier")) {
       const Meeting& at = *static_cast<const Meeting*>(one.wait.what);
-      what += " " + std::to_string(one.wait.key) + ", where " + std::to_string(at.arrived) + " of " +
+      what += " " + std::to_string(one.wait.key) + ", where " + std::to_string(at.arrived) +
+          " of " +
               std::to_string(at.count) + " threads are";
     }
     what += " at " + place(one.wait.site);
@@ -565,8 +577,10 @@ static void deadlock() {
     fault += "\n  ";
     for (size_t i = 0; i < them.size();) {
       size_t j = i;
-      while (j + 1 < them.size() && them[j + 1] == them[j] + 1 && them[j + 1] / each == them[i] / each) ++j;
-      fault += (i ? ", " : "") + who_thread(them[i]) + (j > i ? " to " + std::to_string(them[j] % each) : "");
+      while (j + 1 < them.size() && them[j + 1] == them[j] + 1 && them[j +
+          1] / each == them[i] / each) ++j;
+      fault += (i ? ", " : "") + who_thread(them[i]) + (j > i ? " to " +
+          std::to_string(them[j] % each) : "");
       i = j + 1;
       if (fault.size() > 6000) break;
     }
@@ -591,7 +605,8 @@ static void run_blocks(int first, int count) {
       if (one.wait.ready && !one.wait.ready(one.wait.what, one.wait.value)) continue;
       one.wait.ready = nullptr;
       const unsigned number = first + f / each;
-      blockIdx = {number % how.grid.x, number / how.grid.x % how.grid.y, number / how.grid.x / how.grid.y};
+      blockIdx = {number % how.grid.x, number / how.grid.x % how.grid.y,
+          number / how.grid.x / how.grid.y};
       idle = false;
       enter(f);
       inside = false;
@@ -608,7 +623,8 @@ static void probe() {
   probing = true;
   wanted_cluster = 0;
   blocks = 0, each = 1;
-  if (!stacks) prepare(0), stacks_made = STACK, stacks = reserve<unsigned char>(STACK), registers_of = reserve<Register>(STACK / 4 * sizeof(Register));
+  if (!stacks) prepare(0), stacks_made = STACK, stacks = reserve<unsigned char>(STACK),
+      registers_of = reserve<Register>(STACK / 4 * sizeof(Register));
   threads.assign(1, {});
   enter(0);
   inside = false;
@@ -627,27 +643,31 @@ const char* launch(const std::function<void()>& kernel, Launch wanted) {
   cluster = how.cluster;
   room = how.shared;
   const int count = int(how.grid.x * how.grid.y * how.grid.z);
-  if (each < 1 || each > 1024 || count < 0 || cluster > MOST_BLOCKS || count % cluster || room > LIMIT) {
+  if (each < 1 || each > 1024 || count < 0 || cluster > MOST_BLOCKS || count % cluster ||
+      room > LIMIT) {
     char text[200];
-    snprintf(text, sizeof text, "launch: %d blocks of %d threads in clusters of %d with %u bytes of shared memory",
+    snprintf(text, sizeof text,
+        "launch: %d blocks of %d threads in clusters of %d with %u bytes of shared memory",
              count, each, cluster, room);
     fault = text;
     return fault.c_str();
   }
   random_of.seed(how.seed);
   int together = std::min(std::max(cluster, how.together), MOST_BLOCKS) / cluster * cluster;
-  for (int b = 0; b < count && fault.empty(); b += together) run_blocks(b, std::min(together, count - b));
+  for (int b = 0; b < count && fault.empty(); b += together) run_blocks(b, std::min(together,
+      count - b));
   return fault.empty() ? nullptr : fault.c_str();
 }
 }  // namespace machine
 
-#define HOOK(n)                                                                                    \
-  extern "C" void __tsan_read##n(void* p) { ACCESS(p, n, false); }                                  \
-  extern "C" void __tsan_write##n(void* p) { ACCESS(p, n, true); }                                  \
-  extern "C" void __tsan_unaligned_read##n(void* p) { ACCESS(p, n, false); }                        \
+#define ACCESS(p, n, write)                                                  \
+  machine::entry_frame = static_cast<void**>(__builtin_frame_address(0)),    \
+  machine::plain_access(p, n, write)
+#define HOOK(n)                                                              \
+  extern "C" void __tsan_read##n(void* p) { ACCESS(p, n, false); }           \
+  extern "C" void __tsan_write##n(void* p) { ACCESS(p, n, true); }           \
+  extern "C" void __tsan_unaligned_read##n(void* p) { ACCESS(p, n, false); } \
   extern "C" void __tsan_unaligned_write##n(void* p) { ACCESS(p, n, true); }
-#define ACCESS(p, n, w) \
-  machine::entry_frame = static_cast<void**>(__builtin_frame_address(0)), machine::plain_access(p, n, w)
 HOOK(1)
 HOOK(2)
 HOOK(4)

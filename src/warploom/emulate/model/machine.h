@@ -33,11 +33,10 @@ void fail(const char* why, ...);
 void watch(const void* first, size_t bytes, bool write);  // a global access of an instruction
 void* allocate(size_t bytes);                 // memory that kernels see, with guards
 bool release(void* memory);                   // whether `allocate` gave it
-void begin(int cluster, int bound);           // first statement of a kernel: its attributes
+void begin(int cluster);                      // first statement of a kernel: its attributes
 unsigned char* own_shared();
 void* static_shared(int number, size_t bytes, size_t align);
 u32 shared_address(const void* p);
-void* shared_pointer(u32 at);
 
 // ---- threads that meet
 void sync_block();
@@ -61,9 +60,8 @@ void mbarrier_expect(u32 bar, u32 bytes);
 bool mbarrier_wait(u32 bar, u32 parity);
 bool mbarrier_test(u32 bar, u32 parity);
 bool mbarrier_wait_phase(u32 bar, u64 phase);
-void fence_mbarrier_init();
+void fence_mbarrier_init();  // and others for the cluster
 void fence_proxy();
-void fence_cluster();
 
 // ---- registers
 void registers(bool more, u32 count);

@@ -25,7 +25,8 @@ inline uint16_t to_bf16(float x) {
   return bits_of(narrow(x, 7, -126, 3.3895313892515355e38f, false)) >> 16;
 }
 inline float from_fp16(uint16_t x) { _Float16 h; memcpy(&h, &x, 2); return float(h); }
-inline uint16_t to_fp16(float x) { _Float16 h = _Float16(x); uint16_t b; memcpy(&b, &h, 2); return b; }
+inline uint16_t to_fp16(float x) { _Float16 h = _Float16(x); uint16_t b; memcpy(&b, &h, 2);
+    return b; }
 template <int kMantissa, int kBias> inline float small_value(unsigned char bits) {
   const int exponent = (bits & 127) >> kMantissa, fraction = bits & ((1 << kMantissa) - 1);
   const bool e5m2 = kMantissa == 2;

@@ -73,22 +73,24 @@ struct Group {
   std::vector<char> used;
 };
 struct Store {
-  TensorView map; std::array<int, 5> at; u32 place, bytes; unsigned char* to; bool add, read; u32 site;
+  TensorView map; std::array<int, 5> at; u32 place, bytes; unsigned char* to; bool add, read;
+      u32 site;
 };
 struct Copy { u32 number, to; unsigned char bytes[16]; };
 struct Arrival { u32 number, bar; bool counted; };
 struct Box {
   TensorView map; std::array<int, 5> at; u32 place, bar, mask; int row, block; u32 site;
   const unsigned char* from; u32 bytes;   // of a load without a map
-  std::array<u32, MOST_BLOCKS> phase;     // by block of the cluster: the barrier's when it was issued
+  // by block of the cluster: the barrier's when it was issued
+  std::array<u32, MOST_BLOCKS> phase;
 };
 struct Push { u32 to, bar, size, phase, site; unsigned char bytes[16]; };
 struct Thread {
   std::jmp_buf context;
   bool done = true, started = false;
-  int block = 0, agent = 0, held = 0;
+  int agent = 0, held = 0;  // held: registers, once setmaxnreg has said so
   Wait wait;
-  u32 issued = 0, waited = 0, fences = 0, accesses = 0;
+  u32 issued = 0, waited = 0, fences = 0;
   std::vector<u32> commits;
   std::deque<std::vector<Store>> stores;  // by group; the last one is open
   u32 groups = 0;                         // committed so far
@@ -99,11 +101,13 @@ struct Thread {
   u32 copy_number = 1;
   bool cluster_open = false;
   int cluster_round = 0;
-  u64 slot = 0, slot_round = 0;
+  u64 slot = 0;                           // what it gives to the other lanes
   u64 version = 0;                        // of its clocks
 };
+struct Visit { u32 epoch, site; };
+// A block: what others did to its barriers and memory, by agent, and what is ordered before its end.
+struct Block { std::map<int, Visit> visits; std::vector<u32> known; };
 struct Cluster {
-  int first = 0, threads = 0;
   std::vector<Agent> agents;
   Meeting meeting;
 };
@@ -112,6 +116,7 @@ extern std::vector<Thread> threads;
 extern std::vector<Cluster> clusters;
 extern std::vector<std::map<u32, Meeting>> warps, named;  // by warp and mask; by block and number
 extern std::vector<Meeting> blocks_meet;
+extern std::vector<Block> ends;
 extern std::map<u32, Mbarrier> mbarriers;
 extern std::vector<Group> groups;
 extern std::vector<Box> boxes;
@@ -157,7 +162,8 @@ void release_to(std::vector<u32>& known_into, std::vector<u32>& fenced_into);
 void acquire_from(const std::vector<u32>& known_from, const std::vector<u32>& fenced_from);
 void meet(Meeting& at, int count, bool memory, const char* why, u32 key = 0);
 int new_agent(AgentKind kind, int thread, u32 bar);
-struct Access { int agent; u32 epoch; const u32 *known, *fenced; u32 site; bool write, async; const char* what; };
+struct Access { int agent; u32 epoch; const u32 *known, *fenced; u32 site; bool write, async;
+    const char* what; };
 void touch(u32 address, u32 bytes, const Access& how);
 Access by_thread(bool write, const char* what);
 Mbarrier& barrier_at(u32 bar);
