@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.codegen.compile.build import Built
+from warploom.codegen.ir.source import CudaSource
+from warploom.emulate.kernel import Library
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.library import Entry, Values, entry
 from warploom.kernels.user import NO_RESULT, written_names
@@ -32,6 +34,7 @@ from warploom.tile.rounding import Spread, limits, spreads
 # of the norm of many, which hardly varies (less where they share an error: a factor of a row).
 ELEMENT_DEVIATIONS = 8.0
 NORM_DEVIATIONS = 3.0
+EMULATED_BLOCKS = 4  # of a persistent kernel on the emulated GPU
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class CheckResult:
     wrong       elements beyond their own bounds
     unwritten   elements that no task writes, or that the run left as they were
     overlaps    elements that several tasks write, so that the last one wins
-    judge       what gave the right results; `place` is "cpu" (the interpreter) or "gpu"
+    judge       what gave the right results; `place` is "cpu" (the interpreter), "emulated" or "gpu"
     """
 
     kernel: str
@@ -119,30 +122,43 @@ def checked(
     name: str,
     config: Any,
     sizes: Mapping[str, int],
-    built: Built | None = None,
+    code: Built | CudaSource | None = None,
     seed: int = 0,
 ) -> CheckResult:
     """Run a kernel on random data and judge every output; `config` and `sizes` of `configure`.
 
-    Without `built` the interpreter runs it; with it, the GPU here. Raises `InputError` for what
-    cannot be run, `DeviceError` without a GPU.
+    Without `code` the interpreter runs it; a built kernel runs on the GPU here, a source on the
+    emulated GPU, whose order of events `seed` draws, too. Raises `InputError` for what cannot be
+    run, `DeviceError` without a GPU, `Fault` for what a GPU does not allow.
     """
     kernel = entry(name)
     program = kernel.program(config)
     _refuse(name, program, sizes)
     try:
         arrays = bind(program, kernel.arrays(program, sizes, seed))
-        if built is None:
-            got = interpret(program, arrays, kernel.scalars)
-        else:
-            got = run_on_gpu(program, built, arrays, kernel.scalars)
+        got, place = _run(program, code, arrays, kernel.scalars, seed)
         wanted = kernel.outputs(config, arrays)
         found = _judged(kernel, program, arrays, got, wanted, seed)
     except MemoryError:
         text = ", ".join(f"{dim}={sizes[dim]:,}" for dim in program.dims)
         raise InputError(f"{name}: arrays of {text} do not fit this computer's memory") from None
     dims = {dim: sizes[dim] for dim in program.dims}
-    return CheckResult(name, "gpu" if built else "cpu", kernel.judge, dims, **found)
+    return CheckResult(name, place, kernel.judge, dims, **found)
+
+
+def _run(
+    program: Program,
+    code: Built | CudaSource | None,
+    arrays: Values,
+    scalars: Mapping[str, float],
+    seed: int,
+) -> tuple[Values, str]:
+    """The arrays after a run, and where it was."""
+    if code is None:
+        return interpret(program, arrays, scalars), "cpu"
+    if isinstance(code, Built):
+        return run_on_gpu(program, code, arrays, scalars), "gpu"
+    return Library([code]).run(0, program, arrays, scalars, EMULATED_BLOCKS, seed), "emulated"
 
 
 def run_on_gpu(

@@ -20,9 +20,10 @@ from typing import Any
 from warploom import toolchain
 from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.compile.entry_image import with_entry
-from warploom.codegen.cuda.emit import CudaSource, emit
+from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -170,18 +171,29 @@ def build(
         raise InputError(f"allow {sorted(unknown)[0]!r}: expected some of {', '.join(ALLOWED)}")
     if not any(OPS[op.kind].group == "sink" for op in program.ops()):
         raise InputError(f"{program.name} stores nothing: there is nothing to build")
+    source, architectures = _emitted(program, schedule, arch, debug)
+    cubin, resources = compile_source(source, arch, allow, cache, architectures)
+    return Built(source, cubin, resources, arch, str(program), schedule.to_json())
+
+
+def emitted(
+    program: Program, schedule: KernelSchedule | SimtSchedule, arch: str = "sm_90a"
+) -> CudaSource:
+    """The CUDA C++ that `build` compiles."""
+    return _emitted(program, schedule, arch, False)[0]
+
+
+def _emitted(
+    program: Program, schedule: KernelSchedule | SimtSchedule, arch: str, debug: bool
+) -> tuple[CudaSource, tuple[str, ...]]:
+    """The source, and the architectures that its kind of code is for."""
     if isinstance(schedule, SimtSchedule):
         if arch not in SIMT_ARCHITECTURES:
             raise InputError(f"architecture {arch!r}: expected {', '.join(SIMT_ARCHITECTURES)}")
-        source = emit_simt(program, schedule, arch)
-        cubin, resources = compile_source(source, arch, allow, cache, SIMT_ARCHITECTURES)
-    elif arch in SM80_ARCHITECTURES:
-        source = emit_sm80(lower(program, schedule), arch)
-        cubin, resources = compile_source(source, arch, allow, cache, SM80_ARCHITECTURES)
-    else:
-        source = emit(lower(program, schedule), debug)
-        cubin, resources = compile_source(source, arch, allow, cache)
-    return Built(source, cubin, resources, arch, str(program), schedule.to_json())
+        return emit_simt(program, schedule, arch), SIMT_ARCHITECTURES
+    if arch in SM80_ARCHITECTURES:
+        return emit_sm80(lower(program, schedule), arch), SM80_ARCHITECTURES
+    return emit(lower(program, schedule), debug), ARCHITECTURES
 
 
 def compile_source(
