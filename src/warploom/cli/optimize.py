@@ -11,6 +11,7 @@ import typer
 
 from warploom.autosched.schedules import NAMES
 from warploom.cli.build import Gpu, Name, Settings, settings_of
+from warploom.engine.search import EFFORTS
 from warploom.errors import Interrupted
 from warploom.flows.optimize import optimize as run_optimize
 from warploom.flows.optimized import BEST, Optimized, OptimizeSettings, order_of
@@ -34,11 +35,14 @@ def optimize(
     compare: Annotated[
         bool, typer.Option("--compare", help="compile every named schedule too, for the table")
     ] = False,
+    effort: Annotated[
+        str, typer.Option(help="of the search for your own program: " + ", ".join(EFFORTS))
+    ] = "normal",
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Program, schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
     request = OptimizeSettings(
-        name, gpu, settings_of(settings), schedule, measure, time_limit, candidates, compare
+        name, gpu, settings_of(settings), schedule, measure, time_limit, candidates, compare, effort
     )
     try:
         found = run_optimize(request, out, lambda text: print(text, file=sys.stderr, flush=True))

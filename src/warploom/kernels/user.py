@@ -24,7 +24,7 @@ from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.errors import InputError, WarploomError
 from warploom.objects import load_object
-from warploom.tile import DType, Program, interpret
+from warploom.tile import DType, Program, Tunable, interpret
 from warploom.tile.widen import widened
 
 Values = Mapping[str, NDArray[Any]]
@@ -196,7 +196,7 @@ def settings_kinds(kernel: UserKernel) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for name, parameter in inspect.signature(kernel.program).parameters.items():
         default: object = parameter.default
-        kind = KINDS.get(type(default))
+        kind = "int" if isinstance(default, Tunable) else KINDS.get(type(default))
         if kind is None:
             raise InputError(
                 f"{kernel.where}: parameter {name} needs a default of type bool, int, float, str "
@@ -204,6 +204,18 @@ def settings_kinds(kernel: UserKernel) -> dict[str, str]:
             )
         kinds[name] = kind
     return kinds
+
+
+def free_sizes(kernel: UserKernel) -> dict[str, tuple[int, ...]]:
+    """The settings that its author left open, with their choices."""
+    if isinstance(kernel.program, Program):
+        return {}
+    parameters = inspect.signature(kernel.program).parameters
+    return {
+        name: one.default.choices
+        for name, one in parameters.items()
+        if isinstance(one.default, Tunable)
+    }
 
 
 def written_names(program: Program) -> tuple[str, ...]:
