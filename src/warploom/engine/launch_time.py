@@ -71,7 +71,7 @@ def launch_time(
     durations, order, iterations = _tasks(program, cycles, sizes, plan.reverse)
     tasks = [durations[key] + extra for key in order]
     places = machine.integer("sm.count") * plan.resident // max(1, plan.cluster[1])
-    whole = _makespan(tasks, places, plan.tile_scheduler == "dynamic_persistent")
+    whole = _makespan(tasks, places, plan.tile_scheduler == "dynamic")
     clock = machine.value("clock.boost")
     memory = _bytes(program, sizes) / machine.value("dram.copy_bandwidth") * 1e6
     return LaunchTime(

@@ -107,7 +107,7 @@ class Space:
         )
         for name in point.plan:
             plan = PLANS[name](program, plan)
-        registers = WIDE if plan.tile_scheduler == "dynamic_persistent" else None
+        registers = WIDE if plan.tile_scheduler == "dynamic" else None
         schedule = schedule_named(program, point.order, plan, gpu, search, registers)
         return Selected(str(point), self.config(point.settings), program, schedule)
 
@@ -123,9 +123,7 @@ def orders(program: Program) -> tuple[str, ...]:
 
 
 def _dynamic(program: Program, plan: LaunchPlan) -> LaunchPlan:
-    return plan.with_options(
-        tile_scheduler="dynamic_persistent", reverse=_growing(program) or plan.reverse
-    )
+    return plan.with_options(tile_scheduler="dynamic", reverse=_growing(program) or plan.reverse)
 
 
 def _longest_first(program: Program, plan: LaunchPlan) -> LaunchPlan:
