@@ -193,5 +193,7 @@ def test_a_rule_that_breaks_the_meaning_is_seen(rule, monkeypatch) -> None:
             lambda x: exp2(x) if x.type.axes[1:] else exp2(x * 0.5),
         )
         wrong = optimistic_rescale(in_powers_of_two(program), 12.0)
+    arrays = arrays_of(program, 1, rows=200, keys=200)
+    arrays["k"] *= np.linspace(0.1, 30.0, 200)[None, None, :, None]  # scores that rise
     with pytest.raises(CheckFailed, match="difference of"):
-        check_meaning(program, wrong, arrays_of(program, 1, rows=200, keys=200))
+        check_meaning(program, wrong, arrays)

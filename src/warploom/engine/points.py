@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from warploom.autosched.schedules import NAMES, fitting_name, schedule_named
@@ -21,7 +22,7 @@ from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected
 from warploom.kernels.user import UserKernel, free_sizes, load_kernel
 from warploom.rewrites.check import check_meaning
-from warploom.rewrites.rules import Form, applied, forms
+from warploom.rewrites.rules import RULES, Form, applied, forms
 from warploom.tile import Op, Program
 
 CHAIN_ORDERS = ("pingpong", "pingpong-early", "overlapped", "overlapped-early")
@@ -63,7 +64,7 @@ class Space:
     name: str
     given: Mapping[str, str]
 
-    @property
+    @cached_property
     def kernel(self) -> UserKernel:
         """The user's kernel."""
         return load_kernel(self.name)
@@ -84,6 +85,10 @@ class Space:
     def textbook(self, settings: tuple[tuple[str, str], ...]) -> Program:
         """The program as its author wrote it."""
         return self.kernel.trace(self.config(settings))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the kernel, which a worker process loads by itself."""
+        return {"name": self.name, "given": dict(self.given)}
 
     def forms(self, settings: tuple[tuple[str, str], ...]) -> tuple[Form, ...]:
         """What the rules make of the program at these sizes."""
@@ -171,3 +176,26 @@ def plans(program: Program) -> tuple[tuple[str, ...], ...]:
     balance = [(), ("longest_first",), ("dynamic",)] if _growing(program) else [()]
     ahead = [(), ("prefetch",), ("overlap",)] if _loaded_once(program) else [()]
     return tuple((*one, *other) for one in balance for other in ahead)
+
+
+def described(space: Space) -> str:
+    """The space for people: what is open, which rules have a place, orders and plans."""
+    first = next(iter(space.sizes()))
+    made = space.forms(first)
+    base = made[0]
+    lines = [f"space of {space.name}"]
+    for name, choices in free_sizes(space.kernel).items():
+        fixed = space.given.get(name)
+        lines.append(f"  {name}: {fixed or ', '.join(map(str, choices))}")
+    lines.append("  rules, wherever they have a place:")
+    names = list(dict.fromkeys(name for form in made for name in form.rules))
+    for name in names:
+        always = "always" if name in base.rules else "or not"
+        lines.append(f"    {name} ({always}): keeps {RULES[name].told('keeps')}")
+    usual = orders(base.program)
+    lines.append(f"  orders: {', '.join(usual) or 'threads'}")
+    told = [" and ".join(plan) or "plain" for plan in plans(base.program)]
+    lines.append(f"  plans: {', '.join(told)}")
+    count = len(list(space.sizes())) * len(made) * max(1, len(usual)) * len(told)
+    lines.append(f"  {count:,} points")
+    return "\n".join(lines)

@@ -41,6 +41,8 @@ SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, b
 BEST_OF = {"quick": (1, 0, 0), "normal": (3, 2, 0), "thorough": (6, 4, 2)}  # orders, plans, solved
 EFFORTS = tuple(SECONDS)
 Say = Callable[[str], None]
+Outcome = dict[str, object]
+Evaluate = Callable[[Space, Point, Mapping[str, int], str, float], Outcome]
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,15 @@ def search(
     store: PointStore,
     effort: str = "normal",
     say: Say = lambda _: None,
+    evaluate: Evaluate | None = None,
 ) -> Explored:
-    """Explore a space for array sizes on a GPU, as long as the effort allows."""
-    return _Search(space, sizes, gpu, store, effort, say).run()
+    """Explore a space for array sizes on a GPU, as long as the effort allows.
+
+    `evaluate` gives the outcome of a point in a worker process (`tried`, unless another is given).
+    """
+    made = _Search(space, sizes, gpu, store, effort, say)
+    made.evaluate = evaluate or tried
+    return made.run()
 
 
 class _Search:
@@ -115,14 +123,21 @@ class _Search:
         self.tried: set[Point] = set()
         self.told = float("inf")
         self.compiler = compiler()
+        self.evaluate: Evaluate = tried
+        self.workers = os.cpu_count() or 1
+        self.pool: ProcessPoolExecutor | None = None
+        self.programs: dict[tuple[tuple[str, str], ...], str] = {}
 
     def run(self) -> Explored:
         """All stages."""
         of_orders, of_plans, of_solved = BEST_OF[self.effort]
-        self._try(self._forms())
-        self._try(self._varied(of_orders, self._orders))
-        self._try(self._varied(of_plans, self._plans))
-        self._try(self._varied(of_solved, lambda point: [replace(point, order="solve")]))
+        try:
+            self._try(self._forms())
+            self._try(self._varied(of_orders, self._orders))
+            self._try(self._varied(of_plans, self._plans))
+            self._try(self._varied(of_solved, lambda point: [replace(point, order="solve")]))
+        finally:
+            self._close()
         return self.explored
 
     def _forms(self) -> Iterator[Point]:
@@ -168,33 +183,41 @@ class _Search:
             self._in_workers(ahead)
 
     def _in_workers(self, points: list[Point]) -> None:
-        workers = max(1, min(len(points), os.cpu_count() or 1))
-        left, failed = list(reversed(points)), 0
+        left = list(reversed(points))
         while left:
-            with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-                running: dict[Future[dict[str, object]], Point] = {}
-                try:
-                    while left or running:
-                        while left and len(running) < workers and time.monotonic() < self.end:
-                            point = left.pop()
-                            running[self._submit(pool, point)] = point
-                        if not running:
-                            self.explored.late += len(left)
-                            return
-                        for done in wait(running, return_when=FIRST_COMPLETED).done:
-                            self._take(running.pop(done), done.result())
-                except BrokenProcessPool:
-                    # Which of the points did it is not known: each gets one more try, alone.
-                    failed += 1
-                    if workers == 1 or failed > len(points):
-                        for point in running.values():
-                            self._take(point, {"refused": "the process that tried it died"})
-                    else:
-                        left += list(running.values())
-                    workers = 1
+            running: dict[Future[Outcome], Point] = {}
+            try:
+                while left or running:
+                    while left and len(running) < self.workers and time.monotonic() < self.end:
+                        point = left.pop()
+                        running[self._submit(point)] = point
+                    if not running:
+                        self.explored.late += len(left)
+                        return
+                    for done in wait(running, return_when=FIRST_COMPLETED).done:
+                        outcome = done.result()  # raises where a worker died
+                        self._take(running.pop(done), outcome)
+            except BrokenProcessPool:
+                self._close()
+                if len(running) == 1:
+                    (point,) = running.values()
+                    self._take(point, {"refused": "the process that tried it died"})
+                else:
+                    # Which of them did it is not known: all are tried again, one at a time.
+                    left += list(running.values())
+                self.workers = 1
 
-    def _submit(self, pool: ProcessPoolExecutor, point: Point) -> Future[dict[str, object]]:
-        return pool.submit(tried, self.space, point, self.sizes, self.gpu, self.explored.best)
+    def _close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+        self.pool = None
+
+    def _submit(self, point: Point) -> Future[Outcome]:
+        if self.pool is None:
+            self.pool = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"))
+        return self.pool.submit(
+            self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
+        )
 
     def _take(self, point: Point, outcome: Mapping[str, object]) -> None:
         if outcome.get("pruned"):
@@ -221,21 +244,12 @@ class _Search:
             )
 
     def _key(self, point: Point) -> tuple[str, ...]:
-        return key_of(self.space, point, self.sizes, self.gpu, self.compiler)
-
-
-def key_of(
-    space: Space, point: Point, sizes: Mapping[str, int], gpu: str, compiler_: str
-) -> tuple[str, ...]:
-    """What the outcome of a point depends on."""
-    text = str(space.textbook(point.settings))
-    return (
-        program_key(text),
-        json.dumps(point.to_json()),
-        json.dumps(dict(sorted(sizes.items()))),
-        gpu,
-        compiler_,
-    )
+        """What the outcome of a point depends on."""
+        if point.settings not in self.programs:
+            self.programs[point.settings] = program_key(str(self.space.textbook(point.settings)))
+        sizes = json.dumps(dict(sorted(self.sizes.items())))
+        program = self.programs[point.settings]
+        return program, json.dumps(point.to_json()), sizes, self.gpu, self.compiler
 
 
 def compiler() -> str:
@@ -246,9 +260,7 @@ def compiler() -> str:
         return "none"
 
 
-def tried(
-    space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: float
-) -> dict[str, object]:
+def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: float) -> Outcome:
     """The outcome of a point, in a worker: predicted time and why, refused, or pruned."""
     try:
         selected = space.selected(point, gpu)

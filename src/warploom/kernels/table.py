@@ -29,7 +29,8 @@ def read_variants(where: Path, row: type[Row]) -> dict[str, Row]:
     for name, columns in rows.items():
         values: dict[str, Any] = {"name": name}
         for column, given in columns.items():
-            value: Any = tuple(given) if isinstance(given, list) else given
+            items = cast("list[object]", given)
+            value: object = tuple(items) if isinstance(given, list) else given
             if column not in kinds:
                 raise InputError(
                     f"{where}: {name}: no column {column!r}: expected one of {', '.join(kinds)}"
