@@ -55,8 +55,7 @@ class Mutant:
         return source.count("\n", 0, max(0, start)) + 1
 
     def key(self, root: Path = ROOT) -> str:
-        """A digest of the fault, its argument, its file and its tests: a result holds while it is the
-        same."""
+        """A digest of the fault, its file and its tests: a result holds while it is the same."""
         digest = hashlib.sha256()
         argued = (self.equivalent,) if self.equivalent else ()
         for text in (self.file, self.before, self.after, str(self.at), *self.tests, *argued):
