@@ -389,9 +389,9 @@ def test_an_op_of_a_group_is_cut_to_its_rows():
     placement = place(program, "rows", 2)
     matmul, store = (op for op in program.ops() if op.label in ("mma.3", "store.10"))
     assert str(localise(placement, matmul, 1)) == "product: fp32[rows=64, keys=32] = mma q_t, k_t"
-    assert str(localise(placement, store, 0)) == "store acc o[(rows_tile_tile * 128) +64, 0 +16]"
+    assert str(localise(placement, store, 0)) == "store acc o[(rows_tile * 128) +64, 0 +16]"
     found = str(localise(placement, store, 1))
-    assert found == "store acc o[((rows_tile_tile * 128) + 64) +64, 0 +16]"
+    assert found == "store acc o[((rows_tile * 128) + 64) +64, 0 +16]"
 
 
 def test_lowering_is_the_list_and_nothing_else():

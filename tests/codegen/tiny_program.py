@@ -8,7 +8,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 
 
 def _body(q, k, v, o):
-    (i,) = t.grid(rows_tile=t.cdiv(t.size("rows"), 128))
+    (i,) = t.grid(rows=t.cdiv(t.size("rows"), 128))
     rows, out = t.span(i * 128, 128), t.span(0, 16)
     left = t.load(q, rows, t.span(0, 16))
     acc = t.zeros(rows=128, out=16)
