@@ -18,8 +18,8 @@ import numpy as np
 from warploom.codegen.cuda.prelude import PRELUDE, WGMMA_TYPES, tma_load, tma_store, wgmma
 from warploom.codegen.cuda.prelude_simt import TYPES
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
-from warploom.codegen.launching.tensor_maps import MAP_TYPES
-from warploom.runtime.dtypes import decode, dtype_named, encode
+from warploom.runtime.encoding import decode, encode
+from warploom.tile.dtypes import MEMORY, dtype
 from warploom.tile.interpret import bind, sizes
 
 FOLDER = Path(__file__).parent
@@ -81,16 +81,16 @@ def _with_matmuls(text):
     found = set(
         re.findall(r"DEVICE void (wgmma_m64n(\d+)_([a-z]+\d\w*?)_(rs|ss)(_[nt]{2})?)\(", text)
     )
-    for name, columns, dtype, form, bits in found:
+    for name, columns, kind, form, bits in found:
         transposed = (bits[1:2] == "t", bits[2:3] == "t")
-        made = wgmma(int(columns), dtype, form == "rs", transposed)
+        made = wgmma(int(columns), kind, form == "rs", transposed)
         assert made[0] == name and made[1] in text
         flags = ", ".join("true" if flag else "false" for flag in transposed)
         left = "const unsigned*" if form == "rs" else "unsigned long long"
         text = text.replace(
             made[1],
             f"DEVICE void {name}(float (&d)[{int(columns) // 2}], {left} a, unsigned long long b, "
-            f"int add) {{ start_wgmma<{list(WGMMA_TYPES).index(dtype)}, {flags}>(d, a, b, add); }}",
+            f"int add) {{ start_wgmma<{list(WGMMA_TYPES).index(kind)}, {flags}>(d, a, b, add); }}",
         )
     return text
 
@@ -157,13 +157,13 @@ class _Guarded:
             return self.array.astype(bool)
         if self.kind in CODES:
             return self.array.copy()
-        return decode(np.ascontiguousarray(self.array), dtype_named(self.kind)).astype(np.float32)
+        return decode(np.ascontiguousarray(self.array), dtype(self.kind, MEMORY)).astype(np.float32)
 
 
 def _codes(values, kind):
     if kind in CODES:
         return np.ascontiguousarray(values, CODES[kind])
-    return np.ascontiguousarray(encode(np.asarray(values, np.float32), dtype_named(kind)))
+    return np.ascontiguousarray(encode(np.asarray(values, np.float32), dtype(kind, MEMORY)))
 
 
 def _parameter(parameter, memory, dims, scalars, counter):
@@ -185,8 +185,7 @@ def _parameter(parameter, memory, dims, scalars, counter):
 
 
 def _map(parameter, array):
-    """A tensor map as hopper_on_cpu.h reads it; of an empty array as `tensor_maps.encode` does."""
-    assert parameter["dtype"] in MAP_TYPES
+    """A tensor map as hopper_on_cpu.h reads it; of an empty array as `Kernel` does."""
     rank, address = len(array.shape), array.array.ctypes.data
     shape, pitches = list(reversed(array.shape)), [0, *reversed(array.strides[:-1])]
     if 0 in array.shape:
