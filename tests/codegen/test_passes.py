@@ -1,5 +1,7 @@
 """Every pass by itself: the text of a block program in, the text of the next one out."""
 
+from inspect import getdoc
+from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
@@ -404,3 +406,14 @@ def test_lowering_is_the_list_and_nothing_else():
         again = change(again)
         assert block_text(again) == block_text(seen[name]), name
     assert again == block
+
+
+def test_the_page_lists_the_passes_as_they_describe_themselves():
+    page = (Path(__file__).parents[2] / "docs" / "codegen.md").read_text()
+    table = page.partition("<!-- passes -->\n")[2].partition("<!-- end -->")[0]
+    rows = ["| pass | what it does |", "|---|---|"]
+    for name, change in PASSES.items():
+        first, _, rest = getdoc(change).partition("\n\n")
+        rows.append(f"| `{name}` | {first.replace(chr(10), ' ')} |")
+        assert all(f"*{part}*" in rest for part in ("requires", "before -> after", "keeps")), name
+    assert table == "\n".join(rows) + "\n"
