@@ -25,6 +25,7 @@ from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline
 from warploom.codegen.ir.steps import Issue
+from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import InputError
 from warploom.tile import Array, Index, Var
@@ -77,7 +78,7 @@ class Printer:
 
     def __init__(self, block: BlockProgram, facts: KernelFacts, debug: bool = False) -> None:
         self.block, self.facts = block, facts
-        self.plan = block.schedule.launch
+        self.plan = block.launch
         self.placement = block.placement
         self.program = block.placement.program
         self.layout = facts.layout
@@ -96,11 +97,11 @@ class Printer:
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
-            f'"{self.block.schedule.name}".',
+            f'"{self.block.name}".',
             "//",
             *[f"//   {line}" for line in str(self.program).splitlines()],
             "//",
-            *[f"//   {line}" for line in str(self.block).splitlines()[1:]],
+            *[f"//   {line}" for line in block_text(self.block).splitlines()[1:]],
             "",
             "#define DEVICE __device__ __forceinline__",
             "#ifndef INFINITY",
@@ -251,7 +252,7 @@ class Printer:
         ]
         if self.reduces:
             lines.append("unsigned meet_parity = 0;")
-        if self.block.schedule.pingpong:
+        if self.block.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(code)

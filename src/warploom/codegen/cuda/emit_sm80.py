@@ -32,12 +32,12 @@ Names = dict[str, str]
 
 def emit_sm80(block: BlockProgram, arch: str = "sm_80") -> CudaSource:
     """The CUDA C++ of a block program for `arch`; raises `InputError` for what it cannot have."""
-    plan = block.schedule.launch
+    plan = block.launch
     if arch not in SM80_ARCHITECTURES:
         raise InputError(f"architecture {arch!r}: expected {', '.join(SM80_ARCHITECTURES)}")
     if plan.cluster[1] > 1 or plan.tile_scheduler == "dynamic" or plan.store != "direct":
         raise InputError(
-            f"schedule {block.schedule.name}: cluster {plan.cluster[1]}, tile_scheduler "
+            f"schedule {block.name}: cluster {plan.cluster[1]}, tile_scheduler "
             f"{plan.tile_scheduler!r}, "
             f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
             "or serpentine tile_scheduler and store='direct'"
@@ -122,7 +122,7 @@ class _Sm80Printer(Printer):
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.block.schedule.pingpong:
+        if self.block.pingpong:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         return [*lines, *self._tasks(code)]
 
