@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from warploom.codegen.analysis.entry import WARP_GROUP, entry_registers
 from warploom.codegen.ir.place import Placement, matmul_loads, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.passes.rings import joined, unique
+from warploom.codegen.passes.rings import even_rings, names_in
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Group, Schedule
 from warploom.tile import Loop, Op, Program
@@ -114,7 +114,7 @@ def multistage(
         order = [(op.label, 0) for op in ops]
         reader = {
             ring: max(op.id for op in ops if any(v.name in names for v in op.srcs))
-            for ring, names in _rings(program, loop, depth).items()
+            for ring, names in _rings(placement, launch, loop, depth).items()
         }
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
         position = 0 if in_flight == 0 else 1
@@ -134,19 +134,17 @@ def multistage(
     return KernelSchedule("multistage", loops, launch)
 
 
-def _rings(program: Program, loop: Loop, depth: int | Mapping[str, int]) -> dict[str, list[str]]:
-    # Names as `passes.rings` gives them: loads with equal depth and readers share one.
-    found: dict[tuple[object, ...], list[Op]] = {}
-    for op in matmul_loads(program, loop):
-        assert op.dst is not None and op.array is not None
-        name = op.dst.name
-        readers = tuple(o.id for o in program.ops() if any(v.name == name for v in o.srcs))
-        slots = depth if isinstance(depth, int) else depth[op.array.name]
-        found.setdefault((slots, readers), []).append(op)
-    names: dict[str, list[str]] = {}
-    for ops in found.values():
-        names[unique(joined(ops), names)] = [op.dst.name for op in ops if op.dst]
-    return names
+def _rings(
+    placement: Placement, plan: LaunchPlan, loop: Loop, depth: int | Mapping[str, int]
+) -> dict[str, list[str]]:
+    """The tiles in each ring that a loop fills, by what its schedule calls the ring."""
+    rings = {ring.name: ring for ring in even_rings(placement, plan, depth)}
+    return {
+        called: [
+            op.dst.name for b in rings[name].buffers for op in b.loads if op in loop.body and op.dst
+        ]
+        for name, called in names_in(tuple(rings.values()), loop).items()
+    }
 
 
 def overlapped(
@@ -182,7 +180,7 @@ def overlapped(
         order += [(op.label, 1) for op in (*before, last)]
         order += [(op.label, 0) for op in ops if op.kind != "mma" and op not in before]
         by_label = {op.label: op for op in ops}
-        for ring, names in _rings(program, loop, depth).items():
+        for ring, names in _rings(placement, launch, loop, depth).items():
             reader = [op for op in ops if any(v.name in names for v in op.srcs)][-1]
             after = [label for label, _ in order].index(reader.label) if before else 0
             place_ = _first_toucher(placement, order, by_label, reader, after)

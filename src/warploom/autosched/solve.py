@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from warploom.autosched.depths import deepen
-from warploom.autosched.named import REGISTERS, groups, multistage
+from warploom.autosched.named import REGISTERS, groups
 from warploom.autosched.releases import releases
 from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.rings import make_rings
+from warploom.codegen.passes.rings import even_rings, loop_rings
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
 from warploom.perf.extract import Extraction, extract
@@ -40,7 +40,7 @@ from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
-from warploom.tile import Loop, Op, Program
+from warploom.tile import Loop, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
 VERSION = 13  # of what is done with an answer: kept schedules of another one are not used
@@ -239,17 +239,10 @@ def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
 def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:
     """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
 
-    Of the layout of the plainest block of the program, with one slot a ring.
+    Of the layout of the block with one slot a ring.
     """
-    program = placement.program
-    plainest = multistage(program, 1, plan, placement.parts, in_flight=0)
-    rings = make_rings(placement, plainest)
-    inside = {op.id for loop in program.loops() for op in loop.body if isinstance(op, Op)}
-    of_loops = sum(
-        ring.slot_bytes
-        for ring in rings
-        if any(load.id in inside for buffer in ring.buffers for load in buffer.loads)
-    )
+    rings = even_rings(placement, plan)
+    of_loops = sum(ring.slot_bytes for ring in loop_rings(placement, rings))
     return shared_layout(placement, plan, rings).total - of_loops + RING_BARRIERS
 
 
@@ -270,7 +263,7 @@ def assemble(
                 f"loop {name}: its compute groups need {need} registers a thread, "
                 f"{placement.parts} groups have {own[1].registers}; make the tile smaller"
             )
-    depths = deepen(placement, answers, shared_limit(plan.resident) - fixed)
+    depths = deepen(placement, plan, answers, shared_limit(plan.resident) - fixed)
     plain = {
         name: replace(answer, ring_depth=depths[name], groups=own)
         for name, answer in answers.items()

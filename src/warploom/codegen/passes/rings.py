@@ -7,14 +7,18 @@ itself, taking turns with its slots in program order; a load outside of loops ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from warploom.codegen.ir.block import Ring, make_ring
 from warploom.codegen.ir.place import Placement, sections
-from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import Loop, Op
+
+Section = Loop | tuple[Op, ...]
+Depths = Callable[[Section, Op], int]
 
 
 @dataclass
@@ -27,13 +31,40 @@ class _Draft:
 
 def make_rings(placement: Placement, schedule: KernelSchedule) -> tuple[Ring, ...]:
     """The rings of a program under a schedule, in order of first load."""
+    return _rings(placement, partial(_scheduled_depth, schedule))
+
+
+def even_rings(
+    placement: Placement, plan: LaunchPlan, slots: int | Mapping[str, int] = 1
+) -> tuple[Ring, ...]:
+    """The rings with so many slots in every loop, or so many by array, and the plan's in the rest:
+    what a program needs of shared memory before it has a schedule."""
+
+    def depth(section: Section, op: Op) -> int:
+        assert op.array is not None and op.dst is not None
+        if not isinstance(section, Loop):
+            return plan.task_rings.get(op.dst.name, 1)
+        return slots if isinstance(slots, int) else slots[op.array.name]
+
+    return _rings(placement, depth)
+
+
+def loop_rings(placement: Placement, rings: Sequence[Ring]) -> list[Ring]:
+    """Those of the rings that take a slot every iteration of a loop."""
+    inside = {
+        item.id for loop in placement.program.loops() for item in loop.body if isinstance(item, Op)
+    }
+    return [r for r in rings if any(op.id in inside for b in r.buffers for op in b.loads)]
+
+
+def _rings(placement: Placement, depth_of: Depths) -> tuple[Ring, ...]:
     drafts: list[_Draft] = []
     for section in sections(placement.program):
         ops = section.body if isinstance(section, Loop) else section
         loads = [op for op in ops if isinstance(op, Op) and op.dst and placement.is_shared(op.dst)]
         ours: list[_Draft] = []  # rings of this section are not shared among its own loads
-        for group in _grouped(placement, schedule, section, loads):
-            depth = _depth(schedule, section, group[0])
+        for group in _grouped(placement, depth_of, section, loads):
+            depth = depth_of(section, group[0])
             key = (depth, isinstance(section, Loop), *((op.array, _type(op)) for op in group))
             others = [d for d in drafts if not any(d is own for own in ours)]
             twin = next((d for d in others if d.key == key and isinstance(section, Loop)), None)
@@ -81,8 +112,8 @@ def _type(op: Op) -> object:
 
 def _grouped(
     placement: Placement,
-    schedule: KernelSchedule,
-    section: Loop | tuple[Op, ...],
+    depth_of: Depths,
+    section: Section,
     loads: list[Op],
 ) -> list[list[Op]]:
     groups: dict[tuple[object, ...], list[Op]] = {}
@@ -93,11 +124,11 @@ def _grouped(
             other.id for other in placement.program.ops() if any(v.name == name for v in other.srcs)
         )
         alone = () if isinstance(section, Loop) else (op.id,)
-        groups.setdefault((_depth(schedule, section, op), readers, *alone), []).append(op)
+        groups.setdefault((depth_of(section, op), readers, *alone), []).append(op)
     return list(groups.values())
 
 
-def _depth(schedule: KernelSchedule, section: Loop | tuple[Op, ...], op: Op) -> int:
+def _scheduled_depth(schedule: KernelSchedule, section: Section, op: Op) -> int:
     assert op.dst is not None
     if not isinstance(section, Loop):
         return schedule.launch.task_rings.get(op.dst.name, 1)
