@@ -33,8 +33,8 @@ from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import WarploomError
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.choices import choose_attention
 
 
 def schedule_of(name: str) -> KernelSchedule:

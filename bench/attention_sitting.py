@@ -36,9 +36,10 @@ from warploom.codegen.compile.build import Built, build
 from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError
 from warploom.evidence import write_rows
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.choices import AttentionChoice, choose_attention
+from warploom.kernels.attention.variants import AttentionChoice
 from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"

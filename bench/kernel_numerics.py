@@ -31,22 +31,19 @@ from bench.gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.launching.kernel import Kernel
 from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.choices import (
-    ATTENTION_CHOICES,
-    AttentionChoice,
-    choose_attention,
-)
+from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoice
 
 RESULTS = kb.ROOT / "bench" / "results" / "numerics.json"
 Values = dict[str, Any]
 GEMMS = {
     "bf16": ("128x256", "time"),
-    "bf16 across": ("152x256-across", "time"),
-    "bf16 meeting": ("meet8-64x128", "time"),
+    "bf16 swap-ab": ("152x256-swap-ab", "time"),
+    "bf16 cluster-reduce": ("cluster-reduce8-64x128", "time"),
     "fp16": ("fp16", "time"),
     "e4m3 fast": ("fp8 128x256", "fp8"),
-    "e4m3 promoted": ("fp8 promoted 128x128-ahead", "promoted"),
+    "e4m3 promoted": ("fp8 promoted 128x128-two-in-flight", "promoted"),
 }
 GEMM_SHAPE = (520, 1040, 4112)
 FOLDER = kb.ROOT / "out" / "bench" / "numerics"

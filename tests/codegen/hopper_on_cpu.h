@@ -336,7 +336,7 @@ static int shared_read(unsigned at) {
   memcpy(&x, machine::at(machine::global_of(at), 4), 4);
   return x;
 }
-static int draw(unsigned* counter, unsigned last) {
+static int take_task(unsigned* counter, unsigned last) {
   const unsigned x = *counter;
   *counter = x >= last ? 0 : x + 1;
   return x;
@@ -423,11 +423,11 @@ static void stmatrix(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d
   const unsigned x[] = {a, b, c, d};
   matrices_out(at, x, 4, false);
 }
-static void stmatrix_across(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
+static void stmatrix_transposed(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
   const unsigned x[] = {a, b, c, d};
   matrices_out(at, x, 4, true);
 }
-static void stmatrix_across(unsigned at, unsigned a, unsigned b) {
+static void stmatrix_transposed(unsigned at, unsigned a, unsigned b) {
   const unsigned x[] = {a, b};
   matrices_out(at, x, 2, true);
 }

@@ -10,8 +10,8 @@ from warploom import machine
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.launching.spec import COUNTER, launch_spec, resident_blocks
 from warploom.errors import InputError
-from warploom.kernels.attention.choose import ATTENTION_CHOICES
 from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
 from warploom.runtime.launch import LaunchSpec, Pointer, Scalar, TensorMap
 
@@ -27,7 +27,7 @@ def matmul() -> Built:
 @pytest.fixture(scope="module")
 def drawn() -> Built:
     """Attention whose blocks draw their tasks from a counter."""
-    choice = ATTENTION_CHOICES["128x128-draw16"]
+    choice = ATTENTION_CHOICES["128x128-dynamic16"]
     config = choice.config(AttentionConfig(causal=True))
     return build(attention(config), choice.schedule(config))
 

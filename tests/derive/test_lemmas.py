@@ -128,6 +128,38 @@ def test_a_planted_wrong_correction_fails_every_check() -> None:
     assert certify.law_error(wrong, sources) > 1e-6
 
 
+def test_every_half_of_an_identity_and_both_laws_are_tested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (lemma, sources), *_ = found(formula("softmax"), "x")
+    fold = certify.fold
+    twice = replace(lemma, terms=(replace(lemma.terms[0], factor=2 * lemma.terms[0].factor),))
+    assert certify.motion_error(twice.scalar, twice.terms) < certify.EXACT, (
+        "the correction is right"
+    )
+    assert certify.identity_error(twice) > 1e-6
+    assert certify.law_error(lemma, sources) < 1e-12
+    with monkeypatch.context() as planted:
+        planted.setattr(certify, "fold", lambda *given: 1.01 * fold(*given))
+        assert certify.law_error(lemma, sources) > 1e-3
+    monkeypatch.setattr(certify, "merge", lambda *given: given[2])
+    assert certify.law_error(lemma, sources) > 1e-3, "one part is lost"
+
+
+def test_what_is_nearly_an_identity_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exp(x - m) with a correction that is a millionth off, to be found in the register."""
+    body = cascade_of(
+        f.reduce("sum", f.apply("exp", (x := tensor("X", "m x")) - f.reduce("max", x, "x")), "x")
+    )
+    for correction, right in (("exp(old_0 - new_0)", True), ("1.000001*exp(old_0 - new_0)", False)):
+        entry = replace(REGISTERED[0], correction=correction)
+        monkeypatch.setattr("warploom.derive.lemmas.lemmas.REGISTERED", (entry,))
+        make_streamable.cache_clear()
+        made = make_streamable(body, "x", search=False)
+        assert isinstance(made, Refusal) != right, correction
+    make_streamable.cache_clear()
+
+
 def test_without_lemmas_streaming_softmax_is_refused() -> None:
     answer = make_streamable(formula("attention"), "x", False, False)
     assert isinstance(answer, Refusal)

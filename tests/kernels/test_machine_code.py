@@ -19,8 +19,9 @@ import pytest
 from warploom.codegen.cuda.emit import CudaSource, emit
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.choices import choose_attention, choose_gemm
+from warploom.kernels.gemm.choose import choose_gemm
 from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
 from warploom.tile import BF16, E4M3, FP16
 

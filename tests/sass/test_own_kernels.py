@@ -23,7 +23,7 @@ from warploom.search.actions import Move
 from warploom.search.game import Candidate, Game
 
 DATA = Path(__file__).parent / "data" / "own"
-NAMES = ("attention-d64-192x128-ahead", "gemm-128x256")
+NAMES = ("attention-d64-192x128-prefetch", "gemm-128x256")
 STAYING = ("HGMMA", "WARPGROUP", "SYNCS", "USETMAXREG", "UTMALDG", "UTMASTG", "BAR")
 EACH = 3
 

@@ -2,6 +2,7 @@
 
     extract     each loop's graph (`perf.extract`)
     solve       interval, times, registers, least ring depths, proof (`solve.solve`)
+    confirm     a search that shares nothing with the solver's proves the interval again
     deepen      what shared memory is left goes to the rings: loads vary more than the model says
     release     a slot goes back where its reader is waited for anyway, or when it is done
     copies      a tile has two only where the times need them
@@ -37,13 +38,15 @@ from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.refute.refute import confirmed
 from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
 from warploom.tile import Loop, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 13  # of what is done with an answer: kept schedules of another one are not used
+CONFIRMING = 2.0  # seconds a loop that a second search has for the bound of the first
+VERSION = 14  # of what is done with an answer: kept schedules of another one are not used
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,7 @@ def _solved(
             better = _expanded(problem, answers[loop.index], search)
             if better is not None:
                 problems[number], answers[loop.index] = problem, better
+    answers = {e.loop: _with_bound_checked(e, answers[e.loop], search) for e in problems}
     result = assemble(placement, plan, problems, answers, fixed, registers)
     for loop in program.loops():
         result = _with_fewest_copies(result, loop, extracted)
@@ -222,18 +226,27 @@ def _expanded(problem: Extraction, plain: Schedule, search: Search) -> Schedule 
     return found if found.initiation_interval < plain.initiation_interval else None
 
 
-def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
-    return solve(
-        Problem(
-            problem.graph,
-            problem.target,
-            effort=Effort(search.seconds, search.workers, search.seed),
-            objectives=(REGISTER_TIME, LENGTH),
-            pins=problem.pins,
-            rules=Rules(unroll=unroll),
-            uniform=True,
-        )
+def _posed(problem: Extraction, search: Search, rules: Rules) -> Problem:
+    return Problem(
+        problem.graph,
+        problem.target,
+        effort=Effort(search.seconds, search.workers, search.seed),
+        objectives=(REGISTER_TIME, LENGTH),
+        pins=problem.pins,
+        rules=rules,
+        uniform=True,
     )
+
+
+def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
+    return solve(_posed(problem, search, Rules(unroll=unroll)))
+
+
+def _with_bound_checked(problem: Extraction, answer: Schedule, search: Search) -> Schedule:
+    """The schedule with what a second search says of its bound. It may leave groups that are no
+    copies of each other, so it can confirm a bound of those that are, not refute it."""
+    posed = _posed(problem, search, answer.rules)
+    return replace(answer, proof=confirmed(posed, answer.proof, CONFIRMING))
 
 
 def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:

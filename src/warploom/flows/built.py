@@ -26,12 +26,6 @@ from warploom.kernels.library import configure, entry
 from warploom.runtime.launch import LaunchSpec
 
 BUILD_NOTE: Final = "build.json"
-# Sizes that fill an H200, where the user gives none: about a millisecond or less.
-FULL: Final[Mapping[str, Mapping[str, int]]] = {
-    "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 4},
-    "attention": {"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
-}
-USUAL: Final = 4096  # of a dimension of a user's own program
 
 
 @dataclass(frozen=True)
@@ -47,16 +41,14 @@ class BuildFolder:
     def sizes(self, given: Mapping[str, str]) -> dict[str, int]:
         """The sizes to measure at: `given` {dimension: extent}, sizes that fill the GPU, and what
         the configuration fixes. Raises `InputError` for a name that is no dimension."""
-        known = entry(self.kernel).sizes
-        full = FULL.get(self.kernel, dict.fromkeys(known, USUAL))
-        asked = {name: str(full.get(name, extent)) for name, extent in known.items()}
-        asked |= {name: text for name, text in self.settings.items() if name in known}
+        known, full = entry(self.kernel).sizes, entry(self.kernel).full
+        asked = {name: text for name, text in self.settings.items() if name in known}
         if unknown := set(given) - set(known):
             raise InputError(
                 f"--set {sorted(unknown)[0]}: {self.folder} was built already; expected one of its "
                 f"sizes, {', '.join(known)}"
             )
-        _, sizes = configure(self.kernel, {**self.configuration, **asked, **given})
+        _, sizes = configure(self.kernel, {**self.configuration, **asked, **given}, full)
         return sizes
 
     @property

@@ -1,6 +1,6 @@
 """The library's kernels as PyTorch operators: `gemm`, `attention`, `attention_with_lse`.
 
-Each picks its kernel by shape (`kernels.choices`), compiles it at first use, keeps it, and launches
+Each picks its kernel by shape (`kernels.select`), compiles it at first use, keeps it, and launches
 on torch's current stream. Fake tensors work without a GPU or a compiler, so `torch.compile` and
 `torch.library.opcheck` do; importing this module needs torch.
 """
@@ -13,9 +13,10 @@ from warploom.codegen.compile.build import build
 from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError
 from warploom.integrations.torch_program import check_devices, refuse_backward, torch_module
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, refuse_scale
 from warploom.kernels.attention.program import attention as attention_program
-from warploom.kernels.choices import choose_attention, choose_gemm
+from warploom.kernels.gemm.choose import choose_gemm
 from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, combine_schedule
 from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.runtime.tensors import ALIASES

@@ -95,13 +95,7 @@ def select(
 
 def full_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
     """Array sizes to choose and to time a kernel for: those given, others fill the GPU."""
-    kernel = entry(name)
-    full = {
-        dim: str(kernel.full.get(dim, extent))
-        for dim, extent in kernel.sizes.items()
-        if kernel.alike.get(dim) not in settings
-    }
-    return configure(name, {**full, **settings})[1]
+    return configure(name, settings, entry(name).full)[1]
 
 
 def check_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:

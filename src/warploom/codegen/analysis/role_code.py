@@ -19,7 +19,7 @@ from warploom.codegen.analysis.guards import Always, Everywhere, Guard, Place, U
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.uniform import everywhere
 from warploom.codegen.analysis.voted_skip import skip_guard
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Scheduled, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.steps import Issue, OpStep, Run, Step, Wait
 from warploom.tile import Loop, Op, Program
@@ -150,14 +150,13 @@ class _Coder:
         self.skips = Skips.of(self.block.launch)
 
     def result(self) -> RoleCode:
-        sections: list[tuple[Code, ...] | LoopCode] = []
-        for section in self.role.sections:
-            assert not isinstance(section, Scheduled), "code is made after all passes"
-            if isinstance(section, Straight):
-                sections.append(tuple(self._single(step, (), {}) for step in section.steps))
-            else:
-                sections.append(self._loop(section))
-        return RoleCode(self.role, tuple(sections))
+        return RoleCode(self.role, tuple(self._section(one) for one in self.role.sections))
+
+    def _section(self, section: Section) -> tuple[Code, ...] | LoopCode:
+        if isinstance(section, Straight):
+            return tuple(self._single(step, (), {}) for step in section.steps)
+        assert isinstance(section, Pipeline), "only a block program after all passes is emitted"
+        return self._loop(section)
 
     def _loop(self, section: Pipeline) -> LoopCode:
         order = {

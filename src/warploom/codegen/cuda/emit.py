@@ -195,9 +195,9 @@ class Printer:
             lines.append(f"const unsigned panels = shared + {layout.panels};")
         if self.reduces:
             lines += [
-                f"const unsigned meet_room = shared + {layout.parts};",
-                f"const unsigned meet_full = shared + {layout.parts_full};",
-                f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
+                f"const unsigned reduce_room = shared + {layout.parts};",
+                f"const unsigned reduce_full = shared + {layout.parts_full};",
+                f"const unsigned reduce_free = reduce_full + {BARRIER_BYTES * self.parts};",
             ]
         if self.plan.tile_scheduler == "dynamic":
             lines += [
@@ -251,7 +251,7 @@ class Printer:
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
         if self.reduces:
-            lines.append("unsigned meet_parity = 0;")
+            lines.append("unsigned reduce_parity = 0;")
         if self.block.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")

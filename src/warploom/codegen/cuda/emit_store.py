@@ -229,7 +229,7 @@ def _transposed_lines(
         "#pragma unroll",
         f"for (int j = 0; j < {groups // 2 * 2}; j += 2) {{",
         f"  const unsigned at = corner + j * {8 * tile.width};",
-        f"  stmatrix_across({address}, {words(f'j + {before}', 4)});",
+        f"  stmatrix_transposed({address}, {words(f'j + {before}', 4)});",
         "}",
     ]
     if groups % 2:
@@ -238,7 +238,7 @@ def _transposed_lines(
         lines += [
             "{",
             f"  const unsigned at = corner + {last * 8 * tile.width};",
-            f"  stmatrix_across({address}, {words(str(last + before), 2)});",
+            f"  stmatrix_transposed({address}, {words(str(last + before), 2)});",
             "}",
         ]
     return lines

@@ -53,7 +53,7 @@ def launch_spec(
                 "none; measure its cubin with a launch description of your own"
             )
     if any(p["kind"] == "counter" for p in source.parameters):
-        # The next task to draw; the kernel leaves it at 0, as it found it.
+        # The next task to take; the kernel leaves it at 0, as it found it.
         buffers.append(Buffer(COUNTER, (1,), "u32", "inout", zero=True))
     arrays = {array.name: array for array in source.arrays}
     arguments = [_argument(p, arrays, sizes, scalars or {}) for p in source.parameters]
