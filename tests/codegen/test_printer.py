@@ -22,8 +22,8 @@ from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.passes.lower import lower
 
 SOURCE = Path(warploom.__file__).parent
-PRINTERS = ("codegen/cuda", "codegen/simt")
-CALLERS = (*PRINTERS, "codegen/compile")  # what may import them
+PRINTER = "codegen/cuda"
+CALLERS = (PRINTER, "codegen/compile")  # what may import it
 # Prints a pickled block program: another process with other hashes, so another order of sets.
 PRINT = """
 import pickle, sys

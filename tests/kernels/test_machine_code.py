@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from warploom.codegen.cuda.emit import CudaSource, emit
+from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.passes.lower import lower
-from warploom.codegen.simt.emit import emit_simt
 from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.choose import choose_gemm
