@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.cuda.emit import CudaSource
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import needed
 from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
@@ -18,6 +17,7 @@ from warploom.codegen.cuda.simt.emit_memory import access_lines, pointer_type, u
 from warploom.codegen.cuda.simt.places import C_TYPES
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import c_index
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.exchanges import EXCHANGES, converts
 from warploom.codegen.simt.facts import SimtFacts, simt_facts
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, axis_form, wanted_form
