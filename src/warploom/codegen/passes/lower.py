@@ -38,7 +38,7 @@ from warploom.codegen.passes.lower_loader import loader_role
 from warploom.codegen.passes.order import check_order
 from warploom.codegen.passes.overlap import overlap_next_task
 from warploom.codegen.passes.pingpong import node_of, require_group, turn_runs, with_turns
-from warploom.codegen.passes.rings import make_rings, names_in
+from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op, Program
@@ -277,7 +277,7 @@ class _Compute:
     def _releases(self, loop: Loop, schedule: Schedule, times: Mapping[int, int]) -> list[Timed]:
         chosen = schedule.params.get("release", {})
         result: list[Timed] = []
-        called = names_in(self.rings, loop)
+        called = {ring.name: name for name, (ring, _) in local_rings(self.rings, loop).items()}
         for name in sorted(self._local_rings(loop)):
             readers = [op for op in self.effects.readers[name] if op in times]
             last = max(readers, key=lambda op: times[op])
