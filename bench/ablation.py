@@ -7,7 +7,7 @@
 
 Predicted cycles an iteration are the model's (`perf.replay`: the machine code replayed on one
 scheduler partition).
-Measured ones are counted by the kernel itself (`cuda.probe`): the SM clock before and after
+Measured ones are counted by the kernel itself (`compile.probe`): the SM clock before and after
 every steady state, over all blocks and groups, divided by the iterations. Times are those of the
 kernel without counters.
 """
@@ -27,7 +27,7 @@ from warploom.autosched.chosen import shallow
 from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built, build, compile_source
-from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings
+from warploom.codegen.compile.probe import LOG, WORDS, probe, readings
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import WarploomError

@@ -264,7 +264,7 @@ CONCEPTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "shared layout": ("an offset for each of a block's rings", (r"\.depth \* \w+\.slot_bytes",)),
     "walker of machine code": (
         "times kept for each scoreboard",
-        (r"\[\[\] for _ in range\(SCOREBOARDS\)\]",),
+        (r"\bboards: list\[(float|list)", r"SCOREBOARDS"),
     ),
     "road to the GPU: launch": ("`cuLaunchKernel`", (r"cuLaunchKernel",)),
     "road to the GPU: tensor maps": ("`cuTensorMapEncodeTiled`", (r"cuTensorMapEncodeTiled",)),

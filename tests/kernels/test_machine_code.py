@@ -50,7 +50,8 @@ GEMM_SHAPES: dict[str, tuple[GemmConfig, str]] = {
 
 def digest(source: CudaSource, allow: tuple[str, ...] = ()) -> str:
     """Of the code without comments, its parameters and blocks, and what the compiler may do."""
-    code = re.sub(r"[ \t]*//[^\n]*", "", source.text)
+    lines = [re.sub(r"[ \t]*//.*", "", line) for line in source.text.splitlines()]
+    code = "\n".join(line for line in lines if line)
     launch = (source.parameters, source.shared_bytes, source.threads, source.cluster, allow)
     return hashlib.sha256(f"{launch}\n{code}".encode()).hexdigest()
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from warploom.codegen.compile.build import Built, compile_source
-from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings
+from warploom.codegen.compile.probe import LOG, WORDS, probe, readings
 from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.flows.own_process import answer_of

@@ -87,10 +87,15 @@ def select(
         return Selected(order, config, kernel.program(config), schedule, arch)
     if policy == DEFAULT:
         return _default(kernel, config, full_sizes(name, settings), frozenset(settings), arch)
-    program = kernel.program(config)
-    launch = kernel.schedule(config).launch
+    program, launch = written(name, settings)
     schedule = schedule_named(program, policy, launch, gpu, search, arch=arch, say=say)
     return Selected(policy, config, program, schedule, arch)
+
+
+def written(name: str, settings: Mapping[str, str]) -> tuple[Program, LaunchPlan]:
+    """The program as it was written, and its usual launch plan: what a schedule is named for."""
+    kernel, (config, _) = entry(name), configure(name, settings)
+    return kernel.program(config), kernel.schedule(config).launch
 
 
 def full_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:

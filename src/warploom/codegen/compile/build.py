@@ -50,7 +50,6 @@ FAULTS = {
     "setmaxnreg": r"setmaxnreg.*ignored",
     "injected": r"warpgroup\.(wait|arrive).*(injected|inserted)",
 }
-GIVEN = "registers_up<"  # in the text of a kernel whose groups do not all have equally many
 ALLOWED = ("spills", "stack", *FAULTS)  # what a build may be told to accept
 
 
@@ -270,7 +269,7 @@ def _judge(source: CudaSource, arch: str, resources: Resources, allow: tuple[str
     name = source.name
     if resources.spill_bytes and "spills" not in allow:
         where, remedy = "", "give its groups more registers, "
-        if GIVEN not in source.text:
+        if not source.moves_registers:
             most = entry_registers(source.threads, arch)
             where, remedy = f": its {source.threads} threads have {most} each on {arch}", ""
         raise Spills(

@@ -17,7 +17,6 @@ from warploom.tile import Op
 
 Names = dict[str, str]
 LEADER = "if (threadIdx.x % 128 == 0)"
-SLOTS_FOR_ONE_BARRIER = 3
 
 
 def store_lines(
@@ -104,7 +103,7 @@ class _Store:
         # store less is under way, and half of the barriers are gone.
         # A panel outside of the array is left out, its barrier is not: the count of stores would be
         # wrong. The branch also keeps ptxas from beginning panels early, which spills.
-        once = self.slots >= SLOTS_FOR_ONE_BARRIER
+        once = self.panels.one_barrier
         lines: list[str] = []
         count = len(self.panels.origins)
         for number, origin in enumerate(self.panels.origins):

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
+from warploom.codegen.analysis.guards import Always, Place, Vote
 from warploom.codegen.analysis.known import lasting, needed, truth
-from warploom.codegen.cuda.values import At, Values
+from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.tile import Loop, Op, Var
 from warploom.tile.ops import OPS
 
@@ -25,33 +26,33 @@ LEFT_OUT = ("reduce", "unary", "binary", "select", "cast")
 CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
 
 
-def skip_condition(values: Values, op: Op) -> str | None:
-    """The C++ condition, equal in all threads of a warp, under which `op` can be left out."""
-    program, fusion = values.placement.program, values.placement.fusion
-    if values.known and op.dst is not None and OPS[op.kind].group in LEFT_OUT:
-        known = lasting(program, fusion, values.known, values.straight, op)
+def skip_guard(tiles: RegisterTiles, op: Op, at: Place) -> Vote | Always | None:
+    """The condition under which a warp can leave `op` out at that place."""
+    program, fusion = tiles.placement.program, tiles.placement.fusion
+    if at.known and op.dst is not None and OPS[op.kind].group in LEFT_OUT:
+        known = lasting(program, fusion, at.known, at.straight, op)
         if known and not needed(program, fusion, known, op):
-            return "true"
+            return Always(True)
     if op.kind == "where" and op.srcs[1] == op.dst:
-        return _all_rows(values, op.srcs[0].name)
-    if op.dst is None or OPS[op.kind].group not in LEFT_OUT or not _once(values, op.dst):
+        return _all_rows(tiles, op.srcs[0].name, at)
+    if op.dst is None or OPS[op.kind].group not in LEFT_OUT or not _once(tiles, op.dst):
         return None
-    for name, users in sorted(_unread(values, op.dst).items()):
-        condition = _all_rows(values, name)
-        if condition is not None and _in_time(values, op, name, users):
+    for name, users in sorted(_unread(tiles, op.dst).items()):
+        condition = _all_rows(tiles, name, at)
+        if condition is not None and _in_time(tiles, op, name, users, at):
             return condition
     return None
 
 
-def _once(values: Values, var: Var) -> bool:
-    return sum(op.dst == var for op in values.placement.program.ops()) == 1
+def _once(tiles: RegisterTiles, var: Var) -> bool:
+    return sum(op.dst == var for op in tiles.placement.program.ops()) == 1
 
 
-def _unread(values: Values, var: Var) -> dict[str, frozenset[int]]:
+def _unread(tiles: RegisterTiles, var: Var) -> dict[str, frozenset[int]]:
     """The conditions, by name, each of which by itself means that nothing counts on `var`, with
     the ops that choose by them."""
     found: list[dict[str, frozenset[int]]] = []
-    for reader in values.placement.program.ops():
+    for reader in tiles.placement.program.ops():
         if var not in reader.srcs:
             continue
         own: dict[str, frozenset[int]] = {}
@@ -60,10 +61,10 @@ def _unread(values: Values, var: Var) -> dict[str, frozenset[int]]:
         if (
             reader.dst is not None
             and reader.dst not in reader.srcs
-            and _once(values, reader.dst)
-            and _row_by_row(values, reader, var)
+            and _once(tiles, reader.dst)
+            and _row_by_row(tiles, reader, var)
         ):
-            for name, users in _unread(values, reader.dst).items():
+            for name, users in _unread(tiles, reader.dst).items():
                 own[name] = own.get(name, frozenset()) | users
         found.append(own)
     if not found:
@@ -72,9 +73,9 @@ def _unread(values: Values, var: Var) -> dict[str, frozenset[int]]:
     return {name: frozenset[int]().union(*(own[name] for own in found)) for name in common}
 
 
-def _row_by_row(values: Values, reader: Op, var: Var) -> bool:
+def _row_by_row(tiles: RegisterTiles, reader: Op, var: Var) -> bool:
     """Whether a row of what an op gives depends on the same row of `var` alone."""
-    placement = values.placement
+    placement = tiles.placement
     if crosses_rows(placement, reader) or exchanges(placement, reader):
         return False
     if reader.kind == "mma":
@@ -86,17 +87,19 @@ def _row_by_row(values: Values, reader: Op, var: Var) -> bool:
     return OPS[reader.kind].group not in ("cluster", "sink")
 
 
-def _in_time(values: Values, op: Op, condition: str, users: frozenset[int]) -> bool:
+def _in_time(
+    tiles: RegisterTiles, op: Op, condition: str, users: frozenset[int], at: Place
+) -> bool:
     """Whether a condition has the value where `op` runs that it has where its users choose."""
-    body = _body(values.placement.program.body, op)
+    body = _body(tiles.placement.program.body, op)
     ids = {other.id for other in body}
     if not users <= ids or op.id >= min(users):
         return False
-    inner = values.placement.fusion.inlined[condition]
-    read = {var.name for var in values.placement.fusion.sources(inner)}
+    inner = tiles.placement.fusion.inlined[condition]
+    read = {var.name for var in tiles.placement.fusion.sources(inner)}
 
-    def at(one: Op) -> tuple[int, int]:
-        return values.order.get(one.id, (0, one.id))
+    def moment(one: Op) -> tuple[int, int]:
+        return at.order.get(one.id, (0, one.id))
 
     for writer in body:
         if writer.dst is None or writer.dst.name not in read:
@@ -104,8 +107,8 @@ def _in_time(values: Values, op: Op, condition: str, users: frozenset[int]) -> b
         if op.id <= writer.id < max(users):
             return False
         first, second = (writer, op) if writer.id < op.id else (op, writer)
-        stage, place = at(first)
-        if not (stage, place) < at(second) < (stage + 1, place):
+        stage, place = moment(first)
+        if not (stage, place) < moment(second) < (stage + 1, place):
             return False
     return True
 
@@ -121,42 +124,35 @@ def _body(body: Sequence[Op | Loop], op: Op) -> list[Op]:
     return []
 
 
-def _all_rows(values: Values, condition: str) -> str | None:
-    op = values.placement.fusion.inlined.get(condition)
-    if op is None or op.dst is None or not _of_rows(values, op):
+def _all_rows(tiles: RegisterTiles, condition: str, at: Place) -> Vote | Always | None:
+    op = tiles.placement.fusion.inlined.get(condition)
+    if op is None or op.dst is None or not _of_rows(tiles, op):
         return None
-    if (always := truth(values.placement.fusion, values.known, op.dst)) is not None:
-        return str(always).lower()
-    blocks = values.extents(op.dst.type)[0]
-    each = [
-        values.expression(op, At("row", str(t), str(h)), {}) for t in range(blocks) for h in (0, 1)
-    ]
-    vote = f"__all_sync(0xffffffffu, {' && '.join(each)})"
-    values.votes[vote] = condition
-    return vote
+    always = truth(tiles.placement.fusion, at.known, op.dst)
+    return Vote(condition) if always is None else Always(always)
 
 
-def _of_rows(values: Values, op: Op) -> bool:
-    if op.dst is None or op.kind not in CONDITIONS or values.form(op.dst.type) != "row":
+def _of_rows(tiles: RegisterTiles, op: Op) -> bool:
+    if op.dst is None or op.kind not in CONDITIONS or tiles.form(op.dst.type) != "row":
         return False
-    inner = values.placement.fusion.inlined
+    inner = tiles.placement.fusion.inlined
     compares = OPS[op.kind].group == "compare"
     for src in op.srcs:
         source = inner.get(src.name)
         if source is None or source.kind == "fill":
             continue
-        if not (_row_number(values, source) if compares else _of_rows(values, source)):
+        if not (_row_number(tiles, source) if compares else _of_rows(tiles, source)):
             return False
     return True
 
 
-def _row_number(values: Values, op: Op) -> bool:
+def _row_number(tiles: RegisterTiles, op: Op) -> bool:
     """Whether an inlined op's value is one number a row, made of such numbers."""
     if op.kind == "fill":
         return True
-    if op.dst is None or values.form(op.dst.type) != "row":
+    if op.dst is None or tiles.form(op.dst.type) != "row":
         return False
     if OPS[op.kind].group not in ("unary", "binary"):
         return False
-    inner = values.placement.fusion.inlined
-    return all(_row_number(values, inner[src.name]) for src in op.srcs if src.name in inner)
+    inner = tiles.placement.fusion.inlined
+    return all(_row_number(tiles, inner[src.name]) for src in op.srcs if src.name in inner)

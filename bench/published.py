@@ -1,11 +1,17 @@
-"""Schedules that people wrote, as data: which group runs what, in which order, how overlapped.
+"""Loops of the papers as graphs, and the schedules that people wrote for them, as data.
 
-A template pins structure, not times: groups by operation, the stage of some operations relative to
-others, extra order edges such as ping-pong barriers. Times are then the best that structure allows,
-found by the same solver with the pins as constraints, and checked and simulated like any other.
-So a comparison with the free solution is fair to the template: it is shown at its best.
+Graphs: data/graphs/NAME@GPU.json, a loop body at the costs of one machine. On Hopper an accumulator
+lives in registers and its wgmma runs on after the issue; on Blackwell it lives in tensor memory and
+must be loaded to be read; on Ampere mma.sync holds its warps. `attention`: Dao, FlashAttention-2
+(arXiv 2307.08691), in the shape of FlashAttention-3 (arXiv 2407.08608) and, on Blackwell,
+FlashAttention-4. `_half`: half the rows, no sub-tiles; `_low`, `_high`: at that end of the costs.
+The builders of these files are in the history up to commit 7c81a12.
 
-Data: data/templates.toml; sources there.
+Templates: data/templates.toml, sources there. A template pins structure, not times: groups by
+operation, the stage of some operations relative to others, extra order edges such as ping-pong
+barriers. Times are then the best that structure allows, found by the same solver with the pins as
+constraints, and checked and simulated like any other. So a comparison with the free solution is
+fair to the template: it is shown at its best.
 """
 
 from __future__ import annotations
@@ -15,15 +21,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from warploom.errors import InputError
 from warploom.schedule.model.graph import Edge, Graph
-from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.model.target import GroupSpec
-from warploom.schedule.solve.solve import Problem, solve
+from warploom.schedule.solve.solve import Problem
+
+DATA = Path(__file__).parent / "data"
+GRAPHS = (
+    "gemm",
+    "gemm_epilogue",
+    "attention",
+    "attention_causal",
+    "attention_backward",
+    "linear_attention",
+    "ssd",
+)
+
+
+def published(name: str, gpu: str) -> Graph:
+    """The graph of a loop at the costs of a machine; raises `InputError` where there is none."""
+    return Graph.read(DATA / "graphs" / f"{name}@{gpu}.json")
 
 
 @dataclass(frozen=True)
@@ -45,7 +66,7 @@ class Template:
 @cache
 def templates() -> Mapping[str, Template]:
     """Every named schedule that ships."""
-    text = resources.files("warploom.schedule").joinpath("data/templates.toml").read_text()
+    text = (DATA / "templates.toml").read_text()
     return {name: _read(name, table) for name, table in tomllib.loads(text).items()}
 
 
@@ -67,15 +88,6 @@ def template(name: str) -> Template:
     if name not in templates():
         raise InputError(f"no schedule template {name!r}, expected one of {sorted(templates())}")
     return templates()[name]
-
-
-def apply(named: Template, problem: Problem) -> Schedule:
-    """The best schedule of the template's structure for the problem's graph.
-
-    Raises `InputError` when the template does not say where an operation goes, and `CheckFailed`
-    when its structure admits no legal schedule.
-    """
-    return solve(pinned(named, problem))
 
 
 def pinned(named: Template, problem: Problem) -> Problem:
