@@ -194,8 +194,9 @@ def house_of(files: Iterable[tuple[str, str]]) -> House:
     layers: tuple[tuple[str, ...], ...] = ()
     for path, text in files:
         if path == "pyproject.toml":
-            (contract,) = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
-            layers = tuple(tuple(re.findall(r"[\w.]+", line)) for line in contract["layers"])
+            contracts = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
+            (lines,) = (one["layers"] for one in contracts if "layers" in one)
+            layers = tuple(tuple(re.findall(r"[\w.]+", line)) for line in lines)
             continue
         parts = Path(path).with_suffix("").parts[1:]
         if parts[-1] == "__init__":

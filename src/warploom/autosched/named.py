@@ -47,7 +47,7 @@ def write(
     program: Program,
     loop: Loop,
     compute: int,
-    depth: int | Mapping[str, int],
+    depth: int,
     order: Sequence[tuple[str, int]],
     shift: int = 0,
     registers: tuple[int, int] | None = None,
@@ -81,7 +81,7 @@ def write(
         length=max([*time.values(), *release.values()]) + 1,
         time=time,
         group=group,
-        ring_depth={op.label: _slots(depth, op) for op in loads},
+        ring_depth={op.label: depth for op in loads},
         groups=own,
         params={"release": release, **({"copies": dict(copies)} if copies else {})},
     )
@@ -89,7 +89,7 @@ def write(
 
 def multistage(
     program: Program,
-    depth: int | Mapping[str, int],
+    depth: int,
     launch: LaunchPlan,
     compute: int = 2,
     in_flight: int = 1,
@@ -110,7 +110,7 @@ def multistage(
         order = [(op.label, 0) for op in ops]
         reader = {
             ring: max(op.id for op in ops if any(v.name in names for v in op.srcs))
-            for ring, names in _rings(placement, loop, depth).items()
+            for ring, names in _rings(placement, loop).items()
         }
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
         position = 0 if in_flight == 0 else 1
@@ -130,15 +130,9 @@ def multistage(
     return KernelSchedule("multistage", loops, launch)
 
 
-def _slots(depth: int | Mapping[str, int], op: Op) -> int:
-    return depth if isinstance(depth, int) else depth[op.array.name if op.array else ""]
-
-
-def _rings(
-    placement: Placement, loop: Loop, depth: int | Mapping[str, int]
-) -> dict[str, list[str]]:
+def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:
     """The tiles in each ring of a loop, by the ring's name."""
-    rings = rings_of(placement, lambda at, op: _slots(depth, op) if isinstance(at, Loop) else 1)
+    rings = rings_of(placement, lambda section, op: 1)
     return {
         name: [op.dst.name for op in loads if op.dst]
         for name, (_, loads) in local_rings(rings, loop).items()
@@ -147,7 +141,7 @@ def _rings(
 
 def overlapped(
     program: Program,
-    depth: int | Mapping[str, int],
+    depth: int,
     launch: LaunchPlan,
     compute: int = 2,
     pingpong: bool = True,
@@ -178,7 +172,7 @@ def overlapped(
         order += [(op.label, 1) for op in (*before, last)]
         order += [(op.label, 0) for op in ops if op.kind != "mma" and op not in before]
         by_label = {op.label: op for op in ops}
-        for ring, names in _rings(placement, loop, depth).items():
+        for ring, names in _rings(placement, loop).items():
             reader = [op for op in ops if any(v.name in names for v in op.srcs)][-1]
             after = [label for label, _ in order].index(reader.label) if before else 0
             place_ = _first_toucher(placement, order, by_label, reader, after)
