@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from warploom.codegen.ir.place import Placement
-from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.passes.rings import even_rings, loop_rings
+from warploom.codegen.passes.rings import rings_of
 from warploom.errors import CheckFailed
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Op
@@ -19,11 +18,11 @@ MOST_DEPTH = 8  # slots beyond which a ring hides nothing more
 
 
 def deepen(
-    placement: Placement, plan: LaunchPlan, answers: Mapping[str, Schedule], capacity: int
+    placement: Placement, answers: Mapping[str, Schedule], capacity: int
 ) -> dict[str, dict[str, int]]:
     """Ring depths by loop and load: the least the times allow, then one slot each while they fit.
 
-    Deeper is always legal: a slot lives at most depth x II.
+    Raises `CheckFailed` where the least depths take more than `capacity` bytes.
     """
     loop_of = {
         op.id: loop.index
@@ -31,11 +30,14 @@ def deepen(
         for op in loop.body
         if isinstance(op, Op)
     }
-    rings = loop_rings(placement, even_rings(placement, plan))
-    loads = [[op for buffer in ring.buffers for op in buffer.loads] for ring in rings]
-    sizes = [ring.slot_bytes for ring in rings]
+    rings = [
+        (ring.slot_bytes, [op for buffer in ring.buffers for op in buffer.loads])
+        for ring in rings_of(placement, lambda section, op: 1)
+    ]
+    rings = [(size, loads) for size, loads in rings if loads[0].id in loop_of]
+    sizes = [size for size, _ in rings]
     depths = [
-        max(answers[loop_of[op.id]].ring_depth[op.label] for op in filling) for filling in loads
+        max(answers[loop_of[op.id]].ring_depth[op.label] for op in loads) for _, loads in rings
     ]
     used = sum(d * s for d, s in zip(depths, sizes, strict=True))
     if used > capacity:
@@ -53,7 +55,7 @@ def deepen(
         depths[least] += 1
         used += sizes[least]
     result: dict[str, dict[str, int]] = {name: {} for name in answers}
-    for depth, filling in zip(depths, loads, strict=True):
-        for op in filling:
+    for depth, (_, loads) in zip(depths, rings, strict=True):
+        for op in loads:
             result[loop_of[op.id]][op.label] = depth
     return result

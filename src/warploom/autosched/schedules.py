@@ -22,7 +22,7 @@ from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place, runs_along
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
-from warploom.codegen.passes.rings import even_rings, loop_rings
+from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
@@ -141,8 +141,8 @@ def older_plan(plan: LaunchPlan) -> LaunchPlan:
 
 def _deepest(placement: Placement, plan: LaunchPlan, arch: str) -> int:
     """The deepest rings that fit the block beside everything else."""
-    rings = even_rings(placement, plan, 2)
+    rings = rings_of(placement, slots_of(plan, 2))
     taken = shared_layout(placement, plan, rings, arch).total
-    slots = sum(ring.slot_bytes for ring in loop_rings(placement, rings))
+    slots = loop_slot_bytes(placement, rings)
     left = max(0, shared_limit(plan.resident, arch) - taken)
     return min(MOST_DEPTH, 2 + left // max(1, slots))

@@ -29,7 +29,7 @@ from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.rings import even_rings, loop_rings
+from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
 from warploom.perf.extract import Extraction, extract
@@ -284,9 +284,9 @@ def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:
 
     Of the layout of the block with one slot a ring.
     """
-    rings = even_rings(placement, plan)
-    of_loops = sum(ring.slot_bytes for ring in loop_rings(placement, rings))
-    return shared_layout(placement, plan, rings).total - of_loops + RING_BARRIERS
+    rings = rings_of(placement, slots_of(plan, 1))
+    taken = shared_layout(placement, plan, rings).total
+    return taken - loop_slot_bytes(placement, rings) + RING_BARRIERS
 
 
 def assemble(
@@ -306,7 +306,7 @@ def assemble(
                 f"loop {name}: its compute groups need {need} registers a thread, "
                 f"{placement.parts} groups have {own[1].registers}; make the tile smaller"
             )
-    depths = deepen(placement, plan, answers, shared_limit(plan.resident) - fixed)
+    depths = deepen(placement, answers, shared_limit(plan.resident) - fixed)
     plain = {
         name: replace(answer, ring_depth=depths[name], groups=own)
         for name, answer in answers.items()
