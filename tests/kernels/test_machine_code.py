@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
-from warploom.codegen.simt.emit import emit_simt
 from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.choose import choose_gemm

@@ -1,4 +1,4 @@
-"""Tables of variants: typed, refused where a row is wrong, printed; former names explained."""
+"""Tables of variants: typed, refused where a row is wrong, printed; former names in the pages."""
 
 import re
 from pathlib import Path

@@ -14,7 +14,7 @@ from warploom.codegen.ir.block import Ring
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import start_of
-from warploom.codegen.passes.rings import make_rings, names_in
+from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op
 
@@ -26,14 +26,10 @@ def releases(
     loop = next(one for one in placement.program.loops() if one.index == index)
     times = schedule.loops[index]
     rings = make_rings(placement, schedule)
-    called = names_in(rings, loop)
     result: dict[str, int] = {}
-    for ring in rings:
-        if ring.name not in called:
-            continue
+    for name, (ring, _) in local_rings(rings, loop).items():
         for part in range(placement.parts):
-            key = f"{called[ring.name]}/{part}"
-            result[key] = _release(placement, loop, times, ring, part, latency)
+            result[f"{name}/{part}"] = _release(placement, loop, times, ring, part, latency)
     return result
 
 

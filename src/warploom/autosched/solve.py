@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from warploom.autosched.depths import deepen
-from warploom.autosched.named import REGISTERS, groups, multistage
+from warploom.autosched.named import REGISTERS, groups
 from warploom.autosched.releases import releases
 from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.rings import make_rings
+from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
 from warploom.perf.extract import Extraction, extract
@@ -43,7 +43,7 @@ from warploom.schedule.refute.refute import confirmed
 from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
-from warploom.tile import Loop, Op, Program
+from warploom.tile import Loop, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
 CONFIRMING = 2.0  # seconds a loop that a second search has for the bound of the first
@@ -282,18 +282,11 @@ def _with_bound_checked(problem: Extraction, answer: Schedule, search: Search) -
 def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:
     """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
 
-    Of the layout of the plainest block of the program, with one slot a ring.
+    Of the layout of the block with one slot a ring.
     """
-    program = placement.program
-    plainest = multistage(program, 1, plan, placement.parts, in_flight=0)
-    rings = make_rings(placement, plainest)
-    inside = {op.id for loop in program.loops() for op in loop.body if isinstance(op, Op)}
-    of_loops = sum(
-        ring.slot_bytes
-        for ring in rings
-        if any(load.id in inside for buffer in ring.buffers for load in buffer.loads)
-    )
-    return shared_layout(placement, plan, rings).total - of_loops + RING_BARRIERS
+    rings = rings_of(placement, slots_of(plan, 1))
+    taken = shared_layout(placement, plan, rings).total
+    return taken - loop_slot_bytes(placement, rings) + RING_BARRIERS
 
 
 def assemble(

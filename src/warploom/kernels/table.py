@@ -29,8 +29,7 @@ def read_variants(where: Path, row: type[Row]) -> dict[str, Row]:
     for name, columns in rows.items():
         values: dict[str, Any] = {"name": name}
         for column, given in columns.items():
-            items = cast("list[object]", given)
-            value: object = tuple(items) if isinstance(given, list) else given
+            value = tuple(cast("list[Any]", given)) if isinstance(given, list) else given
             if column not in kinds:
                 raise InputError(
                     f"{where}: {name}: no column {column!r}: expected one of {', '.join(kinds)}"
@@ -54,10 +53,10 @@ def _is(value: object, kind: Any) -> bool:
         return type(value) is kind
     if not isinstance(value, tuple):
         return False
-    items = cast("tuple[object, ...]", value)
+    given = cast("tuple[object, ...]", value)
     if parts[-1] is Ellipsis:
-        return all(_is(one, parts[0]) for one in items)
-    return len(items) == len(parts) and all(map(_is, items, parts))
+        return all(_is(one, parts[0]) for one in given)
+    return len(given) == len(parts) and all(map(_is, given, parts))
 
 
 def as_text(variants: Mapping[str, Any]) -> str:
@@ -74,6 +73,5 @@ def as_text(variants: Mapping[str, Any]) -> str:
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, tuple):
-        return "x".join(map(str, cast("tuple[object, ...]", value)))
-    return str(value)
+    parts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+    return "x".join(map(str, parts))

@@ -14,7 +14,7 @@ from warploom.codegen.ir.place import Placement, place, sections
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import Fill, Release, start_of
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.rings import make_rings, names_in
+from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op, Program
@@ -93,7 +93,7 @@ def _computed(
 
 def _releases(block: BlockProgram, loop: Loop, times: Schedule, part: int) -> list[At]:
     chosen: Mapping[str, int] = times.params.get("release", {})
-    called = names_in(block.rings, loop)
+    called = {ring.name: name for name, (ring, _) in local_rings(block.rings, loop).items()}
     result: list[At] = []
     for name in sorted(block.filled_in(loop)):
         own = called[name]

@@ -105,13 +105,12 @@ class AttentionChoice:
             early_release=self.early_release,
             resident=self.resident,
         )
-        depths = {"k": self.depth, "v": self.depth}
         program, groups = attention(config), self.tile[0] // 64
         if self.serial:
-            return multistage(program, depths, launch, groups, 0, self.registers)
+            return multistage(program, self.depth, launch, groups, 0, self.registers)
         return overlapped(
             program,
-            depths,
+            self.depth,
             launch,
             groups,
             self.pingpong,
