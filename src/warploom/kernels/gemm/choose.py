@@ -15,7 +15,7 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import GemmChoice, swap_ab
-from warploom.kernels.table import read_variants
+from warploom.tables import read_variants
 
 TIE = 1.01  # times that close are taken as equal: repeated measurements differ by more
 FOLLOWS = 0.25  # share of its own power that a kernel's clock follows: 1 alone, 0 among others
