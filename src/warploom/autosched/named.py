@@ -1,7 +1,7 @@
-"""Named schedules: the shapes people write by hand, as data of the same kind a solver gives.
+"""Named schedules: the forms that people write by hand, as the same data that the solver gives.
 
-Times are positions in an order, not cycles: what counts for the emitted code is their order, their
-stage and their group. Sources: ThunderKittens' load-compute-store-finish template
+Times are positions in an order, not cycles: the emitted code depends on their order, their stage
+and their group only. Sources: ThunderKittens' load-compute-store-finish template
 (arXiv 2410.20399, section 5), FlashAttention-3 (arXiv 2407.08608, sections 3.1 and 3.2).
 """
 

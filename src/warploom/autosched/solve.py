@@ -3,9 +3,9 @@
     extract     each loop's graph (`perf.extract`)
     solve       interval, times, registers, least ring depths, proof (`solve.solve`)
     confirm     a search that shares nothing with the solver's proves the interval again
-    deepen      what shared memory is left goes to the rings: loads vary more than the model says
-    release     a slot goes back where its reader is waited for anyway, or when it is done
-    copies      a tile has two only where the times need them
+    deepen      the rings get the shared memory that is left: loads vary more than the model says
+    release     a slot goes back where the group waits for its reader anyway, or when that is done
+    copies      a tile gets two copies only if the times need them
 
 The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
 (`solve.uniform`). Answers are kept in the user's cache by the hash of the problem.

@@ -1,9 +1,9 @@
 """Default tiles of the library's kernels on GPUs before Hopper: the largest that the GPU holds.
 
-The defaults are Hopper's, whose compute groups take registers from the others. Elsewhere all the
-threads of a block have equally many, and some GPUs have less than half of its shared memory: where
-the architecture's limits (`machine.architecture`) refuse a tile, or the compiler spills it, the
-next smaller one is tried.
+The defaults are made for Hopper, where compute groups take registers from other groups. On older
+GPUs all threads of a block have the same number, and some GPUs have less than half of Hopper's
+shared memory. If the architecture's limits (`machine.architecture`) refuse a tile, or the compiler
+spills it, the next smaller tile is tried.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """nvcc's compiler in this process: the NVRTC library that came with it, by ctypes.
 
-NVRTC and nvcc of one release are the same front end and the same ptxas, and give the same machine
-code; in a process of its own nvcc also preprocesses with the host's compiler and starts three more
-programs, which takes a third of a build's processor time. Whatever NVRTC does not compile, nvcc is
-asked about, so that errors read as nvcc's.
+NVRTC and nvcc of one release have the same front end and the same ptxas, and give the same machine
+code. nvcc also preprocesses with the host's compiler and starts three more programs, which takes a
+third of a build's processor time. nvcc compiles again what NVRTC refuses, so that errors read as
+nvcc's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tuned machine code in place of what the compiler made: asked for once, when a kernel is loaded.
+"""Tuned machine code in place of the compiler's: looked up once, when a kernel is loaded.
 
-A lookup maps a kernel's name and compiled cubin to the image to load. With none installed, and for
-a kernel it does not know, that is the compiled cubin itself; nothing of it is on the launch path.
+A lookup maps a kernel's name and compiled cubin to the image to load. Without a lookup, and for a
+kernel that it does not know, the compiled cubin itself is loaded. Launches do not look anything up.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Which attention variant a shape gets: a list and a time model, two constants a variant.
+"""Which attention variant a shape gets: a table and a time model with two constants a variant.
 
     time = (tasks * task + steps * step) / places + half of the shortest task + start
 
-A task is a row tile of one head, a step one block of keys of one task; how many there are follows
-from the shape and the masks. `task` and `step` are microseconds of a variant on one SM for a head
-size and kind of mask: `bench/fit_attention.py` fits them to the measured rows of
-`bench/results/attention_variants.json` and says what the choice for each length would lose had that
-length's rows been left out. A measured length may be a test of the chooser, never its table.
+A task is a row tile of one head; a step is one block of keys of a task. The shape and the masks say
+how many there are. `task` and `step` are microseconds of a variant on one SM, for a head size and a
+kind of mask. `bench/fit_attention.py` fits them to the measured rows of
+`bench/results/attention_variants.json`, and says what the choice for each length would lose without
+the rows of that length. A measured length may test the chooser; it is never looked up.
 """
 
 from __future__ import annotations
