@@ -15,8 +15,9 @@ from typing import Any
 
 from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
-from warploom.codegen.compile.build import BUILD_ARCHITECTURES, Built, build
+from warploom.codegen.compile.build import BUILD_ARCHITECTURES, Built, build, emitted
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
@@ -55,6 +56,10 @@ class Selected:
     def build(self) -> Built:
         """Compile it; raises what `build.build` raises."""
         return build(self.program, self.schedule, self.arch, self.allow)
+
+    def emitted(self) -> CudaSource:
+        """Its CUDA C++."""
+        return emitted(self.program, self.schedule, self.arch)
 
 
 def select(

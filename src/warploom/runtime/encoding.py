@@ -1,4 +1,4 @@
-"""Element types as data, and exact rounding of fp32 values to each of them.
+"""Elements as bits: exact rounding of fp32 values to every element type, and back.
 
 The rounding is written in integers so that the GPU's fill kernel (`helpers.py`) and this module
 give the same bits for every value: inputs made on a device can be made again on a CPU.
@@ -7,63 +7,18 @@ give the same bits for every value: inputs made on a device can be made again on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import InputError
+from warploom.tile.dtypes import DType
 
 F32_MANTISSA = 23
 F32_BIAS = 127
 
-
-@dataclass(frozen=True)
-class DType:
-    """One element type.
-
-    `kind` is 'float', 'int' or 'uint'; `exponent` and `mantissa` are field widths in bits (floats);
-    `has_infinity` is false for e4m3, whose all-ones codes are NaN. `large` and `small` are the
-    powers of two by which the magnitude patterns scale: far from 1, but safely inside the range.
-    """
-
-    name: str
-    bytes: int
-    kind: str
-    exponent: int = 0
-    mantissa: int = 0
-    has_infinity: bool = True
-    large: int = 0
-    small: int = 0
-
-
-_TABLE = (
-    DType("fp64", 8, "float", 11, 52, large=40, small=-40),
-    DType("fp32", 4, "float", 8, 23, large=40, small=-40),
-    DType("bf16", 2, "float", 8, 7, large=40, small=-40),
-    DType("fp16", 2, "float", 5, 10, large=7, small=-12),
-    DType("e4m3", 1, "float", 4, 3, has_infinity=False, large=6, small=-7),
-    DType("e5m2", 1, "float", 5, 2, large=10, small=-12),
-    DType("i8", 1, "int"),
-    DType("i16", 2, "int"),
-    DType("i32", 4, "int"),
-    DType("i64", 8, "int"),
-    DType("u8", 1, "uint"),
-    DType("u16", 2, "uint"),
-    DType("u32", 4, "uint"),
-    DType("u64", 8, "uint"),
-)
-DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _TABLE}
-
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Bits = npt.NDArray[np.unsignedinteger]
-
-
-def dtype_named(name: str) -> DType:
-    """The element type called `name`; raises `InputError` listing the known ones."""
-    if name not in DTYPES:
-        raise InputError(f"unknown dtype {name!r}: expected one of {', '.join(DTYPES)}")
-    return DTYPES[name]
 
 
 def bits_type(dtype: DType) -> type[np.unsignedinteger]:
