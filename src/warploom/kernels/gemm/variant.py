@@ -324,8 +324,8 @@ class GemmChoice:
 def swap_ab(m: int, n: int, axis: str) -> GemmChoice:
     """The variant of the transposed product with that tile and pairs of blocks along `axis`.
 
-    As deep a ring as leaves two panels of at least `LEAST_PANEL` rows for each group; `n` is 128 or
-    256 (two compute groups) or 192 (three).
+    Its ring is as deep as two panels of at least `LEAST_PANEL` rows for each group allow; `n` is
+    128 or 256 (two compute groups) or 192 (three).
     """
     groups = 3 if n % 128 else 2
     free = shared_limit(1) - BARRIER_BYTES - BASE_BYTES
