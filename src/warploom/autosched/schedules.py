@@ -1,6 +1,6 @@
 """Kernel schedules by name, for any program: what `build(..., schedule="...")` understands.
 
-unpipelined   one slot a ring, one matmul at a time: nothing overlaps inside a block but groups
+unpipelined   one slot a ring, one matmul at a time: only the groups of a block overlap
 multistage    two slots a ring, matmuls drained every iteration
 lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
 inflight      the same with one matmul in flight across iterations
@@ -8,8 +8,7 @@ overlapped    the last matmul one iteration behind the first (FlashAttention-3, 
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
 ...-early     these two with what the loop does to its last result (rescaling) beside the first
               matmul, right before the last one adds to it
-solve         the solver's (`autosched.solve`), of several answers the one that replays fastest
-              (`autosched.chosen`)
+solve         the solver's answer that replays fastest (`autosched.solve`, `autosched.chosen`)
 """
 
 from __future__ import annotations

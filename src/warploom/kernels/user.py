@@ -44,7 +44,7 @@ class UserKernel:
     scalars     values of the program's scalars
     inputs      {name: array} for sizes and a random generator, for arrays that are not normal
                 random numbers (int32 arrays always need it)
-    launch      grid, clusters and walk; the default is persistent
+    launch      grid, clusters and tile scheduler; the default is persistent
     bound       the relative error a run may have; None: what the rounding of its types explains,
                 for every output and every element (`kernels.check`)
     """
@@ -88,8 +88,8 @@ class UserKernel:
         return {dim: int(self.sizes.get(dim, USUAL_SIZE)) for dim in program.dims}
 
     def full_sizes(self) -> dict[str, int]:
-        """Every dimension under the default settings, those that nobody gave as long as fills a GPU
-        and leaves every array within `MOST_ELEMENTS`."""
+        """Every dimension under the default settings. Those that were not given fill a GPU and keep
+        every array within `MOST_ELEMENTS`."""
         program, length = self.trace({}), FILLING
         while True:
             sizes = {dim: int(self.sizes.get(dim, length)) for dim in program.dims}
@@ -209,8 +209,8 @@ def written_names(program: Program) -> tuple[str, ...]:
 def random_arrays(
     program: Program, sizes: Mapping[str, int], seed: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """Normal inputs for every array; what the program adds to is 0, and what it stores to without
-    reading it is NaN, or for integers a number that is no result."""
+    """Normal inputs for every array. Arrays that the program adds to are 0; arrays that it only
+    stores to are NaN, or for integers a number that is no result."""
     random = np.random.default_rng(seed)
     kinds = {
         kind: {op.array.name for op in program.ops() if op.array and op.kind == kind}
