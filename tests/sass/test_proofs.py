@@ -321,3 +321,37 @@ def test_only_opcodes_that_compute_registers_cross_a_back_edge(kernels_of: Kerne
             assert "SIDE_EFFECT" in {row.rule for row in found}, str(item)
             asked += 1
     assert asked
+
+
+def test_only_padding_is_dropped(kernels_of: Kernels) -> None:
+    kernel = kernels_of(SMALL)[0]
+    last, other = kernel.instructions[-1], kernel.instructions[2]
+    assert last.base == "NOP" and other.base != "NOP"
+    claim = Rotation(4, 1, 8)
+    for line, dropped in ((last.line, False), (other.line, True)):
+        one = put(kernel, replace(last, line=line))
+        found = {
+            row.offset for row in rotation._stream(one, kernel, claim) if row.rule == "PADDING"
+        }
+        assert found == ({last.offset} if dropped else set())
+
+
+def test_a_dependence_keeps_its_distance_in_the_loop_to_the_cycle(kernels_of: Kernels) -> None:
+    kernel = kernels_of(SMALL)[0]
+    same = list(range(len(kernel.instructions)))
+    unknown = LatencyTable(90, "", {}, {}, {}, {}, {}, {})
+    assert list(rotation._distances(kernel, kernel, same, unknown)) == []
+    asked = 0
+    for block in kernel.blocks:
+        for row in dependences(kernel.instructions[block.start : block.end]):
+            earlier, later = kernel.instructions[row.earlier], kernel.instructions[row.later]
+            key = key_of(row, earlier, later)
+            if key is None or row.hazard is not Hazard.RAW or _guarded(kernel, row):
+                continue
+            if earlier.control.stall < 2:
+                continue
+            closer = control(kernel, earlier.index, stall=earlier.control.stall - 1)
+            found = rotation._distances(kernel, closer, same, unknown)
+            assert later.offset in {finding.offset for finding in found}
+            asked += 1
+    assert asked
