@@ -355,3 +355,29 @@ def test_a_dependence_keeps_its_distance_in_the_loop_to_the_cycle(kernels_of: Ke
             assert later.offset in {finding.offset for finding in found}
             asked += 1
     assert asked
+
+
+def test_no_branch_lands_among_what_moves(kernels_of: Kernels) -> None:
+    asked = 0
+    for kernel in kernels_of(SMALL):
+        last = len(kernel.instructions) - 3
+        for item in kernel.instructions:
+            target = rotation._target(kernel, item)
+            if item.base != "BRA" or target is None or not 2 < target < last - 3:
+                continue
+            found = rotation._loop(kernel, Rotation(target - 1, 2, last))
+            said = {row.offset for row in found if "lands among what moves" in row.reason}
+            assert item.offset in said, str(item)
+            asked += 1
+    assert asked
+
+
+def test_a_write_under_a_guard_leaves_the_old_value_needed(kernels_of: Kernels) -> None:
+    kernel = next(k for k in kernels_of(SMALL) if k.blocks[0].size > 8)
+    free, (writer, reader) = 200, kernel.instructions[4:6]
+    other = put(kernel, with_accesses(reader, reads=(Access(free, "a"),)))
+    assert free in rotation._needed(other, 4)
+    for partial in (False, True):
+        effects = replace(writer.effects, writes=(Access(free, "d0"),), partial=partial)
+        known = put(other, replace(writer, effects=effects))
+        assert (free in rotation._needed(known, 0)) is partial
