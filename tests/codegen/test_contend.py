@@ -113,7 +113,7 @@ def test_a_portfolio_is_distinct_and_begins_with_the_solvers_answer(monkeypatch)
     assert found[0].name == "solve" and len(asked) > 9
     # What lowers alike is one: of three depths, each once.
     steps = {block_text(replace(lower(program, one.schedule), name="")) for one in found}
-    assert len(found) == len(steps) == 3
+    assert len(found) == len(steps) == 4
     assert [one.name for one in portfolio(program, PLAN, search=Search(seconds=1.0), count=2)] == [
         one.name for one in found[:2]
     ]

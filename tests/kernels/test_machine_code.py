@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen.cuda.emit import CudaSource, emit
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
 from warploom.kernels.attention.choose import choose_attention

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
 from warploom.codegen.analysis.role_code import RoleCode
-from warploom.codegen.cuda.emit import CudaSource, Printer
+from warploom.codegen.cuda.emit import Printer
 from warploom.codegen.cuda.emit_steps import Here, StepCode, indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Acquire, Fill, Issue, Join, Publish, Release
 from warploom.errors import InputError
 from warploom.tile import Op
