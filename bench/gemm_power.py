@@ -176,13 +176,11 @@ def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
 def main() -> None:
     """Command line."""
     args = kb.arguments(__doc__ or "")
-    if args.mode == "worker":
-        kb.work(case, args)
-    elif args.mode == "merge":
+    if args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
     elif args.mode == "run":
         names = [name for name in CASES if any(o in name for o in args.only.split(","))]
-        report(args.out, kb.run_workers("bench.gemm_power", args, names))
+        report(args.out, kb.run_workers(case, args, names))
     else:
         sys.exit("build with: python -m bench.gemm build")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from warploom import machine
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.launching.spec import launch_spec
 from warploom.files import write_bytes_atomically
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.variants import ATTENTION_CHOICES
@@ -45,7 +44,7 @@ def make(case: Case, home: Path) -> None:
 
 def launch_of(case: Case, home: Path, sizes: Sizes) -> LaunchSpec:
     """The launch of a built case at some sizes."""
-    return launch_spec(Built.read(home), sizes, machine.load(GPU))
+    return Built.read(home).interface.launch_spec(sizes, machine.load(GPU))
 
 
 def _tokens(head_dim: int, length: int, batch: int) -> Sizes:

@@ -51,7 +51,7 @@ WRONG = {
     "--zz": "No such option: --zz",
     "run gemm --seed x": "run: Invalid value for '--seed'",
     "run gemm --seed -1": "--seed -1, expected at least 0",
-    "run gemm --on tpu": "--on 'tpu': expected cpu or gpu",
+    "run gemm --on tpu": "--on 'tpu': expected cpu, emulated or gpu",
     "run gemm --set m=-3": "m=-3, expected a size of at least 0",
     "run gemm --set tile=1": "tile='1', expected 3 whole numbers, as 128,256",
     "run nothing": "kernel 'nothing': expected one of",

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from warploom.autosched.named import overlapped
 from warploom.autosched.schedules import schedule_named
 from warploom.autosched.solve import Search, solve_kernel
-from warploom.codegen.cuda.emit import emit
 from warploom.codegen.compile.probe import probe, readings
+from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan

@@ -26,10 +26,10 @@ from warploom.autosched.named import multistage
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.launching.on_gpu import run_on_gpu
 from warploom.codegen.simt.schedule import simt
 from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.variants import ATTENTION_CHOICES
+from warploom.kernels.check import run_on_gpu
 from warploom.kernels.gemm.choose import choose_gemm, gemm_choice
 from warploom.kernels.gemm.variant import GemmChoice
 from warploom.kernels.library import configure, entry, random_arrays

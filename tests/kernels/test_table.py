@@ -1,4 +1,4 @@
-"""Tables of variants: typed, refused where a row is wrong, printed; former names on the glossary."""
+"""Tables of variants: typed, refused where a row is wrong, printed; former names explained."""
 
 import re
 from pathlib import Path

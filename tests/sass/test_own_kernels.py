@@ -12,7 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.sass.mutators import MUTATORS, Code, closest_neighbours
+from tests.sass.facts import Code, closest_neighbours, spread
+from tests.sass.mutators import MUTATORS
 
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.opcodes import Pipe
@@ -74,7 +75,7 @@ def test_planted_faults_are_refused(own: tuple[Cubin, Verifier]) -> None:
     for mutator, rules in MUTATORS.items():
         mutants = list(mutator(code))
         kinds += bool(mutants)
-        for mutant in mutants[:: max(1, len(mutants) // EACH)][:EACH]:
+        for mutant in spread(mutants, EACH):
             verdict = verifier.check_file(parse(mutant.data))
             if not rules & {finding.rule for finding in verdict.findings}:
                 accepted.append(f"{mutator.__name__}: {mutant.why}: {verdict}")

@@ -22,9 +22,9 @@ from warploom.schedule import (
     check,
 )
 from warploom.schedule.check.simulate import simulate, verify
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.rules import OURS, PAPER
 from warploom.schedule.model.target import Unit
-from warploom.schedule.solve.readout import assemble
 
 
 def broken(schedule: Schedule, graph: Graph | None = None) -> set[str]:

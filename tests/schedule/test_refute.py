@@ -15,6 +15,7 @@ from test_property import QUICK
 from tight import STAGES, carrying_graphs, every_schedule, tight_graphs, tight_target
 
 import warploom.schedule.solve.solve as solve_module
+from bench.published import pinned, published, template
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import (
     Edge,
@@ -31,8 +32,6 @@ from warploom.schedule import (
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.rules import OURS, PAPER, Rules
 from warploom.schedule.model.schedule import Schedule
-from warploom.schedule.published.catalogue import build
-from warploom.schedule.published.templates import pinned, template
 from warploom.schedule.refute.refute import CONFIRMED, confirmed, refute, settled
 from warploom.schedule.refute.refute_rules import Rulebook
 from warploom.schedule.solve import encoding_lives
@@ -200,7 +199,7 @@ BELOW = {
 
 def problem_of(graph: str, gpu: str, name: str) -> Problem:
     table = costs(gpu)
-    it = Problem(build(graph, table), target(table), effort=Effort(30), objectives=())
+    it = Problem(published(graph, gpu), target(table), effort=Effort(30), objectives=())
     return pinned(template(name), it) if name else it
 
 
@@ -413,7 +412,7 @@ def test_a_limit_that_ends_the_search_early_refutes_nothing(
 def test_stages_that_are_asked_for_are_kept() -> None:
     """What placing finds with more is no answer, and no end of what is refuted with fewer."""
     table = costs("h100")
-    it = Problem(build("gemm_epilogue", table), target(table), effort=Effort(6), objectives=())
+    it = Problem(published("gemm_epilogue", "h100"), target(table), effort=Effort(6), objectives=())
     for stages in (1, 2):
         assert solve(replace(it, stages=stages)).stages <= stages
     wide = replace(problem_of("attention", "h100", ""), stages=1, effort=Effort(2))

@@ -23,6 +23,7 @@ COMMANDS = {
     "run": "run a kernel on random data and compare every output",
     "derive": "derive what to fuse, tile and stream, its cost and its bound",
     "doctor": "what is here and what is missing: GPUs, compilers, packages",
+    "emulate": "run CUDA C++ on an emulated Hopper: races, missing waits, deadlocks",
     "optimize": "all floors: program, solved schedule, cubin, verdict, report",
     "schedule": "solve, prove, check, simulate and draw a loop's schedule",
     "tune": "search for a faster order of a kernel's machine code",

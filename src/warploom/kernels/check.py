@@ -12,16 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.codegen.compile.build import Built
-from warploom.codegen.launching.on_gpu import run_on_gpu
+from warploom.codegen.ir.source import CudaSource
+from warploom.emulate.kernel import Library
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.library import Entry, Values, entry
 from warploom.kernels.user import NO_RESULT, written_names
+from warploom.runtime.arrays import DeviceArray
+from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program, interpret
 from warploom.tile.footprint import Footprint, footprints
 from warploom.tile.interpret import bind
@@ -31,6 +34,7 @@ from warploom.tile.rounding import Spread, limits, spreads
 # of the norm of many, which hardly varies (less where they share an error: a factor of a row).
 ELEMENT_DEVIATIONS = 8.0
 NORM_DEVIATIONS = 3.0
+EMULATED_BLOCKS = 4  # of a persistent kernel on the emulated GPU
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,6 @@ class Finding:
     size: int
     first: tuple[int, ...]
     what: str
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """A finding back from plain data."""
-        fields: dict[str, Any] = {**data, "first": tuple(data["first"])}
-        return cls(**fields)
 
     def __str__(self) -> str:
         """One line."""
@@ -65,7 +63,7 @@ class CheckResult:
     wrong       elements beyond their own bounds
     unwritten   elements that no task writes, or that the run left as they were
     overlaps    elements that several tasks write, so that the last one wins
-    judge       what gave the right results; `place` is "cpu" (the interpreter) or "gpu"
+    judge       what gave the right results; `place` is "cpu" (the interpreter), "emulated" or "gpu"
     """
 
     kernel: str
@@ -105,15 +103,6 @@ class CheckResult:
         """Plain JSON data."""
         return {**asdict(self), "passed": self.passed}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CheckResult:
-        """A result back from `to_json`."""
-        values = {name: value for name, value in data.items() if name != "passed"}
-        for name in ("wrong", "unwritten", "overlaps"):
-            found = cast("list[dict[str, Any]]", values[name])
-            values[name] = tuple(Finding.from_json(one) for one in found)
-        return cls(**values)
-
     @property
     def numbers(self) -> str:
         """The error of every output, a line each."""
@@ -133,30 +122,63 @@ def checked(
     name: str,
     config: Any,
     sizes: Mapping[str, int],
-    built: Built | None = None,
+    code: Built | CudaSource | None = None,
     seed: int = 0,
 ) -> CheckResult:
     """Run a kernel on random data and judge every output; `config` and `sizes` of `configure`.
 
-    Without `built` the interpreter runs it; with it, the GPU here. Raises `InputError` for what
-    cannot be run, `DeviceError` without a GPU.
+    Without `code` the interpreter runs it; a built kernel runs on the GPU here, a source on the
+    emulated GPU, whose order of events `seed` draws, too. Raises `InputError` for what cannot be
+    run, `DeviceError` without a GPU, `Fault` for what a GPU does not allow.
     """
     kernel = entry(name)
     program = kernel.program(config)
     _refuse(name, program, sizes)
     try:
         arrays = bind(program, kernel.arrays(program, sizes, seed))
-        if built is None:
-            got = interpret(program, arrays, kernel.scalars)
-        else:
-            got = run_on_gpu(program, built, arrays, kernel.scalars)
+        got, place = _run(program, code, arrays, kernel.scalars, seed)
         wanted = kernel.outputs(config, arrays)
         found = _judged(kernel, program, arrays, got, wanted, seed)
     except MemoryError:
         text = ", ".join(f"{dim}={sizes[dim]:,}" for dim in program.dims)
         raise InputError(f"{name}: arrays of {text} do not fit this computer's memory") from None
     dims = {dim: sizes[dim] for dim in program.dims}
-    return CheckResult(name, "gpu" if built else "cpu", kernel.judge, dims, **found)
+    return CheckResult(name, place, kernel.judge, dims, **found)
+
+
+def _run(
+    program: Program,
+    code: Built | CudaSource | None,
+    arrays: Values,
+    scalars: Mapping[str, float],
+    seed: int,
+) -> tuple[Values, str]:
+    """The arrays after a run, and where it was."""
+    if code is None:
+        return interpret(program, arrays, scalars), "cpu"
+    if isinstance(code, Built):
+        return run_on_gpu(program, code, arrays, scalars), "gpu"
+    return Library([code]).run(0, program, arrays, scalars, EMULATED_BLOCKS, seed), "emulated"
+
+
+def run_on_gpu(
+    program: Program, built: Built, arrays: Values, scalars: Mapping[str, float] | None = None
+) -> Values:
+    """Every array as the kernel leaves it; the arguments stay unchanged.
+
+    Values are rounded to the declared element types first, as `tile.interpret` does. Raises
+    `InputError` for what the launch refuses and `DeviceError` for a fault.
+    """
+    values = bind(program, arrays)
+    kernel, device = built.kernel(), CudaDevice()
+    memory = {one.name: DeviceArray(device, values[one.name], one.dtype) for one in program.arrays}
+    try:
+        kernel(memory, scalars, device.stream)
+        return {name: array.numpy() for name, array in memory.items()}
+    finally:
+        for array in memory.values():
+            array.free()
+        device.close()
 
 
 def _refuse(name: str, program: Program, sizes: Mapping[str, int]) -> None:

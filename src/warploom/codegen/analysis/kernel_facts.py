@@ -56,7 +56,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     Raises `InputError` at the user's line for what the architecture cannot do, and `DoesNotFit` for
     a block that is too large.
     """
-    placement, plan = block.placement, block.schedule.launch
+    placement, plan = block.placement, block.launch
     program = placement.program
     for op in program.ops():
         check_types(op, arch)

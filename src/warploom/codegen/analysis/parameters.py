@@ -13,7 +13,7 @@ from typing import Any
 
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.analysis.stores import STORES, StorePath
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, steps_of
 from warploom.codegen.ir.layout import CORE_ROWS, SharedTile, boxes
 from warploom.codegen.ir.steps import Fill, Run, Step
 from warploom.errors import InputError
@@ -194,11 +194,11 @@ def _is_filled(block: BlockProgram, op: Op) -> bool:
 def _steps(role: Role) -> list[Step]:
     found: list[Step] = [*role.ahead]
     for section in role.sections:
-        if not isinstance(section, Pipeline):
-            found += section.steps
-            continue
-        parts = (*section.prologue, section.steady, *section.epilogue, section.plain)
-        found += [step for part in parts for step in part]
+        if isinstance(section, Pipeline):
+            parts = (*section.prologue, section.steady, *section.epilogue, section.plain)
+            found += [step for part in parts for step in part]
+        else:
+            found += steps_of(section)
     return found
 
 
@@ -206,7 +206,7 @@ def _tile_copy(block: BlockProgram, op: Op, maps: _Maps) -> TileCopy:
     assert op.dst is not None
     if op.value not in (0, 0.0):
         raise InputError(f"{op.where}: load with edge={op.value} through TMA: it gives only 0.0")
-    plan = block.schedule.launch
+    plan = block.launch
     tile = block.home(op.dst.name)[1].tile
     blocks = plan.cluster[1] if is_multicast(block.placement.program, plan, op) else 1
     if blocks > 1 and blocks not in MULTICASTS:
@@ -260,7 +260,7 @@ def _pointers_and_sizes(block: BlockProgram, direct: tuple[str, ...]) -> list[di
     for name in direct:
         result += array_parameters(program, name)
     result += [{"kind": "dim", "name": dim} for dim in program.dims]
-    if block.schedule.launch.tile_scheduler == "dynamic":
+    if block.launch.tile_scheduler == "dynamic":
         result.append({"kind": "counter"})
     return result + scalar_parameters(program)
 

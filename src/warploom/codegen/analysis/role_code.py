@@ -19,7 +19,7 @@ from warploom.codegen.analysis.guards import Always, Everywhere, Guard, Place, U
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.uniform import everywhere
 from warploom.codegen.analysis.voted_skip import skip_guard
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Section, Straight
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.steps import Issue, OpStep, Run, Step, Wait
 from warploom.tile import Loop, Op, Program
@@ -147,16 +147,16 @@ class _Coder:
 
     def __post_init__(self) -> None:
         self.tiles = RegisterTiles(self.block.placement)
-        self.skips = Skips.of(self.block.schedule.launch)
+        self.skips = Skips.of(self.block.launch)
 
     def result(self) -> RoleCode:
-        sections = [
-            tuple(self._single(step, Place(dict(self.known))) for step in section.steps)
-            if isinstance(section, Straight)
-            else self._loop(section)
-            for section in self.role.sections
-        ]
-        return RoleCode(self.role, tuple(sections))
+        return RoleCode(self.role, tuple(self._section(one) for one in self.role.sections))
+
+    def _section(self, section: Section) -> tuple[Code, ...] | LoopCode:
+        if isinstance(section, Straight):
+            return tuple(self._single(step, Place(dict(self.known))) for step in section.steps)
+        assert isinstance(section, Pipeline), "only a block program after all passes is emitted"
+        return self._loop(section)
 
     def _loop(self, section: Pipeline) -> LoopCode:
         order = {

@@ -20,10 +20,10 @@ from typing import Any
 from warploom import toolchain
 from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.compile.entry_image import with_entry
-from warploom.codegen.compile.nvrtc import compile_here
-from warploom.codegen.cuda.emit import CudaSource, emit
+from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -35,6 +35,9 @@ from warploom.files import (
     write_bytes_atomically,
     write_text_atomically,
 )
+from warploom.runtime import nvrtc
+from warploom.runtime.interface import Interface
+from warploom.runtime.kernel import Kernel
 from warploom.tile import Array, Index, Program, dtype
 from warploom.tile.ops import OPS
 
@@ -96,6 +99,15 @@ class Built:
             "resources": asdict(self.resources),
             "sha256": hashlib.sha256(self.cubin).hexdigest(),
         }
+
+    @property
+    def interface(self) -> Interface:
+        """What a launch must know of it."""
+        return Interface.from_manifest(self.manifest())
+
+    def kernel(self, device: int = 0) -> Kernel:
+        """It on a GPU, to be called with arrays; raises what `Kernel` raises."""
+        return Kernel(self.interface, self.cubin, device)
 
     def write(self, folder: Path) -> None:
         """Write `NAME.cu`, `NAME.cubin`, `schedule.json` and `manifest.json`."""
@@ -159,18 +171,29 @@ def build(
         raise InputError(f"allow {sorted(unknown)[0]!r}: expected some of {', '.join(ALLOWED)}")
     if not any(OPS[op.kind].group == "sink" for op in program.ops()):
         raise InputError(f"{program.name} stores nothing: there is nothing to build")
+    source, architectures = _emitted(program, schedule, arch, debug)
+    cubin, resources = compile_source(source, arch, allow, cache, architectures)
+    return Built(source, cubin, resources, arch, str(program), schedule.to_json())
+
+
+def emitted(
+    program: Program, schedule: KernelSchedule | SimtSchedule, arch: str = "sm_90a"
+) -> CudaSource:
+    """The CUDA C++ that `build` compiles."""
+    return _emitted(program, schedule, arch, False)[0]
+
+
+def _emitted(
+    program: Program, schedule: KernelSchedule | SimtSchedule, arch: str, debug: bool
+) -> tuple[CudaSource, tuple[str, ...]]:
+    """The source, and the architectures that its kind of code is for."""
     if isinstance(schedule, SimtSchedule):
         if arch not in SIMT_ARCHITECTURES:
             raise InputError(f"architecture {arch!r}: expected {', '.join(SIMT_ARCHITECTURES)}")
-        source = emit_simt(program, schedule, arch)
-        cubin, resources = compile_source(source, arch, allow, cache, SIMT_ARCHITECTURES)
-    elif arch in SM80_ARCHITECTURES:
-        source = emit_sm80(lower(program, schedule), arch)
-        cubin, resources = compile_source(source, arch, allow, cache, SM80_ARCHITECTURES)
-    else:
-        source = emit(lower(program, schedule), debug)
-        cubin, resources = compile_source(source, arch, allow, cache)
-    return Built(source, cubin, resources, arch, str(program), schedule.to_json())
+        return emit_simt(program, schedule, arch), SIMT_ARCHITECTURES
+    if arch in SM80_ARCHITECTURES:
+        return emit_sm80(lower(program, schedule), arch), SM80_ARCHITECTURES
+    return emit(lower(program, schedule), debug), ARCHITECTURES
 
 
 def compile_source(
@@ -220,9 +243,13 @@ def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Re
     started = time.perf_counter()
     flags = (f"-arch={arch}", "-std=c++17", "-lineinfo", "-diag-suppress=177")
     file = source.file  # beside the cubin where both are written: `sass show --source` looks there
-    here = compile_here(tool, source.text, file, (*flags, "--ptxas-options=-v"))
-    if here is not None:
-        return here[0], _report(here[1], tool.version, time.perf_counter() - started)
+    library = nvrtc.beside(tool)
+    if library is not None:
+        options = (*flags, "--ptxas-options=-v")
+        cubin, log = nvrtc.compiled(library, source.text, file, options)
+        if cubin is not None:
+            return cubin, _report(log, tool.version, time.perf_counter() - started)
+    # Whatever NVRTC does not compile, nvcc is asked about, so that errors read as nvcc's.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / file).write_text(source.text)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from warploom.codegen.cuda.emit import CudaSource
+from warploom.codegen.ir.source import CudaSource
 from warploom.errors import InputError
 
 LOG = "probe_log"

@@ -6,7 +6,6 @@ shared memory are laid out one after the other in its order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from warploom.codegen.analysis.cluster_reduce import reduces_in_cluster
@@ -24,44 +23,12 @@ from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
+from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import InputError
-from warploom.tile import Array, Index, Var
-
-
-@dataclass(frozen=True)
-class CudaSource:
-    """A kernel's text and what a launch must know.
-
-    parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
-    dependent       may start before the previous grid of its stream has ended
-    shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
-    moves_registers   whether groups begin with equally many registers and then change them
-    declared_threads  threads in the kernel's launch bounds, where they are fewer (`analysis.entry`)
-    """
-
-    name: str
-    text: str
-    parameters: tuple[dict[str, Any], ...]
-    shared_bytes: int
-    threads: int
-    cluster: int
-    grid: tuple[tuple[str, Index], ...]
-    cluster_axis: str
-    persistent: bool
-    arrays: tuple[Array, ...]
-    dependent: bool = False
-    declared_threads: int = 0
-    moves_registers: bool = False
-
-    def __str__(self) -> str:
-        return self.text
-
-    @property
-    def file(self) -> str:
-        """The name of the file it is written to."""
-        return f"{self.name}.cu"
+from warploom.tile import Var
 
 
 def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
@@ -77,7 +44,7 @@ class Printer:
 
     def __init__(self, block: BlockProgram, facts: KernelFacts, debug: bool = False) -> None:
         self.block, self.facts = block, facts
-        self.plan = block.schedule.launch
+        self.plan = block.launch
         self.placement = block.placement
         self.program = block.placement.program
         self.layout = facts.layout
@@ -96,11 +63,11 @@ class Printer:
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
-            f'"{self.block.schedule.name}".',
+            f'"{self.block.name}".',
             "//",
             *[f"//   {line}" for line in str(self.program).splitlines()],
             "//",
-            *[f"//   {line}" for line in str(self.block).splitlines()[1:]],
+            *[f"//   {line}" for line in block_text(self.block).splitlines()[1:]],
             "",
             "#define DEVICE __device__ __forceinline__",
             "#ifndef INFINITY",
@@ -251,7 +218,7 @@ class Printer:
         ]
         if self.reduces:
             lines.append("unsigned reduce_parity = 0;")
-        if self.block.schedule.pingpong:
+        if self.block.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         lines += self._tasks(code)

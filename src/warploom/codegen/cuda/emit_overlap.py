@@ -56,7 +56,7 @@ def overlapped_lines(
     overlap: Overlap, values: Values, ahead: list[str], body: list[str]
 ) -> list[str]:
     """The loop over tasks around the code of one (`body`); `ahead` is `ahead_lines`."""
-    program, plan = overlap.block.placement.program, overlap.block.schedule.launch
+    program, plan = overlap.block.placement.program, overlap.block.launch
     setup, _ = next_lines(plan)
     return [
         *count_lines(program, plan),
@@ -83,7 +83,7 @@ def ahead_lines(overlap: Overlap, ranges: list[str], first: list[str]) -> list[s
     and nobody reads its result: ptxas follows matmuls only where every path has them.
     """
     block, loop = overlap.block, overlap.loop.index
-    program, plan = block.placement.program, block.schedule.launch
+    program, plan = block.placement.program, block.launch
     _, take = next_lines(plan)
     inner = [line for ring in overlap.inner for line in _wait(block, ring)]
     found = [

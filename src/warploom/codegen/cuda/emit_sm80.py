@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
 from warploom.codegen.analysis.role_code import RoleCode
-from warploom.codegen.cuda.emit import CudaSource, Printer
+from warploom.codegen.cuda.emit import Printer
 from warploom.codegen.cuda.emit_steps import Here, StepCode, indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Acquire, Fill, Issue, Join, Publish, Release
 from warploom.errors import InputError
 from warploom.tile import Op
@@ -32,12 +33,12 @@ Names = dict[str, str]
 
 def emit_sm80(block: BlockProgram, arch: str = "sm_80") -> CudaSource:
     """The CUDA C++ of a block program for `arch`; raises `InputError` for what it cannot have."""
-    plan = block.schedule.launch
+    plan = block.launch
     if arch not in SM80_ARCHITECTURES:
         raise InputError(f"architecture {arch!r}: expected {', '.join(SM80_ARCHITECTURES)}")
     if plan.cluster[1] > 1 or plan.tile_scheduler == "dynamic" or plan.store != "direct":
         raise InputError(
-            f"schedule {block.schedule.name}: cluster {plan.cluster[1]}, tile_scheduler "
+            f"schedule {block.name}: cluster {plan.cluster[1]}, tile_scheduler "
             f"{plan.tile_scheduler!r}, "
             f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
             "or serpentine tile_scheduler and store='direct'"
@@ -122,7 +123,7 @@ class _Sm80Printer(Printer):
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.block.schedule.pingpong:
+        if self.block.pingpong:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
         return [*lines, *self._tasks(code)]
 

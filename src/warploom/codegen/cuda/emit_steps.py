@@ -87,7 +87,7 @@ class StepCode:
     def __init__(self, block: BlockProgram, facts: KernelFacts, helpers: dict[str, str]) -> None:
         self.block, self.facts, self.helpers = block, facts, helpers
         self.program = block.placement.program
-        self.plan = block.schedule.launch
+        self.plan = block.launch
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
         self.values = Values(block.placement)

@@ -1,0 +1,203 @@
+"""How many planted faults the emulation finds, and whether it blames kernels that are right.
+
+    python -m bench.emulate            run what the kept results do not have
+    python -m bench.emulate --table    write the tables of docs/checks.md from the kept results
+
+Two sets: files of several styles with the faults of `bench/emulated/faults.toml`, and every kind of
+emitted kernel with every class of fault of `bench.emulated.kinds`. A fault counts as found where one
+of 20 orders of events ends in a report or in a wrong result; the right kernels run under all 20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.emulated.kinds import CLASSES, KINDS, Case, case, planted
+from warploom.emulate.build import MODEL
+from warploom.emulate.kernel import Library
+from warploom.emulate.program import CudaProgram
+from warploom.emulate.report import Fault
+from warploom.errors import InputError
+from warploom.files import write_text_atomically
+from warploom.tile import interpret
+
+ROOT = Path(__file__).parent.parent
+FOLDER = Path(__file__).parent / "emulated"
+KEPT = ROOT / "bench" / "results" / "raw" / "emulate.json"
+PAGE = ROOT / "docs" / "checks.md"
+ORDERS = range(1, 21)
+BLOCKS = 2  # of a persistent kernel: each has several tasks
+RIGHT = "none"  # the class of a kernel without a fault
+
+Row = dict[str, Any]
+Try = Callable[[int], Fault | None]
+
+
+def styles() -> dict[str, list[tuple[str, str, str]]]:
+    """Faults of the files, by file: (class, text, what stands there instead)."""
+    data = tomllib.loads((FOLDER / "faults.toml").read_text())
+    return {name: [(a, b, c) for a, b, c in part["faults"]] for name, part in data.items()}
+
+
+def broken(name: str, before: str, after: str) -> str:
+    """The text of a file with one fault."""
+    text = (FOLDER / f"{name}.cu").read_text()
+    if text.count(before) != 1:
+        raise InputError(f"{name}.cu has {text.count(before)} of {before!r}, expected 1")
+    return text.replace(before, after)
+
+
+def of_file(text: str, name: str) -> Try:
+    """Runs of a program by order of events; a text that does not compile is not a fault."""
+    program = CudaProgram(text, f"{name}.cu")
+    return lambda seed: program.run(seed).fault
+
+
+def of_emitted(library: Library, number: int, one: Case) -> Try:
+    """Runs of a compiled kernel; a result unlike the interpreter's is a fault."""
+    wanted = interpret(one.program, one.arrays)
+
+    def run(seed: int) -> Fault | None:
+        try:
+            got = library.run(number, one.program, one.arrays, None, BLOCKS, seed)
+        except Fault as fault:
+            return fault
+        for name, want in wanted.items():
+            gap = float(np.linalg.norm(got[name] - want) / (np.linalg.norm(want) or 1.0))
+            if not gap <= one.apart:
+                return Fault(f"result: {name} is off by {gap:.2g}", (), seed)
+        return None
+
+    return run
+
+
+def tried(run: Try, key: str, **names: str) -> Row:
+    """The first order of events that finds something."""
+    begun = time.process_time()
+    row: Row = {"key": key, **names, "found": "", "orders": 0}
+    for seed in ORDERS:
+        fault = run(seed)
+        row["orders"] = seed
+        if fault is not None:
+            row |= {"found": fault.kind, "report": str(fault).splitlines()[0][:400]}
+            break
+    return row | {"seconds": round(time.process_time() - begun, 2)}
+
+
+def _key(*parts: str) -> str:
+    model = "".join(path.read_text() for path in sorted(MODEL.iterdir()))
+    return hashlib.sha256("\0".join((model, str(BLOCKS), *parts)).encode()).hexdigest()[:16]
+
+
+def from_files(kept: dict[str, Row]) -> Iterator[Row]:
+    """A row for every file, right and with each of its faults."""
+    for name, faults in styles().items():
+        texts = [(RIGHT, "", (FOLDER / f"{name}.cu").read_text())]
+        texts += [(kind, f"{before} -> {after}", broken(name, before, after))
+                  for kind, before, after in faults]  # fmt: skip
+        for kind, change, text in texts:
+            key = _key(text)
+            names = {"set": "styles", "kernel": name, "class": kind, "change": change}
+            yield kept[key] if key in kept else tried(of_file(text, name), key, **names)
+
+
+def from_emitted(kept: dict[str, Row]) -> Iterator[Row]:
+    """A row for every kind of emitted kernel, right and with a fault of each class it can have."""
+    for kind in KINDS:
+        one = case(kind)
+        found = {name: planted(kind, name) for name in CLASSES}
+        sources = {RIGHT: one.source} | {n: s for n, s in found.items() if s is not None}
+        keys = {name: _key(source.text) for name, source in sources.items()}
+        todo = {name: source for name, source in sources.items() if keys[name] not in kept}
+        library = Library(list(todo.values())) if todo else None
+        for name in sources:
+            names = {"set": "emitted", "kernel": kind, "class": name, "change": ""}
+            if name not in todo or library is None:
+                yield kept[keys[name]] | names
+                continue
+            yield tried(of_emitted(library, list(todo).index(name), one), keys[name], **names)
+
+
+def matrix(rows: list[Row]) -> list[str]:
+    """Classes by kinds of emitted kernels: which report found a fault, and in which order."""
+    cells = {(row["class"], row["kernel"]): row for row in rows if row["set"] == "emitted"}
+    lines = [f"| fault | {' | '.join(KINDS)} |", "|---|" + "---|" * len(KINDS)]
+    for name in (*CLASSES, RIGHT):
+        shown: list[str] = []
+        for kind in KINDS:
+            row = cells.get((name, kind))
+            if row is None:
+                shown.append("")
+            elif row["found"]:
+                shown.append(f"{row['found']} ({row['orders']})")
+            else:
+                shown.append("silent" if name == RIGHT else "**missed**")
+        title = "none: the right kernel" if name == RIGHT else name
+        lines.append(f"| {title} | {' | '.join(shown)} |")
+    return lines
+
+
+def counts(rows: list[Row]) -> list[str]:
+    """Faults planted and found, and false alarms, by kernel."""
+    lines = ["| kernel | planted | found | in the first order | false alarms in 20 orders |",
+             "|---|---:|---:|---:|---:|"]  # fmt: skip
+    total = [0, 0, 0, 0]
+    for name in dict.fromkeys((row["set"], row["kernel"]) for row in rows):
+        own = [row for row in rows if (row["set"], row["kernel"]) == name]
+        faults = [row for row in own if row["class"] != RIGHT]
+        first = [row for row in faults if row["found"] and row["orders"] == 1]
+        alarms = sum(bool(row["found"]) for row in own if row["class"] == RIGHT)
+        numbers = [len(faults), sum(bool(row["found"]) for row in faults), len(first), alarms]
+        total = [a + b for a, b in zip(total, numbers, strict=True)]
+        title = f"`{name[1]}.cu`" if name[0] == "styles" else f"emitted: {name[1]}"
+        lines.append(f"| {title} | {' | '.join(map(str, numbers))} |")
+    return [*lines, f"| all | {' | '.join(map(str, total))} |"]
+
+
+def write_tables(rows: list[Row]) -> None:
+    """Both tables between their marks."""
+    text = PAGE.read_text()
+    for name, lines in {"classes": matrix(rows), "counts": counts(rows)}.items():
+        begin, end = f"<!-- emulation: {name} -->\n", "<!-- end -->"
+        head, _, rest = text.partition(begin)
+        if not rest:
+            raise InputError(f"{PAGE} has no {begin.strip()}")
+        text = head + begin + "\n".join(lines) + "\n" + rest[rest.index(end) :]
+    write_text_atomically(PAGE, text)
+
+
+def main(words: list[str]) -> int:
+    """Run what is asked for; 1 where a fault was missed or a right kernel blamed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.emulate", description=__doc__)
+    parser.add_argument("--table", action="store_true", help="only write the tables")
+    options = parser.parse_args(words)
+    rows: list[Row] = json.loads(KEPT.read_text()) if KEPT.exists() else []
+    if not options.table:
+        kept = {row["key"]: row for row in rows}
+        rows = []
+        for part in (from_emitted, from_files):
+            for row in part(kept):
+                rows.append(row)
+                kept[row["key"]] = row
+                good = bool(row["found"]) != (row["class"] == RIGHT)
+                if row["orders"] > 1 or not good:
+                    print(f"{'ok ' if good else 'BAD'} {row['kernel']}: {row['class']} "
+                          f"{row['found']} {row['orders']}", flush=True)  # fmt: skip
+                write_text_atomically(KEPT, json.dumps(list(kept.values()), indent=1) + "\n")
+        write_text_atomically(KEPT, json.dumps(rows, indent=1) + "\n")
+    write_tables(rows)
+    return int(any(bool(row["found"]) == (row["class"] == RIGHT) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""Emitted kernels on the emulated machine: their arrays, parameters and tasks.
+
+Arrays lie in memory with pitches of 16 bytes and guards around them: a write outside is a fault, a
+read outside gives NaN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.codegen.ir.source import CudaSource
+from warploom.emulate.build import compiled
+from warploom.emulate.report import Fault, fault_of
+from warploom.emulate.source import as_cpp
+from warploom.runtime.encoding import decode, encode
+from warploom.tile import Program
+from warploom.tile.dtypes import dtype
+from warploom.tile.interpret import bind, sizes
+
+CODES: dict[str, Any] = {"int32": np.int32, "bool": np.uint8, "fp32": np.float32}
+KINDS = ("bf16", "fp16", "e4m3", "e5m2", "fp32", "int32")  # as machine.h counts them
+GUARD = 64  # bytes around an array
+POISON = 0xFF
+SIDE_BY_SIDE = 4  # blocks, where a cluster has no more
+
+
+class Library:
+    """Kernels compiled together: `run` runs one of them."""
+
+    def __init__(self, sources: Sequence[CudaSource]) -> None:
+        """Raises `InputError` where a text is not in the emulated subset."""
+        self.sources = tuple(sources)
+        parts: list[str] = []
+        for number, source in enumerate(sources):
+            label = f"{number}.{source.file}" if number else source.file
+            parts.append(f'namespace k{number} {{\n#line 1 "{label}"\n')
+            parts.append(as_cpp(source.text, label) + "\n}")
+            parts.append(_entry(source, number))
+        self.path = compiled("\n".join(parts), "the emitted text", shared=True)
+        self.library = ctypes.CDLL(str(self.path))
+
+    def run(
+        self, number: int, program: Program, arrays: Mapping[str, Any],
+        scalars: Mapping[str, Any] | None = None, blocks: int = 2, seed: int = 1,
+    ) -> dict[str, NDArray[Any]]:  # fmt: skip
+        """Every array as kernel `number` leaves it after a run in the order of `seed`.
+
+        `blocks` limits the launch where the kernel takes tasks in a loop. Raises `Fault`.
+        """
+        source = self.sources[number]
+        values = bind(program, arrays)
+        dims = sizes(program, values)
+        memory = {
+            spec.name: _Guarded(values[spec.name], spec.dtype.name) for spec in program.arrays
+        }
+        counter = ctypes.c_uint(0)
+        packed = [_parameter(p, memory, dims, scalars or {}, counter) for p in source.parameters]
+        pointers = (ctypes.c_void_p * len(packed))(*[ctypes.addressof(p) for p in packed])
+        call = getattr(self.library, f"run_{number}")
+        call.restype = ctypes.c_char_p
+        count = min(-(-blocks // source.cluster), _tasks(source, dims)) * source.cluster
+        together = max(source.cluster, SIDE_BY_SIDE)
+        message = call(pointers, count, together, ctypes.c_uint(seed))
+        if message is not None:
+            raise fault_of(message.decode(), self.path, seed)
+        if counter.value:
+            raise Fault("result: the counter of tasks is not back at 0", (), seed)
+        return {name: array.values(seed) for name, array in memory.items()}
+
+
+def _entry(source: CudaSource, number: int) -> str:
+    """The function of C that runs a kernel; its parameters come as addresses."""
+    return (
+        f'extern "C" const char* run_{number}(void** p, int blocks, int together, unsigned seed) {{\n'
+        f"  machine::Launch how; how.grid.x = blocks; how.block.x = {source.threads};\n"
+        f"  how.shared = {source.shared_bytes}; how.cluster = {source.cluster};\n"
+        "  how.together = together; how.seed = seed;\n"
+        f"  return launch_with(k{number}::{source.name}, p, how);\n}}"
+    )
+
+
+def _tasks(source: CudaSource, dims: Mapping[str, int]) -> int:
+    # As `Kernel.tasks`: a launch has no more clusters than tasks.
+    total = 1
+    for name, extent in source.grid:
+        count = max(0, extent.evaluate(dims))
+        total *= -(-count // source.cluster) if name == source.cluster_axis else count
+    return total
+
+
+class _Guarded:
+    """An array in memory as a kernel takes it."""
+
+    def __init__(self, values: NDArray[Any], kind: str) -> None:
+        self.kind = kind
+        codes = _codes(values, kind)
+        self.element = codes.itemsize
+        inner = codes.shape[-1] * self.element
+        pitch = -(-inner // 16) * 16 if codes.ndim > 1 else inner
+        rows = int(np.prod(codes.shape[:-1], dtype=int))
+        self.raw = np.full(rows * pitch + 2 * GUARD + 16, POISON, np.uint8)
+        self.start = GUARD + -(self.raw.ctypes.data + GUARD) % 16
+        self.shape = codes.shape
+        strides: list[int] = [self.element]
+        step = pitch
+        for extent in reversed(codes.shape[:-1]):
+            strides.insert(0, step)
+            step *= max(extent, 1)
+        self.strides = tuple(strides)
+        self.array: NDArray[Any] = np.ndarray(
+            codes.shape, codes.dtype, self.raw.data, self.start, self.strides
+        )
+        self.array[...] = codes
+        marks = np.zeros(self.raw.size, bool)
+        inside: NDArray[Any] = np.ndarray(
+            (*codes.shape, self.element), bool, marks.data, self.start, (*self.strides, 1)
+        )
+        inside[...] = True
+        self.outside = ~marks
+        self.scratch: NDArray[Any] | None = None
+
+    def values(self, seed: int) -> NDArray[Any]:
+        """What it holds; `Fault` where something was written around it."""
+        if not (self.raw[self.outside] == POISON).all():
+            raise Fault("bounds: a write outside of an array", (), seed)
+        if self.kind == "bool":
+            return self.array.astype(bool)
+        if self.kind in CODES:
+            return self.array.copy()
+        return decode(np.ascontiguousarray(self.array), dtype(self.kind)).astype(np.float32)
+
+
+def _codes(values: NDArray[Any], kind: str) -> NDArray[Any]:
+    if kind in CODES:
+        return np.ascontiguousarray(values, CODES[kind])
+    return np.ascontiguousarray(encode(np.asarray(values, np.float32), dtype(kind)))
+
+
+def _parameter(
+    parameter: Mapping[str, Any], memory: Mapping[str, _Guarded], dims: Mapping[str, int],
+    scalars: Mapping[str, Any], counter: Any,
+) -> Any:  # fmt: skip
+    kind = parameter["kind"]
+    if kind == "counter":
+        return ctypes.c_void_p(ctypes.addressof(counter))
+    if kind == "dim":
+        return ctypes.c_int(dims[parameter["name"]])
+    if kind == "scalar":
+        value = scalars[parameter["name"]]
+        return ctypes.c_int(value) if parameter["dtype"] == "int32" else ctypes.c_float(value)
+    array = memory[parameter["array"]]
+    if kind == "map":
+        return _map(parameter, array)
+    if kind == "pointer":
+        return ctypes.c_void_p(array.array.ctypes.data)
+    assert kind == "stride"
+    return ctypes.c_longlong(array.strides[parameter["dim"]] // array.element)
+
+
+def _map(parameter: Mapping[str, Any], array: _Guarded) -> Any:
+    """A tensor map as machine.h reads it; of an empty array as `runtime.driver` makes it."""
+    rank, address = len(array.shape), array.array.ctypes.data
+    shape, pitches = list(reversed(array.shape)), [0, *reversed(array.strides[:-1])]
+    if 0 in array.shape:
+        array.scratch = np.zeros(64, np.uint8)
+        address = array.scratch.ctypes.data + -array.scratch.ctypes.data % 16
+        shape, pitches = [1] * rank, [0] + [16] * (rank - 1)
+
+    def five(items: Sequence[int]) -> list[int]:
+        return [*items, *[1] * (5 - rank)]
+
+    packed = struct.pack(
+        "<Q4i5i5i5q", address, rank, array.element, parameter["swizzle"],
+        KINDS.index(parameter["dtype"]), *five(shape), *five(parameter["box"]), *five(pitches),
+    )  # fmt: skip
+    return ctypes.create_string_buffer(packed, 128)

@@ -1,0 +1,89 @@
+"""CUDA files under the emulation: right ones pass, planted faults are found with both lines."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.emulate import FOLDER, broken, styles
+from warploom.cli import app
+from warploom.emulate import build
+from warploom.emulate.program import CudaProgram
+from warploom.errors import InputError, ToolMissing
+
+# A few of the corpus, of different classes; `python -m bench.emulate` runs all.
+SAMPLE = {
+    "no wait for a slot": ("bulk_pipeline", 0, "rule"),
+    "store still reads": ("bulk_pipeline", 9, "race"),
+    "no fence of the proxy": ("bulk_pipeline", 12, "proxy"),
+    "bytes of a copy": ("tutorial_gemm", 2, "bytes"),
+    "no fence of registers": ("tutorial_gemm", 8, "registers"),
+    "no __syncwarp": ("row_sums", 2, "unwritten"),
+    "barrier not published": ("cluster_sum", 6, "rule"),
+    "wrong count of arrivals": ("cluster_sum", 13, "deadlock"),
+}
+
+
+@pytest.mark.parametrize("name", ["bulk_pipeline", "row_sums", "cluster_sum"])
+def test_right_programs_pass(name):
+    program = CudaProgram.of(FOLDER / f"{name}.cu")
+    assert program.first_fault(range(1, 4)) is None
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_planted_faults_are_found(name):
+    file, number, kind = SAMPLE[name]
+    planted, before, after = styles()[file][number]
+    assert planted == name
+    text = broken(file, before, after)
+    run = CudaProgram(text, f"{file}.cu").first_fault(range(1, 21))
+    assert run is not None and run.fault is not None
+    assert run.fault.kind == kind
+    if kind in ("race", "proxy"):
+        assert len(run.fault.lines) >= 2  # both sides
+    shown = run.fault.shown({f"{file}.cu": text})
+    for line in re.findall(rf"^  {file}\.cu:(\d+) \| (.*)$", shown, re.MULTILINE):
+        assert text.splitlines()[int(line[0]) - 1].strip() == line[1]
+    assert f"--seed {run.seed}" in shown
+
+
+def test_every_fault_fits_its_file():
+    for name, faults in styles().items():
+        for _, before, after in faults:
+            assert broken(name, before, after) != (FOLDER / f"{name}.cu").read_text()
+
+
+def test_the_command_reports_replays_and_refuses(tmp_path):
+    runner = CliRunner()
+    file = tmp_path / "k.cu"
+    _, before, after = styles()["bulk_pipeline"][9]
+    file.write_text(broken("bulk_pipeline", before, after))
+    done = runner.invoke(app, ["emulate", str(file), "--seed", "3"])
+    assert done.exit_code != 0 and "race: " in done.output and "replay: --seed 3" in done.output
+    right = runner.invoke(app, ["emulate", str(FOLDER / "bulk_pipeline.cu"), "--seeds", "1"])
+    assert right.exit_code == 0 and "no fault under seed 1" in right.output
+    for words in (["--seeds", "0"], ["--set", "m=3"]):
+        assert isinstance(runner.invoke(app, ["emulate", str(file), *words]).exception, InputError)
+    file.write_text("__global__ void k() {}\n")
+    with pytest.raises(InputError, match=r"k\.cu: no main"):
+        CudaProgram.of(file)
+    with pytest.raises(InputError, match="cannot read"):
+        CudaProgram.of(tmp_path / "nothing.cu")
+
+
+def test_a_program_that_says_no_or_ends_badly_is_a_fault():
+    said = CudaProgram('#include <cstdio>\nint main() { puts("12 is not 13"); return 1; }', "k.cu")
+    fault = said.run().fault
+    assert fault is not None and fault.kind == "result" and "12 is not 13" in str(fault)
+    ended = CudaProgram("int main() { return *(volatile int*)0; }", "k.cu").run().fault
+    assert ended is not None and ended.kind == "bounds"
+
+
+def test_without_a_compiler_one_line_says_how_to_get_it(monkeypatch):
+    build.compiler.cache_clear()
+    monkeypatch.setenv("WARPLOOM_GXX", "/nowhere/g++")
+    with pytest.raises(ToolMissing, match="apt install g"):
+        build.compiler()
+    build.compiler.cache_clear()
+    assert Path(build.MODEL / "machine.cpp").is_file()
