@@ -117,6 +117,7 @@ def test_bad_series_are_refused() -> None:
 
 def test_one_round_and_one_reload_are_enough() -> None:
     assert round_ratios([3.0], [2.0]).tolist() == [1.5]
+    assert round_ratios([0.5], [0.25]).tolist() == [2.0]  # milliseconds
     assert bootstrap_ratio([[1.5]]) == Ratio(1.5, 1.5, 1.5, 1, 1)
     assert geometric_mean([3.0]) == pytest.approx(3.0)
 
