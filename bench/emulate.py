@@ -4,8 +4,8 @@
     python -m bench.emulate --table    write the tables of docs/checks.md from the kept results
 
 Two sets: files of several styles with the faults of `bench/emulated/faults.toml`, and every kind of
-emitted kernel with every class of fault of `bench.emulated.kinds`. A fault counts as found where one
-of 20 orders of events ends in a report or in a wrong result; the right kernels run under all 20.
+emitted kernel with every class of fault of `bench.emulated.kinds`. A fault counts as found where
+one of 20 orders of events ends in a report or a wrong result; right kernels run under all 20.
 """
 
 from __future__ import annotations

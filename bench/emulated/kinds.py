@@ -36,8 +36,7 @@ class Case:
     apart: float = 1e-3
 
 
-def _gemm(m: int, n: int, k: int, plan: LaunchPlan, **config: Any) -> Case:
-    chosen = GemmConfig(**{"tile": (128, 64, 16), **config})
+def _gemm(m: int, n: int, k: int, plan: LaunchPlan, chosen: GemmConfig) -> Case:
     program = gemm(chosen)
     random = np.random.default_rng(0)
     arrays: Arrays = {
@@ -47,8 +46,9 @@ def _gemm(m: int, n: int, k: int, plan: LaunchPlan, **config: Any) -> Case:
     return Case(program, emitted(program, multistage(program, 3, plan)), arrays)
 
 
-def _attention(rows: int, keys: int, head: int, plan: LaunchPlan, **config: Any) -> Case:
-    chosen = AttentionConfig(head_dim=head, tile=(128, 64 if head > 32 else 32), **config)
+def _attention(rows: int, keys: int, head: int, plan: LaunchPlan, causal: bool = False) -> Case:
+    tile = (128, 64 if head > 32 else 32)
+    chosen = AttentionConfig(head_dim=head, tile=tile, causal=causal)
     program = attention(chosen)
     random = np.random.default_rng(1)
     shapes = {"q": rows, "k": keys, "v": keys}
@@ -106,17 +106,26 @@ def _threads() -> Case:
 
 
 ROWS = LaunchPlan(split="rows")
+TILE = (128, 64, 16)
 KINDS: dict[str, Callable[[], Case]] = {
-    "GEMM": lambda: _gemm(300, 200, 100, LaunchPlan(split="m", store_panels=1), tile=(128, 128, 16)),
-    "attention": lambda: _attention(330, 170, 32, ROWS.with_options(tile_scheduler="dynamic"), causal=True),
+    "GEMM": lambda: _gemm(
+        300, 200, 100, LaunchPlan(split="m", store_panels=1), GemmConfig(tile=(128, 128, 16))
+    ),
+    "attention": lambda: _attention(
+        330, 170, 32, ROWS.with_options(tile_scheduler="dynamic"), causal=True
+    ),
     "staged": _staged,
-    "clusters": lambda: _gemm(300, 136, 100, LaunchPlan(split="m", cluster=("m_tile", 2))),
+    "clusters": lambda: _gemm(
+        300, 136, 100, LaunchPlan(split="m", cluster=("m_tile", 2)), GemmConfig(tile=TILE)
+    ),
     "cluster reduction": lambda: _gemm(
-        300, 70, 100, LaunchPlan(split="m", cluster=("slices_tile", 2)), slices=2, in_cluster=True
+        300,
+        70,
+        100,
+        LaunchPlan(split="m", cluster=("slices_tile", 2)),
+        GemmConfig(tile=TILE, slices=2, in_cluster=True),
     ),
-    "stores over queries": lambda: _attention(
-        600, 130, 64, ROWS.with_options(store_over="q_t")
-    ),
+    "stores over queries": lambda: _attention(600, 130, 64, ROWS.with_options(store_over="q_t")),
     "chained tasks": lambda: _attention(
         600, 100, 32, ROWS.with_options(overlap_next_task=True, task_rings={"q_t": 2})
     ),
@@ -179,9 +188,7 @@ CLASSES: dict[str, Edit] = {
     "no wgmma.commit_group": _swap(r"wgmma_commit\(\);", ";"),
     "no proxy fence after generic writes": _swap(r"fence_async\(\);", ";"),
     "bulk stores not waited for": _swap(r"store_wait_read<\d>\(\);", ";"),
-    "panels not waited for": _swap(
-        r"if \(threadIdx.x % 128 == 0\) store_wait_read<\d>\(\);", ";"
-    ),
+    "panels not waited for": _swap(r"if \(threadIdx.x % 128 == 0\) store_wait_read<\d>\(\);", ";"),
     "stores not waited for at the end": _last(r"store_wait_read<\d>\(\);"),
     "one store too few waited for": _swap(
         r"store_wait_read<(\d)>", lambda found: f"store_wait_read<{int(found[1]) + 1}>"
@@ -190,7 +197,8 @@ CLASSES: dict[str, Edit] = {
     "no meeting of the cluster": _swap(r"cluster_sync\(\);", ";"),
     "no meeting of the cluster at the end": _last(r"cluster_sync\(\);"),
     "no meeting of threads": _swap(
-        r"if \(part == 0\) named_sync<.*?>\(\); else [^;]*;(?: else [^;]*;)*|named_sync<[^;]*;|__syncthreads\(\);",
+        r"if \(part == 0\) named_sync<.*?>\(\); else [^;]*;(?: else [^;]*;)*"
+        r"|named_sync<[^;]*;|__syncthreads\(\);",
         ";",
     ),
     "no __syncwarp": _swap(r"__syncwarp\(\);", ";"),

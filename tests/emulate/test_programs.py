@@ -64,9 +64,7 @@ def test_the_command_reports_replays_and_refuses(tmp_path):
     right = runner.invoke(app, ["emulate", str(FOLDER / "bulk_pipeline.cu"), "--seeds", "1"])
     assert right.exit_code == 0 and "no fault under seed 1" in right.output
     for words in (["--seeds", "0"], ["--set", "m=3"]):
-        assert isinstance(
-            runner.invoke(app, ["emulate", str(file), *words]).exception, InputError
-        )
+        assert isinstance(runner.invoke(app, ["emulate", str(file), *words]).exception, InputError)
     file.write_text("__global__ void k() {}\n")
     with pytest.raises(InputError, match=r"k\.cu: no main"):
         CudaProgram.of(file)

@@ -24,7 +24,8 @@ SPECIAL = {
     "ntid.x": "blockDim.x", "ctaid.x": "blockIdx.x", "ctaid.y": "blockIdx.y",
     "ctaid.z": "blockIdx.z", "nctaid.x": "gridDim.x", "nctaid.y": "gridDim.y",
     "laneid": "ptx::lane()", "warpid": "ptx::warp()", "smid": "blockIdx.x",
-    "cluster_ctarank": "machine::rank_in_cluster()", "cluster_ctaid.x": "machine::rank_in_cluster()",
+    "cluster_ctarank": "machine::rank_in_cluster()",
+    "cluster_ctaid.x": "machine::rank_in_cluster()",
     "cluster_nctarank": "machine::blocks_of_cluster()",
     "cluster_nctaid.x": "machine::blocks_of_cluster()",
     "clusterid.x": "(blockIdx.x / machine::blocks_of_cluster())",
@@ -150,7 +151,7 @@ def _tma_store(call: Call) -> str:
 
 def _arrive(call: Call) -> str:
     expect, *_ = call.groups
-    count = "1" if expect or len(call.ops) < 3 else call.u32(2)  # noqa: PLR2004
+    count = "1" if expect or len(call.ops) < 3 else call.u32(2)
     lines = f"machine::mbarrier_expect({call.mem(1)}, {call.u32(2)});" if expect else ""
     return lines + call.ops[0].set(f"machine::mbarrier_arrive({call.mem(1)}, {count})")
 
@@ -182,10 +183,7 @@ def _matrices(call: Call) -> str:
         lines = f"uint32_t x_[{count}]; machine::load_matrices(x_, {how}{count}, {flag});"
         return lines + " ".join(part.set(f"x_[{i}]") for i, part in enumerate(parts))
     values = ", ".join(part.value("uint32_t") for part in parts)
-    return (
-        f"const uint32_t x_[] = {{{values}}};"
-        f"machine::store_matrices({how}x_, {count}, {flag});"
-    )
+    return f"const uint32_t x_[] = {{{values}}};machine::store_matrices({how}x_, {count}, {flag});"
 
 
 def _memory(call: Call) -> str:
@@ -223,7 +221,7 @@ def _store_async(call: Call) -> str:
 
 def _copy_async(call: Call) -> str:
     bytes_ = call.u32(2)
-    count = call.u32(3) if len(call.ops) > 3 else bytes_  # noqa: PLR2004
+    count = call.u32(3) if len(call.ops) > 3 else bytes_
     source = f"reinterpret_cast<const void*>({call.mem(1, 'uint64_t')})"
     return f"machine::copy_async({call.mem(0)}, {source}, {bytes_}, {count});"
 
@@ -291,7 +289,9 @@ def _move(call: Call) -> str:
             return whole + " ".join(
                 part.set(f"{half}(x_ >> {shift * i})") for i, part in enumerate(parts)
             )
-        value = " | ".join(f"{kind}({part.value(half)}) << {shift * i}" for i, part in enumerate(parts))
+        value = " | ".join(
+            f"{kind}({part.value(half)}) << {shift * i}" for i, part in enumerate(parts)
+        )
         return to.set(f"{kind}({value})")
     return to.set(source.value(kind))
 
@@ -419,7 +419,8 @@ FORMS: list[tuple[str, Make]] = [
     (
         r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?",
         lambda call: (
-            f"machine::bulk_store((void*)({call.mem(0, 'uint64_t')}), {call.mem(1)}, {call.u32(2)});"
+            f"machine::bulk_store((void*)({call.mem(0, 'uint64_t')}), {call.mem(1)}, "
+            f"{call.u32(2)});"
         ),
     ),
     (r"cp\.async\.bulk\.commit_group", _said("machine::bulk_commit();")),
@@ -462,9 +463,7 @@ FORMS: list[tuple[str, Make]] = [
     ),
     (
         r"atom\.global\.inc\.u32",
-        lambda call: call.ops[0].set(
-            f"ptx::count_up({call.mem(1, 'uint64_t')}, {call.u32(2)})"
-        ),
+        lambda call: call.ops[0].set(f"ptx::count_up({call.mem(1, 'uint64_t')}, {call.u32(2)})"),
     ),
     (
         r"atom(?:\.relaxed|\.acq_rel)?(?:\.gpu)?\.global\.add\.(u32|s32|f32)",
@@ -480,7 +479,9 @@ FORMS: list[tuple[str, Make]] = [
     ),
     (
         r"cvta\.to\.shared\.u(?:32|64)",
-        lambda call: call.ops[0].set(f"machine::shared_address(ptx::as<const void*>({call.ops[1].text}))"),
+        lambda call: call.ops[0].set(
+            f"machine::shared_address(ptx::as<const void*>({call.ops[1].text}))"
+        ),
     ),
     (r"elect\.sync", _elect),
     (rf"mov{ANY}", _move),

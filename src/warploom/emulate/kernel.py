@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ class Library:
         parts: list[str] = []
         for number, source in enumerate(sources):
             label = f"{number}.{source.file}" if number else source.file
-            parts.append(f"namespace k{number} {{\n#line 1 \"{label}\"\n")
+            parts.append(f'namespace k{number} {{\n#line 1 "{label}"\n')
             parts.append(as_cpp(source.text, label) + "\n}")
             parts.append(_entry(source, number))
         self.path = compiled("\n".join(parts), "the emitted text", shared=True)
@@ -78,7 +77,8 @@ class Library:
 def _entry(source: CudaSource, number: int) -> str:
     """The function of C that runs a kernel; its parameters come as addresses."""
     return (
-        f'extern "C" const char* run_{number}(void** p, int blocks, int together, unsigned seed) {{\n'
+        f'extern "C" const char* run_{number}(void** p, int blocks, int together, '
+        "unsigned seed) {\n"
         f"  machine::Launch how; how.grid.x = blocks; how.block.x = {source.threads};\n"
         f"  how.shared = {source.shared_bytes}; how.cluster = {source.cluster};\n"
         "  how.together = together; how.seed = seed;\n"
@@ -161,7 +161,8 @@ def _parameter(
     if kind == "pointer":
         return ctypes.c_void_p(array.array.ctypes.data)
     assert kind == "stride"
-    return ctypes.c_longlong(array.strides[parameter["dim"]] // array.element)
+    dim: int = parameter["dim"]
+    return ctypes.c_longlong(array.strides[dim] // array.element)
 
 
 def _map(parameter: Mapping[str, Any], array: _Guarded) -> Any:

@@ -1,4 +1,4 @@
-"""A user's CUDA C++ file with its own main: compiled, run under several orders, faults explained."""
+"""A user's CUDA C++ file with its own main: compiled, and run under several orders of events."""
 
 from __future__ import annotations
 
