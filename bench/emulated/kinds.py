@@ -36,7 +36,8 @@ class Case:
     apart: float = 1e-3
 
 
-def _gemm(m: int, n: int, k: int, plan: LaunchPlan, chosen: GemmConfig) -> Case:
+def gemm_case(m: int, n: int, k: int, plan: LaunchPlan, chosen: GemmConfig) -> Case:
+    """A product on random data with three slots."""
     program = gemm(chosen)
     random = np.random.default_rng(0)
     arrays: Arrays = {
@@ -108,17 +109,17 @@ def _threads() -> Case:
 ROWS = LaunchPlan(split="rows")
 TILE = (128, 64, 16)
 KINDS: dict[str, Callable[[], Case]] = {
-    "GEMM": lambda: _gemm(
+    "GEMM": lambda: gemm_case(
         300, 200, 100, LaunchPlan(split="m", store_panels=1), GemmConfig(tile=(128, 128, 16))
     ),
     "attention": lambda: _attention(
         330, 170, 32, ROWS.with_options(tile_scheduler="dynamic"), causal=True
     ),
     "staged": _staged,
-    "clusters": lambda: _gemm(
+    "clusters": lambda: gemm_case(
         300, 136, 100, LaunchPlan(split="m", cluster=("m_tile", 2)), GemmConfig(tile=TILE)
     ),
-    "cluster reduction": lambda: _gemm(
+    "cluster reduction": lambda: gemm_case(
         300,
         70,
         100,
