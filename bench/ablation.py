@@ -7,7 +7,7 @@
 
 Predicted cycles an iteration are the model's (`perf.replay`: the machine code replayed on one
 scheduler partition).
-Measured ones are counted by the kernel itself (`cuda.probe`): the SM clock before and after
+Measured ones are counted by the kernel itself (`compile.probe`): the SM clock before and after
 every steady state, over all blocks and groups, divided by the iterations. Times are those of the
 kernel without counters.
 """
@@ -27,14 +27,14 @@ from warploom.autosched.chosen import shallow
 from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built, build, compile_source
-from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings
+from warploom.codegen.compile.probe import LOG, WORDS, probe, readings
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.attention import program as attention_kernel
 from warploom.kernels.gemm import program as gemm_kernel
 from warploom.perf.replay import replay
+from warploom.runtime.stats import median_interval
 from warploom.tile import Program
 
 FOLDER = kb.ROOT / "out" / "bench" / "ablation"
@@ -204,8 +204,8 @@ def case(name: str, rounds: int) -> dict[str, Any]:
         if not (folder / "prediction.json").is_file():
             continue
         kernel, probed = (
-            Kernel(Built.read(folder)),
-            Kernel(Built.read(_folder(title, schedule, True))),
+            Built.read(folder).kernel(),
+            Built.read(_folder(title, schedule, True)).kernel(),
         )
         stream = torch.cuda.current_stream().cuda_stream
         data[0][out].fill_(math.nan)
@@ -302,11 +302,8 @@ def main() -> None:
     if args.mode == "build":
         build_all(args.only)
         return
-    if args.mode == "worker":
-        kb.work(case, args)
-        return
     names = [f"{title} {size}" for title, it in CASES.items() for size in it.sizes]
-    results = kb.run_workers("bench.ablation", args, [n for n in names if args.only in n])
+    results = kb.run_workers(case, args, [n for n in names if args.only in n])
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "ablation_raw.json").write_text(json.dumps(results))
     _report(args.out, results)
@@ -325,12 +322,12 @@ def _report(out: Path, results: list[dict[str, Any]]) -> None:
         named = [n for n in result["rows"] if n in NAMES and n != "solve"]
         middle = {n: statistics.median(samples[n]) for n in samples}
         best = min(named, key=lambda n: middle[n])
-        _, low, high = kb.ratio_interval(samples["again"], samples[result["twice"]])
+        _, low, high = median_interval(samples["again"], samples[result["twice"]])
         for name, row in result["rows"].items():
             loop = row["loops"][0]
             cycles, clock, count = _measured(row, loop)
             model = row["predicted"][loop]["cycles"]
-            ratio, lo, hi = kb.ratio_interval(samples[name], samples[best])
+            ratio, lo, hi = median_interval(samples[name], samples[best])
             fine = "pass" if row["error"] < 0.01 else f"fail {row['error']:.3g}"
             shape = f"{result['title']} {result['size']}"
             table.append(

@@ -31,10 +31,9 @@ from bench.attention_cases import (
 )
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import WarploomError
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.choices import choose_attention
 
 
 def schedule_of(name: str) -> KernelSchedule:
@@ -108,7 +107,7 @@ def case(name: str, rounds: int) -> dict[str, Any]:
         return _time(torch, what, which, rounds)
     result: dict[str, Any] = {}
     for flavour in ("debug", "plain"):
-        kernel = Kernel(Built.read(FOLDER / flavour / kb.slug(which)))
+        kernel = Built.read(FOLDER / flavour / kb.slug(which)).kernel()
         for shape in CHECKED if flavour == "plain" else CHECKED[2:]:
             found = _check(torch, kernel, VARIANTS[which][0], shape)
             result[f"{flavour} {shape}"] = found
@@ -155,7 +154,7 @@ def _time(torch: Any, what: str, which: str, rounds: int) -> dict[str, Any]:
     part = data[0] if what == "packed" else first_heads(config, data[0])
     want, _ = expected(torch, config, part)
     for name in names:
-        kernel, rows = Kernel(Built.read(FOLDER / "plain" / kb.slug(name))), _rows(name)
+        kernel, rows = Built.read(FOLDER / "plain" / kb.slug(name)).kernel(), _rows(name)
 
         def ours(kernel: Any = kernel, rows: int = rows) -> None:
             v = pick()
@@ -234,8 +233,6 @@ def main() -> None:
     args = kb.arguments(__doc__ or "")
     if args.mode == "build":
         build_all(FOLDER)
-    elif args.mode == "worker":
-        kb.work(case, args)
     elif args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
     else:
@@ -254,12 +251,12 @@ def main() -> None:
             names += [f"time {d} {m} {n}" for d in (96, 256) for m in masks for n in LENGTHS[:4]]
         names = [n for n in names if any(o in n for o in args.only.split(","))]
         checks = [name for name in names if name.startswith("check")]
-        results = kb.run_workers("bench.attention", args, checks)
+        results = kb.run_workers(case, args, checks)
         failed = json.loads(os.environ.get(WITHOUT, "[]"))
         failed += [r["name"].removeprefix("check ") for r in results if not r.get("ok")]
         os.environ[WITHOUT] = json.dumps(failed)
         timed = [name for name in names if not name.startswith("check")]
-        results += kb.run_workers("bench.attention", args, timed)
+        results += kb.run_workers(case, args, timed)
         folder = FOLDER / "plain"
         kb.report(args.out, "attention-forward", results, lambda n: Built.read(folder / kb.slug(n)))
 

@@ -11,7 +11,7 @@ from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.choices import ATTENTION_CHOICES, AttentionChoice
+from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoice
 from warploom.tile import E4M3, FP16
 
 # name -> (config, its schedule, what the compiler may do)
@@ -41,95 +41,95 @@ def _plain(config: AttentionConfig) -> KernelSchedule:
 
 TIMED: dict[str, tuple[str, ...]] = {
     "d128": (
-        "128x128-ahead-together-apart",
-        "128x176-together-apart",
-        "128x128-ahead-together-apart-rescaled-early",
-        "192x80-early-guess-apart",
-        "128x128-chain-early-guess",
-        "192x80-ahead-early-guess-apart",
+        "128x128-prefetch-cooperative-split",
+        "128x176-cooperative-split",
+        "128x128-prefetch-cooperative-split-rescaled-early",
+        "192x80-early-optimistic-split",
+        "128x128-overlap-early-optimistic",
+        "192x80-prefetch-early-optimistic-split",
     ),
     "d128 causal": (
-        "128x128-draw16-together",
-        "192x128-snake1-serial",
-        "192x128-snake1-serial-apart",
-        "192x80-snake1-early-guess-apart",
-        "128x128-draw16-chain-early-guess",
-        "192x80-draw16-chain-early-guess",
-        "128x128-draw16-chain",
+        "128x128-dynamic16-cooperative",
+        "192x128-serpentine1-serial",
+        "192x128-serpentine1-serial-split",
+        "192x80-serpentine1-early-optimistic-split",
+        "128x128-dynamic16-overlap-early-optimistic",
+        "192x80-dynamic16-overlap-early-optimistic",
+        "128x128-dynamic16-overlap",
     ),
     "d64": (
-        "192x128-ahead",
-        "192x128-ahead-rescaled-early",
-        "192x128-ahead-no-turns",
-        "192x128-ahead-guess-apart",
-        "192x128-ahead-early-guess",
-        "192x128-chain-early-guess",
+        "192x128-prefetch",
+        "192x128-prefetch-rescaled-early",
+        "192x128-prefetch-no-pingpong",
+        "192x128-prefetch-optimistic-split",
+        "192x128-prefetch-early-optimistic",
+        "192x128-overlap-early-optimistic",
     ),
     "d64 causal": (
-        "128x64-pair-serial",
-        "192x128-snake",
-        "192x128-snake-early-guess",
-        "128x128-draw16-chain-early-guess",
+        "128x64-two-per-sm-serial",
+        "192x128-serpentine",
+        "192x128-serpentine-early-optimistic",
+        "128x128-dynamic16-overlap-early-optimistic",
     ),
     "d96": (
-        "128x128-ahead-together-apart",
-        "192x128-ahead1-serial-apart",
-        "192x112-early-guess-apart",
-        "192x112-chain-early-guess",
+        "128x128-prefetch-cooperative-split",
+        "192x128-serial-split",
+        "192x112-early-optimistic-split",
+        "192x112-overlap-early-optimistic",
     ),
     "d96 causal": (
-        "128x128-draw16-together",
-        "192x128-snake1-serial",
-        "192x112-snake1-early-guess",
-        "128x128-draw16-chain-early-guess",
+        "128x128-dynamic16-cooperative",
+        "192x128-serpentine1-serial",
+        "192x112-serpentine1-early-optimistic",
+        "128x128-dynamic16-overlap-early-optimistic",
     ),
     "d256": (
         "128x64",
-        "128x80-together-apart",
-        "128x80-together-apart-slack",
-        "128x80-early-apart-slack",
-        "128x80-apart-clusters",
-        "128x80-direct-early-apart-slack",
+        "128x80-cooperative-split",
+        "128x80-cooperative-split-lazy",
+        "128x80-early-split-lazy",
+        "128x80-split-cluster2",
+        "128x80-direct-early-split-lazy",
     ),
     "d256 causal": (
-        "128x64-draw16-together",
-        "128x80-draw16-apart-slack",
+        "128x64-dynamic16-cooperative",
+        "128x80-dynamic16-split-lazy",
     ),
     "fp8 d128": (
-        "128x128-ahead-together-apart",
-        "128x224-ahead-together",
+        "128x128-prefetch-cooperative-split",
+        "128x224-prefetch-cooperative",
     ),
     "fp8 d128 causal": (
-        "128x128-draw16-together",
-        "128x128-draw16-together-apart",
-        "128x128-draw16-chain",
+        "128x128-dynamic16-cooperative",
+        "128x128-dynamic16-cooperative-split",
+        "128x128-dynamic16-overlap",
     ),
     "packed d128 causal": (
-        "128x128-draw16-together",
-        "128x128-draw16",
-        "192x128-snake1-serial-apart",
-        "192x80-snake1-early-guess-apart",
-        "128x128-draw16-chain",
-        "128x128-draw16-chain-early-guess",
-        "192x80-draw16-chain-early-guess",
+        "128x128-dynamic16-cooperative",
+        "128x128-dynamic16",
+        "192x128-serpentine1-serial-split",
+        "192x80-serpentine1-early-optimistic-split",
+        "128x128-dynamic16-overlap",
+        "128x128-dynamic16-overlap-early-optimistic",
+        "192x80-dynamic16-overlap-early-optimistic",
     ),
     "packed d64 causal": (
-        "128x128-draw16",
-        "192x128-snake",
-        "192x128-snake-early-guess",
+        "128x128-dynamic16",
+        "192x128-serpentine",
+        "192x128-serpentine-early-optimistic",
     ),
     "window d128 causal": (
-        "128x128-draw16-together",
-        "128x128-draw16",
-        "192x80-snake1-early-guess-apart",
-        "128x128-draw16-chain",
-        "128x128-draw16-chain-early-guess",
+        "128x128-dynamic16-cooperative",
+        "128x128-dynamic16",
+        "192x80-serpentine1-early-optimistic-split",
+        "128x128-dynamic16-overlap",
+        "128x128-dynamic16-overlap-early-optimistic",
     ),
     "gqa d128 causal": (
-        "128x128-draw16-together",
-        "192x128-snake1-serial-apart",
-        "192x80-snake1-early-guess-apart",
-        "192x80-draw16-chain-early-guess",
+        "128x128-dynamic16-cooperative",
+        "192x128-serpentine1-serial-split",
+        "192x80-serpentine1-early-optimistic-split",
+        "192x80-dynamic16-overlap-early-optimistic",
     ),
 }
 WINDOW, GROUP = 1024, 4  # of the timed cases "window" and "gqa"
@@ -154,20 +154,24 @@ def _timed(kind: str) -> dict[str, Variant]:
 VARIANTS: dict[str, Variant] = {
     **{name: variant for kind in TIMED for name, variant in _timed(kind).items()},
     "d128 plain": (AttentionConfig(), _plain, ()),
-    "fp8-d64-lse": _choice("192x128-ahead", head_dim=64, dtype=E4M3, lse=True),
-    "packed-window-gqa-lse": _choice("128x128-draw16", packed=True, window=200, group=2, lse=True),
-    "d128-fp16": _choice("128x128-ahead", dtype=FP16),
-    "d64-fp16-causal": _choice("192x128-draw16", head_dim=64, causal=True, dtype=FP16),
-    "d64-fp16-guess-lse": _choice("192x128-ahead-early-guess", head_dim=64, dtype=FP16, lse=True),
-    "d256-causal-over-lse": _choice(
-        "128x80-draw16-apart-slack", head_dim=256, causal=True, lse=True
+    "fp8-d64-lse": _choice("192x128-prefetch", head_dim=64, dtype=E4M3, lse=True),
+    "packed-window-gqa-lse": _choice(
+        "128x128-dynamic16", packed=True, window=200, group=2, lse=True
     ),
-    "d96-window-guess-gqa": _choice(
-        "192x112-snake1-early-guess", head_dim=96, causal=True, window=300, group=2
+    "d128-fp16": _choice("128x128-prefetch", dtype=FP16),
+    "d64-fp16-causal": _choice("192x128-dynamic16", head_dim=64, causal=True, dtype=FP16),
+    "d64-fp16-optimistic-lse": _choice(
+        "192x128-prefetch-early-optimistic", head_dim=64, dtype=FP16, lse=True
+    ),
+    "d256-causal-over-lse": _choice(
+        "128x80-dynamic16-split-lazy", head_dim=256, causal=True, lse=True
+    ),
+    "d96-window-optimistic-gqa": _choice(
+        "192x112-serpentine1-early-optimistic", head_dim=96, causal=True, window=300, group=2
     ),
     "d128-lse": _choice("128x128", lse=True),
     "d128-causal-window-gqa-lse": _choice("128x128", causal=True, window=300, group=4, lse=True),
-    "d128-window-draw": _choice("128x128-draw16", causal=True, window=1000),
+    "d128-window-dynamic": _choice("128x128-dynamic16", causal=True, window=1000),
 }
 # Numerics alone; the others are timed too.
 UNTIMED = tuple(name for name in VARIANTS if " " not in name)

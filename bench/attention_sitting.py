@@ -17,6 +17,7 @@ Operations: 4 * batch * heads * head_dim * pairs of a query and a key it sees (h
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import math
@@ -33,12 +34,12 @@ from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import Lifted, baselines_of, usable
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError
 from warploom.evidence import write_rows
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.choices import AttentionChoice, choose_attention
+from warploom.kernels.attention.variants import AttentionChoice
 from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"
@@ -221,7 +222,9 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """One case of a sitting."""
     torch = kb.load_torch()
     gc.collect()
-    if not options.dry:
+    if options.dry:
+        cases.DEVICE = "cpu"
+    else:
         torch.cuda.empty_cache()
     case, entry = Case(name), kernel_table()[name]
     config, (rows, block) = case.config, entry["tile"]
@@ -239,8 +242,8 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     for _, folder in (one for one in options.front_door if one[0] == name):
         folders["front-door"] = folder
     built = {own: Built.read(folder) for own, folder in folders.items()}
-    make = Listed if options.dry else Kernel
-    ours = {own: own_call(torch, make(one), case, rows, pick, stream) for own, one in built.items()}
+    kernels = {own: Listed(one) if options.dry else one.kernel() for own, one in built.items()}
+    ours = {own: own_call(torch, one, case, rows, pick, stream) for own, one in kernels.items()}
     what = "packed" if config.packed else case.kind
     libraries, left_out = st.kept(baselines_of(torch, what, data, pick, config), options)
     if options.dry:
@@ -319,8 +322,6 @@ def judged(
 
 def _prepare(args: argparse.Namespace, names: list[str]) -> int:
     """Libraries compile each kind of kernel once, several at a time; their own caches keep it."""
-    args.prepare = True
-    kb.SILENCE = 300.0  # eight compile at once
     kinds: dict[tuple[str, ...], str] = {}
     for name in names:
         kind, dim, mask = name.split()[:3]
@@ -328,7 +329,8 @@ def _prepare(args: argparse.Namespace, names: list[str]) -> int:
 
     def one(item: tuple[int, str]) -> list[dict[str, Any]]:
         kept = f"prepare-{item[0]}.jsonl"
-        return kb.run_workers("bench.attention_sitting", args, [item[1]], kept, st.options_of(args))
+        case = functools.partial(sit, options=args)
+        return kb.run_workers(case, args, [item[1]], kept, limit_s=300.0)  # eight compile at once
 
     with ThreadPoolExecutor(8) as pool:
         found = [r for part in pool.map(one, enumerate(kinds.values())) for r in part]
@@ -355,7 +357,8 @@ def merge(paths: list[Path], results: Path) -> None:
 
 def main() -> int:
     """Command line."""
-    args = st.arguments(__doc__ or "", CASES, ("build", "prepare", "sit", "worker", "merge"))
+    args = st.arguments(__doc__ or "", CASES, ("build", "prepare", "sit", "merge"))
+    args.prepare = args.mode == "prepare"
     names = [name for name in CASES if any(o in name for o in args.only.split(","))]
     if args.mode == "build":
         build_all()
@@ -363,16 +366,7 @@ def main() -> int:
     if args.mode == "merge":
         merge(args.files, RESULTS)
         return 0
-    if args.dry:
-        cases.DEVICE = "cpu"
-    if args.mode == "worker":
-        kb.work(lambda name, rounds: sit(name, rounds, args), args)
-        return 0
-    return (
-        _prepare(args, names)
-        if args.mode == "prepare"
-        else st.sit("bench.attention_sitting", args, names)
-    )
+    return _prepare(args, names) if args.prepare else st.sit(sit, args, names)
 
 
 if __name__ == "__main__":

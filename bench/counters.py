@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.l2_replay import Level2, Moved, TaskOrder, compulsory_bytes, dram_bytes
-from warploom import toolchain
+from warploom import machine, toolchain
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.launching.kernel import Kernel as Launch
 from warploom.derive.formula import frontend as front
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.formula.library import formula
@@ -43,11 +42,12 @@ from warploom.evidence import Evidence, write_rows
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.runtime.bindings import import_binding
+from warploom.runtime.kernel import Kernel as Launch
 
 ROOT = Path(__file__).resolve().parent.parent
 
 FOLDER = ROOT / "out" / "bench" / "counters"
-SMS = 132
+SMS = machine.load("h200").integer("sm.count")
 METRICS = (
     "dram__bytes_read.sum",
     "dram__bytes_write.sum",
@@ -284,7 +284,7 @@ def worker(labels: Path) -> None:
             driver.launch(torch, name.split()[1], sizes[0] * MIB)
         else:
             if name not in kernels:
-                kernels[name] = Launch(Built.read(FOLDER / name))
+                kernels[name] = Built.read(FOLDER / name).kernel()
             kernels[name](_arrays(torch, name, sizes))
         torch.cuda.synchronize()
         launched.append(label(name, sizes))

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from warploom.codegen.compile.build import Built
-from warploom.codegen.launching.kernel import Kernel as Launch
 from warploom.errors import CheckFailed
 from warploom.evidence import Evidence, write_rows
 
@@ -97,7 +96,7 @@ class Case:
 
     def __init__(self, torch: Any, data: dict[str, Any]) -> None:
         self.data = data
-        self.kernels = [Launch(Built.read(FOLDER / step)) for step in data["steps"]]
+        self.kernels = [Built.read(FOLDER / step).kernel() for step in data["steps"]]
         torch.manual_seed(0)
         self.arrays: dict[str, Any] = {}
         for kernel in self.kernels:

@@ -18,14 +18,9 @@ from pathlib import Path
 
 from bench.attention_cases import PACKED
 from warploom.evidence import read_rows
-from warploom.kernels.attention.choose import (
-    ATTENTION_CHOICES,
-    CONSTANTS_FILE,
-    START,
-    kind_of,
-    microseconds,
-)
+from warploom.kernels.attention.choose import CONSTANTS_FILE, START, kind_of, microseconds
 from warploom.kernels.attention.program import AttentionConfig
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.tile import BF16, E4M3
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,15 +18,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from warploom.evidence import read_rows
-from warploom.kernels.gemm.choose import (
-    CONSTANTS_FILE,
-    GEMM_CHOICES,
-    TRANSPOSED,
-    Constants,
-    GemmChoice,
-    preferred,
-)
+from warploom.kernels.gemm.choose import GEMM_CHOICES, TRANSPOSED, preferred
 from warploom.kernels.gemm.program import GemmConfig
+from warploom.kernels.gemm.variant import CONSTANTS_FILE, Constants, GemmChoice
 from warploom.tile import BF16, E4M3
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +78,7 @@ def read(path: Path) -> list[Row]:
     named = {
         (f"gemm {prefix}{choice.name}", kind): (choice, config)
         for prefix, kind, config in KINDS
-        for choice in (*GEMM_CHOICES, *TRANSPOSED)
+        for choice in (*GEMM_CHOICES.values(), *TRANSPOSED)
     }
     times: dict[tuple[Shape, tuple[str, str]], float] = {}
     found = [r for r in read_rows(path) if (r.kernel, r.dtype) in named and r.shape.count("x") == 2]
@@ -99,7 +93,7 @@ def read(path: Path) -> list[Row]:
     best: dict[tuple[Shape, str], float] = {}
     for (shape, (_, kind)), time in times.items():
         best[shape, kind] = min(time, best.get((shape, kind), math.inf))
-    order = {id(choice): at for at, choice in enumerate((*GEMM_CHOICES, *TRANSPOSED))}
+    order = {id(choice): at for at, choice in enumerate((*GEMM_CHOICES.values(), *TRANSPOSED))}
     rows = [
         Row(shape, *named[key], time, (best[shape, key[1]] / time) ** CLOSE)
         for (shape, key), time in times.items()

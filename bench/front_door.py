@@ -23,9 +23,9 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from warploom.codegen.compile.build import Built
-from warploom.codegen.launching.kernel import Kernel
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.integrations import torch_op
+from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "front_door.json"
 CASES: dict[str, dict[str, int | bool]] = {
@@ -64,7 +64,7 @@ def row(torch: Any, title: str, settings: dict[str, Any]) -> Evidence:
         built, result = optimized(name, settings, Path(text))
     sizes = result["measured"]["sizes"]
     arrays = operands(torch, name, sizes)
-    kernel = Kernel(built, 0)
+    kernel = built.kernel()
 
     def launched() -> Any:
         kernel(arrays, stream=int(torch.cuda.current_stream().cuda_stream))
@@ -79,12 +79,12 @@ def row(torch: Any, title: str, settings: dict[str, Any]) -> Evidence:
     torch_op._kernels.clear()
     operator()
     (own,) = [one for key, one in torch_op._kernels.items() if key[0] == name]
-    same = own.built.cubin == built.cubin
+    same = own.cubin == built.cubin
     calls = {"operator": operator, "command line": launched, sitting.CONTROL: launched}
     bursts = sitting.measure(sitting.Gpu(torch, calls), ROUNDS, False, 0)["bursts"]
     samples = {key: [1e3 * ms for ms in one["ms"]] for key, one in bursts.items()}
-    middle, *interval = kb.ratio_interval(samples["command line"], samples["operator"])
-    _, *control = kb.ratio_interval(samples["command line"], samples[sitting.CONTROL])
+    middle, *interval = median_interval(samples["command line"], samples["operator"])
+    _, *control = median_interval(samples["command line"], samples[sitting.CONTROL])
     median = {key: statistics.median(one) for key, one in samples.items()}
     environment = kb.environment()
     return Evidence(

@@ -30,7 +30,6 @@ from bench.gemm_cases import (
     operands,
 )
 from warploom.codegen.compile.build import Built
-from warploom.codegen.launching.kernel import Kernel
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.gemm.program import GemmConfig
 
@@ -55,11 +54,11 @@ def build_all(folder: Path) -> None:
 
 def caller(torch: Any, name: str, flavour: str = "plain") -> Call:
     """A function that launches a variant on operands; with slices, both kernels."""
-    kernel = Kernel(Built.read(FOLDER / flavour / kb.slug(name)))
+    kernel = Built.read(FOLDER / flavour / kb.slug(name)).kernel()
     config = VARIANTS[name][0]
     second = None
     if config.workspace:
-        second = Kernel(Built.read(FOLDER / flavour / f"combine{config.slices}"))
+        second = Built.read(FOLDER / flavour / f"combine{config.slices}").kernel()
 
     def call(v: Values) -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -293,8 +292,6 @@ def main() -> None:
     args = kb.arguments(__doc__ or "")
     if args.mode == "build":
         build_all(FOLDER)
-    elif args.mode == "worker":
-        kb.work(case, args)
     elif args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
         known = {"default", *VARIANTS}
@@ -309,7 +306,7 @@ def main() -> None:
                 f"{what} {m}x{n}x{k}" for what, (_, shapes) in OTHERS.items() for m, n, k in shapes
             ]
         names = [n for n in names if any(o in n for o in args.only.split(","))]
-        results = kb.run_workers("bench.gemm", args, names)
+        results = kb.run_workers(case, args, names)
         folder = FOLDER / "plain"
         kb.report(args.out, "gemm", results, lambda n: Built.read(folder / kb.slug(n)))
 

@@ -12,9 +12,9 @@ from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.kernels.choices import GEMM_CHOICES, GemmChoice, choose_gemm, gemm_choice
-from warploom.kernels.gemm.choose import TRANSPOSED
+from warploom.kernels.gemm.choose import GEMM_CHOICES, TRANSPOSED, choose_gemm, gemm_choice
 from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm.variant import GemmChoice
 from warploom.tile import BF16, E4M3, FP16, FP32, Program
 
 Make = Callable[[GemmConfig], KernelSchedule | SimtSchedule]
@@ -41,17 +41,17 @@ def choice_variant(choice: GemmChoice, base: GemmConfig | None = None) -> Varian
 
 
 FP8 = GemmConfig(dtype=E4M3, out=BF16, b="nk", scales=True, tile=(128, 256, 128))
-WIDE_TILES = ("128x256-at-once", "128x192-at-once", "200x128-across")
+WIDE_TILES = ("128x256-at-once", "128x192-at-once", "200x128-swap-ab")
 # Of the family of transposed products: those timed at shapes whose waves they fill, and others.
-ACROSS = (
-    "152x256-across",
-    "160x256-across-by-m",
-    "184x256-across-by-m",
-    "200x192-across",
-    "200x128-across",
-    "168x128-across",
-    "144x128-across",
-    "264x128-across",
+SWAP_AB = (
+    "152x256-swap-ab",
+    "160x256-swap-ab-by-m",
+    "184x256-swap-ab-by-m",
+    "200x192-swap-ab",
+    "200x128-swap-ab",
+    "168x128-swap-ab",
+    "144x128-swap-ab",
+    "264x128-swap-ab",
 )
 
 
@@ -67,11 +67,11 @@ ASIDE = (
         for rows in BANDS
     ),
 )
-CHOICES = {choice.name: choice for choice in (*GEMM_CHOICES, *TRANSPOSED, *ASIDE)}
-SLICES = sorted({choice.slices for choice in GEMM_CHOICES if choice.workspace})
+CHOICES = {choice.name: choice for choice in (*GEMM_CHOICES.values(), *TRANSPOSED, *ASIDE)}
+SLICES = sorted({choice.slices for choice in GEMM_CHOICES.values() if choice.workspace})
 VARIANTS: dict[str, Variant] = {
-    **{c.name: choice_variant(c) for c in GEMM_CHOICES if c.fits(GemmConfig())},
-    **{name: choice_variant(gemm_choice(name)) for name in ACROSS},
+    **{c.name: choice_variant(c) for c in GEMM_CHOICES.values() if c.fits(GemmConfig())},
+    **{name: choice_variant(gemm_choice(name)) for name in SWAP_AB},
     "128x256-dependent": choice_variant(
         replace(gemm_choice("128x256-at-once"), name="128x256-dependent", dependent=True)
     ),
@@ -86,12 +86,14 @@ VARIANTS: dict[str, Variant] = {
     "bias-gelu": _hand(GemmConfig(bias=True, activation="gelu"), _plan()),
     "silu-gate": _hand(GemmConfig(activation="silu", gate=True, tile=NARROW), _plan()),
     "swiglu": _hand(GemmConfig(activation="silu", dual=True, tile=NARROW), _plan()),
-    "across tt": choice_variant(gemm_choice("152x256-across"), GemmConfig(a="km", b="nk")),
-    "across tn": choice_variant(gemm_choice("200x192-across"), GemmConfig(a="km")),
-    "across bias-gelu": choice_variant(
-        gemm_choice("200x128-across"), GemmConfig(bias=True, activation="gelu", out=FP32)
+    "swap-ab tt": choice_variant(gemm_choice("152x256-swap-ab"), GemmConfig(a="km", b="nk")),
+    "swap-ab tn": choice_variant(gemm_choice("200x192-swap-ab"), GemmConfig(a="km")),
+    "swap-ab bias-gelu": choice_variant(
+        gemm_choice("200x128-swap-ab"), GemmConfig(bias=True, activation="gelu", out=FP32)
     ),
-    "across batched": choice_variant(gemm_choice("184x256-across-by-m"), GemmConfig(batched=True)),
+    "swap-ab batched": choice_variant(
+        gemm_choice("184x256-swap-ab-by-m"), GemmConfig(batched=True)
+    ),
     "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), _plan()),
     **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in SLICES},
     **{
@@ -100,12 +102,12 @@ VARIANTS: dict[str, Variant] = {
     },
     **{
         f"fp8 {name}": choice_variant(gemm_choice(name), FP8)
-        for name in ("128x256", "192x256-along-n", "128x128-pair", *WIDE_TILES)
+        for name in ("128x256", "192x256-along-n", "128x128-two-per-sm", *WIDE_TILES)
     },
     **{
         f"fp8 promoted {name}": choice_variant(gemm_choice(name), PROMOTED)
         for name in (
-            "128x128-ahead",
+            "128x128-two-in-flight",
             "128x192",
             "192x128-along-n",
         )
@@ -115,44 +117,44 @@ FEW = (
     "128x256-dependent",
     "128x128",
     "128x64",
-    "128x128-pair",
-    "128x128-pair-dependent",
-    "64x64-pair",
+    "128x128-two-per-sm",
+    "128x128-two-per-sm-dependent",
+    "64x64-two-per-sm",
     "128x64-alone",
     "128x128-alone",
     "64x256-alone",
 )
-SLICED = tuple(c.name for c in GEMM_CHOICES if c.workspace and c.slices < 16)
-IN_CLUSTER = tuple(c.name for c in GEMM_CHOICES if c.in_cluster)
+SLICED = tuple(c.name for c in GEMM_CHOICES.values() if c.workspace and c.slices < 16)
+IN_CLUSTER = tuple(c.name for c in GEMM_CHOICES.values() if c.in_cluster)
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (4096, 4096, 4096): ("128x256", "128x256-at-once", "256x128-along-n", "128x128", "192x176"),
-    (8192, 8192, 8192): ("128x256", "192x256", "128x192-at-once", "200x128-across"),
+    (8192, 8192, 8192): ("128x256", "192x256", "128x192-at-once", "200x128-swap-ab"),
     (16384, 16384, 16384): ("128x256", "192x256", "192x256-along-n", "128x384"),
     (4000, 6008, 3000): (
-        "184x256-across-by-m",
+        "184x256-swap-ab-by-m",
         "128x256",
         "128x192-at-once",
-        "152x256-across",
+        "152x256-swap-ab",
         "192x256",
     ),
     (8200, 1032, 8192): ("192x176", "192x176-along-n", "128x192"),
     (5000, 5000, 5000): (
-        "152x256-across",
-        "264x128-across",
-        "200x128-across",
-        "160x256-across-by-m",
+        "152x256-swap-ab",
+        "264x128-swap-ab",
+        "200x128-swap-ab",
+        "160x256-swap-ab-by-m",
     ),
-    (1000, 20000, 2000): ("200x128-across", "128x256", "128x256-at-once", "192x256-along-n"),
+    (1000, 20000, 2000): ("200x128-swap-ab", "128x256", "128x256-at-once", "192x256-along-n"),
     (12345, 1544, 3080): (
         "192x200",
         "192x200-along-n",
         "128x192",
         "128x320-direct",
-        "264x128-across",
+        "264x128-swap-ab",
     ),
-    (2048, 2048, 16384): ("128x256", "128x256-at-once", "256x128-along-n", "128x128-pair"),
-    (16384, 1024, 4096): ("128x256", "128x128", "200x128-across", "192x256", "256x128-along-n"),
+    (2048, 2048, 16384): ("128x256", "128x256-at-once", "256x128-along-n", "128x128-two-per-sm"),
+    (16384, 1024, 4096): ("128x256", "128x128", "200x128-swap-ab", "192x256", "256x128-along-n"),
     (2048, 2048, 2048): FEW,
     (1024, 1024, 1024): FEW,
     (512, 512, 16384): SLICED,

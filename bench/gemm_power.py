@@ -48,14 +48,14 @@ CASES: dict[str, tuple[str, ...]] = {
         "128x384",
         "256x192-along-n",
         "128x128",
-        "200x128-across",
+        "200x128-swap-ab",
         "single",
         "128x256-bands-of-2",
         "128x256-bands-of-32",
     ),
     "time 8192x8192x8192": ("128x256", "192x256", "192x256-along-n", "128x192-at-once"),
     "time 4096x4096x4096": ("128x256",),
-    "time 5000x5000x5000": ("152x256-across",),
+    "time 5000x5000x5000": ("152x256-swap-ab",),
     "leaky 16384x16384x16384": ("leaky 128x256", "leaky 192x256-along-n"),
 }
 PLAIN = "cuBLAS without activation"  # what is left of the baseline if its second kernel is free
@@ -176,13 +176,11 @@ def report(out: Path, results: Sequence[Mapping[str, Any]]) -> None:
 def main() -> None:
     """Command line."""
     args = kb.arguments(__doc__ or "")
-    if args.mode == "worker":
-        kb.work(case, args)
-    elif args.mode == "merge":
+    if args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
     elif args.mode == "run":
         names = [name for name in CASES if any(o in name for o in args.only.split(","))]
-        report(args.out, kb.run_workers("bench.gemm_power", args, names))
+        report(args.out, kb.run_workers(case, args, names))
     else:
         sys.exit("build with: python -m bench.gemm build")
 

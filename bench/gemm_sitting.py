@@ -23,7 +23,6 @@ from bench import gemm_cases as cases
 from bench import kernel_bench as kb
 from bench import sitting as st
 from warploom.codegen.compile.build import Built
-from warploom.codegen.launching.kernel import Kernel
 from warploom.evidence import write_rows
 
 RESULTS = kb.ROOT / "bench" / "results" / "gemm_sittings.json"
@@ -69,7 +68,9 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """One case of a sitting."""
     torch = kb.load_torch()
     gc.collect()
-    if not options.dry:
+    if options.dry:
+        cases.DEVICE = "cpu"
+    else:
         torch.cuda.empty_cache()
     what, shape = name.split()
     full = m, n, k = tuple(map(int, shape.split("x")))
@@ -125,7 +126,7 @@ def _nothing(v: base.Values) -> None:
 
 
 def _caller(torch: Any, built: Built) -> base.Call:
-    kernel = Kernel(built)
+    kernel = built.kernel()
     names = [spec.name for spec in built.source.arrays]
 
     def call(v: base.Values) -> None:
@@ -151,18 +152,14 @@ def merge(paths: list[Path]) -> None:
 
 def main() -> int:
     """Command line."""
-    args = st.arguments(__doc__ or "", CASES, ("build", "sit", "worker", "merge"))
+    args = st.arguments(__doc__ or "", CASES, ("build", "sit", "merge"))
     names = [name for name in CASES if any(o in name for o in args.only.split(","))]
-    if args.dry:
-        cases.DEVICE = "cpu"
     if args.mode == "build":
         build_all()
     elif args.mode == "merge":
         merge(args.files)
-    elif args.mode == "worker":
-        kb.work(lambda name, rounds: sit(name, rounds, args), args)
     else:
-        return st.sit("bench.gemm_sitting", args, names)
+        return st.sit(sit, args, names)
     return 0
 
 

@@ -10,33 +10,33 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import math
 import os
-import queue
-import random
 import shlex
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from warploom.errors import InputError
+from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.runtime.stats import median_interval
+from warploom.runtime.timing import in_shuffled_rounds
+from warploom.runtime.worker import Caller, Worker
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Seconds without a word before a worker counts as hung: FlashAttention-4 compiles on first use.
 SILENCE = 75.0
+Case = Callable[[str, int], dict[str, Any]]
 
 
 def arguments(description: str) -> argparse.Namespace:
     """The command line every kernel benchmark has."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("mode", choices=("build", "run", "worker", "merge"))
+    parser.add_argument("mode", choices=("build", "run", "merge"))
     parser.add_argument("files", nargs="*", type=Path, help="merge: evidence files of runs")
     parser.add_argument("--fresh", action="store_true", help="merge: forget the rows there are")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/results")))
@@ -59,85 +59,32 @@ def command_line() -> str:
 
 
 def run_workers(
-    module: str,
+    case: Case,
     args: argparse.Namespace,
     names: Sequence[str],
     kept: str = "cases.jsonl",
-    options: Sequence[str] = (),
+    limit_s: float = SILENCE,
 ) -> list[dict[str, Any]]:
-    """Run every case in worker processes; one result a case, with "error" if it hung.
+    """`case(name, rounds)` of every name in a worker process; with "error" if it failed or hung.
 
-    Results are kept in `args.out/KEPT` as they come: a run that is cut short has them. `options`
-    go to the workers.
+    Results are kept in `args.out/KEPT` as they come: a run that is cut short has them.
     """
     args.out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, dict[str, Any]] = {}
-    left = list(names)
-    while left:
-        line: dict[str, Any] = {}
-        for line in _worker(module, args, left, options):
-            results[line["name"]] = line
-            left.remove(line["name"])
-            print(json.dumps(line)[:1500], flush=True)
-            with (args.out / kept).open("a") as lines:
-                lines.write(json.dumps(line) + "\n")
-        # A worker stops after reporting a device fault; one that said nothing hung on the next.
-        if left and "error" not in line:
-            culprit = left.pop(0)
-            results[culprit] = {"name": culprit, "error": "hung or crashed; worker killed"}
-            print(json.dumps(results[culprit]), flush=True)
-    return [results[name] for name in names]
-
-
-def _worker(
-    module: str, args: argparse.Namespace, names: Sequence[str], options: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    command = [
-        sys.executable,
-        "-m",
-        module,
-        "worker",
-        "--rounds",
-        str(args.rounds),
-        *options,
-    ]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(list(names)) + "\n")
-        process.stdin.close()
-        lines: queue.Queue[str | None] = queue.Queue()
-        stdout = process.stdout
-        threading.Thread(
-            target=lambda: ([lines.put(x) for x in stdout], lines.put(None)), daemon=True
-        ).start()
-        while True:
-            try:
-                line = lines.get(timeout=SILENCE)
-            except queue.Empty:
-                process.kill()
-                return
-            if line is None:
-                return
-            if line.startswith("{"):
-                yield json.loads(line)
-
-
-def work(case: Callable[[str, int], dict[str, Any]], args: argparse.Namespace) -> None:
-    """A worker: run the cases named on standard input, one JSON line each; stop at a fault."""
-    for name in json.loads(sys.stdin.readline()):
+    results: list[dict[str, Any]] = []
+    worker = Worker(Caller, "the GPU")
+    for name in names:
         try:
-            result = {"name": name, **case(name, args.rounds)}
-        except Exception as error:  # a fault on the device poisons this process's context
-            print(
-                json.dumps({"name": name, "error": f"{type(error).__name__}: {error}"[:400]}),
-                flush=True,
-            )
-            if "CUDA" in str(error) or "cu" in str(error)[:3]:
-                return
-            continue
-        print(json.dumps(result), flush=True)
+            found = worker.call("call", case, name, args.rounds, limit_s=limit_s)
+        except WarploomError as error:
+            found = {"error": str(error)[:400]}
+            if "CUDA" in found["error"]:  # a fault on the device poisons the process's context
+                worker.close()
+        results.append({"name": name, **found})
+        print(json.dumps(results[-1])[:1500], flush=True)
+        with (args.out / kept).open("a") as lines:
+            lines.write(json.dumps(results[-1]) + "\n")
+    worker.close()
+    return results
 
 
 def interleave(
@@ -161,17 +108,11 @@ def interleave(
             for _ in range(repeats):
                 call()
         graphs[name] = graph, repeats
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    order = list(candidates)
-    shuffle = random.Random(0)
-    for number in range(rounds + 2):
-        shuffle.shuffle(order)
-        for name in order:
-            graph, repeats = graphs[name]
-            taken = timed(torch, graph.replay, 1) / repeats
-            if number >= 2:
-                samples[name].append(taken)
-    return samples
+
+    def sampler(graph: Any, repeats: int) -> Callable[[], float]:
+        return lambda: timed(torch, graph.replay, 1) / repeats
+
+    return in_shuffled_rounds({name: sampler(*one) for name, one in graphs.items()}, rounds)
 
 
 def timed(torch: Any, call: Callable[[], None], repeats: int) -> float:
@@ -183,25 +124,6 @@ def timed(torch: Any, call: Callable[[], None], repeats: int) -> float:
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop) / repeats
-
-
-def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """Median of other/ours a round and its 95 % interval; > 1 means ours is faster.
-
-    The interval lies between two of the sorted ratios, as many places from both ends as leave the
-    true median outside in at most 5 % of runs whatever the ratios' distribution; so it needs six
-    rounds. (Percentiles of resampled medians cover 88 % with seven.)
-    """
-    ratios = sorted(b / a for a, b in zip(ours, other, strict=True))
-    count = len(ratios)
-    outside, place = 2.0 ** (1 - count), 0
-    if outside > 0.05:
-        raise InputError(f"a 95 % interval of {count} rounds: expected at least 6")
-    while True:
-        more = outside + 2 * math.comb(count, place + 1) * 0.5**count
-        if more > 0.05:
-            return statistics.median(ratios), ratios[place], ratios[-1 - place]
-        outside, place = more, place + 1
 
 
 def slug(name: str) -> str:
@@ -242,9 +164,9 @@ def report(
         samples, work = result["samples"], result["work"] * 1e-9
         rates = {n: work / statistics.median(samples[n]) for n in result["baselines"]}
         best = max(rates, key=lambda name: rates[name])
-        _, low, high = ratio_interval(samples["control"], samples[result["baselines"][0]])
+        _, low, high = median_interval(samples["control"], samples[result["baselines"][0]])
         for name, ms in samples.items():
-            ratio, lo, hi = ratio_interval(ms, samples[best])
+            ratio, lo, hi = median_interval(ms, samples[best])
             rate, check = work / statistics.median(ms), result["checks"].get(name, "")
             shown = f"{name} = {result['default']}" if name == "default" else name
             interval = f"{lo:.3f}..{hi:.3f}"

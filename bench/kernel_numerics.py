@@ -29,24 +29,20 @@ from bench import kernel_bench as kb
 from bench.attention_baselines import baselines_of
 from bench.gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.launching.kernel import Kernel
 from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.choices import (
-    ATTENTION_CHOICES,
-    AttentionChoice,
-    choose_attention,
-)
+from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoice
 
 RESULTS = kb.ROOT / "bench" / "results" / "numerics.json"
 Values = dict[str, Any]
 GEMMS = {
     "bf16": ("128x256", "time"),
-    "bf16 across": ("152x256-across", "time"),
-    "bf16 meeting": ("meet8-64x128", "time"),
+    "bf16 swap-ab": ("152x256-swap-ab", "time"),
+    "bf16 cluster-reduce": ("cluster-reduce8-64x128", "time"),
     "fp16": ("fp16", "time"),
     "e4m3 fast": ("fp8 128x256", "fp8"),
-    "e4m3 promoted": ("fp8 promoted 128x128-ahead", "promoted"),
+    "e4m3 promoted": ("fp8 promoted 128x128-two-in-flight", "promoted"),
 }
 GEMM_SHAPE = (520, 1040, 4112)
 FOLDER = kb.ROOT / "out" / "bench" / "numerics"
@@ -283,7 +279,7 @@ def _fuzz_gemm(torch: Any) -> Values:
 
 
 def _attention(torch: Any, name: str) -> list[Values]:
-    kernel = Kernel(Built.read(FOLDER / kb.slug(name)))
+    kernel = Built.read(FOLDER / kb.slug(name)).kernel()
     config = choice_of(name).config(ATTENTIONS[name])
 
     def one(pattern: str, change: Callable[[Values], object], shape: tuple[int, ...]) -> Values:
@@ -396,16 +392,12 @@ def main() -> None:
     args = kb.arguments(__doc__ or "")
     if args.mode == "build":
         build_attentions()
-    elif args.mode == "worker":
-        kb.work(case, args)
     elif args.mode == "merge":
         merge(args.files, args.fresh)
     else:
         wished = args.only.split(",")
         names = [*(f"gemm {n}" for n in GEMMS), *(f"attention {n}" for n in ATTENTIONS)]
-        results = kb.run_workers(
-            "bench.kernel_numerics", args, [n for n in names if any(o in n for o in wished)]
-        )
+        results = kb.run_workers(case, args, [n for n in names if any(o in n for o in wished)])
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "numerics_raw.json").write_text(json.dumps(results, indent=1))
         rows = _rows(results)

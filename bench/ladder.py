@@ -20,7 +20,6 @@ from bench import kernel_bench as kb
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.launching.kernel import Kernel
 from warploom.kernels.attention.choose import default_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.choose import default_gemm
@@ -159,7 +158,7 @@ def case(name: str, rounds: int) -> dict[str, Any]:
     calls = {**baselines, "control": next(iter(baselines.values()))}
     checks: dict[str, str] = {}
     for step in (*LADDERS[name], DEFAULT):
-        kernel = Kernel(Built.read(_folder(name, step)))
+        kernel = Built.read(_folder(name, step)).kernel()
 
         def ours(kernel: Any = kernel) -> None:
             values = {x: v for x, v in pick().items() if x in arrays}
@@ -189,12 +188,10 @@ def main() -> None:
     args = kb.arguments(__doc__ or "")
     if args.mode == "build":
         build_all()
-    elif args.mode == "worker":
-        kb.work(case, args)
     elif args.mode == "merge":
         kb.merge(RESULTS, args.files, args.fresh)
     else:
-        results = kb.run_workers("bench.ladder", args, [n for n in LADDERS if args.only in n])
+        results = kb.run_workers(case, args, [n for n in LADDERS if args.only in n])
         compiled = Built.read(_folder("gemm", DEFAULT))
         kb.report(args.out, "ladder", results, lambda _: compiled)
 

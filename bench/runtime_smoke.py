@@ -30,12 +30,12 @@ from warploom.runtime import (
 )
 from warploom.runtime.device import CudaError
 from warploom.runtime.driver import CudaDevice
-from warploom.runtime.dtypes import DTYPES
 from warploom.runtime.helpers import Helpers
 from warploom.runtime.nvrtc import compile_source
 from warploom.runtime.patterns import PATTERNS, generate
 from warploom.runtime.timing import Stopwatch
 from warploom.runtime.workbench import Workbench
+from warploom.tile.dtypes import MEMORY
 
 Rows = dict[str, Any]
 QUADS = 1 << 20  # 16 MiB read, 16 MiB written: fits the L2 cache, about 10-15 us
@@ -63,7 +63,7 @@ class Smoke:
         wrong: list[str] = []
         address = self.device.allocate(1 << 20)
         for pattern in PATTERNS:
-            for dtype in DTYPES.values():
+            for dtype in MEMORY.values():
                 self.helpers.reset(3)
                 buffer = Buffer("b", (997, 61), dtype.name, "in")
                 self.helpers.fill(address, buffer, 9, 2, (pattern,))
@@ -73,7 +73,7 @@ class Smoke:
                     wrong.append(f"{pattern}/{dtype.name}")
         self.device.free(address)
         expect(not wrong, f"patterns differ from numpy: {wrong}")
-        return {"fills_checked": len(PATTERNS) * len(DTYPES)}
+        return {"fills_checked": len(PATTERNS) * len(MEMORY)}
 
     def launches(self) -> Rows:
         """TMA descriptors, clusters (portable and not), and the arenas."""
@@ -118,7 +118,7 @@ class Smoke:
             loaded = bench.load(compile_source(kernels.L2_READ, self.arch))
             bench.expect(loaded, 1, ("randn",))
             bench.workspace.restore()
-            micros = Stopwatch(bench).rough_us(loaded)
+            micros = Stopwatch(self.device, self.helpers).rough_us(bench.launcher(loaded))
             found[f"l2_read_{mib}mib_tb_per_s"] = round(quads * 16 * times / micros / 1e6, 3)
             bench.close()
         return found

@@ -37,7 +37,6 @@ from warploom.runtime import (
     Baseline,
     CheckSettings,
     LocalMeasurer,
-    Measurer,
     MeasureSettings,
     Timing,
     TimingSettings,
@@ -85,10 +84,10 @@ class Outcome:
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-Method = Callable[[CapturedKernel, Measurer, Budget], Outcome]
+Method = Callable[[CapturedKernel, LocalMeasurer, Budget], Outcome]
 
 
-def search_identity(kernel: CapturedKernel, measurer: Measurer, budget: Budget) -> Outcome:
+def search_identity(kernel: CapturedKernel, measurer: LocalMeasurer, budget: Budget) -> Outcome:
     """The baseline that changes nothing: its ratio shows what the measurement itself does."""
     return Outcome(kernel.cubin)
 
@@ -96,7 +95,7 @@ def search_identity(kernel: CapturedKernel, measurer: Measurer, budget: Budget) 
 def searched(player: Player) -> Method:
     """A method that lets a player of the assembly game search on the GPU."""
 
-    def search(kernel: CapturedKernel, measurer: Measurer, budget: Budget) -> Outcome:
+    def search(kernel: CapturedKernel, measurer: LocalMeasurer, budget: Budget) -> Outcome:
         original = parse(kernel.cubin, kernel.name)
         verifier = Verifier(original, kernel.name, AliasMode.TRITON)
         found = run_search(
@@ -150,7 +149,7 @@ def keep_failures(
             archive.addfile(entry, io.BytesIO(image))
 
 
-def confirmed(original: bytes, found: SearchResult, measurer: Measurer) -> bytes:
+def confirmed(original: bytes, found: SearchResult, measurer: LocalMeasurer) -> bytes:
     """The best of the search's leaders in a longer comparison; the original when none is faster.
 
     The best score of many noisy ones is too good by selection; the comparison is not selected.
@@ -296,7 +295,7 @@ def winner_of(
 
 
 def verdicts(
-    measurer: Measurer, captured: CapturedKernel, outcome: Outcome, samples: int
+    measurer: LocalMeasurer, captured: CapturedKernel, outcome: Outcome, samples: int
 ) -> dict[str, Any]:
     """The tested verdict of one result, as evidence checks."""
     if outcome.cubin == captured.cubin:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.explain import explain
+from bench.published import pinned, published, template
 from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
@@ -46,8 +47,6 @@ from warploom.schedule import (
     verify,
 )
 from warploom.schedule.model.costs import CostTable, costs, target
-from warploom.schedule.published.catalogue import build
-from warploom.schedule.published.templates import pinned, template
 from warploom.schedule.refute.refute import CONFIRMED, refute, settled
 from warploom.schedule.solve.solve import (
     Clock,
@@ -93,7 +92,7 @@ def problem_of(case: Case, seconds: float = FULL_SECONDS) -> Problem:
     """The case's problem with every objective."""
     table = costs(case.gpu)
     where = target(table, registers=case.registers)
-    return Problem(build(case.graph, table), where, effort=Effort(seconds))
+    return Problem(published(case.graph, case.gpu), where, effort=Effort(seconds))
 
 
 def measure(case: Case, machine: str) -> Evidence:
@@ -197,9 +196,7 @@ def ablations(full: Problem, interval: int) -> dict[str, str]:
         found["two wide groups, no rescale group"] = explained(two, interval)
     else:
         found["one wide group, longer intervals"] = longer_intervals(one, interval)
-    rows = int(full.graph.params["rows"]) // 2
-    table = costs("b200" if tensor_memory else "h100")
-    whole = build("attention", table, {"rows": rows, "subtiles": 1})
+    whole = published("attention_half", "b200" if tensor_memory else "h100")
     alone = solve(Problem(whole, full.target, effort=Effort(20), objectives=()))
     found["no sub-tiles"] = (
         f"II {alone.initiation_interval} for half the rows ({alone.proof.status}): "

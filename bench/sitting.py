@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import math
 import os
@@ -30,19 +31,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench import kernel_bench as kb
+from warploom import machine
 from warploom.errors import InputError
 from warploom.evidence import Evidence
+from warploom.runtime.timing import in_shuffled_rounds
 
 BURST, REST = 0.004, 0.012  # seconds of a sample, and of rest before it
 SETTLE, ALONE = 0.5, 1.0  # seconds of a kernel alone: not counted, and counted
 GRAPH = 0.04  # seconds of calls between two looks at the clock
 SPIN = 400_000  # cycles of the kernel that reads the clock
-WARM = 2  # rounds that do not count
 LEAST = 3  # sittings
 CONTROL = "control"  # a second copy of the first baseline
 # Student's t, two-sided 95 %, by degrees of freedom.
 STUDENT = {2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646, 8: 2.3060, 9: 2.2622}
-SMS = 132
+SMS = machine.load("h200").integer("sm.count")
 CYCLE_FLOPS = {"bf16": 4096, "fp16": 4096, "e4m3": 8192}  # dense, of an SM (machine data)
 Calls = Mapping[str, Callable[[], Any]]
 Interval = tuple[float, float, float]
@@ -93,16 +95,12 @@ class Reading:
 
 def measure(timer: Timer, rounds: int, alone: bool, seed: int) -> dict[str, dict[str, Any]]:
     """What one sitting sees of one case: bursts in shuffled rounds, then each candidate alone."""
-    shuffle, order = random.Random(seed), list(timer.names)
-    bursts = {name: {"ms": [], "mhz": []} for name in order}
-    for number in range(rounds + WARM):
-        shuffle.shuffle(order)
-        for name in order:
-            ms, mhz = timer.burst(name)
-            if number >= WARM:
-                bursts[name]["ms"].append(ms)
-                bursts[name]["mhz"].append(round(mhz))
-    shuffle.shuffle(order)
+    samplers = {name: functools.partial(timer.burst, name) for name in timer.names}
+    bursts = {
+        name: {"ms": [ms for ms, _ in found], "mhz": [round(mhz) for _, mhz in found]}
+        for name, found in in_shuffled_rounds(samplers, rounds, seed).items()
+    }
+    order = random.Random(seed).sample(timer.names, len(timer.names))
     readings = {name: asdict(timer.alone(name)) for name in order} if alone else {}
     return {"bursts": bursts, "alone": readings}
 
@@ -494,16 +492,7 @@ def arguments(description: str, cases: Sequence[str], modes: Sequence[str]) -> a
     parser.add_argument("--no-alone", action="store_true", help="bursts only")
     parser.add_argument("--front-door", action="append", type=front_door, default=[])
     parser.add_argument("--without", action="append", default=[], help="a baseline to leave out")
-    parser.add_argument("--prepare", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def options_of(args: argparse.Namespace) -> list[str]:
-    """The options of a sitting for its workers."""
-    flags = {"--dry": args.dry, "--prepare": args.prepare, "--no-alone": args.no_alone}
-    found = [f"--seed={args.seed}", *(flag for flag, given in flags.items() if given)]
-    found += [f"--without={name}" for name in args.without]
-    return found + [f"--front-door={case}={folder}" for case, folder in args.front_door]
 
 
 def kept(calls: Calls, args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, str]]:
@@ -512,7 +501,7 @@ def kept(calls: Calls, args: argparse.Namespace) -> tuple[dict[str, Any], dict[s
     return {name: call for name, call in calls.items() if name not in left_out}, left_out
 
 
-def sit(module: str, args: argparse.Namespace, names: Sequence[str]) -> int:
+def sit(case: Callable[..., Any], args: argparse.Namespace, names: Sequence[str]) -> int:
     """A sitting: its file, a header and then a line a case as they come; the exit status."""
     args.out.mkdir(parents=True, exist_ok=True)
     file = f"sitting-{args.name}.jsonl"
@@ -524,7 +513,7 @@ def sit(module: str, args: argparse.Namespace, names: Sequence[str]) -> int:
         **({} if args.dry else kb.environment()),
     }
     (args.out / file).write_text(json.dumps(header) + "\n")
-    results = kb.run_workers(module, args, names, file, options_of(args))
+    results = kb.run_workers(functools.partial(case, options=args), args, names, file)
     failed = [r for r in results if "error" in r]
     failed += [r for r in results if any(c != "pass" for c in r.get("checks", {}).values())]
     rows: list[list[object]] = [["case", "kernel", "TFLOP/s", "best", "TFLOP/s", "ratio", "MHz"]]

@@ -13,22 +13,19 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from warploom.derive.cost import balance as h
-from warploom.derive.cost.gpu import gpu
+from warploom.derive.cost.gpu import Gpu, element_bytes, gpu
 from warploom.derive.cost.hardware import (
+    PipeUse,
     Recipe,
     ceiling,
     clock_table,
-    compute_seconds,
     configure,
     interval,
-    stream_seconds,
-    utilisation,
-    warps_by_registers,
+    variables,
 )
 from warploom.derive.derive import Derivation, derive
 from warploom.derive.formula.library import BY_NAME, formula
-from warploom.derive.kernel.kernel import Loop
+from warploom.derive.kernel.kernel import Kernel, Loop
 from warploom.derive.kernel.legal import make_kernel
 from warploom.derive.lemmas.cascade import Refusal
 from warploom.derive.lower.lower import check
@@ -124,6 +121,54 @@ def pareto_section() -> list[str]:
     ]
 
 
+def balance(rate_bytes: float, flops: float, dtype: str) -> float:
+    """r = values per FLOP that the rate sustains at peak compute."""
+    return rate_bytes / element_bytes(dtype) / flops
+
+
+def least_memory(r: float) -> float:
+    """Least on-chip values for a large matmul to be compute-bound: r^-2."""
+    return r**-2
+
+
+def least_depth(r: float, capacity: float = float("inf")) -> float:
+    """Least contraction length b: 1/(2(r - M^(-1/2))). Raises `InputError` when M is too small."""
+    spare = r - (capacity**-0.5 if capacity != float("inf") else 0.0)
+    if spare <= 0:
+        raise InputError(
+            f"no contraction is long enough at M = {capacity:.0f} values: "
+            f"at least {least_memory(r):.0f} are needed"
+        )
+    return 1 / (2 * spare)
+
+
+def stream_seconds(kernel: Kernel, recipe: Recipe, gpu: Gpu) -> float:
+    """Time to bring one step's slices to one SM at its share of DRAM bandwidth."""
+    moved = sum(
+        each.bytes / recipe.buffers
+        for each in variables(kernel, recipe)
+        if (each.place, each.owner) == ("shared", "block")
+    )
+    return moved / (gpu.dram_rate / gpu.sms)
+
+
+def compute_seconds(uses: tuple[PipeUse, ...], rows: int, gpu: Gpu) -> float:
+    """Time of one step for `rows` rows on one SM."""
+    return max(interval(uses).values()) * rows / gpu.clock
+
+
+def warps_by_registers(bytes_per_thread: float, gpu: Gpu) -> int:
+    """Warps an SM's register file holds at a footprint per thread."""
+    return int(gpu.register_bytes / (32 * bytes_per_thread))
+
+
+def utilisation(tensor: float, special: float, overhead: float, exposed: float) -> float:
+    """Tensor-core share of time when softmax takes `special`·(1 + overhead) clocks and `exposed`
+    tensor clocks cannot hide behind it."""
+    softmax = special * (1 + overhead)
+    return tensor / max(tensor, softmax + exposed)
+
+
 def hardware_section() -> list[str]:
     """The paper's Hopper and Ampere derivations, re-computed from kernel and machine data."""
     made = make_kernel(formula("attention"), [Loop("q", "group"), Loop("x", "stream")])
@@ -136,8 +181,8 @@ def hardware_section() -> list[str]:
     brought = stream_seconds(kernel, replace(mixed, buffers=1), hopper)
     peak, even = ceiling(uses, hopper) / 1e15, brought / compute_seconds(uses, 1, hopper)
     warps = replace(mixed, dtypes=(), row_tile=32, buffers=1, staging=False)
-    balance = h.balance(hopper.dram_rate, hopper.flops("fp16"), "fp16")
-    inside = h.balance(12e12, hopper.flops("fp16"), "fp16")
+    reuse = balance(hopper.dram_rate, hopper.flops("fp16"), "fp16")
+    inside = balance(12e12, hopper.flops("fp16"), "fp16")
     rows = [
         ("Hopper: shared memory a block, a warp group", "48 KB, 48 KB",
          f"{held.shared_per_block / 1024:.0f} KB, {held.shared_per_group / 1024:.0f} KB"),
@@ -155,9 +200,9 @@ def hardware_section() -> list[str]:
         ("FlashAttention-3 explained by 66 % softmax overhead", "75 %, 60 %",
          f"{100 * utilisation(8, 4, 2 / 3, 4):.0f} %, {100 * utilisation(4, 4, 2 / 3, 0):.0f} %"),
         ("matmul: least b at DRAM, at shared memory, with one SM's memory", "295, 82, 151",
-         f"{h.least_depth(balance):.1f}, {h.least_depth(inside):.1f}, "
-         f"{h.least_depth(inside, hopper.values('fp16', 'store')):.1f}"),
-        ("matmul: least memory at L2", "681 KB", f"{h.least_memory(balance) * 2 / 1024:.1f} KiB"),
+         f"{least_depth(reuse):.1f}, {least_depth(inside):.1f}, "
+         f"{least_depth(inside, hopper.values('fp16', 'store')):.1f}"),
+        ("matmul: least memory at L2", "681 KB", f"{least_memory(reuse) * 2 / 1024:.1f} KiB"),
         ("Ampere: warps an SM holds, against FlashAttention's 255 registers a thread", "13, 8",
          f"{configure(made.tiled({'g_q': 32, 's_x': 64}), warps, ampere).groups}, "
          f"{warps_by_registers(4 * 255, ampere)}"),

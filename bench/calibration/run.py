@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from bench.calibration.images import ProbeImage
-from warploom.runtime.device import CudaError, Device, Shape
+from warploom.runtime.device import CudaError, Shape
+from warploom.runtime.driver import CudaDevice
 from warploom.runtime.launch import Params
 
 SCHEDULERS: Final = 4
@@ -59,7 +60,7 @@ class ProbeResult:
         return asdict(self)
 
 
-def run_probes(device: Device, images: Iterable[ProbeImage]) -> Iterator[list[ProbeResult]]:
+def run_probes(device: CudaDevice, images: Iterable[ProbeImage]) -> Iterator[list[ProbeResult]]:
     """Run every probe, the results of one at a time; none for a probe the driver refuses.
 
     Raises `CudaError` when one faults.
@@ -92,7 +93,7 @@ def _own_addresses(base: int) -> list[int]:
     return [base + place * 8 // 16 * 16 for place in range(SELF_BYTES // 8)]
 
 
-def _chase(device: Device, size: int) -> int:
+def _chase(device: CudaDevice, size: int) -> int:
     """A random cycle of pointers, one a cache line; returns where it begins."""
     lines = size // CHASE_LINE
     order = np.random.default_rng(0).permutation(lines)
@@ -127,7 +128,7 @@ def _params(out: int, mem: int, start: int, rounds: int) -> Params:
 
 
 def _measure(
-    device: Device,
+    device: CudaDevice,
     image: ProbeImage,
     function: Any,
     shape: Shape,

@@ -15,8 +15,8 @@ from warploom import tile as t
 from warploom.autosched.named import multistage, overlapped
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import emitted
-from warploom.codegen.cuda.emit import CudaSource
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, gemm

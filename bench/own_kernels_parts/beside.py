@@ -19,9 +19,10 @@ from bench.attention_baselines import baselines_of, usable
 from bench.attention_cases import expected, operands
 from bench.own_kernels_parts.cases import Case, Sizes
 from warploom.codegen.compile.build import Built
-from warploom.codegen.launching.kernel import Kernel
 from warploom.files import write_text_atomically
 from warploom.kernels.attention.program import AttentionConfig
+from warploom.runtime.kernel import Kernel
+from warploom.runtime.stats import median_interval
 
 COMPILED: Final = "warploom, as ptxas left it"
 TUNED: Final = "tuned"
@@ -35,9 +36,9 @@ def beside(case: Case, home: Path, tuned: bytes, raw: Path, rounds: int) -> None
     torch = kb.load_torch()
     built = Built.read(home)
     kernels = {
-        COMPILED: Kernel(built),
-        CONTROL: Kernel(built),
-        TUNED: Kernel(replace(built, cubin=tuned)),
+        COMPILED: built.kernel(),
+        CONTROL: built.kernel(),
+        TUNED: replace(built, cubin=tuned).kernel(),
     }
     found: dict[str, Any] = {"case": case.name, **kb.environment(), "shapes": {}}
     found["compiler"] = built.resources.compiler
@@ -50,7 +51,7 @@ def beside(case: Case, home: Path, tuned: bytes, raw: Path, rounds: int) -> None
 
 
 def _ratio(samples: Mapping[str, list[float]], other: str) -> str:
-    middle, low, high = kb.ratio_interval(samples[TUNED], samples[other])
+    middle, low, high = median_interval(samples[TUNED], samples[other])
     return f"{middle:.4f} [{low:.4f}, {high:.4f}]"
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from warploom import machine
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.launching.spec import launch_spec
 from warploom.files import write_bytes_atomically
-from warploom.kernels.attention.choose import ATTENTION_CHOICES
 from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.runtime.launch import LaunchSpec
 
 GPU = "h200"
@@ -45,7 +44,7 @@ def make(case: Case, home: Path) -> None:
 
 def launch_of(case: Case, home: Path, sizes: Sizes) -> LaunchSpec:
     """The launch of a built case at some sizes."""
-    return launch_spec(Built.read(home), sizes, machine.load(GPU))
+    return Built.read(home).interface.launch_spec(sizes, machine.load(GPU))
 
 
 def _tokens(head_dim: int, length: int, batch: int) -> Sizes:
@@ -109,19 +108,19 @@ def _gemm(variant: str, *edges: int) -> Case:
 _SHORT = (1024, 2048, 4096)
 _LONG = (8192, 16384)
 _ALL = (
-    _attention(128, False, "128x128-ahead-together-apart", *_SHORT),
-    _attention(128, True, "128x128-draw16-together", *_SHORT),
-    _attention(64, False, "192x128-ahead", *_SHORT, *_LONG),
-    _attention(64, True, "192x128-snake", 2048, 4096, *_LONG),
+    _attention(128, False, "128x128-prefetch-cooperative-split", *_SHORT),
+    _attention(128, True, "128x128-dynamic16-cooperative", *_SHORT),
+    _attention(64, False, "192x128-prefetch", *_SHORT, *_LONG),
+    _attention(64, True, "192x128-serpentine", 2048, 4096, *_LONG),
     _gemm("128x256", 4096, 8192),
-    _attention(128, False, "128x176-together-apart", *_LONG),
-    _attention(128, True, "192x128-snake1-serial-apart", *_LONG),
-    _attention(128, False, "128x128-chain-early-guess", 1024),
-    _attention(128, False, "192x80-ahead-early-guess-apart", 2048, 4096, *_LONG),
-    _attention(128, True, "192x80-snake1-early-guess-apart", 4096, *_LONG),
-    _attention(128, True, "128x128-draw16-chain-early-guess", *_SHORT),
-    _attention(64, False, "192x128-chain-early-guess", *_SHORT, *_LONG),
-    _attention(64, True, "192x128-snake-early-guess", 2048, 4096, *_LONG),
-    _attention(96, False, "192x112-chain-early-guess", *_SHORT, 8192),
+    _attention(128, False, "128x176-cooperative-split", *_LONG),
+    _attention(128, True, "192x128-serpentine1-serial-split", *_LONG),
+    _attention(128, False, "128x128-overlap-early-optimistic", 1024),
+    _attention(128, False, "192x80-prefetch-early-optimistic-split", 2048, 4096, *_LONG),
+    _attention(128, True, "192x80-serpentine1-early-optimistic-split", 4096, *_LONG),
+    _attention(128, True, "128x128-dynamic16-overlap-early-optimistic", *_SHORT),
+    _attention(64, False, "192x128-overlap-early-optimistic", *_SHORT, *_LONG),
+    _attention(64, True, "192x128-serpentine-early-optimistic", 2048, 4096, *_LONG),
+    _attention(96, False, "192x112-overlap-early-optimistic", *_SHORT, 8192),
 )
 CASES: dict[str, Case] = {case.name: case for case in _ALL}

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import kernel_bench as kb
 from bench.own_kernels_parts.cases import CASES, Case
 from warploom.evidence import Evidence, write_rows
 from warploom.integrations.deploy import FolderStore
 from warploom.runtime import Timing
+from warploom.runtime.stats import median_interval
 
 ORIGINAL = "triton"  # the name of the untouched cubin in the raw data
 BASELINE = "warploom, as ptxas left it"
@@ -134,10 +134,10 @@ def _beside(data: Mapping[str, Any], case: Case, sizes: str, compiler: str) -> E
     }
     libraries = [name for name in samples if name not in (TUNED, CONTROL, COMPILED)]
     best = max(libraries, key=lambda name: rates[name])
-    ratio, low, high = kb.ratio_interval(samples[TUNED], samples[best])
-    _, least, most = kb.ratio_interval(samples[COMPILED], samples[CONTROL])
-    over, *interval = kb.ratio_interval(samples[TUNED], samples[COMPILED])
-    before, *_ = kb.ratio_interval(samples[COMPILED], samples[best])
+    ratio, low, high = median_interval(samples[TUNED], samples[best])
+    _, least, most = median_interval(samples[COMPILED], samples[CONTROL])
+    over, *interval = median_interval(samples[TUNED], samples[COMPILED])
+    before, *_ = median_interval(samples[COMPILED], samples[best])
     return Evidence(
         claim="own-kernels",
         kernel=f"{case.kernel} {case.about}, {case.variant}, beside the libraries",

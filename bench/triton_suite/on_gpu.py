@@ -11,8 +11,7 @@ import torch
 import triton
 
 from bench.triton_suite.common import Config, Shape, SuiteKernel, Tensor
-
-TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+from warploom.tile.dtypes import MEMORY
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ def make_tensors(kernel: SuiteKernel, shape: Shape, seed: int = 0) -> dict[str, 
     for item in kernel.arguments(shape):
         if not isinstance(item, Tensor):
             continue
-        kind = TORCH_TYPES[item.dtype]
+        kind = getattr(torch, MEMORY[item.dtype].library)
         if item.role == "in":
             values = torch.randn(item.shape, generator=generator, device="cuda")
             tensors[item.name] = (values * item.scale).to(kind)

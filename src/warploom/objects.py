@@ -1,16 +1,20 @@
-"""`FILE.py:OBJECT`: what a user names on the command line, loaded."""
+"""`FILE.py:OBJECT`: what a user names on the command line, loaded; the one way to a user's code."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from warploom.errors import InputError, WarploomError
 
+T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parent)
 # (path, time of its last change, bytes) -> what the file left when it was run
 _modules: dict[tuple[Path, int, int], ModuleType] = {}
 
@@ -58,15 +62,28 @@ def _run(path: Path) -> ModuleType:
         raise InputError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses of the file look their module up
+    loader = spec.loader
     sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
-    except WarploomError:
-        raise
-    except SystemExit as error:
-        raise InputError(f"{path} does not run: it leaves Python with code {error.code}") from None
-    except Exception as error:
-        raise InputError(f"{path} does not run: {type(error).__name__}: {error}") from error
+        called(str(path), lambda: loader.exec_module(module))
     finally:
         sys.path.pop(0)
     return module
+
+
+def called(where: str, function: Callable[[], T]) -> T:
+    """What code of the user's gives; an error inside becomes `InputError`, one line with its place.
+
+    Errors of this package pass through: they say what is wrong.
+    """
+    try:
+        return function()
+    except WarploomError:
+        raise
+    except SystemExit as error:
+        raise InputError(f"{where} does not run: it leaves Python with code {error.code}") from None
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [one for one in frames if not one.filename.startswith((_PACKAGE, "<frozen"))]
+        place = f"{own[-1].filename}:{own[-1].lineno}: " if own else ""
+        raise InputError(f"{where} does not run: {place}{type(error).__name__}: {error}") from error

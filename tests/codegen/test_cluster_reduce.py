@@ -22,7 +22,7 @@ class Reduction(Group):
     """One group of one block in a cluster reduction; `cluster`: all pushed values, by address."""
 
     def __init__(self, source, part, rank, cluster):
-        super().__init__(source, part, {"meet_room": ROOM, "meet_full": FULL, "rank": rank})
+        super().__init__(source, part, {"reduce_room": ROOM, "reduce_full": FULL, "rank": rank})
         self.rank, self.cluster, self.sums = rank, cluster, {}
         self.bytes = 0
         self.names["in_peer"] = lambda at, block: at + block * WINDOW
@@ -30,7 +30,7 @@ class Reduction(Group):
     def order(self, line):
         if expected := re.search(r"barrier_expect\(full, (\d+)\)", line):
             self.bytes += int(expected.group(1))
-        return "barrier_" in line or line.startswith(("__syncwarp", "meet_parity"))
+        return "barrier_" in line or line.startswith(("__syncwarp", "reduce_parity"))
 
     def statement(self, line, state):
         if made := re.match(r"const unsigned (\w+ = .*, \w+ = .*);$", line):

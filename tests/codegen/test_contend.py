@@ -14,6 +14,7 @@ from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
@@ -111,8 +112,8 @@ def test_a_portfolio_is_distinct_and_begins_with_the_solvers_answer(monkeypatch)
     found = portfolio(program, PLAN, search=Search(seconds=1.0), count=9)
     assert found[0].name == "solve" and len(asked) > 9
     # What lowers alike is one: of three depths, each once.
-    steps = {str(lower(program, one.schedule)).split("\n", 1)[1] for one in found}
-    assert len(found) == len(steps) == 3
+    steps = {block_text(replace(lower(program, one.schedule), name="")) for one in found}
+    assert len(found) == len(steps) == 4
     assert [one.name for one in portfolio(program, PLAN, search=Search(seconds=1.0), count=2)] == [
         one.name for one in found[:2]
     ]

@@ -12,7 +12,6 @@ from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.launching.kernel import Kernel
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
@@ -145,12 +144,12 @@ def test_multiples_of_index_expressions():
 def test_a_pitch_that_copies_cannot_take_is_refused_before_the_launch(monkeypatch):
     from tests.codegen.test_launch import Driver, Tensor  # noqa: PLC0415
 
-    from warploom.codegen.launching import kernel as launch  # noqa: PLC0415
+    from warploom.runtime import driver  # noqa: PLC0415
 
     made = Driver(capability=80, shared=166912)
-    monkeypatch.setattr(launch, "import_binding", lambda name: made)
+    monkeypatch.setattr(driver, "import_binding", lambda name: made)
     program, schedule, _ = CASES["gemm"]()
-    kernel = Kernel(build(program, schedule, "sm_80"))
+    kernel = build(program, schedule, "sm_80").kernel()
     given = {"a": Tensor(150, 40), "b": Tensor(40, 72, pitch=75), "c": Tensor(150, 72)}
     with pytest.raises(InputError, match="must be multiples of 16 B for copies of 16 B"):
         kernel(given)

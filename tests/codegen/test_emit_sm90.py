@@ -93,7 +93,7 @@ FAULTS = {
         r"if \(threadIdx.x % 128 == 0\) store_wait_read<0>\(\);",
     ),
     "no-turn-of-a-cluster": ("gemm-cluster", r"cluster_sync\(\);"),
-    "no-wait-for-parts": ("gemm-slices", r"barrier_wait\(full, meet_parity\);"),
+    "no-wait-for-parts": ("gemm-slices", r"barrier_wait\(full, reduce_parity\);"),
     "no-wait-for-a-task": ("attention", r"barrier_wait\(task_full[^;]*;"),
     "registers-of-nobody": ("gemm", r"registers_up<240>", "registers_up<248>"),
     "registers-kept": ("gemm", r"registers_down<24>\(\);"),

@@ -77,3 +77,16 @@ def test_of_n_registers_the_last_is_the_one_before_n():
     check_entry(kernel, last + 1)
     with pytest.raises(CheckFailed, match=rf"names R{last} before its role .* begins with {last}"):
         check_entry(kernel, last)
+    # What is only read counts as much as what is only written.
+    for kind, other in (("reads", "writes"), ("writes", "reads")):
+        one_kind = replace(
+            kernel,
+            instructions=tuple(
+                replace(i, effects=replace(i.effects, **{other: ()})) for i in kernel.instructions
+            ),
+        )
+        named = [a.resource for i in kernel.instructions for a in getattr(i.effects, kind)]
+        most = max(resource for resource in named if resource < 255)
+        check_entry(one_kind, most + 1)
+        with pytest.raises(CheckFailed, match=f"names R{most} "):
+            check_entry(one_kind, most)

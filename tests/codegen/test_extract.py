@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from warploom.autosched.named import overlapped
 from warploom.autosched.schedules import schedule_named
 from warploom.autosched.solve import Search, solve_kernel
+from warploom.codegen.compile.probe import probe, readings
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.probe import probe, readings
 from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
@@ -28,6 +28,8 @@ from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.perf.extract import extract
 from warploom.schedule.check.checker import check
 from warploom.schedule.model.costs import costs
+from warploom.schedule.refute.refute import CONFIRMED
+from warploom.schedule.solve.solve import solve
 from warploom.tile import interpret
 
 _SPEC = importlib.util.spec_from_file_location("programs", Path(__file__).parent / "programs.py")
@@ -36,6 +38,7 @@ programs = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(programs)
 
 QUICK = Search(seconds=6.0)
+SPLIT = LaunchPlan(split="m")
 MEASURED = replace(QUICK, seconds=25.0, cost_end="nominal")  # the high end takes far longer
 
 
@@ -87,10 +90,25 @@ def test_the_solved_gemm_meets_its_bound_and_fills_shared_memory(tmp_path):
     schedule = solve_kernel(program, launch, search=QUICK, cache=tmp_path)
     loop = schedule.any_loop
     assert loop.initiation_interval == 1024
-    assert loop.proof.status == "analytic"
+    assert loop.proof.status == "analytic" and loop.proof.confirmed == CONFIRMED
     assert set(loop.ring_depth.values()) == {4}
     again = solve_kernel(program, launch, search=QUICK, cache=tmp_path)
     assert again.to_json() == KernelSchedule.from_json(schedule.to_json()).to_json()
+
+
+def test_a_bound_that_is_too_high_is_not_called_confirmed(tmp_path, monkeypatch):
+    """Planted fault: the solver claims that a longer interval than it found is the least one."""
+
+    def hasty(problem):
+        found = solve(problem)
+        claim = found.initiation_interval + 8
+        proof = replace(found.proof, lower_bound=claim, status="infeasible", stages=found.stages)
+        return replace(found, initiation_interval=claim, proof=proof)
+
+    monkeypatch.setattr("warploom.autosched.solve.solve", hasty)
+    program = gemm(GemmConfig(tile=(128, 128, 64)))
+    loop = solve_kernel(program, SPLIT, search=QUICK, cache=tmp_path).any_loop
+    assert loop.proof.confirmed.startswith("not confirmed in 2 s: intervals from 640 on")
 
 
 def test_solved_times_are_legal_on_the_extracted_graph_and_a_moved_one_is_not(tmp_path):

@@ -8,9 +8,9 @@ from tests.codegen import emulate
 from tests.codegen.programs import attention_case
 from tests.gpu.cases import distance
 
+from warploom.codegen.analysis import role_code
 from warploom.codegen.analysis.known import lasting, needed, truth
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.place import place
 from warploom.codegen.passes.lower import lower
 from warploom.kernels.attention.program import AttentionConfig, attention
@@ -135,13 +135,8 @@ LEFT_OUT = "// not needed here"
 @pytest.mark.parametrize("forgetful", [True, False])
 def test_only_the_first_iteration_leaves_the_guess_out(monkeypatch, forgetful):
     if not forgetful:
-        init = Values.__init__
-
-        def stubborn(self, *args, **settings):
-            init(self, *args, **settings)
-            self.known = Stubborn()
-
-        monkeypatch.setattr(Values, "__init__", stubborn)
+        coder = role_code._Coder
+        monkeypatch.setattr(role_code, "_Coder", lambda *args: coder(*args, known=Stubborn()))
     text = emit(lower(*guessing(130, 170)[:2])).text
     first, loop = (
         text.index(mark) for mark in ("start iteration 0 ahead", "for (int i_ = i_start + 1")

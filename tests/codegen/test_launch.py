@@ -12,11 +12,11 @@ from warploom import tile as t
 from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.launching import kernel as launch
-from warploom.codegen.launching.kernel import Kernel
 from warploom.codegen.simt.schedule import simt
 from warploom.errors import DeviceError, InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.runtime import driver as road
+from warploom.runtime.kernel import Kernel
 
 real = pytest.importorskip("cuda.bindings.driver")
 
@@ -30,6 +30,7 @@ class Driver:
         "cuMemAlloc": 1 << 30,
         "cuDevicePrimaryCtxRetain": 5,
         "cuCtxGetCurrent": 5,
+        "cuDeviceGetCount": 1,
     }
 
     def __init__(self, capability=90, shared=232448):
@@ -116,7 +117,7 @@ class Described:
 @pytest.fixture
 def driver(monkeypatch):
     made = Driver()
-    monkeypatch.setattr(launch, "import_binding", lambda name: made)
+    monkeypatch.setattr(road, "import_binding", lambda name: made)
     return made
 
 
@@ -124,7 +125,7 @@ def kernel(cluster=2, **config) -> Kernel:
     chosen = GemmConfig(**config)
     along = ("m_tile", cluster) if cluster > 1 else ("", 1)
     plan = LaunchPlan(split="m", cluster=along)
-    return Kernel(build(gemm(chosen), multistage(gemm(chosen), 4, plan)))
+    return build(gemm(chosen), multistage(gemm(chosen), 4, plan)).kernel()
 
 
 def arrays(m=300, n=520, k=72):
@@ -137,7 +138,7 @@ def test_grid_shared_memory_and_stream_reach_the_driver(driver):
     args = driver.last("cuLaunchKernel")
     # 3 x 3 tiles of 128 x 256, in pairs along m: 2 x 3 clusters of two blocks
     assert args[1:7] == (12, 1, 1, 384, 1, 1)
-    assert args[7] == made.built.source.shared_bytes and args[8] == 77
+    assert args[7] == made.interface.shared_bytes and args[8] == 77
 
 
 def test_a_persistent_grid_is_no_larger_than_the_gpu(driver):
@@ -163,7 +164,7 @@ def test_dimensions_are_passed_in_the_order_of_the_parameters(driver, monkeypatc
 
     def remember(*args):
         slots = ctypes.cast(args[9], ctypes.POINTER(ctypes.c_void_p))
-        kinds = [p["kind"] for p in made.built.source.parameters]
+        kinds = [p["kind"] for p in made.interface.parameters]
         first = kinds.index("dim")
         seen.extend(
             ctypes.cast(slots[first + i], ctypes.POINTER(ctypes.c_int))[0] for i in range(3)
@@ -217,7 +218,7 @@ def scaled():
         t.store(y, rows, cols, tile=shifted)
 
     program = t.trace(body, {"x": t.array(t.FP32, "m n"), "y": t.array(t.FP32, "m n")})
-    return Kernel(build(program, simt(program)))
+    return build(program, simt(program)).kernel()
 
 
 GIVEN = {"scale": 0.5, "shift": 3}
@@ -296,7 +297,7 @@ def test_dimensions_of_length_0(driver):
     ],
 )
 def test_a_device_that_cannot_run_the_kernel_is_refused(monkeypatch, changes, message):
-    monkeypatch.setattr(launch, "import_binding", lambda name: Driver(**changes))
+    monkeypatch.setattr(road, "import_binding", lambda name: Driver(**changes))
     with pytest.raises(InputError, match=message):
         kernel()
 
@@ -328,7 +329,9 @@ def test_a_driver_error_is_named(driver, monkeypatch):
         driver, "cuLaunchKernel", lambda *a: (real.CUresult.CUDA_ERROR_INVALID_VALUE,),
         raising=False,
     )  # fmt: skip
-    with pytest.raises(DeviceError, match="cuLaunchKernel: CUDA_ERROR_INVALID_VALUE"):
+    with pytest.raises(
+        DeviceError, match=r"cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE \(kernel gemm"
+    ):
         made(arrays())
 
 

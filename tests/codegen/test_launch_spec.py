@@ -8,11 +8,11 @@ import pytest
 
 from warploom import machine
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.launching.spec import COUNTER, launch_spec, resident_blocks
 from warploom.errors import InputError
-from warploom.kernels.attention.choose import ATTENTION_CHOICES
 from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
+from warploom.runtime.interface import COUNTER
 from warploom.runtime.launch import LaunchSpec, Pointer, Scalar, TensorMap
 
 GPU = machine.load("h200")
@@ -27,13 +27,13 @@ def matmul() -> Built:
 @pytest.fixture(scope="module")
 def drawn() -> Built:
     """Attention whose blocks draw their tasks from a counter."""
-    choice = ATTENTION_CHOICES["128x128-draw16"]
+    choice = ATTENTION_CHOICES["128x128-dynamic16"]
     config = choice.config(AttentionConfig(causal=True))
     return build(attention(config), choice.schedule(config))
 
 
 def test_descriptors_describe_contiguous_arrays_innermost_first(matmul: Built) -> None:
-    spec = launch_spec(matmul, {"m": 1024, "n": 512, "k": 256}, GPU)
+    spec = matmul.interface.launch_spec({"m": 1024, "n": 512, "k": 256}, GPU)
     maps = {m.buffer: m for m in spec.arguments if isinstance(m, TensorMap)}
     assert maps["a"].dims == (256, 1024) and maps["a"].strides == (512,)
     assert maps["b"].dims == (512, 256) and maps["b"].promotion == 256
@@ -47,29 +47,30 @@ def test_descriptors_describe_contiguous_arrays_innermost_first(matmul: Built) -
 
 
 def test_rows_that_straddle_sectors_are_fetched_as_asked(matmul: Built) -> None:
-    spec = launch_spec(matmul, {"m": 128, "n": 512, "k": 264}, GPU)
+    spec = matmul.interface.launch_spec({"m": 128, "n": 512, "k": 264}, GPU)
     a = next(m for m in spec.arguments if isinstance(m, TensorMap) and m.buffer == "a")
     assert a.strides == (528,) and a.promotion == 0
 
 
 def test_the_grid_is_one_block_a_task_up_to_what_the_gpu_holds(matmul: Built) -> None:
-    few = launch_spec(matmul, {"m": 256, "n": 256, "k": 64}, GPU)
-    many = launch_spec(matmul, {"m": 8192, "n": 8192, "k": 64}, GPU)
+    few = matmul.interface.launch_spec({"m": 256, "n": 256, "k": 64}, GPU)
+    many = matmul.interface.launch_spec({"m": 8192, "n": 8192, "k": 64}, GPU)
     assert few.grid == (2, 1, 1)
-    assert many.grid == (resident_blocks(matmul, GPU), 1, 1) == (132, 1, 1)
+    assert many.grid == (matmul.interface.resident_blocks(GPU), 1, 1) == (132, 1, 1)
     assert many.grid[0] % matmul.source.cluster == 0
 
 
 def test_a_counter_is_a_buffer_that_starts_at_zero(drawn: Built) -> None:
     sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 256, "keys": 256, "d": 128}
-    spec = launch_spec(drawn, sizes, GPU)
-    assert spec.buffer(COUNTER).zero and spec.buffer(COUNTER).role == "inout"
+    spec = drawn.interface.launch_spec(sizes, GPU)
+    (counter,) = (buffer for buffer in spec.buffers if buffer.name == COUNTER)
+    assert counter.zero and counter.role == "inout"
     assert Pointer(COUNTER) in spec.arguments
 
 
 def test_bad_sizes_are_refused(matmul: Built) -> None:
     with pytest.raises(InputError, match="needs a size for k"):
-        launch_spec(matmul, {"m": 128, "n": 128}, GPU)
+        matmul.interface.launch_spec({"m": 128, "n": 128}, GPU)
     heavy = replace(matmul, source=replace(matmul.source, shared_bytes=300_000))
     with pytest.raises(InputError, match="does not fit"):
-        launch_spec(heavy, {"m": 4096, "n": 4096, "k": 64}, GPU)
+        heavy.interface.launch_spec({"m": 4096, "n": 4096, "k": 64}, GPU)

@@ -15,6 +15,7 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.block import Pipeline, Straight
 from warploom.codegen.ir.steps import Issue, Join, Wait
+from warploom.codegen.ir.text import block_text
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
@@ -121,7 +122,8 @@ def test_the_matmul_moves_and_nothing_else():
     assert loop.steady == usual.steady
     moved = [step for step in usual.prologue[0] if step not in loop.prologue[0]]
     assert [type(step) for step in moved] == [Wait, Issue, Join]
-    assert str(lower(program, schedule)).count("Ahead") == 2 * 2  # each group: at the end, or none
+    text = block_text(lower(program, schedule))
+    assert text.count("Ahead") == 2 * 2  # each group: at the end, or none
 
 
 CASES = {

@@ -136,15 +136,15 @@ class Group:
                 self.free(at)
                 self.shared[at], self.shared[at + 4] = place(thread, low), place(thread, high)
             return
-        assert call in ("stmatrix", "stmatrix_across")
+        assert call in ("stmatrix", "stmatrix_transposed")
         count = len(args) - 1
-        assert count == 4 or (count == 2 and call == "stmatrix_across")
+        assert count == 4 or (count == 2 and call == "stmatrix_transposed")
         for warp, matrix, row in product(range(4), range(count), range(8)):
             at = values[32 * warp + 8 * matrix + row][0]
             assert at % 16 == 0
             self.free(at)
             for col in range(8):
-                down, along = (col, row) if call.endswith("across") else (row, col)
+                down, along = (col, row) if call.endswith("transposed") else (row, col)
                 thread = 32 * warp + 4 * down + along // 2
                 name = values[thread][1 + matrix][along % 2]
                 self.shared[at + 2 * col] = place(thread, name)
@@ -263,7 +263,7 @@ def test_every_element_goes_to_its_place(name):
     [
         ("lane / 8 % 2", "lane / 16 % 2"),
         ("lane / 16 * 8", "lane / 8 * 8"),
-        ("stmatrix_across(panel", "stmatrix(panel"),
+        ("stmatrix_transposed(panel", "stmatrix(panel"),
         ("& 0x70", "& 0x30"),
         ("store_wait_read<1>", "store_wait_read<2>"),
     ],

@@ -29,7 +29,7 @@ def walk(program, plan, sizes, blocks):
     names = [name for name, _ in program.grid]
     cut = next(i for i, line in enumerate(head) if line.startswith("for ("))
     body = [line for line in head[cut + 1 :] if "barrier" not in line and "shared_" not in line]
-    body = [line for line in body if "advance" not in line and "draw" not in line]
+    body = [line for line in body if "advance" not in line and "take_task" not in line]
     result, counter = [], itertools.count()
     for block in range(blocks):
         scope = {c_name(k): v for k, v in sizes.items()} | {"min": min, "max": max}
@@ -143,7 +143,7 @@ def test_dynamic_kernels_compile_and_name_their_counter():
     schedule = overlapped(program, {"k": 2, "v": 2}, launch, registers=(40, 232))
     built = build(program, schedule)
     assert {"kind": "counter"} in built.source.parameters and built.source.dependent
-    assert emit(lower(program, schedule)).text.count("draw(task_counter") == 1
+    assert emit(lower(program, schedule)).text.count("take_task(task_counter") == 1
 
 
 REFUSED = {

@@ -9,8 +9,11 @@ import pytest
 
 from warploom import tile as t
 from warploom.autosched.named import multistage, overlapped
+from warploom.codegen.analysis.guards import Everywhere
+from warploom.codegen.analysis.register_tiles import RegisterTiles
+from warploom.codegen.analysis.uniform import everywhere
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.uniform import everywhere
+from warploom.codegen.cuda.emit_guards import condition
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.plan import LaunchPlan
@@ -21,6 +24,13 @@ from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.tile import interpret
 
 from .programs import attention_case
+
+
+def written(tiles, mask):
+    """The C++ of the test under which an op that masks is left out."""
+    test = everywhere(tiles, mask.srcs[0])
+    assert test is not None
+    return condition(Values(tiles.placement), Everywhere(test), {"i": "j"})
 
 
 def as_python(text):
@@ -46,10 +56,9 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
     config = AttentionConfig(head_dim=32, causal=causal, window=window, tile=(128, 32))
     program = attention(config)
     block = lower(program, overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows")))
-    values = Values(block.placement)
+    tiles = RegisterTiles(block.placement)
     mask = next(op for op in program.ops() if op.kind == "where" and len(op.dst.type.axes) == 2)
-    guard = everywhere(values, mask.srcs[0], {"i": "j"})
-    assert guard is not None
+    guard = written(tiles, mask)
     found = set()
     for rows, keys, tile, j in (*CASES, *EDGES):
         scope = {"rows": rows, "keys": keys, "rows_tile": tile, "j": j, "part": part}
@@ -68,9 +77,8 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
 
 @pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after])
 def test_every_comparison_holds_up_to_its_last_element(compare):
-    values, mask = masked(lambda row, col, _: compare(row, col))
-    guard = everywhere(values, mask.srcs[0], {"i": "j"})
-    assert guard is not None
+    tiles, mask = masked(lambda row, col, _: compare(row, col))
+    guard = written(tiles, mask)
     found = set()
     for tile, j, shift in np.ndindex(4, 8, 3):  # edges that meet, and one element to both sides
         col, row = np.arange(32) + j * 32 + shift - 1, np.arange(64)[:, None] + tile * 64
@@ -83,8 +91,8 @@ def test_every_comparison_holds_up_to_its_last_element(compare):
 @pytest.mark.parametrize("join", [operator.and_, operator.or_])
 def test_nothing_holds_everywhere_that_depends_on_values(join):
     """Where a part of a condition is not known, neither is the whole."""
-    values, mask = masked(lambda row, col, acc: join(row <= col, acc > 0.0))
-    assert everywhere(values, mask.srcs[0], {"i": "j"}) is None
+    tiles, mask = masked(lambda row, col, acc: join(row <= col, acc > 0.0))
+    assert everywhere(tiles, mask.srcs[0]) is None
 
 
 def masked(condition):
@@ -106,7 +114,7 @@ def masked(condition):
     program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="masked")
     block = lower(program, multistage(program, 2, LaunchPlan(), 1, in_flight=0))
     (mask,) = (op for op in program.ops() if op.kind == "where")
-    return Values(block.placement), mask
+    return RegisterTiles(block.placement), mask
 
 
 @pytest.mark.parametrize("pingpong", [False, True])

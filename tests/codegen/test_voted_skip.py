@@ -8,9 +8,10 @@ from tests.codegen import emulate
 
 from warploom import tile as t
 from warploom.autosched.named import multistage
+from warploom.codegen.analysis.guards import Place
+from warploom.codegen.analysis.register_tiles import RegisterTiles
+from warploom.codegen.analysis.role_code import Skips, guard_of
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.values import Values
-from warploom.codegen.cuda.voted_skip import skip_condition
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower
 
@@ -72,16 +73,20 @@ def test_what_is_left_out_was_not_needed(kernels, number):
     assert np.array_equal(got["c"], t.interpret(program, arrays)["c"])
 
 
-def values_of(form):
+def tiles_of(form):
     program, schedule, _ = body_of(form)
-    return program, Values(lower(program, schedule).placement, skip_voted=True)
+    return program, RegisterTiles(lower(program, schedule).placement)
 
 
 def left_out(form, order=None):
     """Kinds of the ops that stand under the vote."""
-    program, values = values_of(form)
-    values.order = order or {}
-    return {op.kind for op in program.ops() if op.kind != "load" and skip_condition(values, op)}
+    program, tiles = tiles_of(form)
+    at, voted = Place(order=order or {}), Skips(voted=True)
+    return {
+        op.kind
+        for op in program.ops()
+        if op.kind != "load" and guard_of(tiles, op, voted, at) is not None
+    }
 
 
 def test_votes_come_after_what_they_read():
@@ -90,7 +95,7 @@ def test_votes_come_after_what_they_read():
 
 
 def test_a_schedule_that_runs_a_correction_first_has_no_vote_for_it():
-    program, _ = values_of("late")
+    program, _ = tiles_of("late")
     ops = {op.id: (0, op.id) for op in program.ops()}
     correction = next(op for op in program.ops() if op.kind == "reduce_sum")
     assert "reduce_sum" in left_out("late", ops)

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 import warploom
 from warploom.cli import app
 from warploom.codegen.compile.build import Built
-from warploom.codegen.launching.images import image_of
 from warploom.errors import InputError
 from warploom.flows.built import read_build, write_build_note
 from warploom.flows.targets import read_target
 from warploom.integrations.deploy import FolderStore
 from warploom.integrations.triton_swap import KernelNotStored
+from warploom.runtime.kernel import image_of
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import verify
@@ -48,7 +48,7 @@ def moved(folder: Path) -> bytes:
 def test_a_build_folder_is_a_target_with_a_launch(folder: Path) -> None:
     target = read_target(str(folder), None, None, sizes={"m": "512"})
     assert target.kernel == "gemm" and target.launch is not None
-    assert target.launch.buffer("a").shape == (512, 4096)
+    assert next(b for b in target.launch.buffers if b.name == "a").shape == (512, 4096)
     assert target.build is not None and target.build.configuration == {"tile": "128,128,64"}
 
 

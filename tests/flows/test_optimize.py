@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 from tests.codegen.narrow_program import narrow_case
+from tests.runtime.fake_device import FakeDevice
 from typer.testing import CliRunner
 
 from warploom.autosched.portfolio import Candidate
 from warploom.cli import app
-from warploom.codegen.compile.build import build
+from warploom.codegen.compile.build import Built, build
 from warploom.errors import CheckFailed, InputError, Interrupted, ToolMissing
 from warploom.flows import choose as choosing
 from warploom.flows import optimize as pipeline
+from warploom.flows import optimize_measure
 from warploom.flows.optimize import optimize
 from warploom.flows.optimize_measure import Measured
 from warploom.flows.optimized import OptimizeSettings
@@ -108,7 +110,8 @@ def check_of(error: float) -> CheckResult:
 
 
 def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
-    wrong = Measured("GPU", check_of(0.5), {"m": 1}, 1.0, 1.0, 0.0, {"i": [1024.0, 1.5]})
+    measured = (1.0, (1.0, 1.0, 1.0), 0.0, {"i": [1024.0, 1.5]})
+    wrong = Measured("GPU", check_of(0.5), {"m": 1}, *measured)
     monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: wrong)
     with pytest.raises(CheckFailed, match="wrong numbers"):
@@ -128,7 +131,7 @@ def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
 def test_a_time_that_cannot_be_is_refused(tmp_path, monkeypatch):
     """Planted fault: a clock that sees the launch and not the kernel."""
     flops = 2.0 * 4096**3
-    there = Measured("GPU", check_of(1e-3), {"m": 4096}, 200.0, 200.0, flops)
+    there = Measured("GPU", check_of(1e-3), {"m": 4096}, 200.0, (1.0, 1.0, 1.0), flops)
     monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: there)
     assert optimize(GEMM, tmp_path).measured is there
@@ -162,6 +165,30 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 def test_the_page_escapes_what_it_shows():
     page = Page("<b>", "s", "", "p", "", [], "", [], "", [], [], [])
     assert "&lt;b&gt;" in page_html(page)
+
+
+def test_a_kernel_is_timed_beside_a_copy_of_itself(monkeypatch):
+    """Two loaded copies in turn, on the device's stream: its time, and the A/A control."""
+    device, loaded = FakeDevice(), []
+    device.stream = 7
+
+    def kernel(built):
+        def launch(memory, scalars=None, stream=0):
+            assert set(memory) == {"a", "b", "c"} and stream == 7
+            device.now_us += 20.0
+
+        loaded.append(launch)
+        return launch
+
+    monkeypatch.setattr(optimize_measure, "CudaDevice", lambda: device)
+    monkeypatch.setattr(Built, "kernel", kernel)
+    monkeypatch.setattr(optimize_measure, "checked", lambda *args: check_of(0.0))
+    sizes = {"m": "256", "n": "256", "k": "128"}
+    found = optimize_measure.measure("gemm", sizes, select("gemm", sizes).build(), None, ())
+    assert len(loaded) == 2
+    assert found.microseconds == pytest.approx(20.0)
+    assert found.control == pytest.approx((1.0, 1.0, 1.0))
+    assert found.sizes == {"m": 256, "n": 256, "k": 128} and found.flops == 2 * 256 * 256 * 128
 
 
 def test_an_interrupt_leaves_no_report(tmp_path, monkeypatch):
@@ -205,7 +232,7 @@ def stubbed(monkeypatch):
 
     def measured(name, settings, chosen, built, say):
         error = 0.5 if built == "wrong" else 0.0
-        return Measured("GPU", check_of(error), {"m": 1}, TIMES[built], 1.0, 0.0)
+        return Measured("GPU", check_of(error), {"m": 1}, TIMES[built], (1.0, 1.0, 1.0), 0.0)
 
     def replayed(chosen, built, gpu):
         return {"predicted": {"i": Prediction("i", CYCLES.get(built, 3000.0), 1024, "TC", 1)}}

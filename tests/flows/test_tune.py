@@ -285,8 +285,8 @@ USER_MISTAKES = {
     "grid": "add: grid (4,), expected three positive integers (x, y, z)",
     "a_list": "add: arguments are list, expected a dictionary",
     "needs": "needs needs x, y; expected a function that is called without arguments",
-    "fails": "fails fails: KeyError: 'nothing'",
-    "leaves": "leaves leaves Python with code 3",
+    "fails": "fails does not run: ",
+    "leaves": "leaves does not run: it leaves Python with code 3",
 }
 
 

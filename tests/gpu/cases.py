@@ -26,15 +26,12 @@ from warploom.autosched.named import multistage
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.launching.on_gpu import run_on_gpu
 from warploom.codegen.simt.schedule import simt
-from warploom.kernels.choices import (
-    ATTENTION_CHOICES,
-    GemmChoice,
-    choose_attention,
-    choose_gemm,
-    gemm_choice,
-)
+from warploom.kernels.attention.choose import choose_attention
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
+from warploom.kernels.check import run_on_gpu
+from warploom.kernels.gemm.choose import choose_gemm, gemm_choice
+from warploom.kernels.gemm.variant import GemmChoice
 from warploom.kernels.library import configure, entry, random_arrays
 from warploom.tile import Program, interpret
 
@@ -92,14 +89,14 @@ VARIANTS = {
     "128x128-dependent": GemmChoice("128x128-dependent", (128, 128), depth=6, dependent=True),
     "128x256-by-4": GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     # rows that a cluster cuts unevenly, panels that overlap
-    "152x128-across": GemmChoice(
-        "152x128-across", (152, 128), ("n_tile", 2), swap_ab=True, store_rows=40
+    "152x128-swap-ab": GemmChoice(
+        "152x128-swap-ab", (152, 128), ("n_tile", 2), swap_ab=True, store_rows=40
     ),
     "128x200": GemmChoice("128x200", (128, 200)),
     "in_cluster": GemmChoice(
         "in_cluster", (128, 64), ("slices_tile", 4), panels=1, slices=4, in_cluster=True
     ),
-    **{name: gemm_choice(name) for name in ("meet6-64x64", "192x256", "192x256-along-n")},
+    **{name: gemm_choice(name) for name in ("cluster-reduce6-64x64", "192x256", "192x256-along-n")},
 }
 
 
@@ -213,13 +210,13 @@ CASES: dict[str, Callable[[], Case]] = {
     "gemm-fp16-silu": lambda: gemm("200x264x136", "256x128", dtype="fp16", out="fp16",
                                    activation="silu"),
     "gemm-fp8": lambda: gemm("200x272x144", "128x256", dtype="e4m3", b="nk"),
-    "gemm-swap-ab": lambda: gemm("328x264x136", "152x128-across"),
+    "gemm-swap-ab": lambda: gemm("328x264x136", "152x128-swap-ab"),
     "gemm-swap-ab-epilogue": lambda: gemm(
-        "2x200x136x72", "152x128-across", a="km", b="nk", bias="true", residual="true"
+        "2x200x136x72", "152x128-swap-ab", a="km", b="nk", bias="true", residual="true"
     ),
     "gemm-any-columns": lambda: gemm("200x424x136", "128x200"),
     "gemm-cluster-reduce": lambda: gemm("300x136x1000", "in_cluster"),
-    "gemm-cluster-reduce-of-six": lambda: gemm("200x136x1000", "meet6-64x64"),
+    "gemm-cluster-reduce-of-six": lambda: gemm("200x136x1000", "cluster-reduce6-64x64"),
     "gemm-three-groups": lambda: gemm("800x520x200", "192x256"),
     "gemm-three-groups-epilogue": lambda: gemm(
         "400x264x136", "192x256-along-n", bias="true", activation="gelu"
@@ -234,18 +231,18 @@ CASES: dict[str, Callable[[], Case]] = {
     "attention-window": lambda: attention(rows="300", keys="400", head_dim="64",
                                           causal="true", window="100"),
     "attention-optimistic": lambda: attention(
-        "192x128-snake-early-guess", rows="300", keys="700", head_dim="64", causal="true",
+        "192x128-serpentine-early-optimistic", rows="300", keys="700", head_dim="64", causal="true",
         lse="true",
     ),
     "attention-optimistic-wrong": lambda: attention(
-        "192x112-early-guess", rising=90.0, rows="200", keys="700", head_dim="96", lse="true"
+        "192x112-early-optimistic", rising=90.0, rows="200", keys="700", head_dim="96", lse="true"
     ),
-    "attention-over": lambda: attention("128x80-together-apart", rows="300", keys="300",
+    "attention-over": lambda: attention("128x80-cooperative-split", rows="300", keys="300",
                                         head_dim="256"),
-    "attention-clusters": lambda: attention("128x80-apart-clusters", rows="300", keys="300",
+    "attention-clusters": lambda: attention("128x80-split-cluster2", rows="300", keys="300",
                                             head_dim="256", causal="true"),
     # More tasks than SMs: a block starts the next one's first matmul before its stores.
-    "attention-chain": lambda: attention("128x128-draw16-chain", rows="300", keys="300",
+    "attention-overlap": lambda: attention("128x128-dynamic16-overlap", rows="300", keys="300",
                                          head_dim="64", causal="true", batch="8", heads="8"),
     "axes-wgmma": lambda: axes("sm_90a"),
     "axes-mma": lambda: axes("sm_90"),

@@ -5,7 +5,6 @@ import itertools
 import pytest
 from tests.gpu.cases import OPERATORS, gemm
 
-from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -18,7 +17,7 @@ M, N, K = 200, 264, 136
 
 @pytest.fixture(scope="module")
 def kernel():
-    return Kernel(gemm(f"{M}x{N}x{K}", "128x256").built())
+    return gemm(f"{M}x{N}x{K}", "128x256").built().kernel()
 
 
 def tensors(m=M, n=N, k=K, **rest):
@@ -105,7 +104,7 @@ def test_a_dependent_launch_reads_what_the_one_before_wrote():
     """Each launch may begin while the last one ends; its first read must wait."""
     case = OPERATORS["chained-gemm"]()
     assert case.schedule.launch.dependent
-    chained = Kernel(case.built())
+    chained = case.built().kernel()
     turn = torch.linalg.qr(torch.randn(512, 512, device="cuda"))[0].bfloat16().contiguous()
     values = [torch.randn(512, 512, device="cuda").bfloat16()]
     values += [torch.full_like(values[0], float("nan")) for _ in range(40)]
@@ -129,7 +128,7 @@ def test_dimensions_of_length_0(kernel):
 def test_another_thread_may_launch():
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
-    kernel = Kernel(gemm(f"{M}x{N}x{K}", "128x256").built())  # has no tensor maps yet
+    kernel = gemm(f"{M}x{N}x{K}", "128x256").built().kernel()  # has no tensor maps yet
     given = tensors()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(kernel, given).result()

@@ -7,9 +7,10 @@ import pytest
 
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
+from warploom.kernels.attention.choose import choose_attention, default_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import reference
-from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention, default_attention
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.kernels.library import configure
 from warploom.tile import BF16, FP16, interpret
 from warploom.tile.interpret import bind

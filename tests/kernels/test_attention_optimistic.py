@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.autosched.named import overlapped
+from warploom.codegen.analysis.register_tiles import RegisterTiles
+from warploom.codegen.analysis.role_code import Skips, guard_of
 from warploom.codegen.cuda.emit import emit
-from warploom.codegen.cuda.values import Values
-from warploom.codegen.cuda.voted_skip import skip_condition
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
@@ -154,8 +154,8 @@ def corrected(used):
 @pytest.mark.parametrize("used", [False, True])
 def test_only_what_nothing_else_reads_is_left_out(used):
     program = corrected(used)
-    values = Values(place(program, "", 1), skip_voted=True)
-    left_out = {op.kind: skip_condition(values, op) for op in program.ops() if op.kind != "load"}
+    tiles, voted = RegisterTiles(place(program, "", 1)), Skips(voted=True)
+    left_out = {op.kind: guard_of(tiles, op, voted) for op in program.ops() if op.kind != "load"}
     assert left_out["where"] is not None and left_out["reduce_sum"] is None
     assert (left_out["reduce_max"] is None) is used
     assert left_out["mma"] is None

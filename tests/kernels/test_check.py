@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from warploom.cli import app
 from warploom.errors import CheckFailed
 from warploom.kernels import check
-from warploom.kernels.check import CheckResult, Finding, checked
+from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure
 from warploom.kernels.select import select
 from warploom.tile import interpret
@@ -119,7 +119,7 @@ def test_the_command_names_what_it_found_and_fails(file: Path) -> None:
     assert "y: 1,536 of 25,600 elements are written by more than one task" in str(done.exception)
     done = CliRunner().invoke(app, ["run", f"{file}:floats", "--set", "part=8", "--json"])
     data = json.loads(done.output)
-    assert not data["passed"] and CheckResult.from_json(data).unwritten[0].first == (8, 0)
+    assert not data["passed"] and data["unwritten"][0]["first"] == [8, 0]
 
 
 RIGHT = {
@@ -239,14 +239,6 @@ def test_small_faults_fail(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found.passed, found
     with pytest.raises(CheckFailed, match=r"off by more than rounding|relative error"):
         found.require()
-
-
-def test_a_result_survives_json() -> None:
-    one = Finding("c", 1, 20, (3, 4), "are wrong")
-    there = CheckResult(
-        "gemm", "gpu", "float64", {"m": 5}, {"c": np.inf}, {"c": 1e-3}, (one,), (one,)
-    )
-    assert CheckResult.from_json(json.loads(json.dumps(there.to_json()))) == there
 
 
 def test_the_check_of_a_default_is_quick() -> None:

@@ -16,12 +16,13 @@ from warploom.kernels.attention.choose import (
     CONSTANTS_FILE,
     SMS,
     START,
+    choose_attention,
     microseconds,
     work_of,
 )
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.choices import ATTENTION_CHOICES, choose_attention
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.tile import E4M3, FP16, interpret
 
 
@@ -88,7 +89,8 @@ def test_8_bit_attention_gets_tiles_that_it_can_have():
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 700), keys=st.integers(1, 700), causal=st.booleans(),
-    window=st.sampled_from([None, 1, 100, 300]), name=st.sampled_from(["128x64", "192x128-snake"]),
+    window=st.sampled_from([None, 1, 100, 300]),
+    name=st.sampled_from(["128x64", "192x128-serpentine"]),
 )  # fmt: skip
 def test_steps_are_the_blocks_that_some_row_sees(rows, keys, causal, window, name):
     choice = ATTENTION_CHOICES[name]
@@ -108,7 +110,10 @@ def test_steps_are_the_blocks_that_some_row_sees(rows, keys, causal, window, nam
 @settings(max_examples=20, deadline=None)
 @given(lengths=st.lists(st.integers(0, 900), min_size=1, max_size=6), causal=st.booleans())
 def test_packed_sequences_are_the_work_of_each_together(lengths, causal):
-    choice, config = ATTENTION_CHOICES["192x128-snake"], AttentionConfig(causal=causal, packed=True)
+    choice, config = (
+        ATTENTION_CHOICES["192x128-serpentine"],
+        AttentionConfig(causal=causal, packed=True),
+    )
     tiles, steps, least = work_of(choice, config, lengths, lengths)
     each = [work_of(choice, config, n, n) for n in lengths]
     assert tiles == sum(one[0] for one in each) and steps == sum(one[1] for one in each)
@@ -157,7 +162,7 @@ def test_what_has_no_variant_is_refused():
 def test_equal_tasks_take_whole_rounds_of_the_sms():
     """One task more than there are SMs leaves all but one of them idle for a round."""
     choice, config = ATTENTION_CHOICES["128x64"], AttentionConfig(causal=False)
-    assert choice.launch.get("tile_scheduler") != "dynamic"
+    assert choice.tile_scheduler != "dynamic"
 
     def time(tasks):
         return microseconds(choice, config, choice.tile[0], 4096, tasks, (1.0, 0.5))

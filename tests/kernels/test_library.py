@@ -65,16 +65,29 @@ def test_eight_bit_operands_are_stored_as_the_tensor_core_takes_them(tmp_path):
         assert code == 0, text
 
 
-BAD = {
-    "gmm": ({}, "expected one of attention, gemm"),
-    "gemm": ({"tyle": "1"}, "no setting 'tyle'"),
-    "attention": ({"causal": "maybe"}, "expected true or false"),
-}
+BAD = [
+    ("gmm", {}, "expected one of attention, gemm"),
+    ("gemm", {"tyle": "1"}, "no setting 'tyle': expected one of dtype"),
+    ("gemm", {"across": "true"}, "no setting 'across': it is called 'swap_ab'"),
+    ("attention", {"guess": "12"}, "no setting 'guess': it is called 'optimistic_threshold'"),
+    ("attention", {"causal": "maybe"}, "expected true or false"),
+    ("attention", {"heads": "0"}, "heads=0 kv_heads=0 group=1: expected at least one head"),
+    ("attention", {"kv_heads": "0"}, "kv_heads=0 group=1: .* heads = kv_heads"),
+    ("attention", {"heads": "6", "kv_heads": "2"}, "heads=6 kv_heads=2 group=1: .* heads = kv_h"),
+    ("attention", {"heads": "6", "group": "4"}, "heads=6 kv_heads=1 group=4"),
+]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_settings_are_refused(name):
-    settings, message = BAD[name]
+@pytest.mark.parametrize("how", [{}, {"heads": "6"}, {"kv_heads": "2"}, {"group": "3"}])
+def test_numbers_of_heads_that_are_not_given_follow_from_the_others(how):
+    for settings in (how, {"group": "3", **how}):
+        sizes = configure("attention", settings)[1]
+        assert sizes["heads"] == int(settings.get("group", "1")) * sizes["kv_heads"] > 0
+        assert all(sizes[name] == int(text) for name, text in how.items() if name in sizes)
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), BAD)
+def test_bad_settings_are_refused(name, settings, message):
     with pytest.raises(InputError, match=message):
         configure(name, settings)
 

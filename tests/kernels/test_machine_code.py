@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from warploom.codegen.cuda.emit import CudaSource, emit
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.choices import choose_attention, choose_gemm
+from warploom.kernels.gemm.choose import choose_gemm
 from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
 from warploom.tile import BF16, E4M3, FP16
 
@@ -49,7 +51,8 @@ GEMM_SHAPES: dict[str, tuple[GemmConfig, str]] = {
 
 def digest(source: CudaSource, allow: tuple[str, ...] = ()) -> str:
     """Of the code without comments, its parameters and blocks, and what the compiler may do."""
-    code = re.sub(r"[ \t]*//[^\n]*", "", source.text)
+    lines = [re.sub(r"[ \t]*//.*", "", line) for line in source.text.splitlines()]
+    code = "\n".join(line for line in lines if line)
     launch = (source.parameters, source.shared_bytes, source.threads, source.cluster, allow)
     return hashlib.sha256(f"{launch}\n{code}".encode()).hexdigest()
 

@@ -35,7 +35,13 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
         left = {identity(row) for row in rows if row["outcome"] == SURVIVED}
         found = [m for m in found if identity(vars(m)) in left]
     if options.sample is not None:
-        found = random.Random(options.seed).sample(found, min(options.sample, len(found)))
+        of: dict[str, list[Mutant]] = {}
+        for mutant in found:
+            of.setdefault(mutant.checker, []).append(mutant)
+        rng = random.Random(options.seed)
+        found = [
+            m for all_ in of.values() for m in rng.sample(all_, min(options.sample, len(all_)))
+        ]
     return found
 
 
@@ -44,7 +50,9 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--kind", choices=("semantic", "generated"), help="only these")
     parser.add_argument("--only", default="", help="only of checkers or files whose name has this")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many, drawn at random")
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="so many of each checker, at random"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=1, help="so many at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the results; goes on")

@@ -7,7 +7,7 @@ import copy
 import re
 from collections.abc import Iterator
 
-from tests.mutants.model import PACKAGE, ROOT, Checker, Mutant
+from tests.mutants.model import PACKAGE, ROOT, Checker, Mutant, MutantError
 
 SHIFTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -22,15 +22,27 @@ ORDERING = re.compile(r"fence|wait|arrive|commit|sync")
 
 
 def generated(checkers: list[Checker]) -> list[Mutant]:
-    """Every generated fault of the modules that the checkers name."""
+    """Every generated fault of the modules that the checkers name.
+
+    Raises `MutantError` where one that is called equivalent is not among them.
+    """
     found: list[Mutant] = []
     for checker in checkers:
+        argued = {(e.file, e.line, e.before, e.after): e.why for e in checker.equivalents}
         for module in checker.modules:
             source = (ROOT / PACKAGE / module).read_text()
-            found += [
-                Mutant("generated", checker.name, module, before, after, why, checker.tests, at=at)
-                for at, before, after, why in faults(source)
-            ]
+            lines = source.splitlines()
+            for at, before, after, why in faults(source):
+                line = lines[source.count("\n", 0, at)].strip()
+                same = argued.pop((module, line, before, after), "")
+                tests = checker.tests
+                found.append(
+                    Mutant(
+                        "generated", checker.name, module, before, after, why, tests, same, at=at
+                    )
+                )
+        for file, line, before, after in argued:
+            raise MutantError(f"{file}: no fault {before!r} -> {after!r} in {line!r}")
     return found
 
 

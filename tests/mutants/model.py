@@ -69,13 +69,27 @@ class Mutant:
 
 
 @dataclass(frozen=True)
+class Equivalent:
+    """A generated mutant that nothing can tell: `before` becomes `after` in the one line of `file`
+    that reads `line`; `why` argues it."""
+
+    file: str
+    line: str
+    before: str
+    after: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Checker:
-    """What is tested: its mutants, the modules that more are generated of, and its tests."""
+    """What is tested: its mutants, the modules that more are generated of, which of these are
+    equivalent, and its tests."""
 
     name: str
     tests: tuple[str, ...]
     modules: tuple[str, ...]
     mutants: tuple[Mutant, ...]
+    equivalents: tuple[Equivalent, ...] = ()
 
 
 def load(path: Path = DATA) -> list[Checker]:
@@ -98,5 +112,7 @@ def load(path: Path = DATA) -> list[Checker]:
             )
             for item in row.get("mutant", ())
         )
-        found.append(Checker(row["name"], tests, tuple(row.get("modules", ())), mutants))
+        equivalents = tuple(Equivalent(**item) for item in row.get("equivalent", ()))
+        modules = tuple(row.get("modules", ()))
+        found.append(Checker(row["name"], tests, modules, mutants, equivalents))
     return found

@@ -15,12 +15,12 @@ from warploom.runtime import Buffer, LaunchSpec, Null, Pointer, Scalar, TensorMa
 from warploom.runtime.correctness import CheckSettings
 from warploom.runtime.device import CudaError, Shape
 from warploom.runtime.driver import CudaDevice, device_count
-from warploom.runtime.dtypes import DTYPES
 from warploom.runtime.helpers import Helpers
 from warploom.runtime.launch import pack_arguments
 from warploom.runtime.patterns import PATTERNS, generate
 from warploom.runtime.session import MeasureSettings, Session
 from warploom.runtime.timing import TimingSettings
+from warploom.tile.dtypes import MEMORY
 
 
 def image(text: str) -> bytes:
@@ -40,7 +40,7 @@ def fills_that_differ(device: CudaDevice, helpers: Helpers) -> list[str]:
     wrong: list[str] = []
     address = device.allocate(1 << 16)
     for pattern in PATTERNS:
-        for dtype in DTYPES.values():
+        for dtype in MEMORY.values():
             helpers.reset(5)
             buffer = Buffer("b", (7, 61), dtype.name, "in", low=-3 if dtype.kind == "int" else 0)
             helpers.fill(address, buffer, 9, 2, (pattern,))
@@ -98,7 +98,7 @@ def main() -> None:
             lambda: device.launch(
                 device.function(module, "flip"),
                 Shape((1, 1, 1), (1, 1, 1), 300_000),
-                pack_arguments(spec(), {"x": 0, "y": 0}, device),
+                pack_arguments(spec().arguments, {"x": 0, "y": 0}, spec().kinds, device),
             )
         ),
     }

@@ -19,10 +19,10 @@ import numpy as np
 
 from warploom.errors import DeviceError
 from warploom.runtime.device import CudaError, DeviceInfo, Shape
-from warploom.runtime.dtypes import DTYPES
 from warploom.runtime.launch import Buffer, LaunchSpec, Params, Pointer, Scalar, TensorMap
-from warploom.runtime.patterns import PATTERNS, generate
+from warploom.runtime.patterns import PATTERNS, generate, scales
 from warploom.runtime.workbench import Workload
+from warploom.tile.dtypes import MEMORY
 
 KERNEL = "flip"
 INFO = DeviceInfo(
@@ -243,14 +243,10 @@ class FakeDevice:
         pattern = next(name for name, entry in PATTERNS.items() if entry.code == code)
         dtype = next(
             entry
-            for entry in DTYPES.values()
+            for entry in MEMORY.values()
             if (entry.bytes, entry.exponent, entry.mantissa) == (size, exponent, mantissa)
         )
-        assert (has_inf, large, small) == (
-            dtype.has_infinity,
-            2.0**dtype.large,
-            2.0**dtype.small,
-        )
+        assert (has_inf, large, small) == (dtype.has_infinity, *scales(dtype))
         bits = generate(dtype, count, pattern, seed + sample, salt, inner, low, low + span)
         self.upload(to, bits.tobytes())
 

@@ -14,11 +14,12 @@ from warploom.errors import CheckFailed, InputError
 from warploom.runtime.buffers import GUARD_BYTES, Layout
 from warploom.runtime.correctness import CheckReport, CheckSettings, check_candidate, self_test
 from warploom.runtime.device import CudaError
-from warploom.runtime.dtypes import DTYPES, decode
+from warploom.runtime.encoding import decode
 from warploom.runtime.helpers import Helpers
 from warploom.runtime.patterns import DEFAULT_PATTERNS, generate
 from warploom.runtime.sampling import check_samples
 from warploom.runtime.workbench import Workbench
+from warploom.tile.dtypes import MEMORY
 
 QUICK = CheckSettings(patterns=("randn", "integers"), warm=3)
 PASSED = CheckReport(True, (), {})
@@ -64,7 +65,7 @@ def test_a_word_is_described_by_buffer_element_and_role() -> None:
 def test_inputs_on_the_device_are_those_of_generate(bench: Workbench) -> None:
     space = bench.workspace
     space.fill(space.pristine, 11, ("uniform",))
-    expected = generate(DTYPES["bf16"], 1000, "uniform", 11, salt=0, inner=100)
+    expected = generate(MEMORY["bf16"], 1000, "uniform", 11, salt=0, inner=100)
     assert space.read(space.pristine, "x") == expected.tobytes()
     assert set(space.read(space.pristine, "y")) == {0xFF}
 
@@ -183,7 +184,7 @@ def test_samples_run_as_one_graph_and_change_every_time(bench: Workbench, tmp_pa
     assert seen[-1]["eta_s"] == 0
     last = 299
     pattern = DEFAULT_PATTERNS[last % len(DEFAULT_PATTERNS)]
-    made = generate(DTYPES["bf16"], 1000, pattern, 4 + last, salt=0, inner=100)
+    made = generate(MEMORY["bf16"], 1000, pattern, 4 + last, salt=0, inner=100)
     space = bench.workspace
     assert space.read(space.expected, "x") == made.tobytes()
     assert json.loads((tmp_path / "state.json").read_text())["done"] == 300
@@ -222,9 +223,9 @@ def test_narrow_floats_and_integers_fill_the_same_on_both_sides() -> None:
         space = bench.workspace
         space.fill(space.pristine, 2, ("large",))
         raw = space.read(space.pristine, "x")
-        made = generate(DTYPES[dtype], 1000, "large", 2, salt=0, inner=100)
+        made = generate(MEMORY[dtype], 1000, "large", 2, salt=0, inner=100)
         assert raw == made.tobytes()
-        assert decode(made, DTYPES[dtype]).any()
+        assert decode(made, MEMORY[dtype]).any()
 
 
 def test_bad_settings_are_refused() -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from warploom.errors import InputError
-from warploom.runtime.dtypes import DTYPES, decode
+from warploom.runtime.encoding import decode
 from warploom.runtime.patterns import DEFAULT_PATTERNS, PATTERNS, generate
+from warploom.tile.dtypes import MEMORY
 
-F32 = DTYPES["fp32"]
+F32 = MEMORY["fp32"]
 
 
 def values(pattern: str, count: int = 4096, **kwargs: int) -> np.ndarray:
@@ -24,7 +25,7 @@ def test_at_least_eight_patterns_by_default_and_special_only_when_asked() -> Non
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "e4m3", "e5m2", "fp64"])
 def test_default_patterns_stay_finite_in_every_type(pattern: str, dtype: str) -> None:
-    made = decode(generate(DTYPES[dtype], 2000, pattern, 1, inner=50), DTYPES[dtype])
+    made = decode(generate(MEMORY[dtype], 2000, pattern, 1, inner=50), MEMORY[dtype])
     assert np.isfinite(made).all() == (pattern != "special")
 
 
@@ -66,13 +67,13 @@ def test_shapes_of_the_structured_patterns() -> None:
 
 
 def test_integers_are_indices_in_range() -> None:
-    made = decode(generate(DTYPES["i32"], 5000, "randn", 3, low=-2, high=5), DTYPES["i32"])
+    made = decode(generate(MEMORY["i32"], 5000, "randn", 3, low=-2, high=5), MEMORY["i32"])
     assert set(made) == set(range(-2, 5))
 
 
 def test_the_stream_is_fixed_for_ever() -> None:
     """A failing sample reported once must be made again by any later version."""
-    made = generate(DTYPES["bf16"], 4, "randn", 1, 2)
+    made = generate(MEMORY["bf16"], 4, "randn", 1, 2)
     assert [hex(int(word)) for word in made] == GOLDEN
 
 

@@ -102,8 +102,35 @@ def test_bad_series_are_refused() -> None:
         round_ratios([1.0], [])
     with pytest.raises(InputError, match="finite times above zero"):
         round_ratios([1.0], [0.0])
-    with pytest.raises(InputError, match="at least one ratio"):
-        bootstrap_ratio([[]])
+    with pytest.raises(InputError, match="equal, non-empty"):
+        round_ratios([], [])
+    for groups in ([[]], [], [[1.0], []]):
+        with pytest.raises(InputError, match="at least one ratio"):
+            bootstrap_ratio(groups)
+    for values in ([0.0], [1.0, -1.0]):
+        with pytest.raises(InputError, match="geometric mean"):
+            geometric_mean(values)
     with pytest.raises(InputError, match="geometric mean"):
         geometric_mean([])
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
+
+
+def test_one_round_and_one_reload_are_enough() -> None:
+    assert round_ratios([3.0], [2.0]).tolist() == [1.5]
+    assert bootstrap_ratio([[1.5]]) == Ratio(1.5, 1.5, 1.5, 1, 1)
+    assert geometric_mean([3.0]) == pytest.approx(3.0)
+
+
+def test_two_reloads_are_resampled() -> None:
+    """A ratio of 1 in one and 2 in the other: the interval has both."""
+    ratio = bootstrap_ratio([[1.0] * 9, [2.0] * 9])
+    assert (ratio.low, ratio.high) == (1.0, 2.0)
+
+
+def test_both_ends_leave_out_the_same_share() -> None:
+    """Where nothing is to be held, they meet in the middle."""
+    values = np.random.default_rng(6).uniform(1, 2, 101)
+    none = bootstrap_ratio([values], confidence=0.0)
+    assert none.low == none.high
+    half, whole = (bootstrap_ratio([values], confidence=c) for c in (0.5, 1.0))
+    assert whole.low < half.low < none.low < half.high < whole.high

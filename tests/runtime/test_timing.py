@@ -61,9 +61,9 @@ def test_cold_is_from_memory_and_warm_from_the_cache(mode: str, micros: list[flo
 
 def test_a_spin_that_ends_too_early_throws_the_batch_away_and_grows() -> None:
     bench = make(late_spins=2)
-    watch = Stopwatch(bench)
-    loaded = bench.load(image(us=5))
-    assert watch.windows([loaded] * 3, 2) == pytest.approx([5, 5, 5])
+    watch = Stopwatch(bench.device, bench.helpers)
+    launch = bench.launcher(bench.load(image(us=5)))
+    assert watch.windows([launch] * 3, 2) == pytest.approx([5, 5, 5])
     spins = bench.device.spins  # type: ignore[attr-defined]
     assert len(spins) == 3
     assert spins == sorted(set(spins))
@@ -72,7 +72,7 @@ def test_a_spin_that_ends_too_early_throws_the_batch_away_and_grows() -> None:
 def test_a_host_that_never_keeps_up_is_named() -> None:
     bench = make(late_spins=10_000)
     with pytest.raises(DeviceError, match="too busy to time"):
-        Stopwatch(bench).windows([bench.load(image())], 1)
+        Stopwatch(bench.device, bench.helpers).windows([bench.launcher(bench.load(image()))], 1)
 
 
 def test_windows_hold_enough_launches_for_short_kernels_only() -> None:
@@ -101,10 +101,11 @@ def test_the_first_launches_after_a_load_are_not_counted(monkeypatch: pytest.Mon
     seen: list[int] = []
     measure = Stopwatch.rounds
 
-    def rounds(self: Stopwatch, functions, count, launches, rng, *, cold=False):  # type: ignore[no-untyped-def]
+    def rounds(self: Stopwatch, functions, count, launches, rng, flush=None):  # type: ignore[no-untyped-def]
         fresh = any(id(function) not in seen for function in functions)
         seen.extend(id(function) for function in functions)
-        return measure(self, functions, count, launches, rng, cold=cold) * (5.0 if fresh else 1.0)
+        kept.extend(functions)
+        return measure(self, functions, count, launches, rng, flush) * (5.0 if fresh else 1.0)
 
     monkeypatch.setattr(Stopwatch, "rounds", rounds)
     monkeypatch.setattr(Workbench, "unload", lambda self, loaded: kept.append(loaded))

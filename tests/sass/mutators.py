@@ -1,192 +1,48 @@
-"""Wrong candidates by construction, from facts that `constraints.py` had no part in.
+"""Wrong candidates by construction, from facts that `constraints.py` had no part in (`facts`).
 
-Facts used: the words, the control fields taken apart here by hand, basic blocks, and the registers
-each instruction reads and writes (checked elsewhere against nvdisasm). A mutator yields whole
-files that are wrong for one reason. Around the fault the stalls are raised to the most there is,
-so that a broken distance cannot hide a missing check of order.
+A mutator yields whole files that are wrong for one reason. Around the fault the stalls are raised
+to the most there is, so that a broken distance cannot hide a missing check of order.
 """
 
 from __future__ import annotations
 
-import struct
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
+from tests.sass.facts import (
+    GLOBAL,
+    LEAST_RESULT,
+    MEMORY,
+    NONE,
+    NOT_MEASURED,
+    READ,
+    REUSE,
+    SHARED,
+    STALL,
+    STAY,
+    STORES,
+    UNIFORM,
+    WAIT,
+    WRITE,
+    Code,
+    Make,
+    Mutant,
+    Mutator,
+    address,
+    disjoint,
+    fixed,
+    free,
+    read_by,
+    read_late,
+    registers,
+    tied,
+    written_by,
+)
+
 from warploom.sass.decode import nvinfo
-from warploom.sass.decode.cubin import Cubin
-from warploom.sass.decode.kernel import Block, Instruction, Kernel
+from warploom.sass.decode.kernel import Block, Instruction
 from warploom.sass.edit.edit import Editor
-
-STALL, STAY, WRITE, READ, WAIT, REUSE = (41, 4), (45, 1), (46, 3), (49, 3), (52, 6), (58, 4)
-CONTROL = ((1 << 21) - 1) << 41
-NONE = 7
-
-# Fixed-latency arithmetic: a result takes at least four cycles on Ampere and Hopper
-# (arXiv 2503.20481, table 2; arXiv 2402.13499), so a reader three cycles later reads too early.
-ARITHMETIC = frozenset("FFMA FADD FMUL IADD3 LOP3 IMAD SHF SEL LEA PRMT FSEL FMNMX".split())
-LEAST_RESULT = 4
-UNIFORM = frozenset("UIADD3 UIMAD ULOP3 USHF ULEA USEL UISETP".split())
-SHARED = frozenset("LDS STS LDSM STSM".split())
-GLOBAL = frozenset("LDG STG".split())
-MEMORY = SHARED | GLOBAL
-STORES = frozenset("STG STS STSM".split())
-
-Word = tuple[int, int]
-
-
-def get(high: int, part: tuple[int, int]) -> int:
-    """One control field of a high word."""
-    return high >> part[0] & (1 << part[1]) - 1
-
-
-def put(word: Word, part: tuple[int, int], value: int) -> Word:
-    """A word with one control field replaced."""
-    mask = (1 << part[1]) - 1 << part[0]
-    return word[0], word[1] & ~mask | value << part[0]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A wrong candidate and what is wrong with it."""
-
-    data: bytes
-    why: str
-
-
-@dataclass(frozen=True)
-class Code:
-    """One kernel's facts, and files made from changed words."""
-
-    cubin: Cubin
-    kernel: Kernel
-    closest: Mapping[str, int]  # least stall between neighbours of one opcode, over the corpus
-
-    @property
-    def items(self) -> tuple[Instruction, ...]:
-        """The instructions."""
-        return self.kernel.instructions
-
-    @cached_property
-    def words(self) -> list[Word]:
-        """The words of the original."""
-        return [(item.low, item.high) for item in self.items]
-
-    @cached_property
-    def times(self) -> list[int]:
-        """Issue cycles, stalls only, from the kernel's start."""
-        now, times = 0, []
-        for _, high in self.words:
-            times.append(now)
-            now += get(high, STALL)
-        return times
-
-    def field(self, index: int, part: tuple[int, int]) -> int:
-        """A control field of an original instruction."""
-        return get(self.words[index][1], part)
-
-    def waited(self, index: int) -> int:
-        """Scoreboards waited for: the mask, and what a DEPBAR counts down."""
-        found = self.field(index, WAIT)
-        item = self.items[index]
-        if item.base == "DEPBAR":
-            _, named, board = item.line.operands.partition("SB")
-            found |= 1 << int(board[0]) if named else (1 << 6) - 1
-        return found
-
-    def file(self, words: list[Word], info: bytes | None = None) -> bytes:
-        """The original file with other words (and `.nv.info` bytes)."""
-        data = bytearray(self.cubin.data)
-        section = self.kernel.code.text
-        flat = [half for word in words for half in word]
-        struct.pack_into(f"<{len(flat)}Q", data, section.offset, *flat)
-        part = self.kernel.code.info
-        if info is not None and part is not None:
-            data[part.offset : part.offset + part.size] = info
-        return bytes(data)
-
-    def ordered(self, order: list[int], low: int, high: int) -> bytes:
-        """The file with another order, offsets in `.nv.info` following, stalls of 15 around it."""
-        words = [self.words[index] for index in order]
-        for place in range(max(0, low - 1), min(len(words), high + 1)):
-            words[place] = put(put(put(words[place], STALL, 15), STAY, 0), REUSE, 0)
-        place_of = {old: new for new, old in enumerate(order)}
-        info = nvinfo.rewrite(
-            self.kernel.info,
-            lambda at: place_of[at // 16] * 16 if at // 16 in place_of and at % 16 == 0 else at,
-        )
-        return self.file(words, info)
-
-    def moved(self, index: int, to: int) -> bytes:
-        """The file with instruction `index` standing at place `to`."""
-        order = list(range(len(self.items)))
-        order.insert(to, order.pop(index))
-        return self.ordered(order, min(index, to), max(index, to))
-
-    def changed(self, *edits: tuple[int, tuple[int, int], int]) -> bytes:
-        """The file with control fields replaced: (instruction, field, value)."""
-        words = list(self.words)
-        for index, part, value in edits:
-            words[index] = put(words[index], part, value)
-        return self.file(words)
-
-    def name(self, *indices: int) -> str:
-        """Instructions in words."""
-        return " / ".join(str(self.items[index]) for index in indices)
-
-    def neighbours(self) -> Iterator[tuple[Instruction, Instruction]]:
-        """Instructions that follow each other in one block, both free to move and executed."""
-        for block in self.kernel.blocks:
-            for first, second in pairwise(self.items[block.start : block.end]):
-                if free(first) and free(second) and not disjoint(first, second):
-                    yield first, second
-
-
-def free(item: Instruction) -> bool:
-    """Not pinned and executed at all."""
-    return not item.pinned and item.line.guard != "!PT"
-
-
-def disjoint(first: Instruction, second: Instruction) -> bool:
-    """Complementary guards: no thread executes both."""
-    one, other = first.line.guard, second.line.guard
-    return bool(one and other and one != other and one.lstrip("!") == other.lstrip("!"))
-
-
-def read_by(item: Instruction) -> set[int]:
-    """What an instruction reads for its own sake (not to keep an old value under a guard)."""
-    return {access.resource for access in item.effects.reads if access.slot not in ("old", "group")}
-
-
-def read_late(item: Instruction) -> set[int]:
-    """The high word of a 64-bit addend, which a product reads two cycles after the rest."""
-    wide = item.line.opcode.startswith(("IMAD.WIDE", "UIMAD.WIDE"))
-    return {access.resource for access in item.effects.reads if wide and access.slot == "c1"}
-
-
-def written_by(item: Instruction) -> set[int]:
-    """What an instruction writes."""
-    return {access.resource for access in item.effects.writes if access.slot != "group"}
-
-
-def registers(resources: set[int]) -> set[int]:
-    """General registers only."""
-    return {resource for resource in resources if resource < 256}
-
-
-def fixed(code: Code, item: Instruction) -> bool:
-    """Plain arithmetic whose result only distance covers."""
-    return (
-        item.base in ARITHMETIC
-        and ".WIDE" not in item.line.opcode
-        and code.field(item.index, WRITE) == NONE
-    )
-
-
-Mutator = Callable[[Code], Iterator[Mutant]]
-
 
 # --- order of registers -----------------------------------------------------------------------
 
@@ -213,6 +69,8 @@ def swap_waw(code: Code) -> Iterator[Mutant]:
             for resource in sorted(registers(written_by(item))):
                 earlier = last.get(resource)
                 if earlier is not None and free(item) and free(code.items[earlier]):
+                    if code.items[earlier].identity == item.identity:
+                        continue
                     used = _read_before_overwritten(code, block, item.index, resource)
                     if used and not disjoint(code.items[earlier], item):
                         yield Mutant(code.moved(item.index, earlier), code.name(earlier))
@@ -284,9 +142,11 @@ def zero_stall(code: Code) -> Iterator[Mutant]:
 
 def crowded_pipe(code: Code) -> Iterator[Mutant]:
     """Two neighbours of one opcode in consecutive cycles, where no compiler output has fewer than
-    two between that opcode and itself."""
+    two between that opcode and itself, and the hardware was not measured to keep them apart."""
     for first, second in code.neighbours():
-        if first.line.opcode == second.line.opcode and code.closest.get(first.line.opcode, 0) >= 2:
+        known = code.kernel.sm == 90 and first.base not in NOT_MEASURED
+        same = first.line.opcode == second.line.opcode
+        if same and not known and code.closest.get(first.line.opcode, 0) >= 2:
             edits = ((first.index, STALL, 1), (first.index, STAY, 1))
             yield Mutant(code.changed(*edits), code.name(first.index, second.index))
 
@@ -438,20 +298,17 @@ def _across(
                 for place in range(item.index + step, stop, step):
                     other = code.items[place]
                     if other.base in movers and free(other):
-                        apart = item.base in STORES and _address(item) == _address(other)
-                        tied = any(_tied(code.items[index], other) for index in passed)
-                        if not tied and not apart:
+                        apart = item.base in STORES and address(item) == address(other)
+                        bound = any(tied(code.items[index], other) for index in passed)
+                        if not bound and not apart:
+                            pointers = {item.base, other.base} == {"LDG", "STG"}
                             yield Mutant(
-                                code.moved(place, item.index), code.name(item.index, place)
+                                code.moved(place, item.index),
+                                code.name(item.index, place),
+                                pointers and ".STRONG" not in item.line.opcode,
                             )
                         break
                     passed.add(place)
-
-
-def _tied(one: Instruction, other: Instruction) -> bool:
-    return bool(
-        written_by(one) & (read_by(other) | written_by(other)) or read_by(one) & written_by(other)
-    )
 
 
 def shared_across_barrier(code: Code) -> Iterator[Mutant]:
@@ -493,20 +350,17 @@ def swap_copies(code: Code) -> Iterator[Mutant]:
 def swap_stores(code: Code) -> Iterator[Mutant]:
     """Two stores to one space whose addresses come from different registers, or overlap."""
     for first, second in code.neighbours():
-        if first.base == second.base and first.base in STORES and not _tied(first, second):
-            one, other = (_address(item) for item in (first, second))
+        if first.base == second.base and first.base in STORES and not tied(first, second):
+            one, other = (address(item) for item in (first, second))
             if one != other:
-                yield Mutant(code.moved(second.index, first.index), code.name(first.index))
+                name = code.name(first.index)
+                yield Mutant(code.moved(second.index, first.index), name, first.base == "STG")
 
 
 def load_above_store(code: Code) -> Iterator[Mutant]:
     """A load of the space changes sides of a store, whose address is not known to differ."""
     for store, loads in (("STS", ("LDS", "LDSM")), ("STG", ("LDG",))):
         yield from _across(code, lambda item, base=store: item.base == base, frozenset(loads))
-
-
-def _address(item: Instruction) -> set[int]:
-    return {a.resource for a in item.effects.reads if a.slot.startswith(("addr", "uaddr", "desc"))}
 
 
 def _group_uses(code: Code, part: Callable[[Instruction], set[int]]) -> Iterator[tuple[int, int]]:
@@ -528,8 +382,8 @@ def _group_uses(code: Code, part: Callable[[Instruction], set[int]]) -> Iterator
             found = 0
             passed: list[Instruction] = []
             for other in items[item.index - block.start + 1 :]:
-                tied = any(_tied(before, other) for before in passed)
-                if held & part(other) and free(other) and not tied and other.base != "HGMMA":
+                bound = any(tied(before, other) for before in passed)
+                if held & part(other) and free(other) and not bound and other.base != "HGMMA":
                     yield item.index, other.index
                     found += 1
                 passed.append(other)
@@ -547,6 +401,122 @@ def group_register_written_in_flight(code: Code) -> Iterator[Mutant]:
     """A register of an HGMMA (A operand or accumulator) is written above its DEPBAR."""
     for wait, user in _group_uses(code, written_by):
         yield Mutant(code.moved(user, wait), code.name(wait, user))
+
+
+# --- more of each -----------------------------------------------------------------------------
+
+
+def uniform_read_early(code: Code) -> Iterator[Mutant]:
+    """A result of the uniform datapath is read by an arithmetic unit in the next cycle; even the
+    datapath itself takes two (arXiv 2503.20481: uniform results come later than vector ones)."""
+    for block in code.kernel.blocks:
+        for first, second in pairwise(code.items[block.start : block.end]):
+            reads = written_by(first) & read_by(second)
+            plain = first.base in UNIFORM and not first.line.guard and not second.line.guard
+            if plain and reads and fixed(code, second) and code.field(first.index, STALL) > 1:
+                edits = ((first.index, STALL, 1), (first.index, STAY, 1))
+                yield Mutant(code.changed(*edits), code.name(first.index, second.index))
+
+
+def carry_in_next_cycle(code: Code) -> Iterator[Mutant]:
+    """Two additions of the uniform datapath that make a carry, in consecutive cycles: on an H200
+    the second gave a wrong result."""
+    for first, second in code.neighbours():
+        carries = all(
+            item.base == "UIADD3" and "UP" in item.line.operands for item in (first, second)
+        )
+        if carries and not tied(first, second) and code.field(first.index, STALL) > 1:
+            edits = ((first.index, STALL, 1), (first.index, STAY, 1))
+            yield Mutant(code.changed(*edits), code.name(first.index, second.index))
+
+
+def guard_in_next_cycles(code: Code) -> Iterator[Mutant]:
+    """A predicate guards an instruction less than four cycles after the comparison that makes it,
+    which takes as long as any arithmetic result."""
+    for block in code.kernel.blocks:
+        for item in code.items[block.start : block.end]:
+            if item.base not in ("ISETP", "FSETP") or item.line.guard:
+                continue
+            made = written_by(item)
+            for other in code.items[item.index + 1 : min(item.index + LEAST_RESULT, block.end)]:
+                guards = {a.resource for a in other.effects.reads if a.slot == "guard"}
+                distance = code.times[other.index] - code.times[item.index]
+                if made & guards and distance >= LEAST_RESULT:
+                    span = range(item.index, other.index)
+                    edits = [(index, STALL, 1) for index in span]
+                    stays = [(index, STAY, 1) for index in span]
+                    yield Mutant(code.changed(*edits, *stays), code.name(item.index, other.index))
+                if made & guards:
+                    break
+
+
+def matrix_chain_early(code: Code) -> Iterator[Mutant]:
+    """A matrix product adds to the accumulator of the one just before after at most eight cycles;
+    the chain takes 24 and more (published for HMMA of Ampere and Hopper)."""
+    for block in code.kernel.blocks:
+        items = code.items[block.start : block.end]
+        for first in items:
+            if first.base != "HMMA":
+                continue
+            for second in code.items[first.index + 1 : min(first.index + 8, block.end)]:
+                if second.base == "HMMA" and written_by(first) & read_by(second):
+                    span = range(first.index, second.index)
+                    if any(code.field(index, STALL) > 1 for index in span):
+                        edits = [(index, STALL, 1) for index in span]
+                        stays = [(index, STAY, 1) for index in span]
+                        name = code.name(first.index, second.index)
+                        yield Mutant(code.changed(*edits, *stays), name)
+                    break
+
+
+def use_above_wait(code: Code) -> Iterator[Mutant]:
+    """An instruction that uses a load without a wait of its own goes above the one that waits."""
+    for block in code.kernel.blocks:
+        for item in code.items[block.start : block.end]:
+            board, results = code.field(item.index, WRITE), registers(written_by(item))
+            if board == NONE or not results or item.line.guard == "!PT":
+                continue
+            waiter: int | None = None
+            for other in code.items[item.index + 1 : block.end]:
+                mask = code.waited(other.index)
+                if waiter is None and mask:
+                    if not mask >> board & 1:
+                        continue
+                    waiter = other.index
+                elif waiter is not None and results & read_by(other):
+                    between = code.items[waiter : other.index]
+                    if not mask and _passes(code, other.index, between):
+                        data = code.moved(other.index, waiter)
+                        yield Mutant(data, code.name(item.index, waiter, other.index))
+                    break
+                if results & written_by(other):
+                    break
+
+
+def sync_loses_wait(code: Code) -> Iterator[Mutant]:
+    """A barrier or fence no longer waits for the loads and stores before it."""
+    for item in code.items:
+        if item.base in ("BAR", "MEMBAR", "FENCE", "ERRBAR") and code.field(item.index, WAIT):
+            yield Mutant(code.changed((item.index, WAIT, 0)), code.name(item.index))
+
+
+def counted_setters_swapped(code: Code) -> Iterator[Mutant]:
+    """Two copies that commit to a counted scoreboard change places with what counts them down."""
+    for block in code.kernel.blocks:
+        items = code.items[block.start : block.end]
+        for first, second in pairwise(items):
+            if {first.base, second.base} == {"LDGDEPBAR", "DEPBAR"}:
+                name = code.name(first.index, second.index)
+                yield Mutant(code.moved(second.index, first.index), name)
+
+
+def setter_above_earlier_wait(code: Code) -> Iterator[Mutant]:
+    """A load goes above the instruction that waits for the load before it on the same scoreboard
+    with one wait for both, so that a use of its own result is behind no wait any more."""
+    for producer, consumer, _ in _only_waits(code, WRITE):
+        if consumer == producer + 1 and free(code.items[producer]) and free(code.items[consumer]):
+            data = code.moved(consumer, producer)
+            yield Mutant(data, code.name(producer, consumer))
 
 
 # --- encoding and file ------------------------------------------------------------------------
@@ -598,7 +568,7 @@ def reuse_of_rewritten(code: Code) -> Iterator[Mutant]:
                 rewritten = rewritten or register in written_by(other)
 
 
-def _asks_to_keep(code: Code, item: Instruction) -> bytes:
+def _asks_to_keep(code: Code, item: Instruction) -> Make:
     """The file in which `item` keeps its first source."""
     stall = min(max(1, code.field(item.index, STALL)), 11)
     edits = ((REUSE, 1), (STAY, 1), (STALL, stall))
@@ -655,10 +625,8 @@ def swap_across_blocks(code: Code) -> Iterator[Mutant]:
         above = [i for i in code.items[block.start : block.end] if free(i)]
         below = [i for i in code.items[following.start : following.end] if free(i)]
         if above and below and above[-1].identity != below[0].identity:
-            order = list(range(len(code.items)))
             one, other = above[-1].index, below[0].index
-            order[one], order[other] = other, one
-            yield Mutant(code.ordered(order, one, other), code.name(one, other))
+            yield Mutant(code.exchanged(one, other), code.name(one, other))
 
 
 def move_branch(code: Code) -> Iterator[Mutant]:
@@ -677,18 +645,15 @@ def flip_operand_bit(code: Code) -> Iterator[Mutant]:
             bit = item.index * 37 % 105
             low, high = item.low, item.high
             word = (low ^ 1 << bit, high) if bit < 64 else (low, high ^ 1 << bit - 64)
-            words = list(code.words)
-            words[item.index] = word
-            yield Mutant(code.file(words), f"bit {bit} of {item}")
+            yield Mutant(code.replaced(item.index, word), f"bit {bit} of {item}")
 
 
 def repeat_instruction(code: Code) -> Iterator[Mutant]:
     """An instruction is replaced by a copy of its neighbour."""
     for first, second in code.neighbours():
         if first.identity != second.identity:
-            words = list(code.words)
-            words[second.index] = words[first.index]
-            yield Mutant(code.file(words), code.name(first.index, second.index))
+            copied = code.replaced(second.index, code.words[first.index])
+            yield Mutant(copied, code.name(first.index, second.index))
 
 
 def flip_other_byte(code: Code) -> Iterator[Mutant]:
@@ -701,7 +666,7 @@ def flip_other_byte(code: Code) -> Iterator[Mutant]:
             continue
         data = bytearray(code.file(code.words))
         data[spot] ^= 0x40
-        yield Mutant(bytes(data), f"byte {spot:#x}")
+        yield Mutant(partial(bytes, data), f"byte {spot:#x}")
 
 
 def stale_info(code: Code) -> Iterator[Mutant]:
@@ -715,7 +680,7 @@ def stale_info(code: Code) -> Iterator[Mutant]:
             before = editor.states[block], editor.controls(block)
             editor.move(index, to)
             assert editor.info() != code.kernel.info
-            yield Mutant(code.file(editor.words()), code.name(index))
+            yield Mutant(partial(code.file, editor.words()), code.name(index))
             editor.restore(block, *before)
 
 
@@ -724,7 +689,7 @@ def damaged_info(code: Code) -> Iterator[Mutant]:
     info = bytearray(code.kernel.info)
     for spot in range(4, len(info), 11):
         info[spot] ^= 0x10
-        yield Mutant(code.file(code.words, bytes(info)), f".nv.info byte {spot}")
+        yield Mutant(partial(code.file, code.words, bytes(info)), f".nv.info byte {spot}")
         info[spot] ^= 0x10
 
 
@@ -764,6 +729,14 @@ MUTATORS: dict[Mutator, frozenset[str]] = {
     load_above_store: frozenset(("MEMORY_ORDER",)),
     result_read_in_flight: _ORDER,
     group_register_written_in_flight: _ORDER,
+    uniform_read_early: _TIME,
+    carry_in_next_cycle: frozenset(("PIPE_SPACING", "LATENCY", "OWN_STALL")),
+    guard_in_next_cycles: _TIME,
+    matrix_chain_early: _TIME,
+    use_above_wait: _WAITS,
+    sync_loses_wait: _WAITS,
+    counted_setters_swapped: _SYNC | frozenset(("PINNED", "SCOREBOARD_ORDER")),
+    setter_above_earlier_wait: _ORDER,
     wait_where_none_is_defined: frozenset(("CONTROL_WAIT",)),
     reuse_without_stay: frozenset(("CONTROL_L2",)),
     long_stall_staying: frozenset(("CONTROL_L1",)),
@@ -778,15 +751,3 @@ MUTATORS: dict[Mutator, frozenset[str]] = {
     stale_info: frozenset(("NV_INFO",)),
     damaged_info: frozenset(("NV_INFO", "CONTAINER")),
 }
-
-
-def closest_neighbours(kernels: list[Kernel]) -> dict[str, int]:
-    """The least stall between two neighbours of one opcode, with twenty or more pairs seen."""
-    seen: dict[str, Counter[int]] = {}
-    for kernel in kernels:
-        for block in kernel.blocks:
-            for first, second in pairwise(kernel.instructions[block.start : block.end]):
-                if first.line.opcode == second.line.opcode:
-                    counts = seen.setdefault(first.line.opcode, Counter())
-                    counts[get(first.high, STALL)] += 1
-    return {opcode: min(c) for opcode, c in seen.items() if c.total() >= 20}

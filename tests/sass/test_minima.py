@@ -23,7 +23,7 @@ DATA = Path(__file__).parent / "data" / "own"
 @pytest.fixture(scope="module")
 def own() -> Kernel:
     """A generated attention kernel."""
-    data = lzma.decompress((DATA / "attention-d64-192x128-ahead.cubin.xz").read_bytes())
+    data = lzma.decompress((DATA / "attention-d64-192x128-prefetch.cubin.xz").read_bytes())
     return decode(parse(data, "own"))
 
 

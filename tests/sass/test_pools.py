@@ -17,7 +17,7 @@ from warploom.sass.rules.constraints import derive
 from warploom.sass.rules.lint import lint
 
 DATA = Path(__file__).parent / "data" / "own"
-NAMES = ("attention-d64-192x128-ahead", "gemm-128x256")
+NAMES = ("attention-d64-192x128-prefetch", "gemm-128x256")
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from warploom.schedule import Edge, Graph, GroupSpec, Node, Schedule, Target, Unit, UnitUse
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.rules import PAPER, Rules
-from warploom.schedule.solve.readout import assemble
 
 UNITS = ("TC", "SFU", "CUDA", "TMA")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from bench.published import published
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.schedule import Schedule
-from warploom.schedule.published.catalogue import build
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
 
@@ -14,7 +14,7 @@ from warploom.schedule.solve.solver import Effort
 @cache
 def problem(name: str, gpu: str, seconds: float = 30.0) -> Problem:
     table = costs(gpu)
-    return Problem(build(name, table), target(table), effort=Effort(seconds))
+    return Problem(published(name, gpu), target(table), effort=Effort(seconds))
 
 
 @cache

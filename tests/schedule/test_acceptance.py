@@ -12,10 +12,10 @@ import warploom.schedule.solve.solve as solve_module
 from bench.explain import explain
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import Edge, Graph, Node, UnitUse, check, lower_bounds, verify
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.rules import CROSSING_PRICES, PAPER, Rules
 from warploom.schedule.solve.encoding_exclusive import exclusive, standing
 from warploom.schedule.solve.objectives import LENGTH, TRAFFIC
-from warploom.schedule.solve.readout import assemble
 from warploom.schedule.solve.solve import Clock, Problem, joint_encoding, modulo_schedule, solve
 from warploom.schedule.solve.solver import Effort, Style, run
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from solutions import problem
 from test_property import QUICK, small_graphs, small_target, traffic
 
+from bench.published import GRAPHS, published
 from warploom.schedule import Graph, check
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.bounds import lower_bounds, serial_length
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.rules import OURS
-from warploom.schedule.published.catalogue import GRAPHS, build
 from warploom.schedule.solve.backbone import fix_backbone
 from warploom.schedule.solve.fallback import serial_schedule, values_of
 from warploom.schedule.solve.objectives import TRAFFIC
-from warploom.schedule.solve.readout import assemble
 from warploom.schedule.solve.solve import Problem, decisions, joint_encoding, solve
 from warploom.schedule.solve.solver import Effort, run
 
@@ -28,7 +28,7 @@ from warploom.schedule.solve.solver import Effort, run
 def test_every_graph_has_a_schedule_without_search(gpu: str) -> None:
     table = costs(gpu)
     for name in GRAPHS:
-        graph = build(name, table)
+        graph = published(name, gpu)
         found = serial_schedule(graph, target(table), OURS, {})
         assert found is not None, name
         assert check(graph, target(table), found).passed

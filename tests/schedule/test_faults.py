@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -21,9 +22,9 @@ from warploom.schedule import (
     check,
 )
 from warploom.schedule.check.simulate import simulate, verify
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.rules import OURS, PAPER
 from warploom.schedule.model.target import Unit
-from warploom.schedule.solve.readout import assemble
 
 
 def broken(schedule: Schedule, graph: Graph | None = None) -> set[str]:
@@ -132,6 +133,37 @@ def test_the_simulator_sees_an_overwritten_buffer() -> None:
     schedule = assemble(graph, target_b(), OURS, 40, times, groups)
     assert check(graph, target_b(), schedule).passed
     assert any("smem holds 400000" in h for h in simulate(graph, target_b(), schedule).hazards)
+
+
+def test_the_simulator_judges_slots_by_when_things_were_issued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted fault: fills wait for no release, so a slot is filled under its readers."""
+    assert simulate(graph_b(), target_b(), GOOD).clean
+    monkeypatch.setattr(sys.modules[simulate.__module__], "_slot_free", lambda *_: 0)
+    hazards = simulate(graph_b(), target_b(), replace(GOOD, ring_depth={"K": 1, "V": 1})).hazards
+    assert any("of K refilled under" in hazard for hazard in hazards), hazards
+
+
+def test_the_simulator_takes_time_for_a_hand_over() -> None:
+    edges = (Edge("a", "b", 5, spill_cost=7),)
+    graph = Graph("pair", (Node("a", "a", latency=5), Node("b", "b", latency=1)), edges)
+    for home, gap in (("compute0", 5), ("compute1", 12)):
+        groups = {"a": "compute0", "b": home}
+        schedule = assemble(graph, target_b(), OURS, 20, {"a": 0, "b": 12}, groups)
+        issues = simulate(graph, target_b(), schedule).issues
+        assert issues["b", 0] - issues["a", 0] == gap
+
+
+def test_the_simulated_rate_is_no_less_than_the_work_of_a_rate_unit() -> None:
+    target = replace(target_b(), units=(*target_b().units, Unit("fluid", 2, rate=True)))
+    node = Node("a", "a", (UnitUse("fluid", 21, amount=2),), latency=1)
+    graph = Graph("fluid", (node,), ())
+    for interval in (20, 21):
+        schedule = assemble(graph, target, OURS, interval, {"a": 0}, {"a": "compute0"})
+        assert simulate(graph, target, schedule).rate == 21
+    with pytest.raises(CheckFailed, match=r"takes 21\.0 cycles .* promises 20"):
+        verify(graph, target, replace(schedule, initiation_interval=20))
 
 
 def test_a_slow_steady_state_is_refused() -> None:

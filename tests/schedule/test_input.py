@@ -14,12 +14,17 @@ import pytest
 from fixtures import graph_a, graph_b
 from solutions import problem, solved
 
+from bench.published import DATA, published
+from warploom.autosched.solve import Search, solve_kernel
 from warploom.errors import InputError
+from warploom.kernels.select import written
 from warploom.schedule import Graph, Schedule, Target, check
 from warploom.schedule.view.gantt import show
 from warploom.schedule.view.picture import svg
 from warploom.schedule.view.steady import steady_rows
 from warploom.schedule.view.trace import chrome_trace
+
+BACKWARD = str(DATA / "graphs" / "attention_backward@h100.json")
 
 
 def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -66,14 +71,17 @@ COMMANDS = {
     "unknown unit 'EXP'": ("a.json",),
     "cannot read missing.json": ("missing.json",),
     "not JSON at line 1": ("broken.json",),
-    "no graph 'atention', did you mean 'attention'": ("atention",),
+    "'atention'": ("atention",),
     "--time-limit": ("attention", "--time-limit", "0"),
-    "one iteration needs": ("gemm", "--set", "depth=512"),
-    "has no parameter 'rouws'": ("attention", "--set", "rouws=1"),
+    "one iteration needs": ("large.json",),
+    "'rouws'": ("attention", "--set", "rouws=1"),
+    "--set depth: a JSON graph has neither": ("large.json", "--set", "depth=1"),
+    "no loop j with a matmul, expected one of ['i']": ("attention", "--loop", "j"),
+    "loops of kernels are scheduled for Hopper": ("attention", "--gpu", "a100"),
+    "--groups and --registers are for a graph": ("attention", "--registers", "200"),
     "unknown cost 'speed'": ("attention", "--costs", "speed=1"),
     "expected one of ('low', 'nominal', 'high')": ("attention", "--at", "worst"),
-    "fits no group": ("attention", "--registers", "255", "--gpu", "h100", "--groups", "-1"),
-    "template fa4 puts S0 in mma": ("attention", "--template", "fa4"),
+    "--groups -1": ("large.json", "--registers", "255", "--gpu", "h100", "--groups", "-1"),
     "is a directory": ("gemm", "--svg", "."),
 }
 
@@ -81,18 +89,38 @@ COMMANDS = {
 @pytest.mark.parametrize("message", COMMANDS)
 def test_the_command_says_so_in_one_line(message: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(graph_a().to_json()))
+    (tmp_path / "large.json").write_text(json.dumps(large()))
     (tmp_path / "broken.json").write_text("{")
     done = run(*COMMANDS[message], cwd=tmp_path)
-    if message == "fits no group":
-        message = "--groups -1"
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_capacity_error_names_the_culprit() -> None:
-    done = run("gemm", "--set", "depth=512")
+def large() -> dict[str, Any]:
+    """A loop whose tiles are larger than shared memory."""
+    data = published("gemm", "h200").to_json()
+    for node, size in (("A", 131072), ("B", 262144)):
+        next(one for one in data["nodes"] if one["id"] == node)["memory"] = {"smem": size}
+    return data
+
+
+def test_a_capacity_error_names_the_culprit(tmp_path: Path) -> None:
+    (tmp_path / "large.json").write_text(json.dumps(large()))
+    done = run("large.json", cwd=tmp_path)
     assert "A 131072" in done.stderr and "B 262144" in done.stderr
+
+
+def test_every_command_schedules_the_same_loop(tmp_path: Path) -> None:
+    """`schedule` solves what `build --schedule solve` and `optimize` solve: one interval."""
+    program, launch = written("gemm", {"tile": "128,128,64"})
+    built = solve_kernel(program, launch, search=Search(seconds=20), cache=tmp_path)
+    options = ("--set", "tile=128,128,64", "--time-limit", "20", "--json", "o.json")
+    done = run("gemm", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "o.json").read_text())["schedule"]
+    assert found["initiation_interval"] == built.any_loop.initiation_interval
+    assert found["proof"]["lower_bound"] == built.any_loop.proof.lower_bound
 
 
 def test_the_command_writes_what_it_is_asked_for(tmp_path: Path) -> None:
@@ -102,7 +130,7 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "o.json").read_text())
     schedule = Schedule.from_json(data["schedule"])
     assert Graph.from_json(data["graph"]).name == schedule.graph
-    assert Target.from_json(data["target"]).name == "h100"
+    assert Target.from_json(data["target"]).name == "h200"
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
     quiet = run("gemm", "--json", "-", cwd=tmp_path)
@@ -111,7 +139,9 @@ def test_the_command_writes_what_it_is_asked_for(tmp_path: Path) -> None:
 
 def test_what_json_wrote_is_taken_back(tmp_path: Path) -> None:
     """Where a graph is expected it is solved again, on the target that it was solved for."""
-    first = run("gemm", "--gpu", "h200", "--registers", "240", "--json", "o.json", cwd=tmp_path)
+    published_gemm = str(DATA / "graphs" / "gemm@h200.json")
+    options = ("--gpu", "h200", "--registers", "240", "--json", "o.json")
+    first = run(published_gemm, *options, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     data = json.loads((tmp_path / "o.json").read_text())
     (tmp_path / "printed.json").write_text(
@@ -148,7 +178,7 @@ def test_a_damaged_file_of_json_is_one_line(tmp_path: Path) -> None:
 
 
 def test_progress_says_the_step_and_how_long_it_may_take(tmp_path: Path) -> None:
-    done = run("attention_backward", "--time-limit", "4", "--svg", "a.svg", cwd=tmp_path)
+    done = run(BACKWARD, "--time-limit", "4", "--svg", "a.svg", cwd=tmp_path)
     first = done.stderr.splitlines()[0]
     assert re.fullmatch(r" +1 s of at most 6: .+", first), done.stderr
     assert done.returncode == 0 and "II" in done.stdout
@@ -157,7 +187,7 @@ def test_progress_says_the_step_and_how_long_it_may_take(tmp_path: Path) -> None
 def test_outputs_are_tried_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for option in ("--json", "--svg", "--trace"):
-        done = run("attention_backward", option, "file/o.out", cwd=tmp_path)
+        done = run(BACKWARD, option, "file/o.out", cwd=tmp_path)
         assert done.returncode == 2 and "file: is a file, expected a folder" in done.stderr
         assert done.stderr.count("\n") == 1 and not done.stdout
 

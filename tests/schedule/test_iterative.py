@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_property import QUICK, small_graphs, small_target
 
+from bench.published import GRAPHS, published
 from warploom.schedule import Edge, Graph, Node, Unit, UnitUse, check, lower_bounds
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.rules import OURS, Rules
-from warploom.schedule.published.catalogue import GRAPHS, build
 from warploom.schedule.solve.fallback import serial_schedule
 from warploom.schedule.solve.iterative import assignments, attempt, bare, iterative_schedule
 from warploom.schedule.solve.solve import Problem, solve
@@ -24,7 +24,7 @@ from warploom.schedule.solve.subtiles import corresponding
 def test_every_graph_overlaps_without_search(gpu: str) -> None:
     table = costs(gpu)
     for name in GRAPHS:
-        graph = build(name, table)
+        graph = published(name, gpu)
         found = iterative_schedule(graph, target(table), OURS, {})
         plain = serial_schedule(graph, target(table), OURS, {})
         assert found is not None and plain is not None, name
@@ -62,7 +62,7 @@ def test_values_do_not_outlive_their_registers() -> None:
 
 def test_sub_tiles_move_together_where_asked() -> None:
     table = costs("h200")
-    graph, where = build("attention", table), target(table)
+    graph, where = published("attention", "h200"), target(table)
     found = iterative_schedule(graph, where, OURS, {}, uniform=True)
     assert found is not None
     for first, second in corresponding(graph):
@@ -72,7 +72,7 @@ def test_sub_tiles_move_together_where_asked() -> None:
 
 def test_without_groups_only_units_and_dependences_count() -> None:
     table = costs("h200")
-    graph = build("attention", table)
+    graph = published("attention", "h200")
     alone = iterative_schedule(graph, replace(target(table), groups=()), OURS, {})
     joint = iterative_schedule(graph, target(table), OURS, {})
     assert alone is not None and joint is not None
@@ -82,7 +82,7 @@ def test_without_groups_only_units_and_dependences_count() -> None:
 
 def test_no_time_for_a_model_gives_a_checked_schedule_with_overlap() -> None:
     table = costs("h200")
-    graph, where = build("attention", table), target(table)
+    graph, where = published("attention", "h200"), target(table)
     schedule = solve(Problem(graph, where, effort=Effort(0.01)))
     plain = serial_schedule(graph, where, OURS, {})
     assert plain is not None and check(graph, where, schedule).passed

@@ -1,4 +1,4 @@
-"""Shapes the field knows, found and not pinned; ablations; templates; tiles; several optima."""
+"""Shapes the field knows, found and not pinned; ablations; templates; several optima."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from fixtures import graph_b, target_b
 from solutions import problem, solved
 
 from bench.explain import explain
+from bench.published import GRAPHS, pinned, published, template
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import check, lower_bounds, verify
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.rules import CROSSING_PRICES, PAPER
 from warploom.schedule.model.schedule import Schedule
-from warploom.schedule.published.catalogue import GRAPHS, build, parse_params
-from warploom.schedule.published.templates import pinned, template
-from warploom.schedule.published.tiles import search_tiles
 from warploom.schedule.solve.enumerate import top_schedules
 from warploom.schedule.solve.objectives import TRAFFIC
 from warploom.schedule.solve.solve import Problem, solve
@@ -71,7 +69,7 @@ def test_backward_is_solved(gpu: str) -> None:
 def test_every_graph_solves_on_every_family(name: str, gpu: str) -> None:
     table = costs(gpu)
     where = target(table)
-    graph = build(name, table)
+    graph = published(name, gpu)
     schedule = solve(Problem(graph, where, effort=Effort(8), objectives=()))
     assert schedule.initiation_interval >= lower_bounds(graph, where).minimum
     assert check(graph, where, schedule).passed
@@ -89,7 +87,7 @@ def test_fewer_groups_than_fa4_cannot_hold_the_interval() -> None:
 
 def test_without_sub_tiles_the_interval_per_row_is_worse() -> None:
     table = costs("b200")
-    whole = build("attention", table, {"rows": 128, "subtiles": 1})
+    whole = published("attention_half", "b200")
     schedule = solve(Problem(whole, target(table), effort=Effort(8), objectives=()))
     both = solved("attention", "b200")
     assert 2 * schedule.initiation_interval > 1.5 * both.initiation_interval
@@ -138,22 +136,11 @@ def test_top_k_are_distinct_and_equally_good() -> None:
     assert len(orders) == len(found)
 
 
-def test_tiles_are_searched_and_the_best_has_fewest_cycles_a_flop() -> None:
-    table = costs("h200")
-    shapes = [{"columns": columns, "rows": 128, "subtiles": 2} for columns in (64, 128, 256)]
-    shapes.append({"rows": 512, "columns": 256, "subtiles": 2})
-    results = search_tiles("gemm", table, target(table), shapes, Effort(5))
-    assert results[0].params["columns"] == 256
-    assert results[-1].schedule is None and "words in each warp" in results[-1].reason
-    costs_of = [r.cycles_per_kflop for r in results]
-    assert costs_of == sorted(costs_of)
-
-
 def test_robust_costs_bound_the_interval_from_both_sides() -> None:
     found = {}
-    for end in ("low", "nominal", "high"):
+    for end, suffix in (("low", "_low"), ("nominal", ""), ("high", "_high")):
         table = costs("h100", end)
-        graph = build("attention", table)
+        graph = published(f"attention{suffix}", "h100")
         found[end] = solve(Problem(graph, target(table), effort=Effort(8), objectives=()))
     assert (
         found["low"].initiation_interval
@@ -162,7 +149,7 @@ def test_robust_costs_bound_the_interval_from_both_sides() -> None:
     )
     # The robust schedule is legal for the nominal costs as it stands.
     table = costs("h100")
-    graph, where = build("attention", table), target(table)
+    graph, where = published("attention", "h100"), target(table)
     robust = found["high"]
     length = max(robust.time[n.id] + n.span for n in graph.nodes)
     report = check(graph, where, replace(robust, length=length, objectives=()))
@@ -199,21 +186,3 @@ def test_a_time_out_returns_the_best_found_marked_unproved() -> None:
 def test_equal_seeds_give_equal_schedules() -> None:
     it = replace(problem("gemm_epilogue", "h100"), objectives=(TRAFFIC,))
     assert solve(it).time == solve(it).time
-
-
-def test_bad_parameters_name_themselves() -> None:
-    table = costs("h100")
-    cases = {
-        "no parameter 'row'": {"row": 1},
-        "rows='x', expected a whole number": {"rows": "x"},
-        "expected bf16, fp16 or fp8": {"dtype": "fp4"},
-        "does not split into 2 sub-tiles": {"rows": 100},
-        "emulate=2, expected a fraction": {"emulate": 2},
-    }
-    for message, params in cases.items():
-        with pytest.raises(InputError, match=message):
-            build("attention", table, params)
-    with pytest.raises(InputError, match="did you mean 'attention'"):
-        build("atention", table)
-    with pytest.raises(InputError, match="expected name=value"):
-        parse_params(["rows"])

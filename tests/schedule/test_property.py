@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from warploom.errors import InputError
 from warploom.schedule import Edge, Graph, GroupSpec, Node, Target, Unit, UnitUse, check, verify
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.rules import OURS, PAPER, Prices, Rules
 from warploom.schedule.solve.objectives import LENGTH, STAGES, TRAFFIC
-from warploom.schedule.solve.readout import assemble
 from warploom.schedule.solve.solve import Problem, joint_encoding, solve
 from warploom.schedule.solve.solver import Effort, run
 

@@ -15,6 +15,7 @@ from test_property import QUICK
 from tight import STAGES, carrying_graphs, every_schedule, tight_graphs, tight_target
 
 import warploom.schedule.solve.solve as solve_module
+from bench.published import pinned, published, template
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule import (
     Edge,
@@ -31,13 +32,12 @@ from warploom.schedule import (
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.rules import OURS, PAPER, Rules
 from warploom.schedule.model.schedule import Schedule
-from warploom.schedule.published.catalogue import build
-from warploom.schedule.published.templates import pinned, template
 from warploom.schedule.refute.refute import CONFIRMED, confirmed, refute, settled
 from warploom.schedule.refute.refute_rules import Rulebook
 from warploom.schedule.solve import encoding_lives
 from warploom.schedule.solve.encoding import Encoding
 from warploom.schedule.solve.fallback import values_of
+from warploom.schedule.solve.objectives import LENGTH
 from warploom.schedule.solve.objectives import STAGES as STAGES_OF_ALL
 from warploom.schedule.solve.problem import Clock, Problem, joint_encoding
 from warploom.schedule.solve.solve import Modulo, solve
@@ -163,6 +163,28 @@ def test_bounds_of_longer_intervals_are_confirmed(graph: Graph, groups: int) -> 
     except CheckFailed:
         return
     assert confirmed(it, schedule.proof, 5).confirmed.startswith((CONFIRMED, "not confirmed"))
+    least = schedule.initiation_interval
+    wide = refute(it, 1, 2 * least, schedule.stages, 5)
+    assert wide.status != "refuted" and wide.reached <= least
+
+
+def test_what_the_checker_refuses_is_no_refutation() -> None:
+    """Three operations of two cycles on two instances fill three slots, if they begin one after
+    the other; the search, which does not know instances, begins them together."""
+    nodes = tuple(Node(name, name, (UnitUse("PAIR", 2),), 2) for name in "abc")
+    it = tight_problem(Graph("pair", nodes, ()), 1, OURS)
+    assert it is not None and every_schedule(it.graph, it.target, it.rules, 3)
+    assert refute(it, 3, 3, 1, 5).status == "open"
+
+
+def test_an_objectives_bound_is_what_the_solver_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = replace(chain(3, 5, 2), objectives=(LENGTH,))
+    (proved,) = solve(it).objectives
+    assert proved.bound == proved.value
+    improve = solve_module._improve
+    monkeypatch.setattr(solve_module, "_improve", lambda *given: replace(improve(*given), bound=3))
+    (objective,) = solve(it).objectives
+    assert objective.bound == 3 < objective.value == proved.value
 
 
 # What exists below intervals that were once "proved": attention's templates on Blackwell, and the
@@ -177,7 +199,7 @@ BELOW = {
 
 def problem_of(graph: str, gpu: str, name: str) -> Problem:
     table = costs(gpu)
-    it = Problem(build(graph, table), target(table), effort=Effort(30), objectives=())
+    it = Problem(published(graph, gpu), target(table), effort=Effort(30), objectives=())
     return pinned(template(name), it) if name else it
 
 
@@ -390,7 +412,7 @@ def test_a_limit_that_ends_the_search_early_refutes_nothing(
 def test_stages_that_are_asked_for_are_kept() -> None:
     """What placing finds with more is no answer, and no end of what is refuted with fewer."""
     table = costs("h100")
-    it = Problem(build("gemm_epilogue", table), target(table), effort=Effort(6), objectives=())
+    it = Problem(published("gemm_epilogue", "h100"), target(table), effort=Effort(6), objectives=())
     for stages in (1, 2):
         assert solve(replace(it, stages=stages)).stages <= stages
     wide = replace(problem_of("attention", "h100", ""), stages=1, effort=Effort(2))

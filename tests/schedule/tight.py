@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from warploom.schedule import Edge, Graph, GroupSpec, Node, Schedule, Target, Unit, UnitUse, check
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.rules import Rules
-from warploom.schedule.solve.readout import assemble
 
 MEMORY = 64  # bytes
 STAGES = 2

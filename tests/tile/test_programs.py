@@ -80,6 +80,37 @@ def test_the_verifier_finds_planted_faults():
             t.verify(broken)
 
 
+def test_an_accumulator_has_the_products_type():
+    program = gemm()
+    mma = _op(program, "mma")
+    sums = mma.srcs[2]
+    half = t.Var(sums.name, sums.type.with_dtype(t.BF16))
+    zeros = next(op for op in program.ops() if op.dst == sums)
+    broken = _edit(_edit(program, mma.id, srcs=(*mma.srcs[:2], half)), zeros.id, dst=half)
+    with pytest.raises(InputError, match=r"adds a product .*fp32.* to .*bf16"):
+        t.verify(broken)
+
+
+def _picked(x, places, y):
+    (i,) = t.grid(m=t.cdiv(t.size("m"), 8))
+    at = t.read(places, i)
+    t.store(y, t.span(i * 8, 8), tile=t.load(x, t.span(at, 8, "m")))
+
+
+def test_a_number_is_read_once_under_its_name():
+    arrays = {
+        "x": t.array(t.FP32, "m"),
+        "places": t.array(t.INT32, "blocks"),
+        "y": t.array(t.FP32, "m"),
+    }
+    program = t.trace(_picked, arrays)
+    t.verify(program)
+    (read,) = program.reads
+    for reads in ((read, read), (replace(read, name=program.grid[0][0]),)):
+        with pytest.raises(InputError, match="is read twice or hides another index"):
+            t.verify(replace(program, reads=reads))
+
+
 def _many(x, k, y):
     (i,) = t.grid(m=t.cdiv(t.size("m"), 8))
     rows, cols = t.span(i * 8, 8), t.span(0, 16)

@@ -23,6 +23,7 @@ from pathlib import Path
 from warploom.autosched.solve import VERSION, Search, solve_kernel
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import cache_folder, keep, read_kept
@@ -102,10 +103,8 @@ def shallow(schedule: KernelSchedule) -> KernelSchedule:
 
 
 def steps_of(program: Program, schedule: KernelSchedule) -> str:
-    """What is emitted, as text: rings and the steps of every role."""
-    named, _, steps = str(lower(program, schedule)).partition("\n")
-    assert schedule.name in named
-    return steps
+    """What is emitted, as text: all but the schedule's name."""
+    return block_text(replace(lower(program, schedule), name=""))
 
 
 def _answers(

@@ -2,6 +2,7 @@
 
     extract     each loop's graph (`perf.extract`)
     solve       interval, times, registers, least ring depths, proof (`solve.solve`)
+    confirm     a search that shares nothing with the solver's proves the interval again
     deepen      what shared memory is left goes to the rings: loads vary more than the model says
     release     a slot goes back where its reader is waited for anyway, or when it is done
     copies      a tile has two only where the times need them
@@ -16,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +39,15 @@ from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
+from warploom.schedule.refute.refute import confirmed
 from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
 from warploom.tile import Loop, Op, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
-VERSION = 13  # of what is done with an answer: kept schedules of another one are not used
+CONFIRMING = 2.0  # seconds a loop that a second search has for the bound of the first
+VERSION = 14  # of what is done with an answer: kept schedules of another one are not used
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,40 @@ def _solve_at(
     return min(found, key=lambda one: sum(s.initiation_interval for s in one.loops.values()))
 
 
+def _extracted(
+    placement: Placement,
+    plan: LaunchPlan,
+    table: CostTable,
+    fixed: int,
+    loop: Loop,
+    copies: Mapping[str, int] | None = None,
+) -> Extraction:
+    # What contention costs was measured between warp groups.
+    several = placement.parts > 1
+    return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=several)
+
+
+def loop_problem(program: Program, launch: LaunchPlan, table: CostTable, name: str = "") -> Problem:
+    """The problem that one loop poses, as `solve_kernel` solves it under a launch plan with a split
+    axis; without a `name` that of the first loop with a matmul.
+
+    Raises `InputError` for an unknown name, or where no loop has a matmul.
+    """
+    plan = launch if launch.split else launch.with_options(split=row_axis(program))
+    placement = place(program, plan.split, _parts_of(program, plan))
+    fixed = fixed_bytes(placement, plan)
+    for loop in (loop for loop in program.loops() if name in ("", loop.index)):
+        found = _extracted(placement, plan, table, fixed, loop)
+        if any(node.op == "mma" for node in found.graph.nodes):
+            return _problem(found, Search(), Rules())
+    known = [loop.index for loop in program.loops()]
+    raise InputError(
+        f"{program.name}: no loop {name} with a matmul, expected one of {known}"
+        if known
+        else f"{program.name} has no loop to schedule"
+    )
+
+
 def row_axis(program: Program) -> str:
     """The rows of the accumulators: the axis a block can share out among warp groups."""
     axes = {op.dst.type.names[0] for op in program.ops() if op.kind == "mma" and op.dst}
@@ -164,12 +202,7 @@ def _solved(
 ) -> KernelSchedule:
     placement = place(program, plan.split, parts)
     fixed = fixed_bytes(placement, plan)
-
-    def extracted(loop: Loop, copies: Mapping[str, int] | None = None) -> Extraction:
-        # What contention costs was measured between warp groups.
-        several = parts > 1
-        return extract(placement, loop, table, fixed, copies, plan.skip_unit, crowded=several)
-
+    extracted = partial(_extracted, placement, plan, table, fixed)
     problems = [extracted(loop) for loop in program.loops()]
     if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
         raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
@@ -185,6 +218,7 @@ def _solved(
             better = _expanded(problem, answers[loop.index], search)
             if better is not None:
                 problems[number], answers[loop.index] = problem, better
+    answers = {e.loop: _with_bound_checked(e, answers[e.loop], search) for e in problems}
     result = assemble(placement, plan, problems, answers, fixed, registers)
     for loop in program.loops():
         result = _with_fewest_copies(result, loop, extracted)
@@ -222,18 +256,27 @@ def _expanded(problem: Extraction, plain: Schedule, search: Search) -> Schedule 
     return found if found.initiation_interval < plain.initiation_interval else None
 
 
-def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
-    return solve(
-        Problem(
-            problem.graph,
-            problem.target,
-            effort=Effort(search.seconds, search.workers, search.seed),
-            objectives=(REGISTER_TIME, LENGTH),
-            pins=problem.pins,
-            rules=Rules(unroll=unroll),
-            uniform=True,
-        )
+def _problem(problem: Extraction, search: Search, rules: Rules) -> Problem:
+    return Problem(
+        problem.graph,
+        problem.target,
+        effort=Effort(search.seconds, search.workers, search.seed),
+        objectives=(REGISTER_TIME, LENGTH),
+        pins=problem.pins,
+        rules=rules,
+        uniform=True,
     )
+
+
+def _answer(problem: Extraction, search: Search, unroll: int = 1) -> Schedule:
+    return solve(_problem(problem, search, Rules(unroll=unroll)))
+
+
+def _with_bound_checked(problem: Extraction, answer: Schedule, search: Search) -> Schedule:
+    """The schedule with what a second search says of its bound. It may leave groups that are no
+    copies of each other, so it can confirm a bound of those that are, not refute it."""
+    posed = _problem(problem, search, answer.rules)
+    return replace(answer, proof=confirmed(posed, answer.proof, CONFIRMING))
 
 
 def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:

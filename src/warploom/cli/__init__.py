@@ -19,6 +19,7 @@ INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 COMMANDS = {
     "bench": "measure beside the baselines and leave evidence rows",
     "build": "emit and compile a kernel: CUDA C++, cubin, schedule, manifest",
+    "variants": "list the variants that a kernel's shapes choose from",
     "run": "run a kernel on random data and compare every output",
     "derive": "derive what to fuse, tile and stream, its cost and its bound",
     "doctor": "what is here and what is missing: GPUs, compilers, packages",

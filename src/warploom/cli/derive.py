@@ -20,10 +20,10 @@ from warploom.derive.formula.graph import Diagram
 from warploom.derive.formula.library import FORMULAS, formula
 from warploom.derive.pareto import front, front_table
 from warploom.derive.show.drawing import draw, draw_steps
-from warploom.errors import CheckFailed, InputError, WarploomError
+from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
 from warploom.flows.derived import ELEMENTS, build_derivation
-from warploom.objects import load_object, names_object
+from warploom.objects import called, load_object, names_object
 
 LONGEST = 2**31 - 1
 SYMBOLS = {"group": "g", "split": "w", "stream": "s"}
@@ -226,12 +226,7 @@ def load_diagram(name: str) -> Diagram:
         return formula(name)
     found = load_object(name)
     if callable(found) and not isinstance(found, (Diagram, Expr)):
-        try:
-            found = found()
-        except WarploomError:
-            raise
-        except Exception as error:
-            raise InputError(f"{name}() does not run: {type(error).__name__}: {error}") from error
+        found = called(name, found)
     if isinstance(found, Expr):
         return build(name.rpartition(":")[2], found)
     if not isinstance(found, Diagram):

@@ -13,7 +13,7 @@ import typer
 
 from warploom import __version__
 from warploom.errors import ToolMissing, WarploomError
-from warploom.runtime.bindings import import_binding
+from warploom.runtime import nvrtc
 from warploom.runtime.driver import device_count, device_info
 from warploom.toolchain import SPECS, find
 
@@ -107,9 +107,9 @@ def _tool(name: str) -> Line:
 def _nvrtc() -> Line:
     install = "pip install 'warploom[compile,gpu]'"
     try:
-        major, minor = import_binding("nvrtc").nvrtcVersion()[1:]
-    except (WarploomError, RuntimeError, OSError, ValueError) as error:
-        return Line("tool", "nvrtc", "", " ".join(str(error).split()), install)
+        major, minor = nvrtc.version(nvrtc.installed())
+    except ToolMissing as error:
+        return Line("tool", "nvrtc", "", str(error), install)
     return Line("tool", "nvrtc", f"{major}.{minor}", "shared library")
 
 

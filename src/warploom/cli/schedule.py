@@ -1,4 +1,4 @@
-"""`warploom schedule`: a proven schedule for a built-in graph or one from JSON."""
+"""`warploom schedule`: a proven schedule for a loop of a kernel or a graph from JSON."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import json
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from warploom.autosched.solve import loop_problem
+from warploom.cli.build import Settings, settings_of
+from warploom.codegen.compile.build import BUILD_ARCHITECTURES
 from warploom.errors import InputError
 from warploom.files import check_folder, write_text_atomically
+from warploom.kernels.select import HOPPER, written
 from warploom.schedule import service
+from warploom.schedule.solve.solve import Problem
 
 BEAT = 2.0  # seconds between lines of progress; what is done sooner says nothing
 
@@ -55,23 +60,20 @@ class Progress:
 
 def schedule(
     name: str = typer.Argument(
-        help="a built-in graph (list: 'list'), a graph's .json file or one that --json wrote"
+        help="gemm, attention, FILE.py:OBJECT, a graph's .json file or one that --json wrote"
     ),
     gpu: str = typer.Option(
-        "", help="the machine whose costs and limits apply: h100, or the one a file was solved for"
+        "", help="the machine whose costs and limits apply: h200, or the one a file was solved for"
     ),
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="a parameter, e.g. --set keys=176")
-    ] = None,
+    settings: Settings = None,
+    loop: str = typer.Option("", help="which loop of a kernel; the first with a matmul"),
     costs: str = typer.Option("", help="override costs: load.latency=520,mma.issue=10:16:30"),
     cost_end: str = typer.Option(
-        "nominal", "--at", help="costs at nominal, low or high; a high schedule is robust"
+        "high", "--at", help="costs at nominal, low or high; a high schedule is robust"
     ),
-    groups: int = typer.Option(0, help="4-warp compute groups on offer"),
-    registers: int = typer.Option(0, help="most registers a thread may use"),
+    groups: int = typer.Option(0, help="4-warp compute groups on offer to a graph of a file"),
+    registers: int = typer.Option(0, help="most registers a thread may use, for a graph of a file"),
     stages: int = typer.Option(0, help="most iterations in flight"),
-    template: str = typer.Option("", help="a schedule people wrote: lcsf, fa3_pingpong, fa4 ..."),
-    tiles: bool = typer.Option(False, "--tiles", help="try a grid of tile shapes instead"),
     top: int = typer.Option(1, help="how many distinct optimal programs"),
     time_limit: float = typer.Option(60.0, help="seconds for the whole solve"),
     seed: int = typer.Option(1, help="seed of the solver"),
@@ -87,30 +89,12 @@ def schedule(
         if path and path != "-":
             check_folder(Path(path).parent)
     request = service.Request(
-        name=name,
-        gpu=gpu,
-        settings=tuple(settings or ()),
-        costs=costs,
-        cost_end=cost_end,
-        groups=groups,
-        registers=registers,
-        stages=stages,
-        template=template,
-        top=top,
-        time_limit=time_limit,
-        seed=seed,
-        workers=workers,
+        gpu, costs, cost_end, groups, registers, stages, top, time_limit, seed, workers
     )
+    problem = problem_of(name, settings_of(settings), loop, request)
     console = Console(stderr=json_out == "-", highlight=False)
-    if name == "list":
-        service.show_catalogue(console)
-        return
-    if tiles:
-        with Progress(time_limit) as progress:
-            service.show_tiles(request, console, progress.say)
-        return
     with Progress(time_limit) as progress:
-        result = service.answer(request, progress.say)
+        result = service.answer(problem, top, progress.say)
     service.show(result, console)
     if json_out == "-":
         typer.echo(json.dumps(service.to_json(result)))
@@ -120,3 +104,19 @@ def schedule(
         write_text_atomically(Path(trace), json.dumps(service.trace(result)) + "\n")
     if svg:
         write_text_atomically(Path(svg), service.picture(result))
+
+
+def problem_of(name: str, settings: dict[str, str], loop: str, request: service.Request) -> Problem:
+    """The problem of a file's graph, or of a kernel's loop: the one that `build` solves."""
+    if name.endswith(".json"):
+        if settings or loop:
+            given = f"--loop {loop}" if loop else f"--set {next(iter(settings))}"
+            raise InputError(f"{given}: a JSON graph has neither loops nor parameters")
+        return service.file_problem(Path(name), request)
+    if request.groups or request.registers:
+        raise InputError("--groups and --registers are for a graph of a file: a kernel has its own")
+    if BUILD_ARCHITECTURES.get(request.gpu or service.GPU, HOPPER) != HOPPER:
+        raise InputError(f"--gpu {request.gpu}: loops of kernels are scheduled for Hopper")
+    program, launch = written(name, settings)
+    problem = loop_problem(program, launch, request.table(), loop)
+    return replace(problem, effort=request.effort, stages=request.stages)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.codegen.cuda.emit import CudaSource
-from warploom.codegen.launching.tensor_maps import MAP_TYPES
+from warploom.codegen.ir.source import CudaSource
 from warploom.emulate.build import compiled
 from warploom.emulate.report import Fault, fault_of
 from warploom.emulate.source import as_cpp
-from warploom.runtime.dtypes import decode, dtype_named, encode
+from warploom.runtime.encoding import decode, encode
 from warploom.tile import Program
+from warploom.tile.dtypes import dtype
 from warploom.tile.interpret import bind, sizes
 
 CODES: dict[str, Any] = {"int32": np.int32, "bool": np.uint8, "fp32": np.float32}
@@ -134,13 +134,13 @@ class _Guarded:
             return self.array.astype(bool)
         if self.kind in CODES:
             return self.array.copy()
-        return decode(np.ascontiguousarray(self.array), dtype_named(self.kind)).astype(np.float32)
+        return decode(np.ascontiguousarray(self.array), dtype(self.kind)).astype(np.float32)
 
 
 def _codes(values: NDArray[Any], kind: str) -> NDArray[Any]:
     if kind in CODES:
         return np.ascontiguousarray(values, CODES[kind])
-    return np.ascontiguousarray(encode(np.asarray(values, np.float32), dtype_named(kind)))
+    return np.ascontiguousarray(encode(np.asarray(values, np.float32), dtype(kind)))
 
 
 def _parameter(
@@ -166,8 +166,7 @@ def _parameter(
 
 
 def _map(parameter: Mapping[str, Any], array: _Guarded) -> Any:
-    """A tensor map as machine.h reads it; of an empty array as `tensor_maps.encode` does."""
-    assert parameter["dtype"] in MAP_TYPES
+    """A tensor map as machine.h reads it; of an empty array as `runtime.driver` makes it."""
     rank, address = len(array.shape), array.array.ctypes.data
     shape, pitches = list(reversed(array.shape)), [0, *reversed(array.strides[:-1])]
     if 0 in array.shape:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,21 +16,14 @@ from typing import Any, Final, cast
 
 from warploom import machine
 from warploom.codegen.compile.build import Built
-from warploom.codegen.launching.spec import launch_spec
 from warploom.errors import InputError
 from warploom.files import write_text_atomically
-from warploom.flows.own_process import answer_of
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
 from warploom.runtime.launch import LaunchSpec
+from warploom.runtime.worker import in_own_process
 
 BUILD_NOTE: Final = "build.json"
-# Sizes that fill an H200, where the user gives none: about a millisecond or less.
-FULL: Final[Mapping[str, Mapping[str, int]]] = {
-    "gemm": {"m": 4096, "n": 4096, "k": 4096, "batch": 4},
-    "attention": {"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
-}
-USUAL: Final = 4096  # of a dimension of a user's own program
 
 
 @dataclass(frozen=True)
@@ -47,16 +39,14 @@ class BuildFolder:
     def sizes(self, given: Mapping[str, str]) -> dict[str, int]:
         """The sizes to measure at: `given` {dimension: extent}, sizes that fill the GPU, and what
         the configuration fixes. Raises `InputError` for a name that is no dimension."""
-        known = entry(self.kernel).sizes
-        full = FULL.get(self.kernel, dict.fromkeys(known, USUAL))
-        asked = {name: str(full.get(name, extent)) for name, extent in known.items()}
-        asked |= {name: text for name, text in self.settings.items() if name in known}
+        known, full = entry(self.kernel).sizes, entry(self.kernel).full
+        asked = {name: text for name, text in self.settings.items() if name in known}
         if unknown := set(given) - set(known):
             raise InputError(
                 f"--set {sorted(unknown)[0]}: {self.folder} was built already; expected one of its "
                 f"sizes, {', '.join(known)}"
             )
-        _, sizes = configure(self.kernel, {**self.configuration, **asked, **given})
+        _, sizes = configure(self.kernel, {**self.configuration, **asked, **given}, full)
         return sizes
 
     @property
@@ -68,15 +58,14 @@ class BuildFolder:
     def launch(self, given: Mapping[str, str]) -> LaunchSpec:
         """The launch at `sizes(given)`."""
         scalars = entry(self.kernel).scalars
-        return launch_spec(self.built, self.sizes(given), machine.load(self.gpu), scalars)
+        return self.built.interface.launch_spec(self.sizes(given), machine.load(self.gpu), scalars)
 
     def checked(self) -> CheckResult:
         """The check of this kernel on the GPU here, at the sizes of `warploom run`.
 
         Runs in a process of its own; raises `DeviceError` when that fails or hangs.
         """
-        found = answer_of("warploom.flows.built", self.folder, str(self.folder), "checking")
-        return CheckResult.from_json(found)
+        return in_own_process(_check, self.folder, subject=str(self.folder))
 
     def check(self, cubin: bytes) -> dict[str, float]:
         """The errors of another cubin of this kernel; raises `CheckFailed` for a wrong one."""
@@ -142,7 +131,3 @@ def _check(folder: Path) -> CheckResult:
     build = read_build(folder)
     config, sizes = configure(build.kernel, build.configuration)
     return checked(build.kernel, config, sizes, build.built)
-
-
-if __name__ == "__main__":
-    print(json.dumps(_check(Path(sys.argv[1])).to_json()))

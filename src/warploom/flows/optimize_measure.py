@@ -5,28 +5,28 @@ Numerics against float64 at small sizes, then time and counted cycles at sizes t
 
 from __future__ import annotations
 
-import json
+import functools
 import statistics
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from warploom.codegen.compile.build import Built, compile_source
-from warploom.codegen.cuda.probe import LOG, WORDS, probe, readings
-from warploom.codegen.launching.kernel import Kernel
+from warploom.codegen.compile.probe import LOG, WORDS, probe, readings
 from warploom.errors import CheckFailed, InputError, ToolMissing
-from warploom.flows.own_process import answer_of
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.perf.replay import Prediction
 from warploom.runtime.arrays import DeviceArray
 from warploom.runtime.driver import CudaDevice
+from warploom.runtime.helpers import Helpers
+from warploom.runtime.kernel import Kernel
+from warploom.runtime.stats import median_interval
+from warploom.runtime.timing import Stopwatch, TimingSettings, launches_per_window
+from warploom.runtime.worker import in_own_process
 from warploom.tile import Program
 
 ROUNDS, REPEATS = 15, 5
@@ -37,7 +37,8 @@ class Measured:
     """What the GPU said.
 
     check       what a run at small sizes showed
-    microseconds, control   medians of two interleaved series of the same kernel
+    microseconds   of a launch, the median of interleaved rounds
+    control     time of the kernel over that of a second copy of it: median and 95 % interval
     counted     loop -> [cycles an iteration, SM clock in GHz]; empty with the reason in `uncounted`
     """
 
@@ -45,7 +46,7 @@ class Measured:
     check: CheckResult
     sizes: dict[str, int]
     microseconds: float
-    control: float
+    control: tuple[float, float, float]
     flops: float
     counted: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     uncounted: str = ""
@@ -71,11 +72,13 @@ class Measured:
             for name, error in self.errors.items()
         )
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        same, low, high = self.control
         rows = [
             ("device", self.device),
             ("relative error against float64", errors),
             ("sizes timed", sizes),
-            ("time", f"{self.microseconds:.1f} us (the same kernel again: {self.control:.1f} us)"),
+            ("time", f"{self.microseconds:.1f} us"),
+            ("a second copy of the kernel", f"{same:.4f} times as fast [{low:.4f}, {high:.4f}]"),
         ]
         if self.flops:
             rate = self.flops / self.microseconds * 1e-6
@@ -104,76 +107,76 @@ def measure_in_worker(
 
     The kernel with counters in it has to be compiled; where that cannot be, nothing is counted.
     """
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        built.write(folder / "plain")
-        loops: tuple[str, ...] = ()
-        uncounted = ""
-        try:
-            source, loops = probe(built.source)
-            cubin, resources = compile_source(source, built.arch, ("spills", "stack"))
-            counting = replace(built, source=source, cubin=cubin, resources=resources)
-            counting.write(folder / "probe")
-        except (ToolMissing, CheckFailed, InputError) as error:
-            uncounted = str(error)
-        request = {"name": name, "settings": dict(settings), "loops": list(loops)}
-        (folder / "request.json").write_text(json.dumps(request))
-        say(f"measuring {selected} on the GPU: 5 to 20 s")
-        done = answer_of("warploom.flows.optimize_measure", folder, name, "measuring")
-        fields: dict[str, Any] = {**done, "check": CheckResult.from_json(done["check"])}
-        return replace(Measured(**fields), uncounted=uncounted)
+    counting: Built | None = None
+    loops: tuple[str, ...] = ()
+    uncounted = ""
+    try:
+        source, loops = probe(built.source)
+        cubin, resources = compile_source(source, built.arch, ("spills", "stack"))
+        counting = replace(built, source=source, cubin=cubin, resources=resources)
+    except (ToolMissing, CheckFailed, InputError) as error:
+        uncounted = str(error)
+    say(f"measuring {selected} on the GPU: 5 to 20 s")
+    given = dict(settings)
+    done = in_own_process(measure, name, given, built, counting, loops, subject=name)
+    return replace(done, uncounted=uncounted)
 
 
-def measure(folder: Path) -> Measured:
-    """The worker's side: what `measure_in_worker` wrote to `folder`."""
-    request = json.loads((folder / "request.json").read_text())
-    name, loops = request["name"], tuple(request["loops"])
-    config, small = configure(name, request["settings"])[0], check_sizes(name, request["settings"])
-    program, built = entry(name).program(config), Built.read(folder / "plain")
-    sizes = full_sizes(name, request["settings"])
-    device = CudaDevice(0)
-    memory = _memory(program, sizes)
-    times = _times(device, Kernel(built), memory)
+def measure(
+    name: str,
+    settings: Mapping[str, str],
+    built: Built,
+    counting: Built | None,
+    loops: tuple[str, ...],
+) -> Measured:
+    """The worker's side: the kernel, and the same with counters in it."""
+    config, small = configure(name, settings)[0], check_sizes(name, settings)
+    program, sizes = entry(name).program(config), full_sizes(name, settings)
+    device = CudaDevice()
+    memory = _memory(device, program, sizes)
+    micros, control = _times(device, built, memory)
     counted: dict[str, list[float]] = {}
-    if (folder / "probe").is_dir() and loops:
-        counted = _counted(device, Kernel(Built.read(folder / "probe")), memory, loops)
+    if counting is not None and loops:
+        counted = _counted(device, counting.kernel(), memory, loops)
     return Measured(
         device.info.name,
         checked(name, config, small, built),
         {dim: sizes[dim] for dim in program.dims},
-        statistics.median(times[0]),
-        statistics.median(times[1]),
+        micros,
+        control,
         _flops(name, config, sizes),
         counted,
     )
 
 
-def _memory(program: Program, sizes: Mapping[str, int]) -> dict[str, DeviceArray]:
+def _memory(
+    device: CudaDevice, program: Program, sizes: Mapping[str, int]
+) -> dict[str, DeviceArray]:
     random = np.random.default_rng(0)
     return {
         spec.name: DeviceArray(
+            device,
             random.standard_normal(tuple(sizes[dim] for dim in spec.dims), np.float32),
-            spec.dtype.name,
+            spec.dtype,
         )
         for spec in program.arrays
     }
 
 
 def _times(
-    device: CudaDevice, kernel: Kernel, memory: Mapping[str, DeviceArray]
-) -> tuple[list[float], list[float]]:
-    """Microseconds a launch, two series of the same kernel in turn: time and A/A control."""
-    found: tuple[list[float], list[float]] = ([], [])
-    for number in range(2 * ROUNDS + 4):
-        start, stop = device.event(), device.event()
-        device.record(start)
-        for _ in range(REPEATS):
-            kernel(memory, stream=device.stream)  # events of another stream would not see it
-        device.record(stop)
-        device.synchronize()
-        if number >= 4:
-            found[number % 2].append(device.elapsed_us(start, stop) / REPEATS)
-    return found
+    device: CudaDevice, built: Built, memory: Mapping[str, DeviceArray]
+) -> tuple[float, tuple[float, float, float]]:
+    """Microseconds a launch, and how a second copy of the kernel compares: the A/A control."""
+    watch = Stopwatch(device, Helpers(device))
+    calls = [
+        functools.partial(kernel, memory, stream=device.stream)
+        for kernel in (built.kernel(), built.kernel())
+    ]
+    launches = launches_per_window(watch.rough_us(calls[0]), TimingSettings())
+    random = np.random.default_rng(0)
+    watch.rounds(calls, 2, launches, random)  # warm up, not counted
+    first, second = watch.rounds(calls, ROUNDS, launches, random)
+    return float(np.median(first)), median_interval(second, first)
 
 
 def _counted(
@@ -208,7 +211,3 @@ def _flops(name: str, config: Any, sizes: Mapping[str, int]) -> float:
         work = 4.0 * sizes["batch"] * sizes["heads"] * sizes["rows"] * sizes["keys"] * sizes["d"]
         return work * (0.5 if config.causal else 1.0)
     return 0.0
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(Path(sys.argv[1])).to_json()))

@@ -166,6 +166,7 @@ def order_of(selected: Selected) -> str:
         shorter = "none is shorter" if proof.status != "unproved" else "not proved the shortest"
         told.append(
             f"loop {name}: solved for {one.initiation_interval} cycles an iteration at the costs "
-            f"it was solved with, {shorter} ({proof.status}: {proof.reason})"
+            f"it was solved with, {shorter} ({proof.status}: {proof.reason}; "
+            f"{proof.confirmed or 'not confirmed'})"
         )
     return "; ".join(told)

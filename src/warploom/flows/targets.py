@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from warploom.errors import InputError, WarploomError
+from warploom.errors import InputError
 from warploom.flows.built import BuildFolder, read_build
-from warploom.objects import load_object, names_object
+from warploom.objects import called, load_object, names_object
 from warploom.runtime.launch import LaunchSpec
 from warploom.sass.decode.cubin import Cubin, load, parse
 
@@ -135,11 +135,5 @@ def _called(source: str, function: Any, arch: int | None) -> Any:
             f"{source} needs {', '.join(missing)}; expected a function that is called without "
             "arguments, but for arch"
         )
-    try:
-        return function(arch=arch) if arch is not None else function()
-    except WarploomError:
-        raise
-    except SystemExit as error:
-        raise InputError(f"{source} leaves Python with code {error.code}") from None
-    except Exception as error:
-        raise InputError(f"{source} fails: {type(error).__name__}: {error}") from error
+    given = {} if arch is None else {"arch": arch}
+    return called(source, lambda: function(**given))

@@ -22,7 +22,6 @@ from warploom.flows.tuned import CHAINS, LEADERS, LEARNED, LEARNER, TuneReport, 
 from warploom.runtime import (
     CheckSettings,
     LocalMeasurer,
-    Measurer,
     MeasureSettings,
     Timing,
     Workload,
@@ -79,7 +78,7 @@ def _tune(
     player: Player,
     keeper: Keeper,
     evaluator: ModelEvaluator | DeviceEvaluator,
-    measurer: Measurer | None,
+    measurer: LocalMeasurer | None,
     on_progress: Callable[[Progress], None] | None,
     say: Callable[[str], None],
 ) -> TuneReport:
@@ -112,7 +111,7 @@ def _tune(
 
 
 def _checked(
-    report: TuneReport, measurer: Measurer | None, folder: Path, say: Callable[[str], None]
+    report: TuneReport, measurer: LocalMeasurer | None, folder: Path, say: Callable[[str], None]
 ) -> TuneReport:
     """Run what was chosen beside the original, and write everything."""
     target, settings = report.target, report.settings
@@ -166,7 +165,7 @@ def _choose(
     settings: TuneSettings,
     search: SearchResult,
     verifier: Verifier,
-    measurer: Measurer | None,
+    measurer: LocalMeasurer | None,
     keeper: Keeper,
     resumed: Cubin | None,
     say: Callable[[str], None],

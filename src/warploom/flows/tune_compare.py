@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from warploom.runtime import Measurer, Timing, TimingSettings
+from warploom.runtime import LocalMeasurer, Timing, TimingSettings
 
 
 def fastest(
-    measurer: Measurer,
+    measurer: LocalMeasurer,
     original: bytes,
     leaders: Sequence[bytes],
     candidate_s: float,

@@ -12,7 +12,7 @@ from warploom.flows.targets import Target
 from warploom.flows.tune_compare import fastest
 from warploom.flows.tune_keep import LINEAGE, Keeper
 from warploom.flows.tuned import CHAINS, LEADERS, TuneReport, TuneSettings
-from warploom.runtime import Measurer, Timing
+from warploom.runtime import LocalMeasurer, Timing
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.rules.verify import Verifier, counted
 from warploom.search.driver import Budget, Progress, SearchResult
@@ -29,7 +29,7 @@ def play_programs(
     settings: TuneSettings,
     player: Player,
     evaluator: ModelEvaluator | DeviceEvaluator,
-    measurer: Measurer | None,
+    measurer: LocalMeasurer | None,
     keeper: Keeper,
     on_progress: Callable[[Progress], None] | None,
     say: Callable[[str], None],
@@ -83,7 +83,7 @@ def _leader(
     original: Cubin,
     entries: list[Entry],
     whole: SearchResult,
-    measurer: Measurer | None,
+    measurer: LocalMeasurer | None,
     say: Callable[[str], None],
 ) -> tuple[Entry | None, float, Timing | None]:
     """The best entry, by the model's score or a longer comparison; None when nothing is faster."""

@@ -55,7 +55,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is recorded beside a deployed cubin, in the form that `runtime.store` deploys.
+    """What is recorded beside a deployed cubin.
 
     `sha256` is of the file called `cubin`; `result` and `launch` are what the search found and how
     the kernel is launched (JSON, not read here).

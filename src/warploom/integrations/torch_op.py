@@ -1,24 +1,31 @@
 """The library's kernels as PyTorch operators: `gemm`, `attention`, `attention_with_lse`.
 
-Each picks its kernel by shape (`kernels.choices`), compiles it at first use, keeps it, and launches
+Each picks its kernel by shape (`kernels.select`), compiles it at first use, keeps it, and launches
 on torch's current stream. Fake tensors work without a GPU or a compiler, so `torch.compile` and
 `torch.library.opcheck` do; importing this module needs torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from warploom.codegen.compile.build import build
-from warploom.codegen.launching.kernel import Kernel
+from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
-from warploom.integrations.torch_program import check_devices, refuse_backward, torch_module
+from warploom.integrations.torch_program import (
+    check_devices,
+    current_stream,
+    refuse_backward,
+    torch_module,
+)
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, refuse_scale
 from warploom.kernels.attention.program import attention as attention_program
-from warploom.kernels.choices import choose_attention, choose_gemm
+from warploom.kernels.gemm.choose import choose_gemm
 from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, combine_schedule
 from warploom.kernels.gemm.program import gemm as gemm_program
-from warploom.runtime.tensors import ALIASES
+from warploom.runtime.kernel import Kernel
+from warploom.runtime.tensors import element_type
 from warploom.tile import BF16, DType, dtype
 
 ARCH = "sm_90a"
@@ -36,9 +43,9 @@ ATTENTION_SCHEMA = (
 
 
 def _type_of(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:
-    kind = str(tensor.dtype).removeprefix("torch.")
-    ours = ALIASES.get(kind, kind)
+    ours = element_type(tensor.dtype)
     if ours not in allowed:
+        kind = str(tensor.dtype).removeprefix("torch.")
         raise InputError(f"{name} is {kind}, expected one of {', '.join(allowed)}")
     return dtype(ours)
 
@@ -121,30 +128,34 @@ def _gemm(
     depth = a.shape[-1] if a_order == "mk" else a.shape[-2]
     choice = choose_gemm(shape[-2], shape[-1], depth, base, batch, sliced=True)
     config = choice.config(base)
-    key = ("gemm", choice.name, config, a.device.index)
-    if key not in _kernels:
-        made = build(gemm_program(config), choice.schedule(config), ARCH)
-        _kernels[key] = Kernel(made, a.device.index)
+    kernel = _kernel(
+        ("gemm", choice.name, config),
+        a,
+        lambda: build(gemm_program(config), choice.schedule(config), ARCH),
+    )
     operands, finish = {"a": a, "b": b}, {"c": result}
     if bias is not None:
         finish["bias"] = bias.float().contiguous()
     if residual is not None:
         finish["residual"] = residual
     if not config.workspace:
-        _kernels[key](operands | finish, stream=_stream(a))
+        kernel(operands | finish, stream=current_stream(a))
         return result
     parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)
-    _kernels[key](operands | {"parts": parts}, stream=_stream(a))
-    second = ("combine", config, a.device.index)
-    if second not in _kernels:
-        made = build(combine(config), combine_schedule(config), ARCH)
-        _kernels[second] = Kernel(made, a.device.index)
-    _kernels[second]({"parts": parts} | finish, stream=_stream(a))
+    kernel(operands | {"parts": parts}, stream=current_stream(a))
+    second = _kernel(
+        ("combine", config), a, lambda: build(combine(config), combine_schedule(config), ARCH)
+    )
+    second({"parts": parts} | finish, stream=current_stream(a))
     return result
 
 
-def _stream(tensor: Any) -> int:
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+def _kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -> Kernel:
+    """The kernel for that tensor's device, built when first asked for."""
+    key = (*key, tensor.device.index)
+    if key not in _kernels:
+        _kernels[key] = make().kernel(tensor.device.index)
+    return _kernels[key]
 
 
 def _gemm_fake(
@@ -234,63 +245,45 @@ def _attend(
     )
     choice = choose_attention(q.shape[2], base, k.shape[2], q.shape[0] * q.shape[1])
     config = choice.config(base)
-    key = ("attention", choice.name, config, q.device.index)
-    if key not in _kernels:
-        made = build(attention_program(config), choice.schedule(config), ARCH, choice.allow)
-        _kernels[key] = Kernel(made, q.device.index)
+    kernel = _kernel(
+        ("attention", choice.name, config),
+        q,
+        lambda: build(attention_program(config), choice.schedule(config), ARCH, choice.allow),
+    )
     arrays = {"q": q, "k": k, "v": v, "o": out, **({"lse": sums} if lse else {})}
-    _kernels[key](arrays, stream=_stream(q))
+    kernel(arrays, stream=current_stream(q))
     return out, sums
 
 
-def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool = False,
-    window: int | None = None,
-    scale: float | None = None,
-    exact: bool = False,
-) -> Any:
-    return _attend(q, k, v, causal, window, scale, exact, False)[0]
+def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
+    def run(
+        q: Any,
+        k: Any,
+        v: Any,
+        causal: bool = False,
+        window: int | None = None,
+        scale: float | None = None,
+        exact: bool = False,
+    ) -> Any:
+        out, sums = _attend(q, k, v, causal, window, scale, exact, lse)
+        return (out, sums) if lse else out
 
-def _attention_with_lse(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool = False,
-    window: int | None = None,
-    scale: float | None = None,
-    exact: bool = False,
-) -> Any:
-    return _attend(q, k, v, causal, window, scale, exact, True)
+    def fake(
+        q: Any,
+        k: Any,
+        v: Any,
+        causal: bool = False,
+        window: int | None = None,
+        scale: float | None = None,
+        exact: bool = False,
+    ) -> Any:
+        _attention_check(q, k, v, window, scale)
+        out = q.new_empty(q.shape)
+        return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
 
-
-def _attention_fake(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool = False,
-    window: int | None = None,
-    scale: float | None = None,
-    exact: bool = False,
-) -> Any:
-    _attention_check(q, k, v, window, scale)
-    return q.new_empty(q.shape)
-
-
-def _attention_with_lse_fake(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool = False,
-    window: int | None = None,
-    scale: float | None = None,
-    exact: bool = False,
-) -> Any:
-    _attention_check(q, k, v, window, scale)
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return run, fake
 
 
 def _operator(name: str, schema: str, run: Any, fake: Any, backward: Any, context: Any) -> Any:
@@ -305,16 +298,14 @@ _HINT = "use torch's scaled_dot_product_attention for training"
 attention = _operator(
     "attention",
     f"{ATTENTION_SCHEMA} -> Tensor",
-    _attention,
-    _attention_fake,
+    *_attention(lse=False),
     refuse_backward("warploom::attention", _HINT),
     None,
 )
 attention_with_lse = _operator(
     "attention_with_lse",
     f"{ATTENTION_SCHEMA} -> (Tensor, Tensor)",
-    _attention_with_lse,
-    _attention_with_lse_fake,
+    *_attention(lse=True),
     refuse_backward("warploom::attention_with_lse", _HINT),
     None,
 )

@@ -15,21 +15,11 @@ from typing import Any
 
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.launching.kernel import Kernel
 from warploom.errors import InputError, ToolMissing
+from warploom.runtime.kernel import Kernel
 from warploom.tile import Array, Program
 
 INSTALL = "pip install 'warploom[torch]'"
-# our element type -> torch's
-TORCH_TYPES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-    "int32": "int32",
-    "e4m3": "float8_e4m3fn",
-    "e5m2": "float8_e5m2",
-    "bool": "bool",
-}
 
 
 def torch_module() -> Any:
@@ -41,6 +31,11 @@ def torch_module() -> Any:
         return importlib.import_module("torch")
     except ImportError as error:
         raise ToolMissing(f"torch is needed for operators ({error}); {INSTALL}") from None
+
+
+def current_stream(tensor: Any) -> int:
+    """The handle of torch's current stream on a tensor's device."""
+    return int(torch_module().cuda.current_stream(tensor.device).cuda_stream)
 
 
 def refuse_backward(name: str, hint: str) -> Callable[..., Any]:
@@ -133,7 +128,7 @@ def torch_program(
     def empty(given: Sequence[Any]) -> list[Any]:
         check_devices(name, {a.name: tensor for a, tensor in zip(inputs, given, strict=True)})
         shapes = result_shapes(inputs, outputs, [tensor.shape for tensor in given])
-        kinds = [getattr(torch, TORCH_TYPES[array.dtype.name]) for array in outputs]
+        kinds = [getattr(torch, array.dtype.library) for array in outputs]
         return [
             given[0].new_empty(shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True)
         ]
@@ -146,14 +141,13 @@ def torch_program(
         made = empty(given)
         device = given[0].device
         if device.index not in kernels:
-            kernels[device.index] = Kernel(build(program, schedule, arch, allow), device.index)
+            kernels[device.index] = build(program, schedule, arch, allow).kernel(device.index)
         tensors: Mapping[str, Any] = {
             array.name: tensor
             for array, tensor in zip((*inputs, *outputs), (*given, *made), strict=True)
         }
         values = {s.name: float(n) for s, n in zip(scalars, numbers, strict=True)}
-        stream = int(torch.cuda.current_stream(device).cuda_stream)
-        kernels[device.index](tensors, values, stream)
+        kernels[device.index](tensors, values, current_stream(given[0]))
         return packed(made)
 
     def fake(*args: Any) -> Any:

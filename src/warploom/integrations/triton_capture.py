@@ -17,8 +17,8 @@ from typing import Any, cast
 from warploom.errors import InputError
 from warploom.integrations.deploy import content_key
 from warploom.integrations.triton_access import jit_function, triton_module
-from warploom.runtime.dtypes import DTYPES
 from warploom.runtime.launch import Argument, Buffer, Dim3, LaunchSpec, Null, Pointer, Scalar
+from warploom.tile.dtypes import MEMORY
 from warploom.toolchain import version_of
 
 # Pointers that Triton appends to every kernel's parameters (triton/backends/nvidia/driver.c).
@@ -29,16 +29,10 @@ ALIGNMENT = 16
 # How Triton spells element types, where the runtime spells them otherwise.
 ELEMENT_TYPES = {"fp8e4nv": "e4m3", "fp8e5": "e5m2", "i1": "u8", "u1": "u8"}
 # torch's (and numpy's) spelling to Triton's.
-TENSOR_TYPES = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-    "float64": "fp64",
+TENSOR_TYPES = {kind.library: name for name, kind in MEMORY.items()} | {
     "float8_e4m3fn": "fp8e4nv",
     "float8_e5m2": "fp8e5",
     "bool": "i1",
-    **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
 }
 
 
@@ -155,10 +149,10 @@ def capture(
 def _check_argument(name: str, argument: Any) -> None:
     """Refuse a description that is none, or that a launch could not be made of."""
     if isinstance(argument, TensorArgument):
-        if ELEMENT_TYPES.get(argument.dtype, argument.dtype) not in DTYPES:
+        known = tuple(dict.fromkeys((*FLOAT_TYPES, *INTEGER_TYPES, *ELEMENT_TYPES)))
+        if argument.dtype not in known:
             meant = TENSOR_TYPES.get(argument.dtype)
-            known = (*FLOAT_TYPES, *INTEGER_TYPES, *ELEMENT_TYPES)
-            expected = repr(meant) if meant else f"one of {', '.join(dict.fromkeys(known))}"
+            expected = repr(meant) if meant else f"one of {', '.join(known)}"
             raise InputError(f"argument {name!r}: dtype {argument.dtype!r}, expected {expected}")
         shape: Any = argument.shape
         if not isinstance(shape, tuple | list) or not all(

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from warploom.codegen.launching.images import replace_images
 from warploom.errors import InputError, ToolMissing
 from warploom.integrations.deploy import FolderStore, Store, check_replaces, content_key
 from warploom.integrations.triton_access import jit_function, triton_module
@@ -97,7 +96,7 @@ def install(store: Store | Path | str, on_miss: OnMiss = "original") -> None:
     `tuned` functions keep their own store.
     """
     policy = make_policy(store, on_miss)
-    replace_images(functools.partial(stored_image, policy))
+    _replace_images(functools.partial(stored_image, policy))
     if importlib.util.find_spec("triton") is not None:
         patch_triton()
     _installed[:] = [policy]
@@ -106,32 +105,48 @@ def install(store: Store | Path | str, on_miss: OnMiss = "original") -> None:
 def uninstall() -> None:
     """Undo `install`: kernels loaded from now on are as their compiler made them."""
     _installed.clear()
-    replace_images(None)
+    _replace_images(None)
+
+
+def _replace_images(lookup: Callable[[str, bytes], bytes] | None) -> None:
+    # Not at the top: a launch of a tuned Triton function needs nothing of the runtime.
+    from warploom.runtime.kernel import replace_images  # noqa: PLC0415
+
+    replace_images(lookup)
 
 
 def stored_image(policy: Policy, name: str, original: bytes) -> bytes:
     """The stored cubin for a kernel of warploom's own, else what the policy says of a miss."""
+    return look_up(policy, name, original, KernelNotStored)[1]
+
+
+def look_up(
+    policy: Policy, name: str, original: bytes, failure: Callable[[str], KernelNotStored]
+) -> tuple[Swap, bytes]:
+    """What happens to a compiled kernel, which is recorded, and the cubin that is to run.
+
+    A stored cubin that cannot be trusted is an error under "raise", else one warning.
+    """
     key = content_key(original)
     try:
         stored = policy.store.lookup(key)
         if stored is not None:
             check_replaces(original, stored, name)
     except InputError as error:
-        record(Swap(name, key, "refused", str(error)))
+        event = record(Swap(name, key, "refused", str(error)))
         if policy.on_miss == "raise":
-            raise KernelNotStored(f"{name}: stored cubin refused: {error}") from None
-        warnings.warn(f"warploom runs the original {name}: {error}", RuntimeWarning, stacklevel=2)
-        return original
-    if stored is None:
-        record(Swap(name, key, "original", "not stored"))
-        if policy.on_miss == "raise":
-            raise KernelNotStored(
-                f"{name}: no tuned cubin is stored under key {key}; run warploom tune on its "
-                'build folder, or use on_miss="original"'
-            )
-        return original
-    record(Swap(name, key, "swapped"))
-    return stored
+            raise failure(f"{name}: stored cubin refused: {error}") from None
+        warnings.warn(f"warploom runs the original {name}: {error}", RuntimeWarning, stacklevel=3)
+        return event, original
+    if stored is not None:
+        return record(Swap(name, key, "swapped")), stored
+    event = record(Swap(name, key, "original", "not stored"))
+    if policy.on_miss == "raise":
+        raise failure(
+            f"{name}: no tuned cubin is stored under key {key}; run warploom tune on this kernel "
+            'as it is built here, or use on_miss="original"'
+        )
+    return event, original
 
 
 def events() -> tuple[Swap, ...]:
@@ -230,41 +245,12 @@ def swap(compiled: Any, store: Store | Path | str, on_miss: OnMiss = "original")
         raise InputError(
             f"{compiled.name} is already loaded on the GPU; swap before its first launch"
         )
-    original = bytes(compiled.asm["cubin"])
-    key = content_key(original)
-    try:
-        stored = policy.store.lookup(key)
-        if stored is not None:
-            check_replaces(original, stored, compiled.name)
-    except InputError as error:
-        return refuse(compiled.name, key, error, policy.on_miss)
-    if stored is None:
-        return miss(compiled.name, key, policy.on_miss)
-    event = record(Swap(compiled.name, key, "swapped"))
-    compiled.kernel = stored
-    compiled.asm["cubin"] = stored
-    compiled.asm.pop("sass", None)
-    setattr(compiled, SWAP_ATTRIBUTE, event)
-    return event
-
-
-def refuse(kernel: str, key: str, error: InputError, on_miss: OnMiss) -> Swap:
-    """A stored cubin that cannot be trusted: raise, or warn in one line and keep the original."""
-    event = record(Swap(kernel, key, "refused", str(error)))
-    if on_miss == "raise":
-        raise skippable(f"{kernel}: stored cubin refused: {error}")
-    warnings.warn(f"warploom runs the original {kernel}: {error}", RuntimeWarning, stacklevel=2)
-    return event
-
-
-def miss(kernel: str, key: str, on_miss: OnMiss) -> Swap:
-    """No stored cubin: keep the original, or raise."""
-    event = record(Swap(kernel, key, "original", "not stored"))
-    if on_miss == "raise":
-        raise skippable(
-            f"{kernel}: no tuned cubin is stored under key {key}; "
-            'run warploom tune for this configuration, or use on_miss="original"'
-        )
+    event, cubin = look_up(policy, compiled.name, bytes(compiled.asm["cubin"]), skippable)
+    if event.outcome == "swapped":
+        compiled.kernel = cubin
+        compiled.asm["cubin"] = cubin
+        compiled.asm.pop("sass", None)
+        setattr(compiled, SWAP_ATTRIBUTE, event)
     return event
 
 

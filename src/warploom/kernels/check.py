@@ -12,18 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.codegen.compile.build import Built
-from warploom.codegen.cuda.emit import CudaSource
-from warploom.codegen.launching.on_gpu import run_on_gpu
+from warploom.codegen.ir.source import CudaSource
 from warploom.emulate.kernel import Library
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.library import Entry, Values, entry
 from warploom.kernels.user import NO_RESULT, written_names
+from warploom.runtime.arrays import DeviceArray
+from warploom.runtime.driver import CudaDevice
 from warploom.tile import Program, interpret
 from warploom.tile.footprint import Footprint, footprints
 from warploom.tile.interpret import bind
@@ -45,12 +46,6 @@ class Finding:
     size: int
     first: tuple[int, ...]
     what: str
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """A finding back from plain data."""
-        fields: dict[str, Any] = {**data, "first": tuple(data["first"])}
-        return cls(**fields)
 
     def __str__(self) -> str:
         """One line."""
@@ -108,15 +103,6 @@ class CheckResult:
         """Plain JSON data."""
         return {**asdict(self), "passed": self.passed}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CheckResult:
-        """A result back from `to_json`."""
-        values = {name: value for name, value in data.items() if name != "passed"}
-        for name in ("wrong", "unwritten", "overlaps"):
-            found = cast("list[dict[str, Any]]", values[name])
-            values[name] = tuple(Finding.from_json(one) for one in found)
-        return cls(**values)
-
     @property
     def numbers(self) -> str:
         """The error of every output, a line each."""
@@ -173,6 +159,26 @@ def _run(
     if isinstance(code, Built):
         return run_on_gpu(program, code, arrays, scalars), "gpu"
     return Library([code]).run(0, program, arrays, scalars, EMULATED_BLOCKS, seed), "emulated"
+
+
+def run_on_gpu(
+    program: Program, built: Built, arrays: Values, scalars: Mapping[str, float] | None = None
+) -> Values:
+    """Every array as the kernel leaves it; the arguments stay unchanged.
+
+    Values are rounded to the declared element types first, as `tile.interpret` does. Raises
+    `InputError` for what the launch refuses and `DeviceError` for a fault.
+    """
+    values = bind(program, arrays)
+    kernel, device = built.kernel(), CudaDevice()
+    memory = {one.name: DeviceArray(device, values[one.name], one.dtype) for one in program.arrays}
+    try:
+        kernel(memory, scalars, device.stream)
+        return {name: array.numpy() for name, array in memory.items()}
+    finally:
+        for array in memory.values():
+            array.free()
+        device.close()
 
 
 def _refuse(name: str, program: Program, sizes: Mapping[str, int]) -> None:

@@ -6,7 +6,7 @@ A name is a kernel of the library (`gemm`, `attention`) or FILE.py:OBJECT, a use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -19,9 +19,10 @@ from warploom.errors import InputError
 from warploom.kernels.attention import program as attention
 from warploom.kernels.attention import reference as attention_reference
 from warploom.kernels.attention.choose import choose_attention
+from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.kernels.gemm import program as gemm
 from warploom.kernels.gemm import reference as gemm_reference
-from warploom.kernels.gemm.choose import choose_gemm
+from warploom.kernels.gemm.choose import GEMM_CHOICES, choose_gemm
 from warploom.kernels.user import (
     UserKernel,
     load_kernel,
@@ -63,8 +64,8 @@ class Entry:
     which size another one is when only that is given; `outputs` the right results in float64,
     `judge` what gave them; `bound` the relative error a run may have against them (None: what
     rounding explains, see `kernels.check`).
-    `variant(config, sizes, given)` is the tuned table's choice, None where a field that it would
-    set was `given`; `schedule` is what a configuration gets then.
+    `variants` is the tuned table; `variant(config, sizes, given)` is its choice, None where a field
+    that it would set was `given`; `schedule` is what a configuration gets then.
     """
 
     config: Callable[..., Any]
@@ -77,8 +78,9 @@ class Entry:
     judge: str = "float64"
     full: Sizes = field(default_factory=dict[str, int])
     alike: Mapping[str, str] = field(default_factory=dict[str, str])
+    variants: Mapping[str, Variant] = field(default_factory=dict[str, Variant])
     variant: Callable[[Any, Sizes, frozenset[str]], Variant | None] = _no_variant
-    follow: Callable[[Any, dict[str, int]], None] = lambda config, sizes: None
+    follow: Callable[[Any, dict[str, int], Set[str]], None] = lambda config, sizes, given: None
     arrays: Callable[[Program, Mapping[str, int], int], Values] = random_arrays
     scalars: Mapping[str, float] = field(default_factory=dict[str, float])
 
@@ -105,13 +107,34 @@ def _attention_outputs(
     return {"o": out, "lse": lse} if config.lse else {"o": out}
 
 
-def _attention_sizes(config: attention.AttentionConfig, sizes: dict[str, int]) -> None:
-    """Head counts and the head dimension follow from the configuration."""
+def _attention_sizes(
+    config: attention.AttentionConfig, sizes: dict[str, int], given: Set[str]
+) -> None:
+    """What was not given of d, heads and kv_heads follows from the rest."""
     sizes["d"] = config.head_dim
-    sizes["kv_heads"] = max(1, sizes["heads"] // config.group)
-    sizes["heads"] = sizes["kv_heads"] * config.group
+    if "heads" not in given:
+        pairs = sizes["kv_heads"] if "kv_heads" in given else sizes["heads"] // config.group
+        sizes["heads"] = max(1, pairs) * config.group
+    if "kv_heads" not in given:
+        sizes["kv_heads"] = sizes["heads"] // config.group
+    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
+    if heads < 1 or heads != kv_heads * config.group:
+        raise InputError(
+            f"attention: heads={heads} kv_heads={kv_heads} group={config.group}: expected at least "
+            "one head, and heads = kv_heads * group"
+        )
 
 
+# Names that fields of the configurations had once.
+FORMER: Mapping[str, Mapping[str, str]] = {
+    "gemm": {"across": "swap_ab", "together": "in_cluster", "ahead": "products_in_flight"},
+    "attention": {
+        "apart": "split_mask_loop",
+        "slack": "rescale_threshold",
+        "guess": "optimistic_threshold",
+        "shared": "cluster_m",
+    },
+}
 # Fields that a variant sets: who gives one gets the textbook schedule of what was given.
 GEMM_TILE = frozenset(("tile", "slices", "in_cluster", "swap_ab", "products_in_flight"))
 ATTENTION_TILE = frozenset(("tile", "split_mask_loop", "cluster_m", "optimistic_threshold"))
@@ -142,6 +165,7 @@ KERNELS: dict[str, Entry] = {
         _gemm_outputs,
         {"m": 200, "n": 264, "k": 144, "batch": 2, "one": 1},
         full={"m": 4096, "n": 4096, "k": 4096, "batch": 4},
+        variants=GEMM_CHOICES,
         variant=_gemm_variant,
         arrays=scaled_arrays,
     ),
@@ -154,6 +178,7 @@ KERNELS: dict[str, Entry] = {
         {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 208, "one": 1},
         full={"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
         alike={"keys": "rows"},
+        variants=ATTENTION_CHOICES,
         variant=_attention_variant,
         follow=_attention_sizes,
         arrays=scaled_arrays,
@@ -188,11 +213,16 @@ def _user_entry(kernel: UserKernel) -> Entry:
     )
 
 
-def configure(name: str, settings: Mapping[str, str]) -> tuple[Any, dict[str, int]]:
-    """(configuration, sizes) from `key=value` texts: configuration fields and array dimensions."""
+def configure(
+    name: str, settings: Mapping[str, str], usual: Sizes | None = None
+) -> tuple[Any, dict[str, int]]:
+    """(configuration, sizes) from `key=value` texts: configuration fields and array dimensions.
+
+    Sizes that are not given are those of `usual`, then those of `Entry.sizes`.
+    """
     kernel = entry(name)
     chosen: dict[str, Any] = {}
-    sizes = dict(kernel.sizes)
+    sizes = {**kernel.sizes, **(usual or {})}
     alike = {size: of for size, of in kernel.alike.items() if size not in settings}
     settings = {**{size: settings[of] for size, of in alike.items() if of in settings}, **settings}
     for key, text in settings.items():
@@ -203,10 +233,13 @@ def configure(name: str, settings: Mapping[str, str]) -> tuple[Any, dict[str, in
             if sizes[key] < 0:
                 raise InputError(f"{name}: {key}={text}, expected a size of at least 0")
         else:
-            known = ", ".join([*kernel.settings, *sizes]) or "it has none"
-            raise InputError(f"{name} has no setting {key!r}: expected one of {known}")
+            known = "expected one of " + (", ".join([*kernel.settings, *sizes]) or "none")
+            now = FORMER.get(name, {}).get(key)
+            raise InputError(
+                f"{name} has no setting {key!r}: {f'it is called {now!r}' if now else known}"
+            )
     config = kernel.config(**chosen)
-    kernel.follow(config, sizes)
+    kernel.follow(config, sizes, settings.keys())
     return config, sizes
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import BUILD_ARCHITECTURES, Built, build, emitted
-from warploom.codegen.cuda.emit import CudaSource
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.library import Entry, configure, entry
@@ -92,21 +92,20 @@ def select(
         return Selected(order, config, kernel.program(config), schedule, arch)
     if policy == DEFAULT:
         return _default(kernel, config, full_sizes(name, settings), frozenset(settings), arch)
-    program = kernel.program(config)
-    launch = kernel.schedule(config).launch
+    program, launch = written(name, settings)
     schedule = schedule_named(program, policy, launch, gpu, search, arch=arch, say=say)
     return Selected(policy, config, program, schedule, arch)
 
 
+def written(name: str, settings: Mapping[str, str]) -> tuple[Program, LaunchPlan]:
+    """The program as it was written, and its usual launch plan: what a schedule is named for."""
+    kernel, (config, _) = entry(name), configure(name, settings)
+    return kernel.program(config), kernel.schedule(config).launch
+
+
 def full_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
     """Array sizes to choose and to time a kernel for: those given, others fill the GPU."""
-    kernel = entry(name)
-    full = {
-        dim: str(kernel.full.get(dim, extent))
-        for dim, extent in kernel.sizes.items()
-        if kernel.alike.get(dim) not in settings
-    }
-    return configure(name, {**full, **settings})[1]
+    return configure(name, settings, entry(name).full)[1]
 
 
 def check_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:

@@ -8,13 +8,11 @@ arrays are sizes (`--set m=4096`).
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from numbers import Integral
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +20,12 @@ from numpy.typing import NDArray
 from warploom.autosched.schedules import fitting_name, schedule_named
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule, simt
-from warploom.errors import InputError, WarploomError
-from warploom.objects import load_object
+from warploom.errors import InputError
+from warploom.objects import called, load_object
 from warploom.tile import DType, Program, interpret
 from warploom.tile.widen import widened
 
 Values = Mapping[str, NDArray[Any]]
-T = TypeVar("T")
-_PACKAGE = str(Path(__file__).parents[1])
 FILLING = 4096  # of a dimension nobody gave, to time a kernel at
 MOST_ELEMENTS = 2**27  # of an array then
 USUAL_SIZE = 200  # of a dimension nobody gave: not a multiple of a tile, so tails are run
@@ -66,7 +62,7 @@ class UserKernel:
         """The program under these settings; raises `InputError` when it is none."""
         made: Any = self.program
         if not isinstance(self.program, Program):
-            made = _called(self.where, lambda: cast("Callable[..., Any]", self.program)(**settings))
+            made = called(self.where, lambda: cast("Callable[..., Any]", self.program)(**settings))
         if not isinstance(made, Program):
             raise InputError(
                 f"{self.where}: gives {type(made).__name__}, expected a warploom.tile.Program"
@@ -108,7 +104,7 @@ class UserKernel:
         """Inputs for one run; arrays the program only writes are NaN."""
         given: Values = {}
         if inputs := self.inputs:
-            given = _called(self.where, lambda: inputs(sizes, np.random.default_rng(seed)))
+            given = called(self.where, lambda: inputs(sizes, np.random.default_rng(seed)))
         need = [read.array.name for read in program.reads]
         need += [one.name for one in program.arrays if not one.dtype.is_float]
         for name in need:
@@ -129,7 +125,7 @@ class UserKernel:
             exact = interpret(widened(program), values, self.scalars)
             return {name: exact[name] for name in names}
         reference = self.reference
-        found = _called(self.where, lambda: reference(values))
+        found = called(self.where, lambda: reference(values))
         given: Any = found
         if not isinstance(given, Mapping):
             raise InputError(
@@ -156,20 +152,6 @@ class UserKernel:
                 f"{self.where}: the reference gives {name} as {type(given).__name__}, expected an "
                 "array of numbers"
             ) from None
-
-
-def _called(where: str, function: Callable[[], T]) -> T:
-    """What a function of the user's gives; an error inside becomes one line with its place."""
-    try:
-        return function()
-    except WarploomError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if not f.filename.startswith(_PACKAGE)] or frames
-        place = f"{own[-1].filename}:{own[-1].lineno}"
-        name = type(error).__name__
-        raise InputError(f"{where} does not run: {place}: {name}: {error}") from error
 
 
 def load_kernel(text: str) -> UserKernel:

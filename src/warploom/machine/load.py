@@ -73,8 +73,9 @@ def architectures() -> list[str]:
 
 
 def largest(key: str) -> int:
-    """The largest value of a limit on any architecture: beyond it no GPU goes."""
-    return max(architecture(name).integer(key) for name in architectures())
+    """The largest value of a limit on the architectures that have it: beyond it no GPU goes."""
+    known = map(architecture, architectures())
+    return max(one.integer(key) for one in known if key in one)
 
 
 def overlay(machine: Machine, values: str | Path | Mapping[str, Any]) -> Machine:

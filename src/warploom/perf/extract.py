@@ -21,8 +21,8 @@ from itertools import pairwise
 from math import ceil, prod
 
 from warploom.codegen.analysis.instructions import Work, work
-from warploom.codegen.cuda.emit_ops import needless
-from warploom.codegen.cuda.values import Values
+from warploom.codegen.analysis.register_tiles import RegisterTiles
+from warploom.codegen.analysis.role_code import Skips, guard_of
 from warploom.codegen.ir.memory_order import memory_chains
 from warploom.codegen.ir.place import Placement, contracted
 from warploom.codegen.passes.copies import expandable, touches
@@ -69,8 +69,7 @@ def extract(
     crowded         ops as long as they take beside the others (`perf.contend`): what the solver
                     needs; without, as long as alone
     """
-    values = Values(placement, skip_unit, skip_voted=skip_unit)
-    found = _Extractor(placement, loop, costs, dict(copies or {}), values)
+    found = _Extractor(placement, loop, costs, dict(copies or {}), Skips(skip_unit, skip_unit))
     return found.result(shared_bytes, crowded)
 
 
@@ -81,10 +80,10 @@ class _Extractor:
         loop: Loop,
         costs: CostTable,
         copies: dict[str, int],
-        values: Values,
+        skips: Skips,
     ) -> None:
         self.placement, self.loop, self.costs, self.copies = placement, loop, costs, copies
-        self.values = values
+        self.tiles, self.skips = RegisterTiles(placement), skips
         body = [op for op in loop.body if isinstance(op, Op)]
         if len(body) != len(loop.body):
             raise InputError(f"{loop.where}: a loop inside a scheduled loop cannot be extracted")
@@ -163,7 +162,7 @@ class _Extractor:
     def _elements(self, kind: TileType) -> float:
         """Elements the 128 threads of a group work on: rows are held four times, columns 32."""
         local = self.placement.local(kind)
-        form = self.values.form(kind)
+        form = self.tiles.form(kind)
         size = prod(local.shape)
         return {"tile": size, "row": 4 * size, "col": 32 * size, "scalar": LANES}[form]
 
@@ -177,7 +176,7 @@ class _Extractor:
         if op.kind == "mma":
             return self._mma(op, name, part)
         done = work(self.placement.fusion, op, self._sizes(op), self.placement.rows)
-        if needless(self.values, op, {}) is not None:
+        if guard_of(self.tiles, op, self.skips) is not None:
             # In the steady state the op is left out: what remains is the test.
             done = Work({"fma": 0.0, "alu": GUARD * LANES, "mufu": 0.0})
         costs, uses = self.costs, list[UnitUse]()

@@ -320,7 +320,7 @@ class _Gates:
                     size, issues = self._copy(step)
                     now += issues * self.table.value("load.issue")
                     share = size / KIB * self.table.value("load.per_kib_all")
-                    together = self.block.schedule.launch.cluster[1] > 1
+                    together = self.block.launch.cluster[1] > 1
                     link = max(link, now if together else now - share) + share
                     alone = now + size / KIB * self.table.value("load.per_kib")
                     arrived = max(alone, link) + self.table.value("load.latency")
@@ -333,7 +333,7 @@ class _Gates:
     def _copy(self, step: Fill) -> tuple[int, int]:
         """Bytes that this block loads for one tile, and the copies it takes."""
         assert step.op.dst is not None
-        kind, plan = step.op.dst.type, self.block.schedule.launch
+        kind, plan = step.op.dst.type, self.block.launch
         size = self.block.home(step.op.dst.name)[1].tile.bytes
         if is_multicast(self.block.placement.program, plan, step.op):
             size //= plan.cluster[1]

@@ -10,67 +10,54 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.errors import DeviceError
-from warploom.runtime.bindings import import_binding
-from warploom.runtime.dtypes import decode, dtype_named, encode
-from warploom.runtime.tensors import ALIASES
-
-_NAMES = {ours: theirs for theirs, ours in ALIASES.items()}
-_TYPES = {"int32": np.int32, "bool": np.bool_}  # the others are floating types, kept as codes
+from warploom.runtime.driver import CudaDevice
+from warploom.runtime.encoding import Bits, bits_type, decode, encode
+from warploom.tile.dtypes import DType, dtype
 
 
 class DeviceArray:
-    """A row-major array of our element type `dtype` on the current device."""
+    """A row-major array of an element type on a device."""
 
-    def __init__(self, values: NDArray[Any], dtype: str) -> None:
-        self.shape, self.kind = tuple(values.shape), dtype
-        self._driver = import_binding("driver")
-        codes = _encode(values, dtype)
-        self._count, self._bits = codes.nbytes, codes.dtype
+    def __init__(self, device: CudaDevice, values: NDArray[Any], kind: DType | str) -> None:
+        self.shape, self.kind = tuple(values.shape), dtype(kind)
+        self._device = device
+        codes = _encode(values, self.kind)
+        self._count = codes.nbytes
         # A length of 0 has an address too, as every tensor library gives it one or 0.
-        self.address = int(self._call("cuMemAlloc", max(self._count, 16)))
+        self.address = device.allocate(max(self._count, 16))
         if self._count:
-            self._call("cuMemcpyHtoD", self.address, codes.ctypes.data, self._count)
+            device.upload(self.address, codes.tobytes())
 
     @property
     def dtype(self) -> str:
         """The name tensor libraries give the element type."""
-        return _NAMES[self.kind]
+        return self.kind.library
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3 of the protocol; the type string says only the width."""
         return {
             "shape": self.shape,
-            "typestr": f"<V{self._bits.itemsize}",
+            "typestr": f"<V{self.kind.bytes}",
             "data": (self.address, False),
             "version": 3,
         }
 
     def numpy(self) -> NDArray[Any]:
-        """The values as float32, int32 or bool, once everything queued before is done."""
-        self._call("cuCtxSynchronize")
-        codes = np.empty(self.shape, self._bits)
-        if self._count:
-            self._call("cuMemcpyDtoH", codes.ctypes.data, self.address, self._count)
-        if self.kind in _TYPES:
-            return codes.view(_TYPES[self.kind])
+        """The values as float32, int32 or bool, once what the device queued before is done."""
+        raw = self._device.download(self.address, self._count) if self._count else b""
+        codes = np.frombuffer(raw, bits_type(self.kind)).reshape(self.shape)
+        if not self.kind.is_float:
+            return codes.view(self.kind.library)
         with np.errstate(over="ignore", invalid="ignore"):
-            return decode(codes, dtype_named(self.kind)).astype(np.float32)
+            return decode(codes, self.kind).astype(np.float32)
 
     def free(self) -> None:
         """Give the memory back; the array is not used again."""
-        self._call("cuMemFree", self.address)
-
-    def _call(self, name: str, *args: Any) -> Any:
-        result = getattr(self._driver, name)(*args)
-        if result[0] != self._driver.CUresult.CUDA_SUCCESS:
-            raise DeviceError(f"{name}: {result[0].name}")
-        return result[1] if len(result) > 1 else None
+        self._device.free(self.address)
 
 
-def _encode(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    if dtype in _TYPES:
-        kept = np.ascontiguousarray(values, _TYPES[dtype])
-        return kept.view(np.uint32 if dtype == "int32" else np.uint8)
-    return np.ascontiguousarray(encode(np.asarray(values, np.float32), dtype_named(dtype)))
+def _encode(values: NDArray[Any], kind: DType) -> Bits:
+    if kind.is_float:
+        return encode(np.asarray(values, np.float32), kind)
+    return np.ascontiguousarray(values, kind.library).view(bits_type(kind))

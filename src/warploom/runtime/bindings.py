@@ -11,10 +11,10 @@ INSTALL = "pip install 'warploom[gpu]'"
 
 
 def import_binding(name: str) -> Any:
-    """`cuda.bindings.<name>` ('driver', 'nvrtc'); raises `ToolMissing` with the install line.
+    """`cuda.bindings.<name>` ('driver'); raises `ToolMissing` with the install line.
 
     Untyped on purpose: the package ships no type information, and what it returns is checked where
-    it enters (`driver.py`, `nvrtc.py`).
+    it enters (`driver.py`).
     """
     try:
         return importlib.import_module(f"cuda.bindings.{name}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from warploom.errors import InputError
-from warploom.runtime.device import Device
+from warploom.runtime.driver import CudaDevice
 from warploom.runtime.helpers import NOWHERE, Difference, Helpers
 from warploom.runtime.launch import Buffer, LaunchSpec
 
@@ -97,7 +97,7 @@ class Workspace:
     Raises `CudaError` when device memory does not suffice.
     """
 
-    def __init__(self, device: Device, helpers: Helpers, spec: LaunchSpec) -> None:
+    def __init__(self, device: CudaDevice, helpers: Helpers, spec: LaunchSpec) -> None:
         self.device = device
         self.helpers = helpers
         self.layout = Layout.of(spec)

@@ -7,7 +7,7 @@ the check itself is checked: a zeroed output and one flipped bit must both be fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,13 +73,6 @@ class CheckReport:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CheckReport:
-        """A report back from `to_json`."""
-        values = dict(data)
-        values["findings"] = tuple(Finding(**entry) for entry in data["findings"])
-        return cls(**values)
 
     def __str__(self) -> str:
         verdict = "passed" if self.passed else f"FAILED: {self.detail}"

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import math
 import os
 import re
 import struct
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from warploom.errors import DeviceError, InputError
+from warploom.machine import largest
 from warploom.runtime.bindings import import_binding, one_line
 from warploom.runtime.device import CudaError, DeviceInfo, Shape
 from warploom.runtime.launch import Params, TensorMap
+from warploom.tile.dtypes import MEMORY, dtype
 
 ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
-DEFAULT_SHARED_BYTES = 48 * 1024  # dynamic shared memory every kernel may use unasked
-PORTABLE_CLUSTER_BLOCKS = 8  # larger clusters need a permit, and not every GPU of a family has them
 
 # Calls whose refusal leaves the context usable: nothing ran.
 _HARMLESS = {
@@ -54,11 +56,6 @@ _ADVICE = {
     "CUDA_ERROR_OUT_OF_MEMORY": "device memory is exhausted",
     "CUDA_ERROR_INVALID_VALUE": "a size or address is out of range for this device",
 }
-_TENSOR_MAP_TYPES = {
-    "u8": "UINT8", "i8": "UINT8", "e4m3": "UINT8", "e5m2": "UINT8", "u16": "UINT16",
-    "i16": "UINT16", "u32": "UINT32", "i32": "INT32", "u64": "UINT64", "i64": "INT64",
-    "fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "fp64": "FLOAT64",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def device_info(index: int = 0) -> DeviceInfo:
     return _info(import_binding("driver"), index)
 
 
-def _check(driver: Any, call: str, result: tuple[Any, ...]) -> Any:
+def _check(driver: Any, call: str, result: tuple[Any, ...], subject: str = "") -> Any:
     """The value of a driver call, or `CudaError` naming the call and the CUDA error."""
     status = result[0]
     if status == driver.CUresult.CUDA_SUCCESS:
@@ -122,6 +119,8 @@ def _check(driver: Any, call: str, result: tuple[Any, ...]) -> Any:
     if not detail:
         _, text = driver.cuGetErrorString(status)
         detail = text.decode() if isinstance(text, bytes) else str(text)
+    if subject:
+        detail = f"{subject}: {detail}"
     raise CudaError(call, name, detail, fatal=name in _LOST or call not in _HARMLESS)
 
 
@@ -142,13 +141,16 @@ def _open(driver: Any, index: int) -> Any:
     return _check(driver, "cuDeviceGet", driver.cuDeviceGet(index))
 
 
+def _attribute(driver: Any, handle: Any, name: str) -> int:
+    key = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(_check(driver, "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(key, handle)))
+
+
 def _info(driver: Any, index: int) -> DeviceInfo:
     handle = _open(driver, index)
-    enum = driver.CUdevice_attribute
 
     def attribute(name: str) -> int:
-        key = getattr(enum, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(_check(driver, "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(key, handle)))
+        return _attribute(driver, handle, name)
 
     name = _check(driver, "cuDeviceGetName", driver.cuDeviceGetName(256, handle))
     version = int(_check(driver, "cuDriverGetVersion", driver.cuDriverGetVersion()))
@@ -182,36 +184,42 @@ def _elf_trouble(image: bytes) -> str:
     return ""
 
 
-class CudaDevice:
-    """A GPU's primary context and one stream, implementing `warploom.runtime.device.Device`.
+class Context:
+    """A GPU's primary context, which is current once this is made.
 
-    Raises `ToolMissing` without cuda-bindings, `DeviceError` without a GPU, `InputError` on a wrong
-    index.
+    `subject` is named in errors. Handles (modules, functions, events, graphs) are opaque, a stream
+    is a CUstream or its integer. Raises `ToolMissing` without cuda-bindings, `DeviceError` without
+    a GPU, `InputError` on a wrong index; any method may raise `CudaError`.
     """
 
-    def __init__(self, index: int = 0) -> None:
-        # A bad image must fail when it is loaded, not inside a later launch.
-        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+    def __init__(self, index: int = 0, subject: str = "") -> None:
         self._driver = import_binding("driver")
+        self._subject = subject
+        self.index = index
         self._handle = _open(self._driver, index)
-        self._info = _info(self._driver, index)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._handle)
         self._call("cuCtxSetCurrent", self._context)
-        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._stream = self._call("cuStreamCreate", int(flags))
 
     def _call(self, name: str, *args: Any) -> Any:
-        return _check(self._driver, name, getattr(self._driver, name)(*args))
+        return _check(self._driver, name, getattr(self._driver, name)(*args), self._subject)
 
     @property
-    def info(self) -> DeviceInfo:
-        """What the driver says about the GPU."""
-        return self._info
+    def current(self) -> bool:
+        """Whether this is the context of the calling thread."""
+        return int(self._call("cuCtxGetCurrent")) == int(self._context)
 
-    @property
-    def stream(self) -> int:
-        """The stream that copies, events and captures of this device are on, as a CUstream."""
-        return int(self._stream)
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """This context in a thread that has none or another, which it gets back."""
+        self._call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent")
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by its name in the driver's API, without the prefix."""
+        return _attribute(self._driver, self._handle, name)
 
     def load(self, image: bytes) -> Module:
         """Load a cubin into the context.
@@ -225,30 +233,145 @@ class CudaDevice:
         return Module(self._call("cuModuleLoadData", ctypes.addressof(buffer)), buffer)
 
     def unload(self, module: Module) -> None:
-        """Unload a cubin."""
+        """Unload a cubin; its functions become invalid."""
         self._call("cuModuleUnload", module.handle)
 
     def function(
         self, module: Module, name: str, shared_bytes: int = 0, cluster_blocks: int = 1
     ) -> Any:
-        """A kernel by name, its limits raised to the shared memory and cluster asked for."""
+        """A kernel by name, its limits raised to the shared memory and cluster asked for.
+
+        What needs no permit is the same on every architecture that has it.
+        """
         found = self._call("cuModuleGetFunction", module.handle, name.encode())
         attributes = self._driver.CUfunction_attribute
-        if shared_bytes > DEFAULT_SHARED_BYTES:
+        if shared_bytes > largest("smem.per_block_default"):
             limit = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call("cuFuncSetAttribute", found, limit, shared_bytes)
-        if cluster_blocks > PORTABLE_CLUSTER_BLOCKS:
+        if cluster_blocks > largest("cluster.size_portable"):
             permit = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             self._call("cuFuncSetAttribute", found, permit, 1)
         return found
+
+    def global_memory(self, module: Module, name: str) -> tuple[int, int]:
+        """Address and bytes of a `__device__` variable of a cubin."""
+        address, size = self._call("cuModuleGetGlobal", module.handle, name.encode())
+        return int(address), int(size)
+
+    def resident_blocks(self, function: Any, shape: Shape) -> int:
+        """Blocks of a kernel that the GPU holds at a time; of a cluster, those of whole ones."""
+        blocks = math.prod(shape.cluster)
+        if blocks > 1:
+            config = self._config(replace(shape, grid=shape.cluster), 0)
+            return blocks * int(self._call("cuOccupancyMaxActiveClusters", function, config))
+        threads, shared = math.prod(shape.block), shape.shared_bytes
+        count = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        return self.attribute("MULTIPROCESSOR_COUNT") * int(
+            self._call(count, function, threads, shared)
+        )
 
     def allocate(self, nbytes: int) -> int:
         """Device memory from `cuMemAlloc` (512-byte aligned or better)."""
         return int(self._call("cuMemAlloc", nbytes))
 
+    def zeros(self, nbytes: int) -> int:
+        """Device memory that is all 0, in 32-bit words, once this returns."""
+        address = self.allocate(nbytes)
+        self._call("cuMemsetD32", address, 0, nbytes // 4)
+        self._call("cuCtxSynchronize")
+        return address
+
     def free(self, address: int) -> None:
         """Give memory back."""
         self._call("cuMemFree", address)
+
+    def launch_on(self, stream: Any, function: Any, shape: Shape, params: Params) -> None:
+        """Queue a kernel on a stream; clusters and dependent launches go by `cuLaunchKernelEx`."""
+        if shape.cluster == (1, 1, 1) and not shape.dependent:
+            self._call(
+                "cuLaunchKernel", function, *shape.grid, *shape.block, shape.shared_bytes,
+                stream, params.address, 0,
+            )  # fmt: skip
+            return
+        self._call("cuLaunchKernelEx", self._config(shape, stream), function, params.address, 0)
+
+    def _config(self, shape: Shape, stream: Any) -> Any:
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
+        config.sharedMemBytes = shape.shared_bytes
+        config.hStream = stream
+        attributes: list[Any] = []
+        known = driver.CUlaunchAttributeID
+        if shape.cluster != (1, 1, 1):
+            cluster = driver.CUlaunchAttribute()
+            cluster.id = known.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            dims = cluster.value.clusterDim
+            dims.x, dims.y, dims.z = shape.cluster
+            attributes.append(cluster)
+        if shape.dependent:
+            overlap = driver.CUlaunchAttribute()
+            overlap.id = known.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(overlap)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        return config
+
+    def wait_for(self, producer: Any, stream: Any) -> None:
+        """Order `stream` after what is queued on the producer's, on the device: no host waits."""
+        event = self._call("cuEventCreate", self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        self._call("cuEventRecord", event, producer)
+        self._call("cuStreamWaitEvent", stream, event, 0)
+        self._call("cuEventDestroy", event)
+
+    def tensor_map(self, spec: TensorMap, kind: str, address: int) -> bytes:
+        """The 128 bytes of a tiled TMA descriptor of elements of that type."""
+        driver = self._driver
+        rank = len(spec.dims)
+        element = dtype(kind, MEMORY)
+        types = driver.CUtensorMapDataType
+        plain = f"CU_TENSOR_MAP_DATA_TYPE_UINT{element.bits}"  # for what the hardware only copies
+        named = f"CU_TENSOR_MAP_DATA_TYPE_{element.library.upper()}"
+        swizzle = "NONE" if spec.swizzle == 0 else f"{spec.swizzle}B"
+        fill = "NONE" if spec.fill == "zero" else "NAN_REQUEST_ZERO_FMA"
+        promotion = f"L2_{spec.promotion}B" if spec.promotion else "NONE"
+        encoded = self._call(
+            "cuTensorMapEncodeTiled",
+            getattr(types, named if hasattr(types, named) else plain),
+            rank,
+            address,
+            [driver.cuuint64_t(extent) for extent in spec.dims],
+            [driver.cuuint64_t(stride) for stride in spec.strides],
+            [driver.cuuint32_t(extent) for extent in spec.box],
+            [driver.cuuint32_t(1)] * rank,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
+            getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
+            getattr(driver.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
+        )
+        return ctypes.string_at(int(encoded.getPtr()), 128)
+
+
+class CudaDevice(Context):
+    """A GPU with one stream: copies, events and launches are queued on it in order.
+
+    Only `upload`, `download`, `synchronize` and `elapsed_us` wait for it.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        # A bad image must fail when it is loaded, not inside a later launch.
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        super().__init__(index)
+        self.info = _info(self._driver, index)
+        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = self._call("cuStreamCreate", int(flags))
+
+    @property
+    def stream(self) -> int:
+        """The stream that copies, events and captures of this device are on, as a CUstream."""
+        return int(self._stream)
 
     def upload(self, address: int, data: bytes) -> None:
         """Copy host bytes to the device and wait for the copy."""
@@ -278,29 +401,8 @@ class CudaDevice:
         self._call("cuMemcpyDtoDAsync", target, source, nbytes, self._stream)
 
     def launch(self, function: Any, shape: Shape, params: Params) -> None:
-        """Queue a kernel; clusters go through `cuLaunchKernelEx`."""
-        if shape.cluster == (1, 1, 1):
-            self._call(
-                "cuLaunchKernel", function, *shape.grid, *shape.block, shape.shared_bytes,
-                self._stream, params.address, 0,
-            )  # fmt: skip
-            return
-        self._call("cuLaunchKernelEx", self._config(shape), function, params.address, 0)
-
-    def _config(self, shape: Shape) -> Any:
-        driver = self._driver
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        dims = attribute.value.clusterDim
-        dims.x, dims.y, dims.z = shape.cluster
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = shape.block
-        config.sharedMemBytes = shape.shared_bytes
-        config.hStream = self._stream
-        config.attrs = [attribute]
-        config.numAttrs = 1
-        return config
+        """Queue a kernel."""
+        self.launch_on(self._stream, function, shape, params)
 
     def event(self) -> Any:
         """A timing event."""
@@ -345,30 +447,6 @@ class CudaDevice:
         """Destroy a captured graph."""
         self._call("cuGraphExecDestroy", graph.executable)
         self._call("cuGraphDestroy", graph.graph)
-
-    def tensor_map(self, spec: TensorMap, dtype: str, address: int) -> bytes:
-        """The 128 bytes of a tiled TMA descriptor."""
-        driver = self._driver
-        rank = len(spec.dims)
-        kind = f"CU_TENSOR_MAP_DATA_TYPE_{_TENSOR_MAP_TYPES[dtype]}"
-        swizzle = "NONE" if spec.swizzle == 0 else f"{spec.swizzle}B"
-        fill = "NONE" if spec.fill == "zero" else "NAN_REQUEST_ZERO_FMA"
-        promotion = f"L2_{spec.promotion}B" if spec.promotion else "NONE"
-        encoded = self._call(
-            "cuTensorMapEncodeTiled",
-            getattr(driver.CUtensorMapDataType, kind),
-            rank,
-            address,
-            [driver.cuuint64_t(extent) for extent in spec.dims],
-            [driver.cuuint64_t(stride) for stride in spec.strides],
-            [driver.cuuint32_t(extent) for extent in spec.box],
-            [driver.cuuint32_t(1)] * rank,
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
-            getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
-            getattr(driver.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
-        )
-        return ctypes.string_at(int(encoded.getPtr()), 128)
 
     def close(self) -> None:
         """Destroy the stream and release the primary context."""

@@ -6,12 +6,13 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from warploom.runtime.device import Device, Shape
+from warploom.runtime.device import Shape
 from warploom.runtime.device_code import FUNCTIONS, SOURCE
-from warploom.runtime.dtypes import dtype_named
+from warploom.runtime.driver import CudaDevice
 from warploom.runtime.launch import Buffer, Params
 from warploom.runtime.nvrtc import compile_source
-from warploom.runtime.patterns import PATTERNS, check_patterns
+from warploom.runtime.patterns import PATTERNS, check_patterns, scales
+from warploom.tile.dtypes import MEMORY, dtype
 
 THREADS = 256
 NOWHERE = (1 << 64) - 1
@@ -46,7 +47,7 @@ class Helpers:
     instance is what to pass. Raises `ToolMissing` when NVRTC is absent.
     """
 
-    def __init__(self, device: Device, cubin: bytes = b"") -> None:
+    def __init__(self, device: CudaDevice, cubin: bytes = b"") -> None:
         self.device = device
         self.cubin = cubin or compile_source(SOURCE, device.info.arch)
         module = device.load(self.cubin)
@@ -72,18 +73,19 @@ class Helpers:
     ) -> None:
         """Queue filling a buffer; the pattern and the seed advance with the sample counter."""
         check_patterns(tuple(patterns))
-        dtype = dtype_named(buffer.dtype)
+        kind = dtype(buffer.dtype, MEMORY)
+        large, small = scales(kind)
         inner = buffer.shape[-1] if buffer.shape else 1
         params = Params(
             [
                 _u64(address),
                 _u64(buffer.count),
-                _u32(dtype.bytes),
-                _u32(dtype.exponent),
-                _u32(dtype.mantissa),
-                _u32(int(dtype.has_infinity)),
-                bytes(ctypes.c_float(2.0**dtype.large)),
-                bytes(ctypes.c_float(2.0**dtype.small)),
+                _u32(kind.bytes),
+                _u32(kind.exponent),
+                _u32(kind.mantissa),
+                _u32(int(kind.has_infinity)),
+                bytes(ctypes.c_float(large)),
+                bytes(ctypes.c_float(small)),
                 _u64(inner),
                 bytes(ctypes.c_int64(buffer.low)),
                 _u64(buffer.high - buffer.low),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, cast
 
@@ -16,28 +17,13 @@ import numpy as np
 
 from warploom.errors import InputError
 from warploom.machine import largest
-from warploom.runtime.dtypes import DTYPES, dtype_named, encode
+from warploom.runtime.encoding import encode
+from warploom.tile.dtypes import MEMORY, dtype
 
 SCHEMA_VERSION = 1
+SCALARS = ("i1", *MEMORY)
 ROLES = ("in", "out", "inout")
 Dim3 = tuple[int, int, int]
-
-# Scalar argument types: how a Python number becomes the bytes of a kernel parameter.
-SCALARS: dict[str, Callable[[float], bytes]] = {
-    "i1": lambda value: bytes(ctypes.c_uint8(int(bool(value)))),
-    "i8": lambda value: bytes(ctypes.c_int8(int(value))),
-    "i16": lambda value: bytes(ctypes.c_int16(int(value))),
-    "i32": lambda value: bytes(ctypes.c_int32(int(value))),
-    "i64": lambda value: bytes(ctypes.c_int64(int(value))),
-    "u8": lambda value: bytes(ctypes.c_uint8(int(value))),
-    "u16": lambda value: bytes(ctypes.c_uint16(int(value))),
-    "u32": lambda value: bytes(ctypes.c_uint32(int(value))),
-    "u64": lambda value: bytes(ctypes.c_uint64(int(value))),
-    "fp32": lambda value: bytes(ctypes.c_float(value)),
-    "fp64": lambda value: bytes(ctypes.c_double(value)),
-    "fp16": lambda value: encode(np.array([value], np.float32), DTYPES["fp16"]).tobytes(),
-    "bf16": lambda value: encode(np.array([value], np.float32), DTYPES["bf16"]).tobytes(),
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,7 @@ class Buffer:
 
     def __post_init__(self) -> None:
         """Refuse an unknown dtype or role, an empty shape or an empty integer range."""
-        dtype_named(self.dtype)
+        dtype(self.dtype, MEMORY)
         if self.role not in ROLES:
             raise InputError(f"buffer {self.name}: role {self.role!r}, expected in, out or inout")
         if any(extent < 1 for extent in self.shape):
@@ -74,7 +60,7 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         """Bytes."""
-        return self.count * dtype_named(self.dtype).bytes
+        return self.count * dtype(self.dtype, MEMORY).bytes
 
 
 @dataclass(frozen=True)
@@ -87,7 +73,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A kernel argument passed by value; `ctype` is a key of `SCALARS`."""
+    """A kernel argument passed by value; `ctype` is one of `SCALARS`."""
 
     ctype: str
     value: float
@@ -98,11 +84,27 @@ class Scalar:
             raise InputError(
                 f"unknown scalar type {self.ctype!r}: expected one of {', '.join(SCALARS)}"
             )
-        if self.ctype[0] in "iu" and self.ctype != "i1":
-            bits = int(self.ctype[1:])
-            low = -(1 << (bits - 1)) if self.ctype[0] == "i" else 0
-            if not low <= self.value < low + (1 << bits) or self.value != int(self.value):
-                raise InputError(f"scalar {self.value} does not fit {self.ctype}")
+        if self.ctype == "i1":
+            return
+        kind = dtype(self.ctype, MEMORY)
+        if kind.is_float:
+            fits = math.isinf(self.value) or not abs(self.value) > kind.largest
+        else:
+            low = -(1 << (kind.bits - 1)) if kind.kind == "int" else 0
+            fits = low <= self.value < low + (1 << kind.bits) and self.value == int(self.value)
+        if not fits:
+            raise InputError(f"scalar {self.value} does not fit {self.ctype}")
+
+    def pack(self) -> bytes:
+        """The bytes of the kernel parameter."""
+        if self.ctype == "i1":
+            return bytes([bool(self.value)])
+        kind = dtype(self.ctype, MEMORY)
+        if kind.bits >= 32 and kind.is_float:
+            return struct.pack("<f" if kind.bits == 32 else "<d", self.value)
+        if kind.is_float:
+            return encode(np.array([self.value], np.float32), kind).tobytes()
+        return int(self.value).to_bytes(kind.bytes, "little", signed=kind.kind == "int")
 
 
 @dataclass(frozen=True)
@@ -204,14 +206,10 @@ class LaunchSpec:
                     f"expected one of {names}"
                 )
 
-    def buffer(self, name: str) -> Buffer:
-        """The buffer called `name`."""
-        return next(buffer for buffer in self.buffers if buffer.name == name)
-
     @property
-    def outputs(self) -> tuple[Buffer, ...]:
-        """The buffers the kernel writes."""
-        return tuple(buffer for buffer in self.buffers if buffer.role != "in")
+    def kinds(self) -> dict[str, str]:
+        """The element type of every buffer."""
+        return {buffer.name: buffer.dtype for buffer in self.buffers}
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data; `from_json` restores an equal spec."""
@@ -276,33 +274,42 @@ class Params:
             size += len(slot)
         self._storage = ctypes.create_string_buffer(size + 64)
         base = -(-ctypes.addressof(self._storage) // 64) * 64
-        for offset, slot in zip(offsets, self.slots, strict=True):
-            ctypes.memmove(base + offset, slot, len(slot))
         count = max(len(self.slots), 1)
         self._pointers = (ctypes.c_void_p * count)(*(base + offset for offset in offsets))
         self.address = ctypes.addressof(self._pointers)
+        for place, slot in enumerate(self.slots):
+            self.put(place, slot)
+
+    def put(self, place: int, slot: bytes) -> None:
+        """Write other bytes where parameter number `place` stands."""
+        ctypes.memmove(self._pointers[place], slot, len(slot))
 
 
 class MapEncoder(Protocol):
     """Whatever can turn a tensor map and an address into its 128 bytes (a device can)."""
 
-    def tensor_map(self, spec: TensorMap, dtype: str, address: int) -> bytes:
-        """The encoded descriptor."""
+    def tensor_map(self, spec: TensorMap, kind: str, address: int) -> bytes:
+        """The encoded descriptor of elements of that type."""
         ...
 
 
-def pack_arguments(spec: LaunchSpec, addresses: Mapping[str, int], encoder: MapEncoder) -> Params:
-    """The parameters of `spec` with its buffers at `addresses`."""
+def pack_arguments(
+    arguments: Sequence[Argument],
+    addresses: Mapping[str, int],
+    kinds: Mapping[str, str],
+    encoder: MapEncoder,
+) -> Params:
+    """The parameters of a launch with its buffers at `addresses`, their element types `kinds`."""
     slots: list[bytes] = []
-    for argument in spec.arguments:
+    for argument in arguments:
         match argument:
             case Pointer(buffer, offset):
                 slots.append(bytes(ctypes.c_uint64(addresses[buffer] + offset)))
-            case Scalar(ctype, value):
-                slots.append(SCALARS[ctype](value))
+            case Scalar():
+                slots.append(argument.pack())
             case Null():
                 slots.append(bytes(8))
             case TensorMap(buffer=buffer, offset=offset):
-                dtype = spec.buffer(buffer).dtype
-                slots.append(encoder.tensor_map(argument, dtype, addresses[buffer] + offset))
+                address = addresses[buffer] + offset
+                slots.append(encoder.tensor_map(argument, kinds[buffer], address))
     return Params(slots)

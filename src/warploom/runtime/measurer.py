@@ -1,20 +1,18 @@
-"""Where candidates go to be measured: one interface, whatever runs behind it.
+"""Where candidates go to be measured: a GPU behind a watched process.
 
-    with LocalMeasurer() as gpu:
-        baseline = gpu.prepare(Workload(image, spec))
-        ticket = gpu.submit(candidate)              # returns at once
-        for ticket, result in gpu.poll(timeout_s=1.0): ...
-        gpu.measure([a, b, c])                      # or all at once, in order
-
-A pool over several GPUs or hosts implements the same `Measurer`.
+with LocalMeasurer() as gpu:
+    baseline = gpu.prepare(Workload(image, spec))
+    ticket = gpu.submit(candidate)              # returns at once
+    for ticket, result in gpu.poll(timeout_s=1.0): ...
+    gpu.measure([a, b, c])                      # or all at once, in order
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from warploom.runtime.correctness import CheckReport, CheckSettings, Progress
 from warploom.runtime.device import CudaError
@@ -24,6 +22,7 @@ from warploom.runtime.session import (
     Measurement,
     MeasureSettings,
     open_cuda,
+    open_session,
 )
 from warploom.runtime.timing import Timing, TimingSettings
 from warploom.runtime.workbench import Workload
@@ -31,47 +30,6 @@ from warploom.runtime.worker import Reply, Worker
 
 PREPARE_LIMIT_S = 60.0
 CHECK_LIMIT_S = 60.0  # between two signs of life: a pattern done, or about a second of samples
-
-
-class Measurer(Protocol):
-    """Measures candidate images of one workload."""
-
-    @property
-    def pending(self) -> int:
-        """Candidates submitted and not yet collected."""
-        ...
-
-    def prepare(self, workload: Workload) -> Baseline:
-        """Make a workload current."""
-        ...
-
-    def submit(self, image: bytes) -> int:
-        """Hand a candidate over and return its ticket at once."""
-        ...
-
-    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Measurement]]:
-        """Finished candidates, waiting up to `timeout_s` for the first."""
-        ...
-
-    def measure(self, images: Sequence[bytes]) -> list[Measurement]:
-        """Measure images and return their results in order."""
-        ...
-
-    def compare(
-        self, images: Mapping[str, bytes], settings: TimingSettings | None = None
-    ) -> Timing:
-        """Time images honestly against the first, with an A/A control."""
-        ...
-
-    def check(
-        self, image: bytes, settings: CheckSettings | None = None, progress: Progress | None = None
-    ) -> CheckReport:
-        """Check an image against the workload's original."""
-        ...
-
-    def close(self) -> None:
-        """Release the GPU."""
-        ...
 
 
 class LocalMeasurer:
@@ -90,8 +48,8 @@ class LocalMeasurer:
     ) -> None:
         self.settings = settings or MeasureSettings()
         self.limit_s = limit_s
-        self.tally: Counter[str] = Counter()
-        self._worker = Worker(index, open_device)
+        opener = functools.partial(open_session, index, open_device)
+        self._worker = Worker(opener, f"GPU {index}")
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +76,7 @@ class LocalMeasurer:
         """Make a workload current; raises what keeps the original from running."""
         baseline: Baseline = self._worker.call("prepare", workload, limit_s=PREPARE_LIMIT_S)
         self._worker.remember_setup(
-            "prepare", workload, limit_s=PREPARE_LIMIT_S, helper_cubin=baseline.helper_cubin
+            "prepare", workload, limit_s=PREPARE_LIMIT_S, keep=baseline.helper_cubin
         )
         return baseline
 
@@ -128,9 +86,7 @@ class LocalMeasurer:
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Measurement]]:
         """Finished candidates as (ticket, measurement), waiting up to `timeout_s` for the first."""
-        finished = [(reply.ticket, _measurement(reply)) for reply in self._worker.poll(timeout_s)]
-        self.tally.update(result.outcome for _, result in finished)
-        return finished
+        return [(reply.ticket, _measurement(reply)) for reply in self._worker.poll(timeout_s)]
 
     def measure(self, images: Sequence[bytes]) -> list[Measurement]:
         """Measure images and return their results in order; none may be pending before."""

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from warploom.errors import InputError
-from warploom.runtime.dtypes import Bits, DType, bits_type, encode
+from warploom.runtime.encoding import Bits, bits_type, encode
+from warploom.tile.dtypes import DType
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
@@ -34,8 +35,8 @@ class Pattern:
 _TABLE = (
     Pattern(0, "randn", "sum of twelve uniforms: mean 0, variance 1, range +-6"),
     Pattern(1, "uniform", "uniform in [-1, 1)"),
-    Pattern(2, "large", "uniform, scaled up by the dtype's `large` power of two"),
-    Pattern(3, "small", "uniform, scaled down by the dtype's `small` power of two"),
+    Pattern(2, "large", "uniform, scaled up by a power of two of the dtype's"),
+    Pattern(3, "small", "uniform, scaled down by a power of two of the dtype's"),
     Pattern(4, "integers", "whole numbers -4..4: sums are exact, so a lost term shows"),
     Pattern(5, "one_hot", "one 1 in each row of the last axis, the rest 0: shows permutations"),
     Pattern(6, "alternating", "sign by parity, magnitude 0.5..1.5: sums cancel"),
@@ -45,6 +46,9 @@ _TABLE = (
     Pattern(10, "special", "randn with 5 in 64 of NaN, +inf, -inf, -0 and a subnormal"),
 )
 PATTERNS: dict[str, Pattern] = {pattern.name: pattern for pattern in _TABLE}
+# Powers of two by which `large` and `small` scale: far from 1, but safely inside the type's range.
+SCALES: dict[str, tuple[int, int]] = {"fp16": (7, -12), "e4m3": (6, -7), "e5m2": (10, -12)}
+WIDE = (40, -40)
 # NaN and infinity are for kernels that define them: only where asked.
 DEFAULT_PATTERNS: tuple[str, ...] = tuple(name for name in PATTERNS if name != "special")
 
@@ -56,6 +60,12 @@ def check_patterns(names: tuple[str, ...]) -> None:
             raise InputError(f"unknown pattern {name!r}: expected some of {', '.join(PATTERNS)}")
     if not 1 <= len(names) <= 16:
         raise InputError(f"{len(names)} patterns given, expected 1 to 16")
+
+
+def scales(dtype: DType) -> tuple[float, float]:
+    """The factors of the patterns `large` and `small` in a type."""
+    large, small = SCALES.get(dtype.name, WIDE)
+    return 2.0**large, 2.0**small
 
 
 def mix(value: int) -> int:
@@ -134,8 +144,7 @@ def _values(
     if pattern == "uniform":
         return _uniform(first)
     if pattern in ("large", "small"):
-        power = dtype.large if pattern == "large" else dtype.small
-        return _uniform(first) * np.float32(2.0**power)
+        return _uniform(first) * np.float32(scales(dtype)[pattern == "small"])
     if pattern == "integers":
         whole = ((first >> np.uint64(32)) % np.uint64(9)).astype(np.int64) - 4
         return whole.astype(np.float32)

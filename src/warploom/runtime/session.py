@@ -11,7 +11,7 @@ import numpy as np
 from warploom.errors import InputError
 from warploom.runtime.buffers import describe_difference
 from warploom.runtime.correctness import CheckReport, CheckSettings, Progress, check_candidate
-from warploom.runtime.device import CudaError, Device
+from warploom.runtime.device import CudaError
 from warploom.runtime.driver import CudaDevice
 from warploom.runtime.helpers import Helpers
 from warploom.runtime.sampling import check_samples
@@ -25,17 +25,7 @@ from warploom.runtime.timing import (
 )
 from warploom.runtime.workbench import Loaded, Workbench, Workload
 
-DeviceFactory = Callable[[int], Device]
-
-# What can become of a measured candidate.
-OUTCOMES: dict[str, str] = {
-    "ok": "ran, equal to the original on the search inputs, timed",
-    "wrong": "ran, some word differs from the original",
-    "rejected": "the driver refused the image",
-    "fault": "the launch failed on the GPU (illegal address, illegal instruction ...)",
-    "hang": "did not finish within the limit; its worker was killed",
-    "crash": "its worker process died",
-}
+DeviceFactory = Callable[[int], CudaDevice]
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,7 @@ class Baseline:
 class Session:
     """One device and the workload prepared on it. Lives in a worker process."""
 
-    def __init__(self, device: Device, helper_cubin: bytes = b"") -> None:
+    def __init__(self, device: CudaDevice, helper_cubin: bytes = b"") -> None:
         self.device = device
         self.helpers = Helpers(device, helper_cubin)
         self._bench: Workbench | None = None
@@ -115,10 +105,10 @@ class Session:
         self._bench = Workbench(self.device, self.helpers, workload.spec)
         self._workload = workload
         self._original = self._bench.load(workload.image)
-        self._watch = Stopwatch(self._bench)
+        self._watch = Stopwatch(self.device, self.helpers)
         self._expect()
         self._bench.check_original(self._original)
-        self._rough_us = self._watch.rough_us(self._original)
+        self._rough_us = self._watch.rough_us(self._bench.launcher(self._original))
         info = self.device.info.to_json()
         return Baseline(workload.digest, self._rough_us, info, self.helpers.cubin)
 
@@ -154,7 +144,8 @@ class Session:
     ) -> Measurement:
         warm = TimingSettings(window_us=settings.window_us)
         launches = launches_per_window(self._rough_us, warm)
-        base, own = watch.rounds([original, candidate], settings.rounds, launches, self._rng)
+        calls = [self._ready()[0].launcher(one) for one in (original, candidate)]
+        base, own = watch.rounds(calls, settings.rounds, launches, self._rng)
         return Measurement(
             "ok",
             speedup=float(np.median(round_ratios(base, own))),
@@ -202,6 +193,11 @@ class Session:
         self.device.synchronize()
 
 
-def open_cuda(index: int) -> Device:
+def open_cuda(index: int) -> CudaDevice:
     """The device a worker opens unless told otherwise."""
     return CudaDevice(index)
+
+
+def open_session(index: int, open_device: DeviceFactory, helper_cubin: bytes) -> Session:
+    """The session of a worker on GPU `index`."""
+    return Session(open_device(index), helper_cubin)

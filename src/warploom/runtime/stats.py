@@ -8,6 +8,7 @@ them second, so that it is as wide as reloading really makes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -89,6 +90,25 @@ def bootstrap_ratio(
     return Ratio(
         float(np.median(everything)), float(low), float(high), int(everything.size), len(groups)
     )
+
+
+def median_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+    """Median of other/ours a round and its 95 % interval; > 1 means ours is faster.
+
+    The interval lies between two of the sorted ratios, as many places from both ends as leave the
+    true median outside in at most 5 % of runs whatever the ratios' distribution; so it needs six
+    rounds. (Percentiles of resampled medians cover 88 % with seven.)
+    """
+    ratios = sorted(round_ratios(other, ours))
+    count = len(ratios)
+    outside, place = 2.0 ** (1 - count), 0
+    if outside > 0.05:
+        raise InputError(f"a 95 % interval of {count} rounds: expected at least 6")
+    while True:
+        more = outside + 2 * math.comb(count, place + 1) * 0.5**count
+        if more > 0.05:
+            return float(np.median(ratios)), float(ratios[place]), float(ratios[-1 - place])
+        outside, place = more, place + 1
 
 
 def palindrome(functions: int, rng: np.random.Generator) -> list[int]:

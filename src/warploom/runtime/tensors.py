@@ -13,19 +13,11 @@ from typing import Any, cast
 
 from warploom.errors import InputError
 from warploom.runtime import dlpack
+from warploom.tile.dtypes import DTYPES
 
-# names tensor libraries give our element types
-ALIASES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "int32": "int32",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "bool": "bool",
-}
-# numpy's codes of them, for arrays that only describe themselves
+# numpy's codes of types, for arrays that only describe themselves
 TYPESTRS = {"<f2": "float16", "<f4": "float32", "<i4": "int32", "|b1": "bool"}
+_NAMES = {kind.library: kind.name for kind in DTYPES.values()}
 
 
 @dataclass(frozen=True)
@@ -43,6 +35,12 @@ class View:
     device: int | None = None
     stream: int | None = None
     writable: bool = True
+
+
+def element_type(of: Any) -> str:
+    """Our name of a tensor's element type; one we have none for keeps its own."""
+    name = str(of).removeprefix("torch.")
+    return _NAMES.get(name, name)
 
 
 def view(tensor: Any, name: str, stream: int = 0) -> View:
@@ -81,12 +79,11 @@ def _torch(tensor: Any, name: str) -> View:
         raise InputError(
             f"array {name} is a view that negates its memory (of a conjugate): call resolve_neg()"
         )
-    kind = str(tensor.dtype).removeprefix("torch.")
     return View(
         int(tensor.data_ptr()),
         tuple(tensor.shape),
         tuple(tensor.stride()),
-        ALIASES.get(kind, kind),
+        element_type(tensor.dtype),
         getattr(getattr(tensor, "device", None), "index", None),
     )
 
@@ -99,7 +96,7 @@ def _dlpack(tensor: Any, name: str, stream: int) -> View:
     capsule = tensor.__dlpack__(stream=stream or 1)
     found = dlpack.read(capsule, name)
     strides = contiguous(found.shape) if found.strides is None else found.strides
-    kind = ALIASES.get(found.dtype, found.dtype)
+    kind = element_type(found.dtype)
     return View(
         found.address, found.shape, strides, kind, int(number), writable=not found.read_only
     )
@@ -108,7 +105,7 @@ def _dlpack(tensor: Any, name: str, stream: int) -> View:
 def _interface(tensor: Any, name: str, face: Mapping[str, Any]) -> View:
     shape = tuple(int(extent) for extent in face["shape"])
     text = str(face["typestr"])
-    kind = str(getattr(tensor, "dtype", TYPESTRS.get(text, text)))
+    kind = element_type(getattr(tensor, "dtype", TYPESTRS.get(text, text)))
     size = int(text[2:])
     strides = face.get("strides")
     if strides is not None and any(int(s) % size for s in strides):
@@ -120,7 +117,7 @@ def _interface(tensor: Any, name: str, face: Mapping[str, Any]) -> View:
         int(face["data"][0]),
         shape,
         contiguous(shape) if strides is None else tuple(int(s) // size for s in strides),
-        ALIASES.get(kind, kind),
+        kind,
         stream=face.get("stream"),
         writable=not face["data"][1],
     )

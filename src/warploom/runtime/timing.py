@@ -14,16 +14,19 @@ How a time is made honest:
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from warploom.errors import DeviceError, InputError
+from warploom.runtime.driver import CudaDevice
+from warploom.runtime.helpers import Helpers
 from warploom.runtime.stats import Ratio, bootstrap_ratio, palindrome, round_ratios
-from warploom.runtime.workbench import Loaded, Workbench
+from warploom.runtime.workbench import Workbench
 
 CONTROL = "control"
 BATCH_OPERATIONS = 400  # well under the driver's queue, so that queueing never blocks on the spin
@@ -93,30 +96,38 @@ class Timing:
         return "\n".join(lines)
 
 
-class Stopwatch:
-    """Times functions of one workbench behind a spin. Keeps its events and the spin it learnt."""
+Launch = Callable[[], None]  # queues one launch on the device's stream
 
-    def __init__(self, bench: Workbench) -> None:
-        self.bench = bench
+
+class Stopwatch:
+    """Times launches on one device behind a spin. Keeps its events and the spin it learnt.
+
+    `flush` queues what empties the cache before a window.
+    """
+
+    def __init__(self, device: CudaDevice, helpers: Helpers) -> None:
+        self._device, self._helpers = device, helpers
         self._events: list[Any] = []
         self._spin_us = SPIN_MARGIN_US
 
-    def windows(self, order: Sequence[Loaded], launches: int, *, cold: bool = False) -> list[float]:
+    def windows(
+        self, order: Sequence[Launch], launches: int, flush: Launch | None = None
+    ) -> list[float]:
         """Microseconds per launch of one window for each entry of `order`, in that order."""
-        device = self.bench.device
+        device = self._device
         while len(self._events) < 2 * len(order) + 1:
             self._events.append(device.event())
         spun, marks = self._events[0], self._events[1:]
         while self._spin_us <= MAX_SPIN_US:
             began = time.perf_counter()
-            self.bench.helpers.spin(int(self._spin_us * device.info.clock_mhz))
+            self._helpers.spin(int(self._spin_us * device.info.clock_mhz))
             device.record(spun)
-            for place, loaded in enumerate(order):
-                if cold:
-                    self.bench.workspace.flush_l2()
+            for place, launch in enumerate(order):
+                if flush is not None:
+                    flush()
                 device.record(marks[2 * place])
                 for _ in range(launches):
-                    self.bench.launch(loaded)
+                    launch()
                 device.record(marks[2 * place + 1])
             late = device.is_done(spun)
             queued_us = (time.perf_counter() - began) * 1e6
@@ -131,31 +142,51 @@ class Stopwatch:
             "busy to time this kernel, free some cores"
         )
 
-    def rough_us(self, loaded: Loaded) -> float:
+    def rough_us(self, launch: Launch) -> float:
         """The warm time of one launch, roughly: the smallest of three after one to warm up."""
-        return min(self.windows([loaded] * 4, 1)[1:])
+        return min(self.windows([launch] * 4, 1)[1:])
 
     def rounds(
         self,
-        functions: Sequence[Loaded],
+        functions: Sequence[Launch],
         count: int,
         launches: int,
         rng: np.random.Generator,
-        *,
-        cold: bool = False,
+        flush: Launch | None = None,
     ) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Microseconds per launch: [functions, count], each the mean of a round's two windows."""
-        per_round = 2 * len(functions) * (launches + 2 + int(cold))
+        per_round = 2 * len(functions) * (launches + 2 + int(flush is not None))
         step = max(1, BATCH_OPERATIONS // per_round)
         result = np.zeros((len(functions), count))
         for start in range(0, count, step):
             span = range(start, min(start + step, count))
             order = [index for _ in span for index in palindrome(len(functions), rng)]
-            times = self.windows([functions[index] for index in order], launches, cold=cold)
+            times = self.windows([functions[index] for index in order], launches, flush)
             width = 2 * len(functions)
             for place, (index, micros) in enumerate(zip(order, times, strict=True)):
                 result[index, start + place // width] += micros / 2
         return result
+
+
+T = TypeVar("T")
+
+
+def in_shuffled_rounds(
+    samplers: Mapping[str, Callable[[], T]], count: int, seed: int = 0, warm: int = 2
+) -> dict[str, list[T]]:
+    """`count` samples of each, one a round, in a new random order every round.
+
+    `warm` rounds before them do not count. For what is timed by other means than launches of ours.
+    """
+    shuffle, order = random.Random(seed), list(samplers)
+    samples: dict[str, list[T]] = {name: [] for name in samplers}
+    for number in range(count + warm):
+        shuffle.shuffle(order)
+        for name in order:
+            sample = samplers[name]()
+            if number >= warm:
+                samples[name].append(sample)
+    return samples
 
 
 def launches_per_window(rough_us: float, settings: TimingSettings) -> int:
@@ -180,8 +211,8 @@ def time_images(
     names = [base, CONTROL, *others]
     sources = {**images, CONTROL: images[base]}
     rng = np.random.default_rng(settings.seed)
-    cold = settings.mode == "cold"
-    watch = Stopwatch(bench)
+    flush = bench.workspace.flush_l2 if settings.mode == "cold" else None
+    watch = Stopwatch(bench.device, bench.helpers)
     launches = 0
     times: dict[str, list[Any]] = {name: [] for name in names}
     clocks: list[float] = []
@@ -191,10 +222,10 @@ def time_images(
         if reload == 0:
             bench.expect(loaded[base], settings.seed, (settings.pattern,))
             bench.workspace.restore()
-            launches = launches_per_window(watch.rough_us(loaded[base]), settings)
-        functions = [loaded[name] for name in names]
-        watch.rounds(functions, 2, launches, rng, cold=cold)  # warm up, not counted
-        measured = watch.rounds(functions, settings.rounds, launches, rng, cold=cold)
+            launches = launches_per_window(watch.rough_us(bench.launcher(loaded[base])), settings)
+        functions = [bench.launcher(loaded[name]) for name in names]
+        watch.rounds(functions, 2, launches, rng, flush)  # warm up, not counted
+        measured = watch.rounds(functions, settings.rounds, launches, rng, flush)
         for name, series in zip(names, measured, strict=True):
             times[name].append(series)
         clocks.append(round(bench.helpers.clock_mhz(), 1))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from warploom.errors import CheckFailed, InputError
 from warploom.runtime.buffers import Workspace, describe_difference
-from warploom.runtime.device import Device, Shape
+from warploom.runtime.device import Shape
+from warploom.runtime.driver import CudaDevice
 from warploom.runtime.helpers import Difference, Helpers
 from warploom.runtime.launch import LaunchSpec, Params, pack_arguments
 
@@ -49,7 +51,7 @@ class Workbench:
     Raises `InputError` when the launch asks for more shared memory than the device has.
     """
 
-    def __init__(self, device: Device, helpers: Helpers, spec: LaunchSpec) -> None:
+    def __init__(self, device: CudaDevice, helpers: Helpers, spec: LaunchSpec) -> None:
         most = device.info.shared_optin_bytes
         if spec.shared_bytes > most:
             raise InputError(
@@ -62,7 +64,9 @@ class Workbench:
         self.shape = Shape(spec.grid, spec.block, spec.shared_bytes, spec.cluster)
         self.workspace = Workspace(device, helpers, spec)
         self._params = {
-            arena: pack_arguments(spec, self.workspace.addresses(arena), device)
+            arena: pack_arguments(
+                spec.arguments, self.workspace.addresses(arena), spec.kinds, device
+            )
             for arena in (self.workspace.expected, self.workspace.work)
         }
 
@@ -93,6 +97,10 @@ class Workbench:
     def launch(self, loaded: Loaded, arena: int | None = None) -> None:
         """Queue one launch in `arena` (the work arena when not given)."""
         self.device.launch(loaded.function, self.shape, self.params(arena))
+
+    def launcher(self, loaded: Loaded) -> Callable[[], None]:
+        """What queues a launch in the work arena."""
+        return functools.partial(self.launch, loaded)
 
     def expect(self, original: Loaded, seed: int, patterns: Sequence[str]) -> None:
         """Make fresh inputs and queue the original on them, which writes the expected outputs.

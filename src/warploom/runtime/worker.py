@@ -1,10 +1,12 @@
-"""One process per GPU, watched: a request that hangs or kills it costs that request only.
+"""A process of its own, watched: a request that hangs or kills it costs that request only.
 
 Requests go to the process in order over a pipe and run one at a time. Before each, the process says
 when it begins; when an answer takes longer than the request's limit, or the process dies, the
-parent kills it, starts another, prepares the workload again, sends what was still waiting, and
-reports the culprit as a hang or a crash. A fatal CUDA error is reported as the error it is and
-replaces the process the same way (its context is lost).
+parent kills it, starts another, sets it up again, sends what was still waiting, and reports the
+culprit as a hang or a crash. A fatal CUDA error is reported as the error it is and replaces the
+process the same way (its context is lost).
+
+    answer = in_own_process(function, *arguments, subject="gemm")     # one call
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ from typing import Any
 from warploom.errors import DeviceError, WarploomError
 from warploom.runtime.bindings import one_line
 from warploom.runtime.device import CudaError
-from warploom.runtime.session import DeviceFactory, Session, open_cuda
 
 START_LIMIT_S = 120.0
 CALL_LIMIT_S = 600.0
+OWN_LIMIT_S = 240.0  # of a function in a process of its own
 MAX_RESTARTS_IN_A_ROW = 3
 
 
 @dataclass(frozen=True)
 class Request:
-    """A method of `Session` to call in the worker; `limit_s` is the silence allowed."""
+    """A method of the session to call in the worker; `limit_s` is the silence allowed."""
 
     ticket: int
     method: str
@@ -56,16 +58,17 @@ class Reply:
 
 
 class Worker:
-    """A watched worker process on GPU `index`; `open_device` opens the device inside it.
+    """A watched worker process; `open_session` makes in it the object whose methods are called.
 
-    Starts lazily. The device factory must be importable by name (a module-level function), because
-    the process is spawned, never forked: scripts need the usual `if __name__ == "__main__"` guard.
+    It is given what `remember_setup` kept, b"" at first, and must pickle: a function of a module,
+    because the process is spawned, never forked. Scripts need the usual `if __name__ == "__main__"`
+    guard. Starts lazily; `subject` names it in errors.
     """
 
-    def __init__(self, index: int = 0, open_device: DeviceFactory = open_cuda) -> None:
-        self.index = index
+    def __init__(self, open_session: Callable[[bytes], Any], subject: str) -> None:
+        self.subject = subject
         self.restarts = 0
-        self._open_device = open_device
+        self._open_session = open_session
         self._process: Any = None
         self._pipe: Connection | None = None
         self._waiting: deque[Request] = deque()
@@ -74,7 +77,7 @@ class Worker:
         self._next_ticket = 0
         self._failures_in_a_row = 0
         self._setup: Request | None = None
-        self._helper_cubin = b""
+        self._kept = b""
 
     @property
     def pending(self) -> int:
@@ -82,7 +85,7 @@ class Worker:
         return len(self._waiting)
 
     def submit(self, method: str, *args: Any, limit_s: float, wants_progress: bool = False) -> int:
-        """Queue a call of a `Session` method and return its ticket at once."""
+        """Queue a call of a session's method and return its ticket at once."""
         self._next_ticket += 1
         request = Request(self._next_ticket, method, args, limit_s, wants_progress)
         self._waiting.append(request)
@@ -99,7 +102,7 @@ class Worker:
         limit_s: float = CALL_LIMIT_S,
         progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> Any:
-        """Call a `Session` method and wait for it; nothing else may be pending.
+        """Call a session's method and wait for it; nothing else may be pending.
 
         Raises what the method raised, or `DeviceError` on a hang or a crash.
         """
@@ -118,12 +121,12 @@ class Worker:
                 elif isinstance(reply.value, BaseException):
                     raise reply.value
                 else:
-                    raise DeviceError(f"{method} on GPU {self.index}: {reply.value}")
+                    raise DeviceError(f"{method} on {self.subject}: {reply.value}")
 
-    def remember_setup(self, method: str, *args: Any, limit_s: float, helper_cubin: bytes) -> None:
+    def remember_setup(self, method: str, *args: Any, limit_s: float, keep: bytes) -> None:
         """Name the call that makes a fresh process equal to this one, and what saves it time."""
         self._setup = Request(0, method, args, limit_s)
-        self._helper_cubin = helper_cubin
+        self._kept = keep
 
     def poll(self, timeout_s: float = 0.0) -> list[Reply]:
         """Replies that have come in, waiting up to `timeout_s` for the first; keeps the watch.
@@ -153,7 +156,7 @@ class Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        arguments = (theirs, self.index, self._open_device, self._helper_cubin)
+        arguments = (theirs, self._open_session, self._kept)
         self._process = context.Process(target=serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -181,7 +184,7 @@ class Worker:
         if self._failures_in_a_row > MAX_RESTARTS_IN_A_ROW:
             self._waiting.clear()
             raise DeviceError(
-                f"the worker of GPU {self.index} failed {self._failures_in_a_row} times in a row "
+                f"the worker of {self.subject} failed {self._failures_in_a_row} times in a row "
                 "before it began anything: check the GPU with nvidia-smi"
             )
         if self._waiting:
@@ -262,11 +265,38 @@ class Worker:
         self._waiting = deque(request for request in self._waiting if request.ticket != ticket)
 
 
-def serve(pipe: Connection, index: int, open_device: DeviceFactory, helper_cubin: bytes) -> None:
-    """The worker process: open the device, then answer requests until the pipe closes."""
+class Caller:
+    """A session that calls functions: for work that no device is held open for."""
+
+    def __init__(self, kept: bytes) -> None:
+        """Nothing is kept."""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What the function gives."""
+        return function(*args)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def in_own_process(function: Callable[..., Any], *args: Any, subject: str) -> Any:
+    """What a module's function gives in a process of its own, with a watchdog.
+
+    Arguments and result are pickled. A kernel that hangs or poisons the context costs that process,
+    not the user's session. Raises what the function raises, `DeviceError` when it hangs or dies.
+    """
+    worker = Worker(Caller, subject)
+    try:
+        return worker.call("call", function, *args, limit_s=OWN_LIMIT_S)
+    finally:
+        worker.close()
+
+
+def serve(pipe: Connection, open_session: Callable[[bytes], Any], kept: bytes) -> None:
+    """The worker process: open the session, then answer requests until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
-        session = Session(open_device(index), helper_cubin)
+        session = open_session(kept)
     except Exception as error:
         pipe.send(("unusable", 0, _portable(error)))
         return
@@ -288,7 +318,7 @@ def _read(pipe: Connection, inbox: queue.SimpleQueue[Request | None]) -> None:
         inbox.put(None)
 
 
-def _answer(pipe: Connection, session: Session, request: Request) -> bool:
+def _answer(pipe: Connection, session: Any, request: Request) -> bool:
     """Run one request and send its outcome; True when the context is lost."""
     pipe.send(("begin", request.ticket, time.monotonic()))
 

@@ -1,11 +1,9 @@
 """Optimal schedules: joint software pipelining and warp specialisation, proved and checked.
 
-    graph, target, rules, schedule      the artifacts
-    costs, graphs/, catalogue           loop bodies that ship, and what their operations cost
-    bounds, encoding*, objectives, problem, solve, backbone, fallback, recount, enumerate,
-    templates, tiles      the solver
-    checker, simulate                   what believes none of it
-    gantt, picture, trace, service      what people see
+    model       graph, target, costs, rules, schedule, bounds
+    solve       the solver
+    check       what believes none of it; refute: a second search for its lower bounds
+    view        what people see; service: a request, from problem to picture
 
 Solving needs OR-Tools (`warploom[solver]`); everything else does not.
 """

@@ -1,11 +1,11 @@
-"""Who scores candidates: the static timing model, or a GPU behind a `Measurer`."""
+"""Who scores candidates: the static timing model, or a GPU behind a `LocalMeasurer`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from warploom.runtime import Measurer
+from warploom.runtime import LocalMeasurer
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.edit.edit import Editor
 from warploom.sass.timing.timing_model import ModelSettings, TimingModel
@@ -79,7 +79,7 @@ class DeviceEvaluator:
 
     name = "gpu"
 
-    def __init__(self, measurer: Measurer) -> None:
+    def __init__(self, measurer: LocalMeasurer) -> None:
         self._measurer = measurer
 
     def submit(self, candidate: Candidate) -> int:

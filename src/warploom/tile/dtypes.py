@@ -1,11 +1,13 @@
-"""Element types and the rounding the hardware does when a value is converted to one.
+"""Element types, of programs and of memory, and the rounding that converting to one does.
 
-The interpreter keeps every floating tile as float32 numpy data whose values are representable in
-the tile's type; `round_to` is the only place where that is brought about.
+This is the one table of them: what a type is called elsewhere is derived from it. The interpreter
+keeps every floating tile as float32 numpy data whose values are representable in the tile's type;
+`round_to` is the only place where that is brought about.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,17 +20,19 @@ from warploom.errors import InputError
 class DType:
     """An element type.
 
-    `mantissa` is the number of stored fraction bits, `least` the exponent of the smallest normal
-    number, `largest` the largest finite value. `saturate` says what a conversion does above it:
-    clamp (the fp8 types: `cvt.rn.satfinite`, PTX ISA 9.7.9) or infinity (IEEE).
+    `kind` is 'float', 'int', 'uint' or 'bool'; `mantissa` is the number of stored fraction bits;
+    `has_infinity` is false where the codes of infinity are numbers, but for one that is NaN.
+    `saturate` says what a conversion does above the largest number: clamp (the fp8 types:
+    `cvt.rn.satfinite`, PTX ISA 9.7.9) or infinity (IEEE). `library` is the name that numpy, torch
+    and JAX give the type.
     """
 
     name: str
     bits: int
     kind: str
+    library: str
     mantissa: int = 0
-    least: int = 0
-    largest: float = 0.0
+    has_infinity: bool = True
     saturate: bool = False
 
     @property
@@ -41,30 +45,59 @@ class DType:
         """Whether the type is a floating type."""
         return self.kind == "float"
 
+    @property
+    def exponent(self) -> int:
+        """The number of exponent bits; 0 of a type that does not float."""
+        return self.bits - 1 - self.mantissa if self.is_float else 0
+
+    @property
+    def least(self) -> int:
+        """The exponent of the smallest normal number."""
+        return 2 - (1 << (self.exponent - 1))
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        if self.has_infinity:
+            return (2 - 2.0**-self.mantissa) * 2.0 ** (1 - self.least)
+        return (2 - 2.0 ** (1 - self.mantissa)) * 2.0 ** (2 - self.least)
+
     def __str__(self) -> str:
         return self.name
 
 
-FP32 = DType("fp32", 32, "float", 23, -126, float(np.finfo(np.float32).max))
-BF16 = DType("bf16", 16, "float", 7, -126, 3.3895313892515355e38)
-FP16 = DType("fp16", 16, "float", 10, -14, 65504.0)
-E4M3 = DType("e4m3", 8, "float", 3, -6, 448.0, saturate=True)
-E5M2 = DType("e5m2", 8, "float", 2, -14, 57344.0, saturate=True)
+FP32 = DType("fp32", 32, "float", "float32", 23)
+BF16 = DType("bf16", 16, "float", "bfloat16", 7)
+FP16 = DType("fp16", 16, "float", "float16", 10)
+E4M3 = DType("e4m3", 8, "float", "float8_e4m3fn", 3, has_infinity=False, saturate=True)
+E5M2 = DType("e5m2", 8, "float", "float8_e5m2", 2, saturate=True)
 # Not a type of programs: the interpreter's own, for results without rounding (`tile.widen`).
-FP64 = DType("fp64", 64, "float", 52, -1022, float(np.finfo(np.float64).max))
-INT32 = DType("int32", 32, "int")
-BOOL = DType("bool", 8, "bool")
+FP64 = DType("fp64", 64, "float", "float64", 52)
+INT32 = DType("int32", 32, "int", "int32")
+BOOL = DType("bool", 8, "bool", "bool")
 
-DTYPES = {t.name: t for t in (FP32, BF16, FP16, E4M3, E5M2, INT32, BOOL)}
+# Types of programs.
+DTYPES: Mapping[str, DType] = {t.name: t for t in (FP32, BF16, FP16, E4M3, E5M2, INT32, BOOL)}
+# Types of a launch's buffers and scalars, where 32-bit integers also go by the name "i32".
+MEMORY: Mapping[str, DType] = {
+    **{t.name: t for t in (FP64, FP32, BF16, FP16, E4M3, E5M2, INT32)},
+    **{
+        f"{kind[0]}{bits}": DType(f"{kind[0]}{bits}", bits, kind, f"{kind}{bits}")
+        for kind in ("int", "uint")
+        for bits in (8, 16, 32, 64)
+        if (kind, bits) != ("int", 32)
+    },
+    "i32": INT32,
+}
 
 
-def dtype(name: str | DType) -> DType:
+def dtype(name: str | DType, known: Mapping[str, DType] = DTYPES) -> DType:
     """The type of that name; raises `InputError` listing the known ones."""
     if isinstance(name, DType):
         return name
-    if name not in DTYPES:
-        raise InputError(f"dtype {name!r} is not known, expected one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in known:
+        raise InputError(f"dtype {name!r} is not known, expected one of {', '.join(known)}")
+    return known[name]
 
 
 def storage_of(kind: DType) -> type[np.generic]:

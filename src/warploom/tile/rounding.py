@@ -51,7 +51,7 @@ EXACT = frozenset(
 SUMS = ("reduce_sum", "cumsum", "reduce_prod", "mma")
 # A tensor core cuts what it adds up: to fp32 for 16-bit operands, to 13 fraction bits for 8-bit
 # ones (Hopper; "Dissecting the NVIDIA Hopper architecture", and DeepSeek-V3, section 3.5.2).
-SUM_UNITS = {8: 2.0**-13, 16: 2.0**-23, 32: HALF_ULP}
+SUM_UNITS = {8: 2.0**-13, 16: 2.0**-23}
 WORK = 20_000_000  # elements computed at most, where fewer tasks can stand for all: half a second
 SAMPLES = 8  # of two, a few elements of thousands barely move in either
 

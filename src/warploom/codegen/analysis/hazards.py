@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from warploom.codegen.ir.block import BlockProgram, Role, Straight
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import Issue, Join, Release, Run, Step
 from warploom.tile import Op
@@ -29,6 +30,7 @@ class Token:
 
 
 Queue = tuple[Token, ...]
+EMPTY: frozenset[Queue] = frozenset({()})
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,21 @@ class Effects:
         return touched or any(same(name) for name in operands)
 
 
+def effects_of(block: BlockProgram, role: Role) -> Effects:
+    """What the ops of a role of a block program touch."""
+    ops = {op.id: op for op in block.placement.program.ops()}
+    read = {op.id: {ring.name for ring in block.rings_read(op)} for op in ops.values()}
+    readers = {
+        ring.name: frozenset(op for op, names in read.items() if ring.name in names)
+        for ring in block.rings
+    }
+    copies: dict[str, int] = {}
+    for section in role.sections:
+        if not isinstance(section, Straight):
+            copies |= section.copies
+    return Effects(block.placement, ops, readers, copies)
+
+
 def insert_joins(
     effects: Effects, steps: Sequence[Step], entries: Iterable[Queue]
 ) -> tuple[tuple[Step, ...], frozenset[Queue]]:
@@ -86,7 +103,7 @@ def join_all(
     """Wait for everything that may be unfinished."""
     found = _names(effects, [token for queue in entries for token in queue])
     steps = (_joined(0, found),) if found else ()
-    return steps, frozenset({()})
+    return steps, EMPTY
 
 
 def join_down(

@@ -14,6 +14,7 @@ from warploom.codegen.analysis.entry import block_threads, declared_threads
 from warploom.codegen.analysis.grid import cluster_axis
 from warploom.codegen.analysis.multicast import crosses_blocks
 from warploom.codegen.analysis.parameters import Parameters, kernel_parameters, plain_parameters
+from warploom.codegen.analysis.role_code import RoleCode, overwritten, role_code
 from warploom.codegen.analysis.shared_layout import SharedLayout, block_layout
 from warploom.codegen.analysis.stores import StorePath, store_paths
 from warploom.codegen.ir.block import BlockProgram, Role
@@ -30,10 +31,11 @@ class KernelFacts:
     parameters   of the kernel
     stores       the path of every store, by the op's number
     threads      of a block; `declared`: as many as its launch bounds say
+    moves_registers  the groups give registers to one another once they run
     crossing     rings with a tile that is multicast over the cluster
-    loader       the role that copies
-    codes        the compute roles that have code of their own: one for all groups where they do
-                 the same
+    overwritten  sums that the first matmul overwrites
+    loader       the code of the role that copies
+    codes        the code of the compute roles: of one for all groups where they do the same
     """
 
     layout: SharedLayout
@@ -41,9 +43,11 @@ class KernelFacts:
     stores: Mapping[int, StorePath]
     threads: int
     declared: int
+    moves_registers: bool
     crossing: frozenset[str]
-    loader: Role
-    codes: tuple[Role, ...]
+    overwritten: frozenset[str]
+    loader: RoleCode
+    codes: tuple[RoleCode, ...]
 
 
 def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
@@ -52,7 +56,7 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     Raises `InputError` at the user's line for what the architecture cannot do, and `DoesNotFit` for
     a block that is too large.
     """
-    placement, plan = block.placement, block.schedule.launch
+    placement, plan = block.placement, block.launch
     program = placement.program
     for op in program.ops():
         check_types(op, arch)
@@ -64,6 +68,8 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
     parameters = (kernel_parameters if hopper else plain_parameters)(block, paths)
     threads = block_threads(block)
     check_threads(program.name, threads, plan.resident, arch)
+    # mma.sync has no way to overwrite.
+    sums = overwritten(program) if hopper else frozenset[str]()
     (loader,) = (role for role in block.roles if role.loads)
     return KernelFacts(
         layout,
@@ -71,13 +77,15 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
         paths,
         threads,
         declared_threads(block) if hopper else threads,
+        hopper,
         frozenset(ring.name for ring in block.rings if crosses_blocks(program, plan, ring)),
-        loader,
-        _codes(block),
+        sums,
+        role_code(block, loader, sums),
+        tuple(role_code(block, role, sums) for role in _distinct(block)),
     )
 
 
-def _codes(block: BlockProgram) -> tuple[Role, ...]:
+def _distinct(block: BlockProgram) -> tuple[Role, ...]:
     computes = [role for role in block.roles if not role.loads]
     same = all(role.sections == computes[0].sections for role in computes)
     return (computes[0],) if same else tuple(computes)

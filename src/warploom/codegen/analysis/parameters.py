@@ -13,14 +13,16 @@ from typing import Any
 
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.analysis.stores import STORES, StorePath
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, steps_of
 from warploom.codegen.ir.layout import CORE_ROWS, SharedTile, boxes
 from warploom.codegen.ir.steps import Fill, Run, Step
 from warploom.errors import InputError
 from warploom.tile import Op, Program
+from warploom.tile.index import multiple_of
 
 MULTICASTS = (2, 4, 8)  # blocks of a cluster that one copy can bring a tile to
 MOST_DIMENSIONS = 5  # of a tensor map
+PIECE = 8  # elements of one 16-byte copy without TMA
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,10 @@ def kernel_parameters(block: BlockProgram, paths: Mapping[int, StorePath]) -> Pa
 def plain_parameters(block: BlockProgram, paths: Mapping[int, StorePath]) -> Parameters:
     """The parameters for a GPU without TMA: every array is a pointer, and those that are copied in
     pieces of 16 bytes must be aligned to that."""
+    for ring in block.rings:
+        for buffer in ring.buffers:
+            for op in buffer.loads:
+                _check_pieces(op)
     arrays = [op.array.name for op in block.placement.program.ops() if op.array]
     direct = tuple(dict.fromkeys((*_direct(block, paths), *arrays)))
     copied = {
@@ -117,6 +123,29 @@ def plain_parameters(block: BlockProgram, paths: Mapping[int, StorePath]) -> Par
         if parameter["kind"] == "pointer" and parameter["array"] in copied:
             parameter["aligned"] = True
     return Parameters((), {}, {}, direct, tuple(found))
+
+
+def _check_pieces(op: Op) -> None:
+    """Raise where a load cannot be copied in pieces of 16 bytes (cp.async)."""
+    assert op.array is not None
+    if op.value not in (0, 0.0):
+        raise InputError(f"{op.where}: load with edge={op.value} into shared memory: only 0.0")
+    if op.array.dtype.bytes != 2:
+        raise InputError(
+            f"{op.where}: matmul of {op.array.dtype}: mma.sync here multiplies bf16 and fp16"
+        )
+    spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
+    if len(spanned) != 2 or spanned[1] != len(op.spans) - 1:
+        raise InputError(
+            f"{op.where}: load of {op.array}: copies of 16 bytes span two dimensions, the second "
+            "of them the last of the array"
+        )
+    start = op.spans[-1].start
+    if multiple_of(start) % PIECE:
+        raise InputError(
+            f"{op.where}: load of {op.array} from {start}: copies of 16 bytes begin at multiples "
+            f"of {PIECE} elements, and this is not one for every value"
+        )
 
 
 @dataclass
@@ -165,11 +194,11 @@ def _is_filled(block: BlockProgram, op: Op) -> bool:
 def _steps(role: Role) -> list[Step]:
     found: list[Step] = [*role.ahead]
     for section in role.sections:
-        if not isinstance(section, Pipeline):
-            found += section.steps
-            continue
-        parts = (*section.prologue, section.steady, *section.epilogue, section.plain)
-        found += [step for part in parts for step in part]
+        if isinstance(section, Pipeline):
+            parts = (*section.prologue, section.steady, *section.epilogue, section.plain)
+            found += [step for part in parts for step in part]
+        else:
+            found += steps_of(section)
     return found
 
 
@@ -177,7 +206,7 @@ def _tile_copy(block: BlockProgram, op: Op, maps: _Maps) -> TileCopy:
     assert op.dst is not None
     if op.value not in (0, 0.0):
         raise InputError(f"{op.where}: load with edge={op.value} through TMA: it gives only 0.0")
-    plan = block.schedule.launch
+    plan = block.launch
     tile = block.home(op.dst.name)[1].tile
     blocks = plan.cluster[1] if is_multicast(block.placement.program, plan, op) else 1
     if blocks > 1 and blocks not in MULTICASTS:
@@ -231,7 +260,7 @@ def _pointers_and_sizes(block: BlockProgram, direct: tuple[str, ...]) -> list[di
     for name in direct:
         result += array_parameters(program, name)
     result += [{"kind": "dim", "name": dim} for dim in program.dims]
-    if block.schedule.launch.tile_scheduler == "dynamic":
+    if block.launch.tile_scheduler == "dynamic":
         result.append({"kind": "counter"})
     return result + scalar_parameters(program)
 

@@ -59,7 +59,7 @@ class SharedLayout:
 
 def block_layout(block: BlockProgram, arch: str = "sm_90a") -> SharedLayout:
     """The layout of a block program; raises `DoesNotFit` where a block of `arch` has less."""
-    return shared_layout(block.placement, block.schedule.launch, block.rings, arch)
+    return shared_layout(block.placement, block.launch, block.rings, arch)
 
 
 def shared_layout(

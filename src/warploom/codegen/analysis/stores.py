@@ -22,6 +22,7 @@ from warploom.tile.index import multiple_of
 
 QUAD_COLUMNS = 32  # that the four lanes of a row write together: 64 bytes of 16-bit elements
 STORES = ("store", "store_add")
+SLOTS_FOR_ONE_BARRIER = 3
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ class StorePanels:
     def at_once(self) -> bool:
         """Whether every panel has a slot: all are written between two barriers of the group."""
         return 1 < len(self.origins) <= self.slots
+
+    @property
+    def one_barrier(self) -> bool:
+        """Whether panels that take slots in turn have one barrier each: the one that ends the
+        writing of a panel then also says that the slot of the next is free, at the price of a store
+        less under way. With up to two slots there is one before each panel too."""
+        return self.slots >= SLOTS_FOR_ONE_BARRIER
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from typing import Any
 from warploom import toolchain
 from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.compile.entry_image import with_entry
-from warploom.codegen.compile.nvrtc import compile_here
-from warploom.codegen.cuda.emit import CudaSource, emit
+from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule
@@ -35,6 +35,9 @@ from warploom.files import (
     write_bytes_atomically,
     write_text_atomically,
 )
+from warploom.runtime import nvrtc
+from warploom.runtime.interface import Interface
+from warploom.runtime.kernel import Kernel
 from warploom.tile import Array, Index, Program, dtype
 from warploom.tile.ops import OPS
 
@@ -50,7 +53,6 @@ FAULTS = {
     "setmaxnreg": r"setmaxnreg.*ignored",
     "injected": r"warpgroup\.(wait|arrive).*(injected|inserted)",
 }
-GIVEN = "registers_up<"  # in the text of a kernel whose groups do not all have equally many
 ALLOWED = ("spills", "stack", *FAULTS)  # what a build may be told to accept
 
 
@@ -97,6 +99,15 @@ class Built:
             "resources": asdict(self.resources),
             "sha256": hashlib.sha256(self.cubin).hexdigest(),
         }
+
+    @property
+    def interface(self) -> Interface:
+        """What a launch must know of it."""
+        return Interface.from_manifest(self.manifest())
+
+    def kernel(self, device: int = 0) -> Kernel:
+        """It on a GPU, to be called with arrays; raises what `Kernel` raises."""
+        return Kernel(self.interface, self.cubin, device)
 
     def write(self, folder: Path) -> None:
         """Write `NAME.cu`, `NAME.cubin`, `schedule.json` and `manifest.json`."""
@@ -232,9 +243,13 @@ def _run(tool: toolchain.Tool, source: CudaSource, arch: str) -> tuple[bytes, Re
     started = time.perf_counter()
     flags = (f"-arch={arch}", "-std=c++17", "-lineinfo", "-diag-suppress=177")
     file = source.file  # beside the cubin where both are written: `sass show --source` looks there
-    here = compile_here(tool, source.text, file, (*flags, "--ptxas-options=-v"))
-    if here is not None:
-        return here[0], _report(here[1], tool.version, time.perf_counter() - started)
+    library = nvrtc.beside(tool)
+    if library is not None:
+        options = (*flags, "--ptxas-options=-v")
+        cubin, log = nvrtc.compiled(library, source.text, file, options)
+        if cubin is not None:
+            return cubin, _report(log, tool.version, time.perf_counter() - started)
+    # Whatever NVRTC does not compile, nvcc is asked about, so that errors read as nvcc's.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / file).write_text(source.text)
@@ -281,7 +296,7 @@ def _judge(source: CudaSource, arch: str, resources: Resources, allow: tuple[str
     name = source.name
     if resources.spill_bytes and "spills" not in allow:
         where, remedy = "", "give its groups more registers, "
-        if GIVEN not in source.text:
+        if not source.moves_registers:
             most = entry_registers(source.threads, arch)
             where, remedy = f": its {source.threads} threads have {most} each on {arch}", ""
         raise Spills(

@@ -6,59 +6,29 @@ shared memory are laid out one after the other in its order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from warploom.codegen.analysis.cluster_reduce import reduces_in_cluster
 from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.analysis.grid import TASK_SLOTS
 from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
+from warploom.codegen.analysis.role_code import RoleCode
 from warploom.codegen.analysis.shared_layout import BARRIER_BYTES
 from warploom.codegen.cuda.emit_cluster_reduce import reduction_barriers
-from warploom.codegen.cuda.emit_overlap import OverlapCode
+from warploom.codegen.cuda.emit_overlap import Overlap, overlapped_lines
 from warploom.codegen.cuda.emit_steps import StepCode, indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, needed
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role
+from warploom.codegen.ir.block import BlockProgram, Pipeline
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
+from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import InputError
-from warploom.tile import Array, Index, Var
-
-
-@dataclass(frozen=True)
-class CudaSource:
-    """A kernel's text and what a launch must know.
-
-    parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
-    dependent       may start before the previous grid of its stream has ended
-    shared_bytes    dynamic shared memory; threads and cluster are blocks' shapes
-    declared_threads  threads in the kernel's launch bounds, where they are fewer (`analysis.entry`)
-    """
-
-    name: str
-    text: str
-    parameters: tuple[dict[str, Any], ...]
-    shared_bytes: int
-    threads: int
-    cluster: int
-    grid: tuple[tuple[str, Index], ...]
-    cluster_axis: str
-    persistent: bool
-    arrays: tuple[Array, ...]
-    dependent: bool = False
-    declared_threads: int = 0
-
-    def __str__(self) -> str:
-        return self.text
-
-    @property
-    def file(self) -> str:
-        """The name of the file it is written to."""
-        return f"{self.name}.cu"
+from warploom.tile import Var
 
 
 def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
@@ -66,25 +36,18 @@ def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
 
     `debug` bounds every wait, so that a deadlock becomes a fault.
     """
-    return Emitter(block, debug).source()
+    return Printer(block, kernel_facts(block), debug).source()
 
 
-class Emitter:
-    """Writes a kernel; `emit_sm80` changes its verbs."""
+class Printer:
+    """Writes a kernel from its block program and the facts; `emit_sm80` changes its verbs."""
 
-    arch = "sm_90a"
-
-    def __init__(self, block: BlockProgram, debug: bool) -> None:
-        self.block = block
-        self.plan = block.schedule.launch
+    def __init__(self, block: BlockProgram, facts: KernelFacts, debug: bool = False) -> None:
+        self.block, self.facts = block, facts
+        self.plan = block.launch
         self.placement = block.placement
         self.program = block.placement.program
-        if self.plan.overlap_next_task and self.arch != "sm_90a":
-            raise InputError(
-                f"launch plan: overlap_next_task has code for sm_90a, not for {self.arch}"
-            )
-        self.facts = kernel_facts(block, self.arch)
-        self.layout = self.facts.layout
+        self.layout = facts.layout
         self.stores = any(path.panels is not None for path in self.facts.stores.values())
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
         self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
@@ -100,11 +63,11 @@ class Emitter:
         cluster = f" __cluster_dims__({self.cluster}, 1, 1)" if self.cluster > 1 else ""
         head = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
-            f'"{self.block.schedule.name}".',
+            f'"{self.block.name}".',
             "//",
             *[f"//   {line}" for line in str(self.program).splitlines()],
             "//",
-            *[f"//   {line}" for line in str(self.block).splitlines()[1:]],
+            *[f"//   {line}" for line in block_text(self.block).splitlines()[1:]],
             "",
             "#define DEVICE __device__ __forceinline__",
             "#ifndef INFINITY",
@@ -139,13 +102,14 @@ class Emitter:
             self.program.arrays,
             self.plan.dependent,
             facts.declared if facts.declared < facts.threads else 0,
+            facts.moves_registers,
         )
 
     # ---- the kernel
 
     def _body(self) -> list[str]:
         loader = self._role(self.facts.loader)
-        codes = [(role, self._role(role)) for role in self.facts.codes]
+        codes = [(code.role, self._role(code)) for code in self.facts.codes]
         lines = [*self._setup(), "if (warp_group == 0) {", *indent(loader)]
         for number, (role, body) in enumerate(codes):
             last = number == len(codes) - 1
@@ -197,9 +161,9 @@ class Emitter:
             lines.append(f"const unsigned panels = shared + {layout.panels};")
         if self.reduces:
             lines += [
-                f"const unsigned meet_room = shared + {layout.parts};",
-                f"const unsigned meet_full = shared + {layout.parts_full};",
-                f"const unsigned meet_free = meet_full + {BARRIER_BYTES * self.parts};",
+                f"const unsigned reduce_room = shared + {layout.parts};",
+                f"const unsigned reduce_full = shared + {layout.parts_full};",
+                f"const unsigned reduce_free = reduce_full + {BARRIER_BYTES * self.parts};",
             ]
         if self.plan.tile_scheduler == "dynamic":
             lines += [
@@ -232,13 +196,14 @@ class Emitter:
             lines += reduction_barriers(self.program, self.parts)
         return lines
 
-    def _role(self, role: Role) -> list[str]:
+    def _role(self, code: RoleCode) -> list[str]:
+        role = code.role
         if role.loads:
             lines = [f"// {role.name}: one thread starts every copy into shared memory"]
             lines.append(f"registers_down<{role.registers}>();")
             lines.append("if (threadIdx.x == 0) {")
             inner = [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
-            lines += indent(inner + self._tasks(role))
+            lines += indent(inner + self._tasks(code))
             return [*lines, "}"]
         lines = [
             f"// {role.name}: matmuls and everything in registers",
@@ -252,11 +217,11 @@ class Emitter:
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
         if self.reduces:
-            lines.append("unsigned meet_parity = 0;")
-        if self.block.schedule.pingpong:
+            lines.append("unsigned reduce_parity = 0;")
+        if self.block.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
-        lines += self._tasks(role)
+        lines += self._tasks(code)
         if self.stores:
             lines.append("store_wait_read<0>();")
         return lines
@@ -277,20 +242,17 @@ class Emitter:
             ]
         return lines
 
-    def _tasks(self, role: Role) -> list[str]:
-        values = Values(self.placement, self.plan.skip_unit, self.plan.skip_voted)
+    def _tasks(self, code: RoleCode) -> list[str]:
+        role, values = code.role, self.steps.values
         body: list[str] = []
         if not role.loads:
             carried = {step.op.dst for step in role.ahead if isinstance(step, Issue)}
             body += [self._declare(values, v) for v in self._registers() if v not in carried]
-            body += [f"int {name}_live = 0;" for name in sorted(self.steps.lazy)]
-        overlap = OverlapCode(self.block, role, values, self.steps) if role.ahead else None
-        if overlap is not None:
-            self.steps.ahead = overlap.ahead
-        for section in role.sections:
-            body += self.steps.section(role, values, section)
-        if overlap is not None:
-            return overlap.lines(body)
+            body += [f"int {name}_live = 0;" for name in sorted(self.facts.overwritten)]
+        body += self.steps.role(code)
+        if role.ahead:
+            overlap = Overlap.of(self.block, role)
+            return overlapped_lines(overlap, values, self.steps.ahead(role), body)
         head, tail = task_lines(self.program, self.plan, role.loads)
         return [*head, *indent(body), *tail.split("\n")]
 

@@ -29,8 +29,8 @@ def reduction_barriers(program: Program, parts: int) -> list[str]:
     blocks = shares(cluster_reductions(program)[0])
     return [
         f"for (int s = 0; s < {parts}; ++s) {{",
-        "  barrier_init(meet_full + s * 8, 1);",
-        f"  barrier_init(meet_free + s * 8, {WARPS * blocks});",
+        "  barrier_init(reduce_full + s * 8, 1);",
+        f"  barrier_init(reduce_free + s * 8, {WARPS * blocks});",
         "}",
     ]
 
@@ -56,7 +56,7 @@ def cluster_reduce_lines(values: Values, op: Op, room: int) -> list[str]:
         ]
     mine = "" if some == parts else f"if (rank < {some}) "
     take = [
-        "barrier_wait(full, meet_parity);",
+        "barrier_wait(full, reduce_parity);",
         f"const unsigned at = parts + threadIdx.x % {THREADS} * 16;",
         *_loops(blocks, quads),
         f"    read_quad(&{into}[t][4 * i], at + (t * {quads} + i) * {stride});",
@@ -67,20 +67,20 @@ def cluster_reduce_lines(values: Values, op: Op, room: int) -> list[str]:
         f"      add_quad(&{into}[t][4 * i], next + (t * {quads} + i) * {stride});",
         "}",
         "__syncwarp();",
-        f"if (lane < {parts}) barrier_arrive_at(meet_free + part * 8, lane);",
+        f"if (lane < {parts}) barrier_arrive_at(reduce_free + part * 8, lane);",
     ]
     if mine:
         none = [*_loops(blocks, 4 * quads), f"    {into}[t][i] = 0.0f;"]
         take = [f"{mine}{{", *_indent(take), "} else {", *_indent(none), "}"]
     return [
         "{",
-        f"  const unsigned full = meet_full + part * 8, parts = meet_room + part * {room};",
+        f"  const unsigned full = reduce_full + part * 8, parts = reduce_room + part * {room};",
         f"  const unsigned own = parts + rank * {each} + threadIdx.x % {THREADS} * 16;",
-        "  barrier_wait(meet_free + part * 8, meet_parity ^ 1);",
+        "  barrier_wait(reduce_free + part * 8, reduce_parity ^ 1);",
         f"  {mine}if (threadIdx.x % {THREADS} == 0) barrier_expect(full, {parts * each});",
         *_indent(push),
         *_indent(take),
-        "  meet_parity ^= 1;",
+        "  reduce_parity ^= 1;",
         "}",
     ]
 

@@ -10,42 +10,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from warploom.codegen.analysis.guards import renamed_guard
+from warploom.codegen.analysis.role_code import Code, Guarded, LoopCode, first_step
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import Values
-from warploom.codegen.ir.block import Pipeline
-from warploom.codegen.ir.steps import Join, OpStep, Step
+from warploom.codegen.ir.steps import Join, OpStep
 from warploom.codegen.passes.copies import copy_name, names_at, rename, renamed, unroll_of
-from warploom.tile import Loop
 
-Emit = Callable[[Values, tuple[Step, ...], Loop, str, int], list[str]]
+Emit = Callable[[Values, Sequence[Code], str, int], list[str]]
 
 
 class Expanded:
     """Writes one pipeline; `emit` writes steps of one iteration, as `StepCode` does."""
 
-    def __init__(self, values: Values, section: Pipeline, emit: Emit) -> None:
-        self.section, self.emit = section, emit
-        self.unroll = unroll_of(section.copies)
+    def __init__(self, values: Values, code: LoopCode, emit: Emit) -> None:
+        self.code, self.section, self.emit = code, code.section, emit
+        self.unroll = unroll_of(self.section.copies)
         self.views = [
-            Values(
-                renamed(values.placement, names_at(section.copies, number)),
-                values.skip_unit,
-                values.skip_voted,
-            )
+            Values(renamed(values.placement, names_at(self.section.copies, number)))
             for number in range(self.unroll)
         ]
-        for view in self.views:
-            view.order = values.order
 
     def lines(self) -> list[str]:
         """The loop, without its range and its surroundings."""
         section, index = self.section, self.section.loop.index
         counter, depth = c_name(index), section.depth
         body: list[str] = []
-        for number, steps in enumerate(section.prologue):
+        for number, steps in enumerate(self.code.prologue):
             inner = self._block(steps, f"{index}_start", number, number)
             body += [f"{{  // start iteration {number} ahead", *_in(inner), "}"]
         body += [
@@ -54,7 +48,7 @@ class Expanded:
             f"for (; {counter} + {self.unroll - 1} < {index}_stop; {counter} += {self.unroll}) {{",
         ]
         for ahead in range(self.unroll):
-            inner = self._block(section.steady, counter, ahead, depth + ahead)
+            inner = self._block(self.code.steady, counter, ahead, depth + ahead)
             body += _in([f"{{  // copies of iteration {ahead} of a round", *_in(inner), "}"])
         body.append("}")
         for rest in range(self.unroll):
@@ -63,7 +57,7 @@ class Expanded:
         result = [f"if ({index}_stop - {index}_start >= {depth}) {{", *_in(body), "}"]
         if depth > 1:
             # The first copies alone: one iteration ends before the next begins.
-            inner = self.emit(self.views[0], section.plain, section.loop, counter, 0)
+            inner = self.emit(self.views[0], self.code.plain, counter, 0)
             result += [
                 "else {",
                 f"  for (int {counter} = {index}_start; {counter} < {index}_stop; ++{counter}) {{",
@@ -77,34 +71,41 @@ class Expanded:
         section, counter = self.section, c_name(self.section.loop.index)
         lines: list[str] = []
         for ahead in range(rest):
-            inner = self._block(section.steady, counter, ahead, section.depth + ahead)
+            inner = self._block(self.code.steady, counter, ahead, section.depth + ahead)
             lines += ["{  // left of a round", *_in(inner), "}"]
-        for number, steps in enumerate(section.epilogue):
+        for number, steps in enumerate(self.code.epilogue):
             newest = section.depth + rest + number
             inner = self._block(steps, f"{section.loop.index}_stop", number, newest)
             lines += ["{  // finish what is in flight", *_in(inner), "}"]
         return lines
 
-    def _block(self, steps: tuple[Step, ...], base: str, plus: int, newest: int) -> list[str]:
+    def _block(self, codes: Sequence[Code], base: str, plus: int, newest: int) -> list[str]:
         """One iteration's steps; `newest` is its number from the loop's first, modulo the unroll.
 
         Each step works on the iteration `stage` before it, so on that one's copies.
         """
         lines: list[str] = []
-        for step in steps:
-            number = (newest - step.stage) % self.unroll
-            names = names_at(self.section.copies, number)
-            own = step
-            if isinstance(step, OpStep):
-                own = replace(step, op=rename(step.op, names))
-            elif isinstance(step, Join):
-                joined = tuple(
-                    copy_name(name, (newest - lag) % self.section.copies.get(name, 1))
-                    for name, lag in zip(step.names, step.lags, strict=True)
-                )
-                own = replace(step, names=joined)
-            lines += self.emit(self.views[number], (own,), self.section.loop, base, plus)
+        for code in codes:
+            number = (newest - first_step(code).stage) % self.unroll
+            own = self._renamed(code, number, newest)
+            lines += self.emit(self.views[number], (own,), base, plus)
         return lines
+
+    def _renamed(self, code: Code, number: int, newest: int) -> Code:
+        copies = self.section.copies
+        names = names_at(copies, number)
+        if isinstance(code, Guarded):
+            body = tuple(self._renamed(one, number, newest) for one in code.body)
+            return Guarded(renamed_guard(code.guard, names), body)
+        if isinstance(code, OpStep):
+            return replace(code, op=rename(code.op, names))
+        if not isinstance(code, Join):
+            return code
+        joined = tuple(
+            copy_name(name, (newest - lag) % copies.get(name, 1))
+            for name, lag in zip(code.names, code.lags, strict=True)
+        )
+        return replace(code, names=joined)
 
 
 def _in(lines: list[str]) -> list[str]:

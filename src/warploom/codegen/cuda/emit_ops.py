@@ -18,14 +18,12 @@ from warploom.codegen.cuda.emit_rows import (
     row_reduce_lines,
 )
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.uniform import everywhere
 from warploom.codegen.cuda.values import (
     REDUCE,
     At,
     Values,
     rounded,
 )
-from warploom.codegen.cuda.voted_skip import skip_condition
 from warploom.errors import InputError
 from warploom.tile import Op, Var
 from warploom.tile.ops import OPS
@@ -46,7 +44,7 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     if exchanges(values.placement, op):
         return exchange_lines(values, op, names, _assign)
     if op.kind in REDUCE:
-        return guarded(reduce_lines(values, op, names), needless(values, op, names))
+        return reduce_lines(values, op, names)
     if op.kind in ALONG_COLUMNS:
         return ALONG_COLUMNS[op.kind](values, op, names)
     if op.kind == "cast" and values.is_fragment(op.dst):
@@ -72,14 +70,13 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     # A packed tile rounds when a pair is put together.
     packed = values.form(op.dst.type) == "tile" and op.dst.type.dtype.name in PACKED
     if packed and op.kind == "where" and values.form(op.srcs[0].type) in ("row", "scalar"):
-        return guarded(_chosen_words(values, op, names), needless(values, op, names))
+        return _chosen_words(values, op, names)
 
     def value(at: At) -> str:
         text = values.expression(op, at, names, rounds=not packed)
         return text if packed else rounded(op, text)
 
-    lines = _assign(values, op.dst, value)
-    return guarded(lines, needless(values, op, names))
+    return _assign(values, op.dst, value)
 
 
 def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
@@ -90,43 +87,6 @@ def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
     left, right = (values.word(src, "t", "i", names) for src in op.srcs[1:])
     line = f"    {c_name(op.dst.name)}[t][i] = {condition} ? {left} : {right};"
     return [*_for("t", blocks), *_for("i", count), line]
-
-
-def guarded(lines: list[str], needless: str | None) -> list[str]:
-    """The lines under the opposite of a condition, if there is one."""
-    if needless in (None, "false"):
-        return lines
-    if needless == "true":
-        return ["// not needed here"]
-    return [f"if (!({needless})) {{", *[f"  {line}" for line in lines], "}"]
-
-
-def needless(values: Values, op: Op, names: Names) -> str | None:
-    """A condition, equal in all threads of a warp, under which the op writes what is there or what
-    nobody reads."""
-    if op.dst is None:
-        return None
-    if values.skip_voted and (condition := skip_condition(values, op)) is not None:
-        return condition
-    if values.form(op.dst.type) != "tile" or op.dst not in op.srcs:
-        return None
-    if op.kind == "where" and op.srcs[1] == op.dst:
-        return everywhere(values, op.srcs[0], names)
-    factor = op.srcs[-1]
-    if (
-        values.skip_unit
-        and op.kind == "mul"
-        and op.srcs[0] == op.dst
-        and values.form(factor.type) == "row"
-        and factor.name not in values.placement.fusion.inlined
-    ):
-        ones = [
-            f"{c_name(factor.name)}[{t}][{h}] == 1.0f"
-            for t in range(values.blocks(op.dst.type))
-            for h in range(2)
-        ]
-        return f"__all_sync(0xffffffffu, {' && '.join(ones)})"
-    return None
 
 
 def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[str]:

@@ -11,20 +11,20 @@ Register tiles have the same layout: the fragments of mma.sync are those of a wa
 
 from __future__ import annotations
 
-from warploom.codegen.analysis.kernel_facts import KernelFacts
-from warploom.codegen.cuda.emit import CudaSource, Emitter
-from warploom.codegen.cuda.emit_steps import StepCode, indent
+from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
+from warploom.codegen.analysis.role_code import RoleCode
+from warploom.codegen.cuda.emit import Printer
+from warploom.codegen.cuda.emit_steps import Here, StepCode, indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.values import Values, c_index
-from warploom.codegen.ir.block import BlockProgram, Role
+from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Acquire, Fill, Issue, Join, Publish, Release
 from warploom.errors import InputError
 from warploom.tile import Op
-from warploom.tile.index import multiple_of
 
-PIECE = 8  # elements of one 16-byte copy
 LOADER_THREADS = GROUP_THREADS = 128
 SM80_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
 
@@ -33,25 +33,32 @@ Names = dict[str, str]
 
 def emit_sm80(block: BlockProgram, arch: str = "sm_80") -> CudaSource:
     """The CUDA C++ of a block program for `arch`; raises `InputError` for what it cannot have."""
-    return _Sm80Emitter(block, arch).source()
+    plan = block.launch
+    if arch not in SM80_ARCHITECTURES:
+        raise InputError(f"architecture {arch!r}: expected {', '.join(SM80_ARCHITECTURES)}")
+    if plan.cluster[1] > 1 or plan.tile_scheduler == "dynamic" or plan.store != "direct":
+        raise InputError(
+            f"schedule {block.name}: cluster {plan.cluster[1]}, tile_scheduler "
+            f"{plan.tile_scheduler!r}, "
+            f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
+            "or serpentine tile_scheduler and store='direct'"
+        )
+    if plan.overlap_next_task:
+        raise InputError(f"launch plan: overlap_next_task has code for sm_90a, not for {arch}")
+    return _Sm80Printer(block, kernel_facts(block, arch)).source()
 
 
 class _Sm80Steps(StepCode):
     """The actions that differ."""
 
-    def __init__(self, block: BlockProgram, facts: KernelFacts, helpers: dict[str, str]) -> None:
-        super().__init__(block, facts, helpers)
-        self.fences = False
-
-    def _lazy_zeros(self) -> set[str]:
-        return set()  # mma.sync has no way to overwrite, so accumulators are zeroed
+    fences = False
 
     def _acquire(self, step: Acquire) -> list[str]:
         name = step.ring
         return [f"barrier_wait({name}_empty + {name}_cursor.slot * 8, {name}_cursor.parity ^ 1);"]
 
-    def _fill(self, step: Fill, names: Names) -> list[str]:
-        return fill_lines(self.block, step.op, names)
+    def _fill(self, step: Fill, here: Here) -> list[str]:
+        return fill_lines(self.block, step.op, here.names(step))
 
     def _publish(self, step: Publish) -> list[str]:
         name = step.ring
@@ -69,29 +76,18 @@ class _Sm80Steps(StepCode):
             f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;",
         ]
 
-    def _issue(self, values: Values, step: Issue, names: Names) -> list[str]:
-        return self._addressed(step, names, multiply_lines(self.block, values, step.op))
+    def _issue(self, step: Issue, here: Here) -> list[str]:
+        return self._addressed(step, here, multiply_lines(self.block, here.values, step.op))
 
     def _join(self, step: Join) -> list[str]:
         return []
 
 
-class _Sm80Emitter(Emitter):
-    def __init__(self, block: BlockProgram, arch: str) -> None:
-        plan = block.schedule.launch
-        if arch not in SM80_ARCHITECTURES:
-            raise InputError(f"architecture {arch!r}: expected {', '.join(SM80_ARCHITECTURES)}")
-        if plan.cluster[1] > 1 or plan.tile_scheduler == "dynamic" or plan.store != "direct":
-            raise InputError(
-                f"schedule {block.schedule.name}: cluster {plan.cluster[1]}, tile_scheduler "
-                f"{plan.tile_scheduler!r}, "
-                f"store {plan.store!r}: {arch} has no clusters and no TMA; use cluster 1, a static "
-                "or serpentine tile_scheduler and store='direct'"
-            )
-        self.arch = arch
-        super().__init__(block, False)
+class _Sm80Printer(Printer):
+    def __init__(self, block: BlockProgram, facts: KernelFacts) -> None:
+        super().__init__(block, facts)
         self.helpers.update(SM80_PRELUDE)
-        self.steps = _Sm80Steps(block, self.facts, self.helpers)
+        self.steps = _Sm80Steps(block, facts, self.helpers)
 
     def _setup(self) -> list[str]:
         lines = [
@@ -111,11 +107,12 @@ class _Sm80Emitter(Emitter):
             ]
         return [*lines, "}", "__syncthreads();"]
 
-    def _role(self, role: Role) -> list[str]:
+    def _role(self, code: RoleCode) -> list[str]:
+        role = code.role
         if role.loads:
             lines = [f"// {role.name}: its threads start every copy into shared memory"]
             lines += [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
-            return [*lines, *self._tasks(role)]
+            return [*lines, *self._tasks(code)]
         lines = [
             f"// {role.name}: matmuls and everything in registers",
             "const int part = warp_group - 1;",
@@ -126,32 +123,16 @@ class _Sm80Emitter(Emitter):
         lines += [
             f"Cursor {r.name}_cursor; unsigned {r.name}_oldest = 0;" for r in self.block.rings
         ]
-        if self.block.schedule.pingpong:
+        if self.block.pingpong:
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
-        return [*lines, *self._tasks(role)]
+        return [*lines, *self._tasks(code)]
 
 
 def fill_lines(block: BlockProgram, op: Op, names: Names) -> list[str]:
     """Start the copies of one load into the loader's current slot."""
     assert op.dst is not None and op.array is not None
-    if op.value not in (0, 0.0):
-        raise InputError(f"{op.where}: load with edge={op.value} into shared memory: only 0.0")
-    if op.array.dtype.bytes != 2:
-        raise InputError(
-            f"{op.where}: matmul of {op.array.dtype}: mma.sync here multiplies bf16 and fp16"
-        )
-    spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
-    if len(spanned) != 2 or spanned[1] != len(op.spans) - 1:
-        raise InputError(
-            f"{op.where}: load of {op.array}: copies of 16 bytes span two dimensions, the second "
-            "of them the last of the array"
-        )
     start = op.spans[-1].start
-    if multiple_of(start) % PIECE:
-        raise InputError(
-            f"{op.where}: load of {op.array} from {start}: copies of 16 bytes begin at multiples "
-            f"of {PIECE} elements, and this is not one for every value"
-        )
+    spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
     ring, buffer = block.home(op.dst.name)
     tile = buffer.tile
     name = op.array.name

@@ -1,15 +1,31 @@
-"""The code of a role's steps: loops with their prologue and epilogue, waits, signals, ops."""
+"""The code of a role's steps: loops with their prologue and epilogue, waits, signals, ops.
+
+What is left out, zeroed, merged or addressed in which way stands in the role's code
+(`analysis.role_code`) and the kernel's facts; here it is written as C++.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from warploom.codegen.analysis.kernel_facts import KernelFacts
+from warploom.codegen.analysis.role_code import (
+    Code,
+    Guarded,
+    LoopCode,
+    RoleCode,
+    first_step,
+    operand_rings,
+)
 from warploom.codegen.analysis.stores import STORES, over_ring
 from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines
-from warploom.codegen.cuda.emit_expand import Expanded
+from warploom.codegen.cuda.emit_expand import Emit, Expanded
+from warploom.codegen.cuda.emit_guards import guarded
 from warploom.codegen.cuda.emit_mma import issue_lines
 from warploom.codegen.cuda.emit_ops import compute_lines, direct_store_lines, wide_store_lines
+from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_staged import stage_lines
 from warploom.codegen.cuda.emit_store import LEADER, store_lines
@@ -17,8 +33,7 @@ from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import in_grid
 from warploom.codegen.cuda.values import Values, c_index
-from warploom.codegen.cuda.votes import Votes
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Straight
+from warploom.codegen.ir.block import BlockProgram, Role
 from warploom.codegen.ir.steps import (
     Acquire,
     Ahead,
@@ -39,148 +54,115 @@ from warploom.tile import Loop, Op
 Names = dict[str, str]
 
 
+@dataclass(frozen=True)
+class Here:
+    """Where steps are written.
+
+    values       the tiles as this place sees them
+    index        of the loop at hand; "" outside of loops
+    base, plus   the iteration of its newest steps, as C++
+    late         rings whose slot follows from the iteration
+    """
+
+    values: Values
+    index: str = ""
+    base: str = ""
+    plus: int = 0
+    late: frozenset[str] = frozenset()
+
+    def names(self, step: Step) -> Names:
+        """What the loop's counter is for a step: the newest iteration, less the step's stage."""
+        if not self.index:
+            return {}
+        shift = self.plus - step.stage
+        sign = "+" if shift > 0 else "-"
+        return {self.index: f"({self.base} {sign} {abs(shift)})" if shift else self.base}
+
+
 class StepCode:
-    """Writes steps; `lazy` are the accumulators whose zeroing the first matmul does itself."""
+    """Writes the steps of roles; adds the device functions that they call to `helpers`."""
+
+    fences = True  # wgmma reads shared memory through a proxy of its own
 
     def __init__(self, block: BlockProgram, facts: KernelFacts, helpers: dict[str, str]) -> None:
         self.block, self.facts, self.helpers = block, facts, helpers
         self.program = block.placement.program
-        self.plan = block.schedule.launch
+        self.plan = block.launch
         self.cluster = self.plan.cluster[1]
         self.parts = block.placement.parts
-        self.lazy = self._lazy_zeros()
-        self.spread: dict[str, str] = {}
-        self._learns = True
-        self.fences = True  # wgmma reads shared memory through a proxy of its own
-        self.ahead: Callable[[], list[str]] = list[str]  # (`emit_overlap`)
+        self.values = Values(block.placement)
 
-    def _lazy_zeros(self) -> set[str]:
-        # Accumulators that are only zeroed before, and only accumulated into by, one loop.
-        found: set[str] = set()
-        for op in self.program.ops():
-            if op.kind != "mma" or len(op.srcs) != 3 or op.dst is None:
-                continue
-            name = op.dst.name
-            touching = [
-                other
-                for other in self.program.ops()
-                if other.id <= op.id and (other.dst == op.dst or op.dst in other.srcs)
-            ]
-            writers = [o for o in self.program.ops() if o.dst == op.dst]
-            inside = {o.id for loop in self.program.loops() for o in loop.body if isinstance(o, Op)}
-            in_loops = [
-                o
-                for o in self.program.ops()
-                if o.id in inside and (o.dst == op.dst or op.dst in o.srcs)
-            ]
-            if (
-                [o.kind for o in touching] == ["fill", "mma"]
-                and touching[0].value == 0
-                and len(in_loops) == 1
-                and op.id in inside
-                and touching[0].id not in inside
-                and writers
-            ):
-                found.add(name)
-        return found
+    def role(self, code: RoleCode) -> list[str]:
+        """The code of one task of a role."""
+        lines: list[str] = []
+        for section in code.sections:
+            if isinstance(section, LoopCode):
+                lines += self._loop(code.role, section)
+            else:
+                here = Here(self.values)
+                lines += [line for one in section for line in self._written(one, here, code.role)]
+        return lines
 
-    def section(self, role: Role, values: Values, section: Straight | Pipeline) -> list[str]:
-        """The code of one section of a role."""
-        values.order = {}
-        if isinstance(section, Straight):
-            self.spread = {}
-            return [line for step in section.steps for line in self.lines_of(values, step, {})]
-        loop = section.loop
-        values.order = {
-            step.op.id: (step.stage, place)
-            for place, step in enumerate(section.steady)
-            if isinstance(step, OpStep)
-        }
-        index, counter = loop.index, c_name(loop.index)
+    # ---- loops
+
+    def _loop(self, role: Role, code: LoopCode) -> list[str]:
+        loop = code.section.loop
         lines = self.range_lines(role, loop)
-        self.spread = {} if role.loads else self._spread(section)
         lines += [
-            f"const unsigned {name}_first = {name}_cursor.slot;" for name in sorted(self.spread)
+            f"const unsigned {name}_first = {name}_cursor.slot;"
+            for name in sorted(code.by_iteration)
         ]
-        block = ["{", *indent(lines)]
-        inner: list[str] = []
-        if section.copies:
-            self._learns = False  # an unrolled loop's code is straight only in part
-            inner = Expanded(values, section, self._steps).lines()
-            self._learns = True
-        elif section.depth == 0:
-            inner = self._steady(values, section, f"{index}_start")
-            for tail in section.epilogue:
-                inner += self._steps(values, tail, loop, f"{index}_stop", 0)
+        write = partial(self._iteration, role, code)
+        if code.section.copies:
+            lines += Expanded(self.values, code, write).lines()
+        elif code.section.depth == 0:
+            lines += self._steady(code, write, f"{loop.index}_start")
+            for tail in code.epilogue:
+                lines += write(self.values, tail, f"{loop.index}_stop", 0)
         else:
-            inner.append(f"if ({index}_stop - {index}_start >= {section.depth}) {{")
-            body: list[str] = []
-            for number, steps in enumerate(section.prologue):
-                ops = tuple(step.op.id for step in steps if isinstance(step, OpStep))
-                values.straight = ops if section.depth == 1 else ()
-                lines = self._steps(values, steps, loop, f"{index}_start", number)
-                body += [f"{{  // start iteration {number} ahead", *indent(lines), "}"]
-            values.straight = ()
-            body += self._steady(values, section, f"{index}_start + {section.depth}")
-            for number, steps in enumerate(section.epilogue):
-                lines = self._steps(values, steps, loop, f"{index}_stop", number)
-                body += ["{  // finish what is in flight", *indent(lines), "}"]
-            inner += indent(body)
-            values.known.clear()
-            if section.depth > 1:
-                inner.append("} else {")
-                inner += indent(
-                    [
-                        f"for (int {counter} = {index}_start; {counter} < {index}_stop; "
-                        f"++{counter}) {{",
-                        *indent(self._steps(values, section.plain, loop, counter, 0)),
-                        "}",
-                    ]
-                )
-            elif section.none:
-                inner.append("} else {")
-                inner += indent(self._steps(values, section.none, loop, f"{index}_start", 0))
-            inner.append("}")
-        block += indent(inner)
-        values.known.clear()
-        block += indent(self._left_out(role, values, section))
-        for name in sorted(self.lazy):
-            if not role.loads and self._accumulates(loop, name):
-                block += indent(self._zero_when_empty(values, name))
-        values.known.clear()
-        return [*block, "}"]
+            lines += self._started_ahead(code, write)
+        if not role.loads and self.block.placement.until(loop) is not None:
+            lines += self._left_out(code, write)
+        for fill in code.zeroed:
+            assert fill.dst is not None
+            zero = compute_lines(self.values, fill, {})
+            lines += [f"if (!{fill.dst.name}_live) {{", *indent(zero), "}"]
+        return ["{", *indent(lines), "}"]
 
-    def _spread(self, section: Pipeline) -> dict[str, str]:
-        """Rings whose slot is read stages after its wait, with the loop's index: there the slot
-        follows from the iteration, and is not that of the latest wait."""
-        waits = {s.ring: s.stage for s in section.steady if isinstance(s, Wait)}
-        late = {
-            ring.name
-            for step in section.steady
-            if isinstance(step, Issue)
-            for ring in self._rings(step.op)
-            if ring.name in waits and waits[ring.name] != step.stage
-        }
-        return dict.fromkeys(late, section.loop.index)
+    def _started_ahead(self, code: LoopCode, write: Emit) -> list[str]:
+        """A loop whose first iterations are started before the others: a steady state between
+        beginning and end; or one iteration after the other, where there are too few."""
+        section = code.section
+        index, counter = section.loop.index, c_name(section.loop.index)
+        body: list[str] = []
+        for number, steps in enumerate(code.prologue):
+            lines = write(self.values, steps, f"{index}_start", number)
+            body += [f"{{  // start iteration {number} ahead", *indent(lines), "}"]
+        body += self._steady(code, write, f"{index}_start + {section.depth}")
+        for number, steps in enumerate(code.epilogue):
+            lines = write(self.values, steps, f"{index}_stop", number)
+            body += ["{  // finish what is in flight", *indent(lines), "}"]
+        result = [f"if ({index}_stop - {index}_start >= {section.depth}) {{", *indent(body)]
+        if section.depth > 1:
+            plain = write(self.values, code.plain, counter, 0)
+            result += [
+                "} else {",
+                f"  for (int {counter} = {index}_start; {counter} < {index}_stop; ++{counter}) {{",
+                *indent(indent(plain)),
+                "  }",
+            ]
+        elif code.none:
+            result += ["} else {", *indent(write(self.values, code.none, f"{index}_start", 0))]
+        return [*result, "}"]
 
-    def _rings(self, op: Op) -> list[Ring]:
-        shared = [src.name for src in op.srcs[:2] if self.block.placement.is_shared(src)]
-        found = {ring.name: ring for ring, _ in map(self.block.home, shared)}
-        return list(found.values())
-
-    def _addressed(self, step: Issue, names: Names, lines: list[str]) -> list[str]:
-        """The lines of a matmul; where a ring is spread, with the slot of their own iteration."""
-        found: list[str] = []
-        for ring in self._rings(step.op):
-            name, index = ring.name, self.spread.get(ring.name)
-            if index is not None:
-                number = f"({names[index]} - {index}_start)"
-                slot = f"({name}_first + {number}) % {ring.depth}u"
-                found.append(
-                    f"const unsigned {name}_at = in_block({name}_base) + {slot} * "
-                    f"{ring.slot_bytes};"
-                )
-        return ["{", *indent([*found, *lines]), "}"] if found else lines
+    def _steady(self, code: LoopCode, write: Emit, start: str) -> list[str]:
+        index, counter = code.section.loop.index, c_name(code.section.loop.index)
+        return [
+            "#pragma unroll 1",
+            f"for (int {counter} = {start}; {counter} < {index}_stop; ++{counter}) {{",
+            *indent(write(self.values, code.steady, counter, 0)),
+            "}",
+        ]
 
     def range_lines(self, role: Role, loop: Loop) -> list[str]:
         """The bounds of a loop as this role sees them."""
@@ -197,74 +179,52 @@ class StepCode:
             f"const int {index}_stop = {own};  // later iterations leave this part as it is",
         ]
 
-    def _left_out(self, role: Role, values: Values, section: Pipeline) -> list[str]:
-        loop = section.loop
-        if role.loads or self.block.placement.until(loop) is None:
-            return []
-        index, counter = loop.index, c_name(loop.index)
+    def _left_out(self, code: LoopCode, write: Emit) -> list[str]:
+        """What a group owes for the iterations in which its part has ended already."""
+        index, counter = code.section.loop.index, c_name(code.section.loop.index)
         lines = [
             "#pragma unroll 1",
             f"for (int {counter} = {index}_stop; {counter} < {index}_end; ++{counter}) {{",
-            *indent(self._steps(values, section.skip, loop, counter, 0)),
+            *indent(write(self.values, code.skip, counter, 0)),
             "}",
         ]
-        if section.empty:
+        if code.empty:
             lines += [
                 f"if ({index}_stop == {index}_start && {index}_start < {index}_end) {{",
-                *indent(self._steps(values, section.empty, loop, f"{index}_start", 0)),
+                *indent(write(self.values, code.empty, f"{index}_start", 0)),
                 "}",
             ]
         return lines
 
-    def _accumulates(self, loop: Loop, name: str) -> bool:
-        return any(
-            isinstance(o, Op) and o.dst is not None and o.dst.name == name for o in loop.body
-        )
+    # ---- steps
 
-    def _zero_when_empty(self, values: Values, name: str) -> list[str]:
-        fill = next(
-            o for o in self.program.ops() if o.dst and o.dst.name == name and o.kind == "fill"
-        )
-        return [f"if (!{name}_live) {{", *indent(compute_lines(values, fill, {})), "}"]
-
-    def _steady(self, values: Values, section: Pipeline, start: str) -> list[str]:
-        index, counter = section.loop.index, c_name(section.loop.index)
-        values.known.clear()
-        lines = [
-            "#pragma unroll 1",
-            f"for (int {counter} = {start}; {counter} < {index}_stop; ++{counter}) {{",
-            *indent(self._steps(values, section.steady, section.loop, counter, 0)),
-            "}",
-        ]
-        values.known.clear()  # the loop may have run or not
-        return lines
-
-    def _steps(
-        self, values: Values, steps: tuple[Step, ...], loop: Loop, base: str, plus: int
+    def _iteration(
+        self,
+        role: Role,
+        code: LoopCode,
+        values: Values,
+        codes: Sequence[Code],
+        base: str,
+        plus: int,
     ) -> list[str]:
-        lines: list[str] = []
-        votes = Votes(values.placement.fusion, values.votes)
-        for step in steps:
-            shift = plus - step.stage
-            value = base if shift == 0 else f"({base} {'+' if shift > 0 else '-'} {abs(shift)})"
-            new = self.lines_of(values, step, {loop.index: value})
-            lines = votes.join(lines, new, step.op if isinstance(step, OpStep) else None)
-        return lines
+        here = Here(values, code.section.loop.index, base, plus, code.by_iteration)
+        return [line for one in codes for line in self._written(one, here, role)]
 
-    def lines_of(self, values: Values, step: Step, names: Names) -> list[str]:
-        """The lines of one step."""
-        if not isinstance(step, OpStep):
-            return [f"// {step}", *self._code(values, step, names)]
-        lines = self._code(values, step, names)
-        self._learn(values, step.op)
-        return [f"// {step}  {_short(step.op.where)}", *lines]
+    def _written(self, code: Code, here: Here, role: Role) -> list[str]:
+        if isinstance(code, Guarded):
+            body = [line for one in code.body for line in self._written(one, here, role)]
+            return guarded(here.values, code.guard, body, here.names(first_step(code)))
+        note = f"// {code}"
+        if isinstance(code, OpStep):
+            note += f"  {_short(code.op.where)}"
+        return [note, *self._code(code, here, role)]
 
-    def _code(self, values: Values, step: Step, names: Names) -> list[str]:
+    def _code(self, step: Step, here: Here, role: Role) -> list[str]:
         match step:
             case Acquire():
                 return self._acquire(step)
             case Fill():
-                return self._fill(step, names)
+                return self._fill(step, here)
             case Publish():
                 return self._publish(step)
             case Wait():
@@ -272,17 +232,23 @@ class StepCode:
             case Release():
                 return self._release(step)
             case Issue():
-                return self._issue(values, step, names)
+                return self._issue(step, here)
             case Join():
                 return self._join(step)
             case Run():
-                return self._run(values, step, names)
+                return self._run(step, here)
             case TurnWait():
                 return self._turn_wait()
             case TurnPass():
                 return self._turn_pass()
             case Ahead():
-                return self.ahead()
+                return self.ahead(role)
+
+    def ahead(self, role: Role) -> list[str]:
+        """Take the next task and do what the role does ahead of it."""
+        found = Overlap.of(self.block, role)
+        first = self._written(found.first, Here(self.values), role)
+        return ahead_lines(found, self.range_lines(role, found.loop), first)
 
     def _acquire(self, step: Acquire) -> list[str]:
         ring = self.block.ring(step.ring)
@@ -292,9 +258,9 @@ class StepCode:
             f"barrier_expect({name}_full + {name}_cursor.slot * 8, {ring.copied_bytes});",
         ]
 
-    def _fill(self, step: Fill, names: Names) -> list[str]:
+    def _fill(self, step: Fill, here: Here) -> list[str]:
         copy = self.facts.parameters.copies[step.op.id]
-        return fill_lines(self.block, copy, step.op, names, self.helpers)
+        return fill_lines(self.block, copy, step.op, here.names(step), self.helpers)
 
     def _publish(self, step: Publish) -> list[str]:
         return [f"advance<{self.block.ring(step.ring).depth}>({step.ring}_cursor);"]
@@ -322,32 +288,41 @@ class StepCode:
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 
-    def _learn(self, values: Values, op: Op) -> None:
-        """What is known of tiles after an op."""
-        if op.dst is not None and self._learns:
-            values.known.pop(op.dst.name, None)
-            if op.kind == "fill":
-                values.known[op.dst.name] = float(op.value or 0)
-
-    def _issue(self, values: Values, step: Issue, names: Names) -> list[str]:
+    def _issue(self, step: Issue, here: Here) -> list[str]:
         assert step.op.dst is not None
-        lazy = step.op.dst.name in self.lazy
-        lines = issue_lines(self.block, values, step.op, self.helpers, lazy)
-        return self._addressed(step, names, lines)
+        first = step.op.dst.name in self.facts.overwritten
+        return self._addressed(
+            step, here, issue_lines(self.block, here.values, step.op, self.helpers, first)
+        )
+
+    def _addressed(self, step: Issue, here: Here, lines: list[str]) -> list[str]:
+        """The lines of a matmul, with the slots of its own iteration of late rings."""
+        found: list[str] = []
+        for ring in operand_rings(self.block, step.op):
+            name, index = ring.name, here.index
+            if name in here.late:
+                number = f"({here.names(step)[index]} - {index}_start)"
+                slot = f"({name}_first + {number}) % {ring.depth}u"
+                found.append(
+                    f"const unsigned {name}_at = in_block({name}_base) + {slot} * "
+                    f"{ring.slot_bytes};"
+                )
+        return ["{", *indent([*found, *lines]), "}"] if found else lines
 
     def _join(self, step: Join) -> list[str]:
         return [f"wgmma_wait<{step.count}>();", *[f"pin({c_name(name)});" for name in step.names]]
 
-    def _run(self, values: Values, step: Run, names: Names) -> list[str]:
-        op = step.op
-        if op.dst is not None and op.dst.name in self.lazy and op.kind == "fill":
-            return [f"{op.dst.name}_live = 0;"]
+    def _run(self, step: Run, here: Here) -> list[str]:
+        op, values, names = step.op, here.values, here.names(step)
         if op.kind in STORES:
             return self._store(values, op, names)
         if op.kind == "reduce_scatter":
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
+        assert op.dst is not None
+        if op.dst.name in self.facts.overwritten and op.kind == "fill":
+            return [f"{op.dst.name}_live = 0;"]
         lines = compute_lines(values, op, names)
-        if op.dst is not None and op.dst.name in self.block.placement.staged:
+        if op.dst.name in self.block.placement.staged:
             lines += stage_lines(values, op, names, self.fences)
         return lines
 

@@ -17,7 +17,6 @@ from warploom.tile import Op
 
 Names = dict[str, str]
 LEADER = "if (threadIdx.x % 128 == 0)"
-SLOTS_FOR_ONE_BARRIER = 3
 
 
 def store_lines(
@@ -104,7 +103,7 @@ class _Store:
         # store less is under way, and half of the barriers are gone.
         # A panel outside of the array is left out, its barrier is not: the count of stores would be
         # wrong. The branch also keeps ptxas from beginning panels early, which spills.
-        once = self.slots >= SLOTS_FOR_ONE_BARRIER
+        once = self.panels.one_barrier
         lines: list[str] = []
         count = len(self.panels.origins)
         for number, origin in enumerate(self.panels.origins):
@@ -230,7 +229,7 @@ def _transposed_lines(
         "#pragma unroll",
         f"for (int j = 0; j < {groups // 2 * 2}; j += 2) {{",
         f"  const unsigned at = corner + j * {8 * tile.width};",
-        f"  stmatrix_across({address}, {words(f'j + {before}', 4)});",
+        f"  stmatrix_transposed({address}, {words(f'j + {before}', 4)});",
         "}",
     ]
     if groups % 2:
@@ -239,7 +238,7 @@ def _transposed_lines(
         lines += [
             "{",
             f"  const unsigned at = corner + {last * 8 * tile.width};",
-            f"  stmatrix_across({address}, {words(str(last + before), 2)});",
+            f"  stmatrix_transposed({address}, {words(str(last + before), 2)});",
             "}",
         ]
     return lines

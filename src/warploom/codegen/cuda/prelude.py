@@ -130,9 +130,9 @@ DEVICE int shared_read(unsigned at) {
 DEVICE void shared_write(unsigned at, int x) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }""",
-    "draw": """\
+    "take_task": """\
 // The counter's value; it goes on by one, and from `last` back to 0.
-DEVICE int draw(unsigned* counter, unsigned last) {
+DEVICE int take_task(unsigned* counter, unsigned last) {
   unsigned x;
   asm volatile("atom.global.inc.u32 %0, [%1], %2;" : "=r"(x) : "l"(counter), "r"(last) : "memory");
   return x;
@@ -148,13 +148,13 @@ DEVICE void stmatrix(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }""",
-    "stmatrix_across": """\
+    "stmatrix_transposed": """\
 // Every 8 x 8 matrix is transposed on its way: what a thread holds of a row goes down a column.
-DEVICE void stmatrix_across(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
+DEVICE void stmatrix_transposed(unsigned at, unsigned a, unsigned b, unsigned c, unsigned d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-DEVICE void stmatrix_across(unsigned at, unsigned a, unsigned b) {
+DEVICE void stmatrix_transposed(unsigned at, unsigned a, unsigned b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                ::"r"(at), "r"(a), "r"(b) : "memory");
 }""",

@@ -159,9 +159,9 @@ def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
         f"  {advance}",
         "  if (task >= tasks) break;",
     ], (
-        "  // Every block draws once in vain; the last such draw leaves the counter at 0.\n"
+        "  // Every block takes once in vain; the last such take leaves the counter at 0.\n"
         "  task = gridDim.x + "
-        "draw(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);\n"
+        "take_task(task_counter, ::max(tasks - int(gridDim.x), 0) + gridDim.x - 1);\n"
         "}"
     )
 

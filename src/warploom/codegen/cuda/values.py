@@ -6,14 +6,12 @@ Which thread holds which element is `analysis.register_tiles`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from warploom.codegen.analysis.register_tiles import PACKED, RegisterTiles
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.ir.place import Placement
 from warploom.errors import InputError
 from warploom.tile import Index, Op, TileType, Var, round_to
 
@@ -139,27 +137,7 @@ class At:
 
 
 class Values(RegisterTiles):
-    """Declares and reads the register tiles of one role.
-
-    `skip_voted`: what a condition on rows makes needless is left out (`cuda.voted_skip`).
-    `skip_unit`: a tile is not multiplied by row factors that are 1 in all rows of a warp.
-    """
-
-    def __init__(
-        self,
-        placement: Placement,
-        skip_unit: bool = False,
-        skip_voted: bool = False,
-    ) -> None:
-        super().__init__(placement)
-        self.skip_unit, self.skip_voted = skip_unit, skip_voted
-        self.votes: dict[str, str] = {}  # votes of a warp as C++, and the condition each is on
-        self.known: dict[
-            str, float
-        ] = {}  # tiles that are constant at this place (`analysis.known`)
-        self.straight: tuple[int, ...] = ()  # ops of the straight code at hand, in order
-        # (stage, place) of ops in the loop at hand, by id; elsewhere ops are in program order
-        self.order: Mapping[int, tuple[int, int]] = {}
+    """Declares and reads the register tiles of a kernel."""
 
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""

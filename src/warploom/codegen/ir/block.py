@@ -1,18 +1,20 @@
 """The block program: what each role of a thread block does, with every wait and signal explicit.
 
 It is the one form that both the random-interleaving simulator and the CUDA emitter consume, so
-what is checked is what is emitted. The steps are those of `ir.steps`.
+what is checked is what is emitted. The steps are those of `ir.steps`. A block program begins as
+what a schedule says (`passes.scheduled`: loops are `Scheduled`), and the passes of `passes.lower`
+bring it to the form that runs (loops are `Pipeline`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from warploom.codegen.ir.layout import ALIGNMENT, SharedTile
 from warploom.codegen.ir.place import Placement
-from warploom.codegen.ir.plan import KernelSchedule
-from warploom.codegen.ir.steps import Issue, Step, Wait
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.steps import Issue, OpStep, RingStep, Step, Wait
 from warploom.tile import Loop, Op
 
 
@@ -53,11 +55,46 @@ class Ring:
         return sum(buffer.tile.bytes for buffer in self.buffers)
 
 
+def make_ring(placement: Placement, name: str, depth: int, columns: Sequence[Sequence[Op]]) -> Ring:
+    """The ring whose slots hold one tile for each column of loads, which take turns with it."""
+    buffers: list[Buffer] = []
+    offset = 0
+    for loads in columns:
+        first = loads[0].dst
+        assert first is not None
+        tile = placement.shared[first.name][1]
+        buffers.append(Buffer(tuple(loads), tile, offset))
+        offset += -(-tile.bytes // ALIGNMENT) * ALIGNMENT
+    return Ring(name, depth, tuple(buffers))
+
+
 @dataclass(frozen=True)
 class Straight:
     """Steps run once a task."""
 
     steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class At:
+    """A step and its time, in cycles from the start of its iteration."""
+
+    time: int
+    step: RingStep | OpStep
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A loop as its schedule has it: the steps of one iteration in program order, each with its
+    time. An iteration begins every `interval` cycles, whether the one before has ended or not.
+
+    `copies`: register tiles with several copies, used in turn (`passes.copies`).
+    """
+
+    loop: Loop
+    interval: int
+    steps: tuple[At, ...]
+    copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)
@@ -67,8 +104,7 @@ class Pipeline:
     With trips > depth - 1: prologue[0..depth-1], then `steady` for each further iteration, then
     epilogue[0..depth-1]. With fewer trips: `plain`, one iteration after the other.
 
-    `copies`: register tiles with several copies, used in turn (`passes.copies`); `plain` uses the
-    first ones only.
+    `copies`: as of `Scheduled`; `plain` uses the first ones only.
 
     A loop with `until` may end earlier for this part: `skip` then runs for each iteration left
     out, and `empty` once more when all of them are.
@@ -88,6 +124,9 @@ class Pipeline:
     copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
+Section = Straight | Scheduled | Pipeline
+
+
 @dataclass(frozen=True)
 class Role:
     """A warp group: its registers a thread, its warps and its sections in order.
@@ -99,7 +138,7 @@ class Role:
     name: str
     warps: int
     registers: int
-    sections: tuple[Straight | Pipeline, ...]
+    sections: tuple[Section, ...]
     part: int = -1
     ahead: tuple[Wait | Issue, ...] = ()
 
@@ -111,10 +150,15 @@ class Role:
 
 @dataclass(frozen=True)
 class BlockProgram:
-    """A scheduled program: rings, roles and the data they came from."""
+    """A scheduled program: rings, roles and the data they came from.
 
+    `name` is that of its schedule; with `pingpong` the compute groups take the tensor core in turn.
+    """
+
+    name: str
     placement: Placement
-    schedule: KernelSchedule
+    launch: LaunchPlan
+    pingpong: bool
     rings: tuple[Ring, ...]
     roles: tuple[Role, ...]
 
@@ -130,29 +174,38 @@ class BlockProgram:
                     return ring, buffer
         raise KeyError(name)
 
-    def __str__(self) -> str:
-        lines = [f"block program {self.placement.program.name}, schedule {self.schedule.name}"]
-        for ring in self.rings:
-            inner = ", ".join("/".join(buffer.names) for buffer in ring.buffers)
-            lines.append(f"  ring {ring.name} x{ring.depth}: {inner} ({ring.slot_bytes} B a slot)")
-        for role in self.roles:
-            lines.append(f"  {role.name}: {role.warps} warps, {role.registers} registers")
-            lines += [f"    ahead: {step}" for step in role.ahead]
-            for section in role.sections:
-                lines += _section_lines(section)
-        return "\n".join(lines) + "\n"
+    def rings_read(self, op: Op) -> list[Ring]:
+        """The rings that a matmul reads, in order of its operands; none of another op."""
+        if op.kind != "mma":
+            return []
+        shared = [src.name for src in op.srcs[:2] if self.placement.is_shared(src)]
+        return list({ring.name: ring for ring, _ in map(self.home, shared)}.values())
+
+    def filled_in(self, loop: Loop) -> set[str]:
+        """The rings that take a slot every iteration of a loop."""
+        names = {op.dst.name for op in loop.body if isinstance(op, Op) and op.dst is not None}
+        return {ring.name for ring in self.rings for b in ring.buffers if names & set(b.names)}
+
+    def rewritten(self, change: Callable[[Role, Section], Sequence[Section]]) -> BlockProgram:
+        """The block program with every section replaced by what `change` makes of it."""
+        roles = tuple(
+            replace(role, sections=tuple(new for old in role.sections for new in change(role, old)))
+            for role in self.roles
+        )
+        return replace(self, roles=roles)
 
 
-def _section_lines(section: Straight | Pipeline) -> list[str]:
-    if isinstance(section, Straight):
-        return [f"    {step}" for step in section.steps]
-    lines = [f"    loop {section.loop.index}, {section.depth} started ahead"]
-    lines += [f"      {name} x{count}" for name, count in sorted(section.copies.items())]
-    for number, steps in enumerate(section.prologue):
-        lines += [f"      prologue {number}: {step}" for step in steps]
-    lines += [f"      steady: {step}" for step in section.steady]
-    for number, steps in enumerate(section.epilogue):
-        lines += [f"      epilogue {number}: {step}" for step in steps]
-    lines += [f"      left out: {step}" for step in section.skip]
-    lines += [f"      no iteration: {step}" for step in section.none]
-    return lines
+def steps_of(section: Section) -> Iterator[Step]:
+    """The steps of one iteration of a section, or of one task."""
+    match section:
+        case Straight():
+            yield from section.steps
+        case Scheduled():
+            yield from (at.step for at in section.steps)
+        case Pipeline():
+            yield from section.steady
+
+
+def ops_of(section: Section) -> Iterator[Op]:
+    """The ops of one iteration of a section, or of one task."""
+    return (step.op for step in steps_of(section) if isinstance(step, OpStep))

@@ -72,11 +72,17 @@ class Fill(_OfIteration):
     stage: int = 0
 
     def __str__(self) -> str:
-        return f"Fill {self.op.label}{_lag(self.stage)}"
+        return f"Fill {self.op.label} into {self.ring}{_lag(self.stage)}"
 
 
+@dataclass(frozen=True)
 class Issue(_OfOp):
-    """Consumer: start a matmul and go on."""
+    """Consumer: start a matmul and go on; `turn` numbers its turn until turns are steps."""
+
+    turn: int | None = None
+
+    def __str__(self) -> str:
+        return super().__str__() + ("" if self.turn is None else f", turn {self.turn}")
 
 
 class Run(_OfOp):
@@ -93,7 +99,8 @@ class Join(_OfGroup):
     lags: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"Join <= {self.count}"
+        named = [f"{name}{_lag(lag)}" for name, lag in zip(self.names, self.lags, strict=True)]
+        return f"Join <= {self.count}" + (f": {', '.join(named)}" if named else "")
 
 
 class TurnWait(_OfGroup):

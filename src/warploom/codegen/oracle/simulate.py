@@ -16,7 +16,7 @@ from typing import Any
 from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import TASK_SLOTS, inside
 from warploom.codegen.analysis.multicast import is_multicast
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
 from warploom.codegen.ir.steps import Issue, Join, OpStep, Step, Wait
 from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, TaskRing
 from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
@@ -50,7 +50,7 @@ class Simulator(Steps):
         self.symbols = sizes(self.program, self.memory)
         self.scalars = dict(scalars or {})
         self.random = random.Random(seed)
-        self.cluster = block.schedule.launch.cluster[1]
+        self.cluster = block.launch.cluster[1]
         self.rings = [self._rings(number) for number in range(self.cluster)]
         self.turns = [
             [NamedBarrier(f"turn of group {p}") for p in range(self.placement.parts)]
@@ -116,7 +116,7 @@ class Simulator(Steps):
         result: dict[str, SharedRing] = {}
         for ring in self.block.rings:
             crossing = any(
-                is_multicast(self.program, self.block.schedule.launch, load)
+                is_multicast(self.program, self.block.launch, load)
                 for buffer in ring.buffers
                 for load in buffer.loads
             )
@@ -137,7 +137,7 @@ class Simulator(Steps):
 
     def _agent(self, agent: Agent) -> Iterator[bool]:
         """Steps of a role over all tasks; yields True after progress, False while it waits."""
-        if self.block.schedule.pingpong and agent.role.part == self.placement.parts - 1:
+        if self.block.pingpong and agent.role.part == self.placement.parts - 1:
             self.turns[agent.block][0].arrive()
         agent.tasks = list(self._tasks(agent.block))
         yield from self._next(agent)
@@ -154,7 +154,7 @@ class Simulator(Steps):
     def _next(self, agent: Agent) -> Iterator[bool]:
         """Take the next task, if there is one, and do what the role does ahead of it."""
         task = agent.count
-        if self.block.schedule.launch.tile_scheduler == "dynamic":
+        if self.block.launch.tile_scheduler == "dynamic":
             while (found := self._hand_over(agent, agent.count, len(agent.tasks))) is None:
                 agent.waits_for = "the next task"
                 yield False
@@ -163,7 +163,7 @@ class Simulator(Steps):
         agent.next, agent.begun = None, set()
         if task < len(agent.tasks):
             symbols = {**self.symbols, **agent.tasks[task]}
-            real = inside(self.program, self.block.schedule.launch, symbols)
+            real = inside(self.program, self.block.launch, symbols)
             agent.next = task_symbols(self.program, self.source, symbols, real)
         if agent.role.ahead:
             yield from self._ahead(agent)
@@ -204,7 +204,7 @@ class Simulator(Steps):
         return ring.take(count)
 
     def _tasks(self, rank: int) -> Iterator[dict[str, int]]:
-        axis, blocks = self.block.schedule.launch.cluster
+        axis, blocks = self.block.launch.cluster
         if blocks == 1:
             yield from points(self.program, self.symbols)
             return
@@ -215,13 +215,12 @@ class Simulator(Steps):
                 seen.add(tuple(first.values()))
                 yield {**first, axis: first[axis] + rank}
 
-    def _section(
-        self, agent: Agent, section: Straight | Pipeline, symbols: dict[str, int]
-    ) -> Iterator[bool]:
+    def _section(self, agent: Agent, section: Section, symbols: dict[str, int]) -> Iterator[bool]:
         if isinstance(section, Straight):
             for step in section.steps:
                 yield from self._step(agent, step, symbols)
             return
+        assert isinstance(section, Pipeline), "only a block program after all passes runs"
         loop, depth = section.loop, section.depth
         start, end = loop.start.evaluate(symbols), loop.stop.evaluate(symbols)
         stop = end if agent.role.loads else self._own_end(agent, section, start, end, symbols)
@@ -267,7 +266,7 @@ class Simulator(Steps):
         return max(start, min(end, own))
 
 
-def _rings_of(sections: tuple[Straight | Pipeline, ...]) -> set[str]:
+def _rings_of(sections: tuple[Section, ...]) -> set[str]:
     """The rings that loops take slots of."""
     steady = [step for s in sections if isinstance(s, Pipeline) for step in s.steady]
     return {step.ring for step in steady if isinstance(step, Wait)}

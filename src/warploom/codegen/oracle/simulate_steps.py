@@ -169,7 +169,7 @@ class Steps:
         slot, _ = self._position(agent.taken, ring)
         place = ring.buffers.index(buffer)
         tile = read_tile(op, self.source[op.array.name], symbols)
-        crossing = is_multicast(self.program, self.block.schedule.launch, op)
+        crossing = is_multicast(self.program, self.block.launch, op)
         targets = range(self.cluster) if crossing else (agent.block,)
         blocks = self.cluster if crossing else 1
         along = 1 if buffer.tile.panels % blocks == 0 else 0
@@ -327,7 +327,7 @@ class Steps:
         if op.kind in ("store", "store_add"):
             assert op.array is not None
             ours = part == 0 or self.placement.split in op.srcs[0].type.names
-            if ours and inside(self.program, self.block.schedule.launch, symbols):
+            if ours and inside(self.program, self.block.launch, symbols):
                 write_tile(
                     local,
                     self._value(agent, op.srcs[0].name, symbols),

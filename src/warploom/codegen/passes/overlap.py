@@ -20,10 +20,10 @@ nothing, and takes slots that come before those of the next task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from warploom.codegen.ir.block import Pipeline, Ring, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.steps import (
     Ahead,
@@ -39,46 +39,31 @@ from warploom.codegen.ir.steps import (
 from warploom.errors import InputError
 from warploom.tile import Op
 
-Sections = tuple[Straight | Pipeline, ...]
+OPTION = "overlap_next_task"
+PLAN = f"launch plan: {OPTION}"
 
 
-def overlap_next_task(
-    placement: Placement,
-    sections: Sections,
-    rings: Sequence[Ring],
-    readers: Mapping[str, frozenset[int]],
-) -> tuple[tuple[Wait | Issue, ...], Sections]:
-    """What a group does ahead of a task, and the rest of its sections.
+def overlap_next_task(block: BlockProgram) -> BlockProgram:
+    """With the launch plan's `overlap_next_task`, groups start their next task's first matmul.
 
-    `readers` are the matmuls that read a ring. Raises `InputError` where the sections do not have
-    the form that is needed.
+    Raises `InputError` where the sections do not have the form that is needed.
     """
-    loop, before, after = _parts(sections)
+    if not block.launch.overlap_next_task:
+        return block
+    roles = tuple(role if role.loads else _chained(block, role) for role in block.roles)
+    return replace(block, roles=roles)
+
+
+def _chained(block: BlockProgram, role: Role) -> Role:
+    loop, before, after = _parts(role.sections)
     outer = [s for part in before for s in part.steps if isinstance(s, Wait)]
     lead, first, rest = _opening(loop)
-    _check_free(placement, first, (*before, *after), loop)
-    ahead = (*outer, *lead, first)
+    _check_free(block.placement, first, (*before, *after), loop)
     tail = loop.epilogue[0]
     last = max(place for place, step in enumerate(tail) if isinstance(step, Issue))
     joined = [replace(s, count=s.count + 1) if isinstance(s, Join) else s for s in tail[last + 1 :]]
-    depth = {ring.name: ring.depth for ring in rings}
     for wait in (*outer, *lead):
-        held = sum(isinstance(s, Release) and s.ring == wait.ring for s in _steps(joined, after))
-        if depth[wait.ring] <= held:
-            raise InputError(
-                f"launch plan: overlap_next_task waits for the next slot of ring {wait.ring} while "
-                f"{held} of "
-                f"its {depth[wait.ring]} are held; give it depth {held + 1}"
-            )
-        spread = {
-            step.stage
-            for step in loop.steady
-            if isinstance(step, Issue) and step.op.id in readers[wait.ring]
-        }
-        if len(spread) > 1:
-            raise InputError(
-                f"launch plan: overlap_next_task, but matmuls read ring {wait.ring} stages apart"
-            )
+        _check_ring(block, wait.ring, loop, _steps(joined, after))
     assert first.op.dst is not None
     done = Join(0, (first.op.dst.name,), (0,))
     one = replace(
@@ -89,30 +74,44 @@ def overlap_next_task(
     )
     rest_of = [tuple(s for s in part.steps if not isinstance(s, Wait)) for part in before]
     early = [Straight(steps) for steps in rest_of if steps]
-    return ahead, (*early, one, *after, Straight((done,)))
+    sections = (*early, one, *after, Straight((done,)))
+    return replace(role, sections=sections, ahead=(*outer, *lead, first))
 
 
-def _parts(sections: Sections) -> tuple[Pipeline, list[Straight], list[Straight]]:
+def _check_ring(block: BlockProgram, name: str, loop: Pipeline, held: Sequence[Step]) -> None:
+    """Raise when the next task's slot of a ring cannot be there beside those still held."""
+    count = sum(isinstance(step, Release) and step.ring == name for step in held)
+    depth = block.ring(name).depth
+    if depth <= count:
+        raise InputError(
+            f"{PLAN} waits for the next slot of ring {name} while {count} of its {depth} are "
+            f"held; give it depth {count + 1}"
+        )
+    spread = {
+        step.stage
+        for step in loop.steady
+        if isinstance(step, Issue) and block.ring(name) in block.rings_read(step.op)
+    }
+    if len(spread) > 1:
+        raise InputError(f"{PLAN}, but matmuls read ring {name} stages apart")
+
+
+def _parts(sections: Sequence[Section]) -> tuple[Pipeline, list[Straight], list[Straight]]:
     loops = [place for place, section in enumerate(sections) if isinstance(section, Pipeline)]
     if len(loops) != 1:
-        raise InputError(
-            f"launch plan: overlap_next_task needs one loop a task, the program has {len(loops)}"
-        )
+        raise InputError(f"{PLAN} needs one loop a task, the program has {len(loops)}")
     loop = sections[loops[0]]
     assert isinstance(loop, Pipeline)
     if loop.depth != 1 or loop.copies or loop.skip or loop.empty:
         raise InputError(
-            "launch plan: overlap_next_task needs one iteration started ahead and one copy of "
-            "every tile, "
-            f"loop {loop.loop.index} has {loop.depth} and {len(loop.copies)} tiles with copies"
+            f"{PLAN} needs one iteration started ahead and one copy of every tile, loop "
+            f"{loop.loop.index} has {loop.depth} and {len(loop.copies)} tiles with copies"
         )
     before = [s for s in sections[: loops[0]] if isinstance(s, Straight)]
     after = [s for s in sections[loops[0] + 1 :] if isinstance(s, Straight)]
     odd = [s for s in _steps((), [*before, *after]) if isinstance(s, Issue | Join)]
     if odd:
-        raise InputError(
-            "launch plan: overlap_next_task, but the program has matmuls outside of its loop"
-        )
+        raise InputError(f"{PLAN}, but the program has matmuls outside of its loop")
     return loop, before, after
 
 
@@ -126,13 +125,12 @@ def _opening(loop: Pipeline) -> tuple[list[Wait], Issue, tuple[Step, ...]]:
     joins = len(opening) - place - 1 - len(rest)
     if len(lead) < place or joins != 1 or any(isinstance(step, Issue) for step in rest):
         raise InputError(
-            f"launch plan: overlap_next_task needs loop {loop.loop.index} to begin with the waits "
-            "for one "
+            f"{PLAN} needs loop {loop.loop.index} to begin with the waits for one "
             "matmul and that matmul"
         )
     if len(first.op.srcs) != 2:
         raise InputError(
-            f"{first.op.where}: overlap_next_task, but the first matmul of a task adds to a tile"
+            f"{first.op.where}: {OPTION}, but the first matmul of a task adds to a tile"
         )
     return lead, first, tuple(rest)
 
@@ -143,16 +141,13 @@ def _check_free(
     """Raise when something touches the matmul's result while the next task's may be under way."""
     assert first.op.dst is not None
     if any(not placement.is_shared(var) for var in first.op.srcs):
-        raise InputError(
-            f"{first.op.where}: overlap_next_task, but the first matmul reads registers"
-        )
+        raise InputError(f"{first.op.where}: {OPTION}, but the first matmul reads registers")
     tail = loop.epilogue[0]
     last = max(place for place, step in enumerate(tail) if isinstance(step, Issue))
     for step in _steps(tail[last:], straight):
         if isinstance(step, OpStep) and first.op.dst in _touched(placement, step.op):
             raise InputError(
-                f"{step.op.where}: overlap_next_task, but {step.op.label} touches "
-                f"{first.op.dst.name} after "
+                f"{step.op.where}: {OPTION}, but {step.op.label} touches {first.op.dst.name} after "
                 "the last matmul of a task"
             )
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from warploom.codegen.ir.block import Buffer, Ring
-from warploom.codegen.ir.layout import ALIGNMENT
+from warploom.codegen.ir.block import Ring, make_ring
 from warploom.codegen.ir.place import Placement, sections
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
@@ -46,7 +45,7 @@ def make_rings(placement: Placement, schedule: KernelSchedule) -> tuple[Ring, ..
                 ours.append(twin)
                 for column, op in zip(twin.columns, group, strict=True):
                     column.append(op)
-    return tuple(_ring(placement, draft) for draft in drafts)
+    return tuple(make_ring(placement, d.name, d.depth, d.columns) for d in drafts)
 
 
 def names_in(rings: Sequence[Ring], loop: Loop) -> dict[str, str]:
@@ -111,15 +110,3 @@ def _depth(schedule: KernelSchedule, section: Loop | tuple[Op, ...], op: Op) -> 
     if depths[op.label] < 1:
         raise InputError(f"ring of {op.label} has depth {depths[op.label]}, expected >= 1")
     return depths[op.label]
-
-
-def _ring(placement: Placement, draft: _Draft) -> Ring:
-    buffers: list[Buffer] = []
-    offset = 0
-    for column in draft.columns:
-        first = column[0].dst
-        assert first is not None
-        tile = placement.shared[first.name][1]
-        buffers.append(Buffer(tuple(column), tile, offset))
-        offset += -(-tile.bytes // ALIGNMENT) * ALIGNMENT
-    return Ring(draft.name, draft.depth, tuple(buffers))

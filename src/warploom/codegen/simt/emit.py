@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from warploom.codegen.cuda.emit import CudaSource
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import needed
 from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import c_index
+from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
 from warploom.codegen.simt import emit_axis, emit_exchange
 from warploom.codegen.simt.emit_map import NAMES, expression

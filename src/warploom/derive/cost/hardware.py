@@ -208,30 +208,3 @@ def ceiling(uses: tuple[PipeUse, ...], gpu: Gpu) -> float:
     """FLOP/s when everything but the binding pipe is hidden: a ceiling, not a measurement."""
     work = sum(use.count for use in uses if use.pipe.startswith("tensor"))
     return work / max(interval(uses).values()) * gpu.sms * gpu.clock
-
-
-def stream_seconds(kernel: Kernel, recipe: Recipe, gpu: Gpu) -> float:
-    """Time to bring one step's slices to one SM at its share of DRAM bandwidth."""
-    moved = sum(
-        _span(kernel, array.axes, recipe) * recipe.bytes_of(array.name)
-        for array in kernel.body.inputs
-        if kernel.result_depth[array.name] >= kernel.outer
-    )
-    return moved / (gpu.dram_rate / gpu.sms)
-
-
-def compute_seconds(uses: tuple[PipeUse, ...], rows: int, gpu: Gpu) -> float:
-    """Time of one step for `rows` rows on one SM."""
-    return max(interval(uses).values()) * rows / gpu.clock
-
-
-def warps_by_registers(bytes_per_thread: float, gpu: Gpu) -> int:
-    """Warps an SM's register file holds at a footprint per thread."""
-    return int(gpu.register_bytes / (32 * bytes_per_thread))
-
-
-def utilisation(tensor: float, special: float, overhead: float, exposed: float) -> float:
-    """Tensor-core share of time when softmax takes `special`·(1 + overhead) clocks and `exposed`
-    tensor clocks cannot hide behind it."""
-    softmax = special * (1 + overhead)
-    return tensor / max(tensor, softmax + exposed)

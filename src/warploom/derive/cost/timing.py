@@ -7,9 +7,9 @@ pessimistic). It is a model for choosing sizes, calibrated by nothing; measureme
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from warploom.derive.cost.cost import FULL, Accounting, columns, numbers, traffi
 from warploom.derive.cost.counts import exact_transfers
 from warploom.derive.cost.gpu import Gpu, element_bytes
 from warploom.derive.cost.integers import Score, choose
-from warploom.derive.cost.posynomial import total
+from warploom.derive.cost.posynomial import Posynomial, total
 from warploom.derive.cost.work import operations, shared_reads
 from warploom.derive.formula.graph import Diagram, Node
 from warploom.derive.kernel.kernel import Kernel
@@ -76,21 +76,14 @@ class Estimate:
 def time_score(gpu: Gpu, dtype: str) -> Score:
     """Seconds as a score for the integer search (vectorised over tiles)."""
     size = element_bytes(dtype)
-    fragment = FRAGMENTS[gpu.family]
 
     def score(kernel: Kernel, values: Mapping[str, Any]) -> Any:
-        work = operations(kernel)
         groups: Any = 1.0
         for loop in kernel.loops:
             if loop.kind != "stream":
                 groups = groups * np.ceil(kernel.body.size[loop.axis] / values[loop.symbol])
-        parts = [
-            traffic(kernel).grid(values) * size / gpu.l2_rate,
-            work["tensor"].grid(values) / gpu.flops(dtype),
-            shared_reads(kernel, fragment[0]).grid(values) * size / gpu.shared_rate,
-            work["special"].grid(values) / (gpu.special * gpu.sms * gpu.clock),
-            work["fp"].grid(values) / (gpu.lanes(dtype) * gpu.sms * gpu.clock),
-        ]
+        pipes = _pipe_seconds(kernel, gpu, dtype, lambda part: part.grid(values))
+        parts = [traffic(kernel).grid(values) * size / gpu.l2_rate, *pipes.values()]
         slowest: Any = 0.0
         for part in parts:
             slowest = np.maximum(slowest, part)
@@ -102,6 +95,20 @@ def time_score(gpu: Gpu, dtype: str) -> Score:
         )
 
     return score
+
+
+def _pipe_seconds(
+    kernel: Kernel, gpu: Gpu, dtype: str, count: Callable[[Posynomial], Any]
+) -> dict[str, Any]:
+    """Seconds of each pipe inside the SMs; `count` evaluates an amount at the kernel's tiles."""
+    work, clocks = operations(kernel), gpu.sms * gpu.clock
+    shared = count(shared_reads(kernel, FRAGMENTS[gpu.family][0])) * element_bytes(dtype)
+    return {
+        "tensor": count(work["tensor"]) / gpu.flops(dtype),
+        "shared": shared / gpu.shared_rate,
+        "special": count(work["special"]) / (gpu.special * clocks),
+        "fp": count(work["fp"]) / (gpu.lanes(dtype) * clocks),
+    }
 
 
 def _merge_seconds(kernel: Kernel, gpu: Gpu, values: Mapping[str, Any]) -> Any:
@@ -261,17 +268,11 @@ def _sides(diagram: Diagram, product: Node) -> tuple[list[str], list[str]]:
 def estimate(kernel: Kernel, gpu: Gpu, dtype: str) -> Estimate:
     """The time and energy of a kernel with its tiles."""
     size = element_bytes(dtype)
-    work = {pipe: numbers(kernel, part) for pipe, part in operations(kernel).items()}
     filled = sum(exact_transfers(kernel).values()) * size
     parts = {
         "dram": dram_seconds(_untiled(kernel), gpu, dtype),
         "l2": filled / gpu.l2_rate,
-        "tensor": work["tensor"] / gpu.flops(dtype),
-        "shared": numbers(kernel, shared_reads(kernel, FRAGMENTS[gpu.family][0]))
-        * size
-        / gpu.shared_rate,
-        "special": work["special"] / (gpu.special * gpu.sms * gpu.clock),
-        "fp": work["fp"] / (gpu.lanes(dtype) * gpu.sms * gpu.clock),
+        **_pipe_seconds(kernel, gpu, dtype, partial(numbers, kernel)),
     }
     groups = math.prod(
         -(-kernel.body.size[each.axis] // kernel.tile[each.symbol])

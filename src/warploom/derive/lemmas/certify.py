@@ -218,27 +218,6 @@ def _hard_cases(leaves: tuple[str, ...]) -> list[tuple[str, float, float]]:
     return [(n, a, b) for n in leaves for a, b in ((1.0, 0.0), (300.0, 0.0), (1.0, 1000.0))]
 
 
-def law_error(lemma: Lemma, sources: Mapping[str, str], trials: int = 8, seed: int = 3) -> float:
-    """Largest relative float64 error of the fold law and of the merge law on random streams."""
-    rng = np.random.default_rng(seed)
-    worst = 0.0
-    for _ in range(trials):
-        length = int(rng.integers(6, 40))
-        stream = {n: rng.standard_normal(length) + 2.0 for n in lemma.scalar.leaves}
-        fixed = {n: rng.uniform(0.5, 1.5) for n in lemma.scalar.parameters}
-        cuts = sorted(rng.choice(np.arange(1, length), size=3, replace=False).tolist())
-        want = direct(lemma, sources, stream, fixed)
-        folded = fold(lemma, sources, stream, fixed, cuts)
-        parts = np.split(np.arange(length), cuts)
-        states = [lift(lemma, sources, {n: v[p] for n, v in stream.items()}, fixed) for p in parts]
-        left = merge(lemma, sources, states[0], states[1], fixed)
-        right = merge(lemma, sources, states[2], states[3], fixed)
-        merged = finish(lemma, merge(lemma, sources, left, right, fixed), fixed)
-        for got in (folded, merged):
-            worst = max(worst, float(abs(got - want) / (abs(want) + 1e-300)))
-    return worst
-
-
 def _bases(lemma: Lemma, sources: Mapping[str, str], stream: Stream) -> dict[str, Any]:
     """Every base over a slice. A base is modelled as its monoid over a leaf that it is made of.
 

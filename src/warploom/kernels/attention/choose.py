@@ -97,7 +97,7 @@ def microseconds(
     task, step = of
     tiles, steps, least = work_of(choice, config, rows, keys)
     equal = not config.causal and config.window is None and not config.packed
-    if equal and choice.launch.get("tile_scheduler") != "dynamic":
+    if equal and choice.tile_scheduler != "dynamic":
         rounds = -(-tiles * heads // SMS)  # equal tasks in rounds, the last one perhaps not full
         return rounds * (task + step * steps / max(1, tiles)) + START
     return heads * (tiles * task + steps * step) / SMS + (task + step * least) / 2 + START

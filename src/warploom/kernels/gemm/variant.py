@@ -133,7 +133,7 @@ class GemmChoice:
     cluster: tuple[str, int] = ("m_tile", 2)
     depth: int = 4
     groups: int = 2
-    panels: int = 2
+    store_panels: int = 2
     supergroup: int = 8
     dependent: bool = False
     resident: int = 1
@@ -168,7 +168,7 @@ class GemmChoice:
             split="n" if self.swap_ab else "m",
             cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
             supergroup=self.supergroup,
-            store_panels=self.panels,
+            store_panels=self.store_panels,
             dependent=self.dependent,
             resident=self.resident,
             store=self.store,
@@ -219,7 +219,7 @@ class GemmChoice:
         width = PANEL_BYTES
         if self.in_cluster:  # each block stores its part of the columns
             width = min(width, self.config(config).share * config.out.bytes)
-        panels = high * width * self.panels if self.store == "tma" else 0
+        panels = high * width * self.store_panels if self.store == "tma" else 0
         aligned = BASE_BYTES if self.resident == 1 else 0
         free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
         if self.in_cluster:
@@ -307,7 +307,7 @@ class GemmChoice:
             parts.append(matmul / (self.groups * beside) + c.drain / self.products_in_flight)
         step = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
         out = SUM_BYTES if self.slices > 1 and not self.in_cluster else config.out.bytes
-        end = c.at_once if self.store_count(out) <= self.panels else c.epilogue
+        end = c.at_once if self.store_count(out) <= self.store_panels else c.epilogue
         end = end if self.store == "tma" else c.direct
         time = waves * (steps * step + end * bm * bn / UNIT / beside)
         time += c.dependent_start if self.dependent else c.start
@@ -329,5 +329,5 @@ def swap_ab(m: int, n: int, axis: str) -> GemmChoice:
     slot, row = (m + n) * STEP_BYTES, 2 * groups * PANEL_BYTES
     depth = min(MOST_SLOTS, (free - LEAST_PANEL * row) // slot)
     rows = min(m, HIGHEST_PANEL, (free - depth * slot) // row // 8 * 8)
-    name = f"{m}x{n}-across" + ("-by-m" if axis == "m_tile" else "")
+    name = f"{m}x{n}-swap-ab" + ("-by-m" if axis == "m_tile" else "")
     return GemmChoice(name, (m, n), (axis, 2), depth, groups, swap_ab=True, store_rows=rows)

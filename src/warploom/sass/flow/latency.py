@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 from warploom.sass.decode.kernel import Instruction
 from warploom.sass.decode.opcodes import Order, Pipe
@@ -141,8 +141,15 @@ def _spacing_name(item: Instruction) -> str:
     return item.base if item.effects.info.pipe is Pipe.LSU else family(item)
 
 
-# Pipes whose instructions the compiler always spaces by at least their occupancy. On an H200 two
-# carry-producing UIADD3 in consecutive cycles gave wrong results: this is not only throughput.
+def makes_carry(item: Instruction) -> bool:
+    """Whether an addition of the uniform datapath hands on a carry: the one kind of neighbours that
+    gave wrong results in consecutive cycles on an H200."""
+    return item.base == "UIADD3" and any(
+        resource_name(access.resource).startswith("UP") for access in item.effects.writes
+    )
+
+
+# Pipes whose instructions the compiler always spaces by at least their occupancy.
 SPACED: Final = frozenset(
     (
         Pipe.FMA,
@@ -164,8 +171,9 @@ class LatencyTable:
     """Mined distances in cycles for one architecture, with where they come from.
 
     `gaps` between dependent instructions, `stalls` the least own stall of each opcode, `spacings`
-    between neighbours of one pipe, with `pipes` for pairs never seen. `minima`: what no compiler
-    output ever went below (`flow.minima`).
+    between neighbours of one pipe, with `pipes` for pairs never seen, and `interlocked` the cycles
+    down to which the hardware was measured to keep such neighbours apart by itself. `minima`: what
+    no compiler output ever went below (`flow.minima`).
     """
 
     sm: int
@@ -174,6 +182,7 @@ class LatencyTable:
     stalls: Mapping[str, int]
     spacings: Mapping[str, int]
     pipes: Mapping[str, int]
+    interlocked: Mapping[str, int]
     minima: Mapping[str, int]
 
     def gap(self, key: str, original: int) -> int:
@@ -183,8 +192,11 @@ class LatencyTable:
     def spacing(self, earlier: Instruction, later: Instruction) -> int:
         """Cycles between two instructions that follow each other in one pipe."""
         pipe = earlier.effects.info.pipe
-        found = self.spacings.get(spacing_key(earlier, later), self.pipes.get(pipe.value, 1))
-        return min(found, SLOWEST_PIPE)
+        key = spacing_key(earlier, later)
+        found = min(self.spacings.get(key, self.pipes.get(pipe.value, 1)), SLOWEST_PIPE)
+        if makes_carry(earlier) and makes_carry(later):
+            return found
+        return min(found, self.interlocked.get(key, found))
 
     def own_stall(self, item: Instruction) -> int:
         """The least stall ever seen on this opcode; its own when the opcode was never mined."""
@@ -200,7 +212,9 @@ def table_for(sm: int) -> LatencyTable:
     """The table shipped for an architecture; an empty one (everything pinned) for the others."""
     file = TABLES.get(sm)
     if file is None:
-        return LatencyTable(sm, "none: every distance stays as compiled", {}, {}, {}, {}, {})
-    data = json.loads((resources.files("warploom.sass") / "data" / file).read_text())
-    parts = (data[name] for name in ("gaps", "stalls", "spacings", "pipes", "minima"))
-    return LatencyTable(sm, data["provenance"], *parts)
+        return LatencyTable(sm, "none: every distance stays as compiled", {}, {}, {}, {}, {}, {})
+    data: dict[str, Any] = json.loads(
+        (resources.files("warploom.sass") / "data" / file).read_text()
+    )
+    parts = (data[name] for name in ("gaps", "stalls", "spacings", "pipes"))
+    return LatencyTable(sm, data["provenance"], *parts, data.get("interlocked", {}), data["minima"])

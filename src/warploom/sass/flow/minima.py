@@ -4,9 +4,10 @@ A mined distance (`latency`) says what an edit may do, because it was seen. What
 not do? "Never seen" convicts only where the compiler had a reason to go lower and did not. So an
 observed minimum needs `ENOUGH_AT` pairs that keep exactly the smallest distance of all. Pairs that
 one machine latency rules are counted together: arithmetic sources are read in one cycle whichever
-slot names them, the words of a result come together (except those of two-pass products), the
-uniform datapath and the copy engines collect their operands as one. `bench/mine_distances.py` measures what
-this convicts of compiler output it was not mined from, and which planted faults it finds.
+slot names them, the words of a result come together (those of two-pass products do not), the
+uniform datapath and the copy engines collect their operands as one. `bench/mine_distances.py`
+measures what this convicts of compiler output it was not mined from, and which planted faults it
+finds.
 """
 
 from __future__ import annotations

@@ -234,6 +234,7 @@ class Mined:
             "stalls": _lower(known["stalls"], stalls),
             "spacings": apart,
             "pipes": dict(sorted(pipes.items())),
+            "interlocked": (old or {}).get("interlocked", {}),
             "minima": find_minima(self.gaps, known["gaps"], (old or {}).get("minima", {})),
         }
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from warploom.sass.decode.kernel import Instruction
 from warploom.sass.decode.resources import resource_name
-from warploom.sass.flow.latency import SPACED, spacing_key
+from warploom.sass.flow.latency import SPACED, makes_carry, spacing_key
 from warploom.sass.flow.mining import pipe_neighbours
 from warploom.sass.rules.original import Original, State
 from warploom.sass.rules.rules import Rule
@@ -85,11 +85,12 @@ class PipeSpacing:
         pipes = {pipe: number for number, pipe in enumerate(sorted(SPACED, key=lambda p: p.value))}
         self.pipes = len(pipes)
         self.pipe = np.array([pipes.get(item.effects.info.pipe, -1) for item in items], np.int64)
-        example: dict[str, Instruction] = {}
-        for item in items:
-            example.setdefault(spacing_key(item, item), item)
+        example: dict[tuple[str, bool], Instruction] = {}
+        families = [(spacing_key(item, item), makes_carry(item)) for item in items]
+        for key, item in zip(families, items, strict=True):
+            example.setdefault(key, item)
         number = {key: place for place, key in enumerate(example)}
-        self.family = np.array([number[spacing_key(item, item)] for item in items], np.int64)
+        self.family = np.array([number[key] for key in families], np.int64)
         spacing, each = original.table.spacing, example.values()
         self.spacing = np.array([[spacing(one, other) for other in each] for one in each], np.int64)
         times, _ = original.times(original.before)
@@ -103,8 +104,8 @@ class PipeSpacing:
 class SpacingRules:
     """Neighbours in one pipe, for states of one original."""
 
-    def __init__(self, original: Original) -> None:
-        self.original, self._facts = original, PipeSpacing(original)
+    def __init__(self, original: Original, facts: PipeSpacing | None = None) -> None:
+        self.original, self._facts = original, facts or PipeSpacing(original)
 
     def check(self, state: State) -> list[Finding]:
         """Neighbours in one pipe are as far apart as the compiler always puts them."""

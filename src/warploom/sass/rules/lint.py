@@ -273,7 +273,7 @@ def _fences(kernel: Kernel) -> Iterator[LintFinding]:
 
 
 def _latencies(kernel: Kernel) -> Iterator[LintFinding]:
-    """Reads inside a block closer to the write than the observed minimum of their kind (`flow.minima`)."""
+    """Reads inside a block closer to the write than the minimum of their kind (`flow.minima`)."""
     minima = table_for(kernel.sm).minima
     for block in kernel.blocks:
         items = _block_items(kernel, block)

@@ -114,17 +114,6 @@ class CostTable:
         """Cycles of one maximum on that many fp32 elements."""
         return self.cycles("max.per_1024", elements / 1024)
 
-    def conversions(self, elements: float) -> int:
-        """Cycles to narrow that many fp32 elements to 16 bits."""
-        return math.ceil(elements / self.rate("convert.pack16"))
-
-    def product_issue(self, depth: int) -> int:
-        """Cycles a warp group needs to issue a product over `depth` (K) elements of 16 bits.
-
-        Not counted: a full queue (about 7 wgmma) holds the issuing group while others run.
-        """
-        return math.ceil(self.value("mma.issue") + self.value("mma.issue_per_step") * depth / 16)
-
     def exponentials(self, elements: float) -> int:
         """Special-function cycles of that many exp2."""
         return math.ceil(elements / self.rate("mufu.rate"))
@@ -137,21 +126,10 @@ class CostTable:
         """Shared-memory port cycles for that many bytes."""
         return math.ceil(size / self.rate("smem.bytes_per_clk"))
 
-    def dram(self, size: float) -> int:
-        """Cycles that one SM's share of the DRAM bandwidth needs for that many bytes."""
-        clock = self.rate("clock.boost") * 1e6
-        share = self.rate("dram.bandwidth") / self.rate("sm.count") / clock
-        return math.ceil(size / share)
-
     @property
     def tensor_memory(self) -> bool:
         """Whether accumulators live in tensor memory (tcgen05)."""
         return self.family == "blackwell"
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether matrix instructions and tile loads run on after their issue."""
-        return self.family != "ampere"
 
 
 def costs(gpu: str | Machine, end: str = "nominal") -> CostTable:

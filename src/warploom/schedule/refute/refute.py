@@ -20,24 +20,43 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.errors import CheckFailed, InputError
 from warploom.schedule.check.checker import check
+from warploom.schedule.model.assemble import assemble
+from warploom.schedule.model.graph import Graph
+from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Proof, Schedule
+from warploom.schedule.model.target import Target
 from warploom.schedule.refute.refute_rules import Choice, Gap, Limits, Rulebook
-from warploom.schedule.solve.problem import Problem
-from warploom.schedule.solve.readout import assemble
 
 Matrix = NDArray[np.int64]
 NEVER = -(10**12)  # a path that does not exist
 CONFIRMED = "confirmed by a second search"
 ALONE = "second search"  # the status of a proof that the solver had no time for
 Say = Callable[[str], None]
+
+
+class Question(Protocol):
+    """What a bound is claimed of (`solve.Problem`): a graph on a target under rules, operations
+    whose group is decided, and whether sub-tiles must run one program at a shift."""
+
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def target(self) -> Target: ...
+    @property
+    def rules(self) -> Rules: ...
+    @property
+    def pins(self) -> Mapping[str, str]: ...
+    @property
+    def uniform(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -284,7 +303,7 @@ class _Search:
 
 
 def refute(
-    problem: Problem,
+    problem: Question,
     low: int,
     high: int,
     stages: int,
@@ -328,7 +347,7 @@ def refute(
 
 
 def settled(
-    problem: Problem, schedule: Schedule, seconds: float = 30.0, say: Say = lambda _: None
+    problem: Question, schedule: Schedule, seconds: float = 30.0, say: Say = lambda _: None
 ) -> Schedule:
     """The schedule with its proof confirmed; and where the solver left intervals open and time is
     left, proved by this search alone, with that said."""
@@ -349,7 +368,7 @@ def settled(
 
 
 def confirmed(
-    problem: Problem, proof: Proof, seconds: float = 30.0, say: Say = lambda _: None
+    problem: Question, proof: Proof, seconds: float = 30.0, say: Say = lambda _: None
 ) -> Proof:
     """The proof with what `refute` says of its lower bound, interval by interval from 1 up.
 

@@ -12,8 +12,7 @@ from itertools import combinations
 from warploom.schedule.check.checker import check
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.solve.encoding import Encoding
-from warploom.schedule.solve.readout import read_schedule
-from warploom.schedule.solve.recount import recount
+from warploom.schedule.solve.readout import read_schedule, recount
 from warploom.schedule.solve.solve import Problem, decisions, joint_encoding
 from warploom.schedule.solve.solver import BoolVar, only_if, run
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from warploom.schedule.check.checker import check
+from warploom.schedule.model.assemble import assemble, death
 from warploom.schedule.model.bounds import serial_length, topological_order
 from warploom.schedule.model.graph import Graph
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.model.target import WARP_GROUP, GroupSpec, Target
 from warploom.schedule.solve.encoding import Encoding
-from warploom.schedule.solve.readout import assemble, death
 
 MANY = 1 << 20
 

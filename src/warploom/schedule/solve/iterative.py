@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from warploom.schedule.check.checker import check
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.bounds import lower_bounds, serial_length, topological_order
 from warploom.schedule.model.graph import Edge, Graph, Node
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.model.target import Target
 from warploom.schedule.solve.fallback import without_limits
-from warploom.schedule.solve.readout import assemble
 from warploom.schedule.solve.subtiles import corresponding
 
 BUDGET = 6  # placements for each operation before an interval is given up (Rau uses 2 to 6)

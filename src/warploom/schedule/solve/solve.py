@@ -30,8 +30,7 @@ from warploom.schedule.solve.fallback import serial_schedule, values_of
 from warploom.schedule.solve.iterative import iterative_schedule
 from warploom.schedule.solve.objectives import LENGTH, TRAFFIC
 from warploom.schedule.solve.problem import Clock, Problem, decisions, joint_encoding
-from warploom.schedule.solve.readout import read_schedule
-from warploom.schedule.solve.recount import recount
+from warploom.schedule.solve.readout import read_schedule, recount
 from warploom.schedule.solve.solver import Answer, Effort, IntVar, Style, Variable, run, solver_name
 
 EXTRA_STAGES = 2

@@ -1,0 +1,337 @@
+"""The code of each role: its steps, with what a warp leaves out and where sums begin at zero.
+
+*requires*  a block program; skips as its launch plan asks for them
+*before -> after*  `Run f` -> `if (!(guard)) Run f`, and of neighbouring steps under votes of a warp
+                   one test for all of them, or one within another:
+                   `if (!all(a)) x; if (!all(a)) y` -> `if (!all(a)) { x; y }`
+                   `if (!all(a)) x; if (!all(ab)) y` -> `if (!all(ab)) { if (!all(a)) x; y }`
+*keeps*  the order of steps and every value that is read; where the outer condition of two holds,
+         one vote is left of them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
+from warploom.codegen.analysis.guards import Always, Everywhere, Guard, Place, UnitRows, Vote
+from warploom.codegen.analysis.register_tiles import RegisterTiles
+from warploom.codegen.analysis.uniform import everywhere
+from warploom.codegen.analysis.voted_skip import skip_guard
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Section, Straight
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.steps import Issue, OpStep, Run, Step, Wait
+from warploom.tile import Loop, Op, Program
+
+# Ops that run along the columns have code of their own and are never left out.
+WHOLE = ("argmax", "cumsum", "slice")
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Steps that a warp leaves out where the guard holds."""
+
+    guard: Guard
+    body: tuple[Code, ...]
+
+
+Code = Step | Guarded
+
+
+@dataclass(frozen=True)
+class LoopCode:
+    """A pipeline with its steps as code: the fields are those of `Pipeline`.
+
+    by_iteration  rings whose slot is read stages after its wait: there the slot follows from the
+                  iteration, and is not that of the latest wait
+    zeroed        fills of sums that are zeroed after the loop where no matmul has run in it
+    """
+
+    section: Pipeline
+    prologue: tuple[tuple[Code, ...], ...]
+    steady: tuple[Code, ...]
+    epilogue: tuple[tuple[Code, ...], ...]
+    plain: tuple[Code, ...]
+    skip: tuple[Code, ...]
+    empty: tuple[Code, ...]
+    none: tuple[Code, ...]
+    by_iteration: frozenset[str]
+    zeroed: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class RoleCode:
+    """A role with the code of its sections."""
+
+    role: Role
+    sections: tuple[tuple[Code, ...] | LoopCode, ...]
+
+
+@dataclass(frozen=True)
+class Skips:
+    """What a launch plan lets a warp leave out: products with factors of 1, and corrections that
+    its vote says no row needs."""
+
+    unit: bool = False
+    voted: bool = False
+
+    @classmethod
+    def of(cls, plan: LaunchPlan) -> Skips:
+        """Those of a launch plan."""
+        return cls(plan.skip_unit, plan.skip_voted)
+
+
+def guard_of(tiles: RegisterTiles, op: Op, skips: Skips, at: Place | None = None) -> Guard | None:
+    """When a warp may leave an op out at a place; None: never.
+
+    An op in which the warps of a group exchange elements is not left out by one of them.
+    """
+    placement, place = tiles.placement, at or Place()
+    if op.dst is None or op.kind in WHOLE or crosses_rows(placement, op):
+        return None
+    if exchanges(placement, op) or (op.kind == "cast" and tiles.is_fragment(op.dst)):
+        return None
+    if skips.voted and (found := skip_guard(tiles, op, place)) is not None:
+        return None if found == Always(False) else found
+    if tiles.form(op.dst.type) != "tile" or op.dst not in op.srcs:
+        return None
+    if op.kind == "where" and op.srcs[1] == op.dst:
+        test = everywhere(tiles, op.srcs[0])
+        return None if test is None else Everywhere(test)
+    factor = op.srcs[-1]
+    if (
+        skips.unit
+        and op.kind == "mul"
+        and op.srcs[0] == op.dst
+        and tiles.form(factor.type) == "row"
+        and factor.name not in placement.fusion.inlined
+    ):
+        return UnitRows(factor.name, tiles.blocks(op.dst.type))
+    return None
+
+
+def overwritten(program: Program) -> frozenset[str]:
+    """Sums that are only zeroed before, and only added to by, one loop: the first matmul there
+    overwrites them, which costs nothing, and they are zeroed only where none has run."""
+    inside = {o.id for loop in program.loops() for o in loop.body if isinstance(o, Op)}
+    found: set[str] = set()
+    for op in program.ops():
+        if op.kind != "mma" or len(op.srcs) != 3 or op.dst is None or op.id not in inside:
+            continue
+        touching = [o for o in program.ops() if o.dst == op.dst or op.dst in o.srcs]
+        before = [o for o in touching if o.id <= op.id]
+        if (
+            [o.kind for o in before] == ["fill", "mma"]
+            and before[0].value == 0
+            and before[0].id not in inside
+            and sum(o.id in inside for o in touching) == 1
+        ):
+            found.add(op.dst.name)
+    return frozenset(found)
+
+
+def role_code(block: BlockProgram, role: Role, sums: frozenset[str]) -> RoleCode:
+    """The code of a role; `sums` are those that the first matmul overwrites."""
+    return _Coder(block, role, sums).result()
+
+
+@dataclass
+class _Coder:
+    """Walks the sections of a role in the order of its code and keeps what is known of tiles."""
+
+    block: BlockProgram
+    role: Role
+    sums: frozenset[str]
+    known: dict[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        self.tiles = RegisterTiles(self.block.placement)
+        self.skips = Skips.of(self.block.launch)
+
+    def result(self) -> RoleCode:
+        return RoleCode(self.role, tuple(self._section(one) for one in self.role.sections))
+
+    def _section(self, section: Section) -> tuple[Code, ...] | LoopCode:
+        if isinstance(section, Straight):
+            return tuple(self._single(step, Place(dict(self.known))) for step in section.steps)
+        assert isinstance(section, Pipeline), "only a block program after all passes is emitted"
+        return self._loop(section)
+
+    def _loop(self, section: Pipeline) -> LoopCode:
+        order = {
+            step.op.id: (step.stage, place)
+            for place, step in enumerate(section.steady)
+            if isinstance(step, OpStep)
+        }
+        made = (self._unrolled if section.copies else self._rolled)(section, order)
+        self.known.clear()
+        return made
+
+    def _unrolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> LoopCode:
+        """Unrolled code is straight only in part: nothing is known in it."""
+
+        def alone(steps: Sequence[Step]) -> tuple[Code, ...]:
+            return tuple(self._code(step, Place(order=order)) for step in steps)
+
+        plain = _Joining(self.block)
+        for step, code in zip(section.plain, alone(section.plain), strict=True):
+            plain.add(step, code)
+
+        return self._made(
+            section,
+            tuple(map(alone, section.prologue)),
+            alone(section.steady),
+            tuple(map(alone, section.epilogue)),
+            tuple(plain.found),
+            alone(section.none),
+            order,
+        )
+
+    def _rolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> LoopCode:
+        """What is known before the loop holds in the iteration that is started ahead; the loop may
+        have run or not, so that nothing is known after it."""
+        prologue: list[tuple[Code, ...]] = []
+        for steps in section.prologue:
+            ops = tuple(step.op.id for step in steps if isinstance(step, OpStep))
+            prologue.append(self._joined(steps, ops if section.depth == 1 else (), order))
+        self.known.clear()
+        steady = self._joined(section.steady, (), order)
+        self.known.clear()
+        epilogue = tuple(self._joined(steps, (), order) for steps in section.epilogue)
+        self.known.clear()
+        plain = self._joined(section.plain, (), order)
+        self.known.clear()
+        none = self._joined(section.none, (), order)
+        return self._made(section, tuple(prologue), steady, epilogue, plain, none, order)
+
+    def _made(
+        self,
+        section: Pipeline,
+        prologue: tuple[tuple[Code, ...], ...],
+        steady: tuple[Code, ...],
+        epilogue: tuple[tuple[Code, ...], ...],
+        plain: tuple[Code, ...],
+        none: tuple[Code, ...],
+        order: Mapping[int, tuple[int, int]],
+    ) -> LoopCode:
+        self.known.clear()
+        skip, empty = (self._joined(s, (), order) for s in (section.skip, section.empty))
+        return LoopCode(
+            section,
+            prologue,
+            steady,
+            epilogue,
+            plain,
+            skip,
+            empty,
+            none,
+            frozenset() if self.role.loads else _by_iteration(self.block, section),
+            () if self.role.loads else self._zeroed(section.loop),
+        )
+
+    def _zeroed(self, loop: Loop) -> tuple[Op, ...]:
+        added = {o.dst.name for o in loop.body if isinstance(o, Op) and o.dst is not None}
+        fills = {
+            op.dst.name: op
+            for op in reversed(tuple(self.block.placement.program.ops()))
+            if op.kind == "fill" and op.dst is not None
+        }
+        return tuple(fills[name] for name in sorted(self.sums & added))
+
+    def _single(self, step: Step, at: Place) -> Code:
+        """One step by itself; afterwards what it writes is known, or known no more."""
+        code = self._code(step, at)
+        if isinstance(step, OpStep) and step.op.dst is not None:
+            self.known.pop(step.op.dst.name, None)
+            if step.op.kind == "fill":
+                self.known[step.op.dst.name] = float(step.op.value or 0)
+        return code
+
+    def _code(self, step: Step, at: Place) -> Code:
+        guard = None
+        if isinstance(step, Run):
+            guard = guard_of(self.tiles, step.op, self.skips, at)
+        return step if guard is None else Guarded(guard, (step,))
+
+    def _joined(
+        self,
+        steps: Sequence[Step],
+        straight: tuple[int, ...],
+        order: Mapping[int, tuple[int, int]],
+    ) -> tuple[Code, ...]:
+        codes = _Joining(self.block)
+        for step in steps:
+            codes.add(step, self._single(step, Place(dict(self.known), straight, order)))
+        return tuple(codes.found)
+
+
+class _Joining:
+    """Puts steps under the votes of their neighbours where that keeps every value."""
+
+    def __init__(self, block: BlockProgram) -> None:
+        self.fusion, self.staged = block.placement.fusion, block.placement.staged
+        self.found: list[Code] = []
+        self.open = False  # whether the last code is a vote that others may join
+        self.written: set[str] = set()  # in it
+
+    def add(self, step: Step, code: Code) -> None:
+        """The next step, as it is by itself."""
+        dst = step.op.dst if isinstance(step, OpStep) else None
+        name = "" if dst is None else dst.name
+        # What a matmul reads from shared memory is copied there by the whole group.
+        votes = isinstance(code, Guarded) and isinstance(code.guard, Vote | UnitRows)
+        votes = votes and name not in self.staged
+        last = self.found[-1] if self.open else None
+        joined = None
+        if votes and isinstance(code, Guarded) and isinstance(last, Guarded):
+            joined = self._join(last, code)
+        if joined is not None:
+            self.found[-1] = joined
+            self.written.add(name)
+            return
+        self.found.append(code)
+        self.open, self.written = votes, {name}
+
+    def _join(self, last: Guarded, new: Guarded) -> Guarded | None:
+        outer, inner = new.guard, last.guard
+        if isinstance(outer, Vote) and isinstance(inner, Vote):
+            read = {var.name for var in self.fusion.sources(self.fusion.inlined[outer.condition])}
+            if read & self.written or not self._implies(outer.condition, inner.condition):
+                return None
+        elif outer != inner:
+            return None
+        if outer == inner:
+            return Guarded(inner, (*last.body, *new.body))
+        return Guarded(outer, (last, *new.body))
+
+    def _implies(self, outer: str, inner: str) -> bool:
+        """Whether one condition holds wherever another does, as their forms show."""
+        op = self.fusion.inlined.get(outer)
+        if outer == inner or op is None or op.kind != "and":
+            return outer == inner
+        return any(self._implies(src.name, inner) for src in op.srcs)
+
+
+def first_step(code: Code) -> Step:
+    """The first of the steps of some code."""
+    while isinstance(code, Guarded):
+        code = code.body[0]
+    return code
+
+
+def operand_rings(block: BlockProgram, op: Op) -> tuple[Ring, ...]:
+    """The rings that a matmul reads, each once."""
+    shared = [src.name for src in op.srcs[:2] if block.placement.is_shared(src)]
+    return tuple({ring.name: ring for ring, _ in map(block.home, shared)}.values())
+
+
+def _by_iteration(block: BlockProgram, section: Pipeline) -> frozenset[str]:
+    waits = {s.ring: s.stage for s in section.steady if isinstance(s, Wait)}
+    return frozenset(
+        ring.name
+        for step in section.steady
+        if isinstance(step, Issue)
+        for ring in operand_rings(block, step.op)
+        if ring.name in waits and waits[ring.name] != step.stage
+    )

@@ -1,1 +1,0 @@
-"""A built kernel on tensors: descriptors, parameters, the grid."""

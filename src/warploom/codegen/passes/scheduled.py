@@ -1,0 +1,143 @@
+"""What a kernel schedule says, as a block program: the form that the passes begin with.
+
+Everything of the schedule is in it: the rings and their depth, the warp group and the time of every
+op, when slots go back, the copies of register tiles. What follows from that is the passes' work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from warploom.codegen.ir.block import At, BlockProgram, Role, Scheduled, Section, Straight
+from warploom.codegen.ir.place import Placement, place, sections
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.steps import Fill, Release, start_of
+from warploom.codegen.passes.copies import expandable
+from warploom.codegen.passes.rings import make_rings, names_in
+from warploom.errors import InputError
+from warploom.schedule.model.schedule import Schedule
+from warploom.tile import Loop, Op, Program
+
+
+def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
+    """The block program to begin with; raises `InputError` where the schedule does not fit."""
+    parts = len(schedule.compute)
+    if parts == 0:
+        raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
+    launch = schedule.launch
+    placement = replace(place(program, launch.split, parts), whole=launch.overlap_next_task)
+    missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
+    if missing:
+        raise InputError(
+            f"schedule {schedule.name} says nothing about loop {missing[0]!r} of {program.name}; "
+            f"it schedules {sorted(schedule.loops)}"
+        )
+    rings = make_rings(placement, schedule)
+    block = BlockProgram(schedule.name, placement, launch, schedule.pingpong, rings, ())
+    loader, *groups = schedule.any_loop.groups
+    roles = [Role(loader.name, loader.warps, loader.registers, _loads(block, schedule))]
+    for part, group in enumerate(groups):
+        own = tuple(
+            _computed(block, schedule, section, part, group.name) for section in sections(program)
+        )
+        roles.append(Role(group.name, group.warps, group.registers, own, part))
+    return replace(block, roles=tuple(roles))
+
+
+def _loads(block: BlockProgram, schedule: KernelSchedule) -> tuple[Section, ...]:
+    """The producer's sections: where there is something to load."""
+    result: list[Section] = []
+    for section in sections(block.placement.program):
+        loop = section if isinstance(section, Loop) else None
+        ops = [op for op in _ops(section) if op.dst and block.placement.is_shared(op.dst)]
+        fills = [Fill(op, block.home(op.dst.name)[0].name) for op in ops if op.dst]
+        if loop is None and fills:
+            result.append(Straight(tuple(fills)))
+        elif loop is not None and fills:
+            times = schedule.loops[loop.index]
+            for op in ops:
+                _require_group(times, op.label, schedule.loader)
+            timed = tuple(At(times.time[fill.op.label], fill) for fill in fills)
+            result.append(Scheduled(loop, times.initiation_interval, timed))
+    return tuple(result)
+
+
+def _computed(
+    block: BlockProgram,
+    schedule: KernelSchedule,
+    section: Loop | tuple[Op, ...],
+    part: int,
+    group: str,
+) -> Section:
+    """One section of a compute group: the ops that are not inlined, and in a loop the releases."""
+    placement = block.placement
+    ops = [
+        op
+        for op in _ops(section)
+        if op.id in placement.fusion.kept
+        and not (op.kind == "load" and op.dst and placement.is_shared(op.dst))
+    ]
+    if not isinstance(section, Loop):
+        return Straight(tuple(start_of(op) for op in ops))
+    times = schedule.loops[section.index]
+    timed: list[At] = []
+    for op in ops:
+        node = _node(times, op, part)
+        _require_group(times, node, group)
+        timed.append(At(times.time[node], start_of(op)))
+    timed += _releases(block, section, times, part)
+    copies = _copies(placement, section, times)
+    return Scheduled(section, times.initiation_interval, tuple(timed), copies)
+
+
+def _releases(block: BlockProgram, loop: Loop, times: Schedule, part: int) -> list[At]:
+    chosen: Mapping[str, int] = times.params.get("release", {})
+    called = names_in(block.rings, loop)
+    result: list[At] = []
+    for name in sorted(block.filled_in(loop)):
+        own = called[name]
+        key = f"{own}/{part}" if f"{own}/{part}" in chosen else own
+        if key not in chosen:
+            raise InputError(
+                f"schedule of {times.graph}: params['release'] gives no time for ring {own!r} "
+                f"(part {part})"
+            )
+        result.append(At(int(chosen[key]), Release(name)))
+    return result
+
+
+def _copies(placement: Placement, loop: Loop, times: Schedule) -> dict[str, int]:
+    """Tiles of a loop with more than one copy; raises for a tile that cannot have copies."""
+    asked: Mapping[str, int] = times.params.get("copies", {})
+    found = {name: int(count) for name, count in asked.items() if count > 1}
+    if odd := sorted(set(found) - set(expandable(placement, loop))):
+        raise InputError(
+            f"schedule of loop {loop.index!r} gives tile {odd[0]} {found[odd[0]]} copies, but it "
+            "is carried from iteration to iteration or read outside of the loop; give it one"
+        )
+    return found
+
+
+def _ops(section: Loop | Sequence[Op]) -> list[Op]:
+    body = section.body if isinstance(section, Loop) else section
+    return [op for op in body if isinstance(op, Op)]
+
+
+def _node(schedule: Schedule, op: Op, part: int) -> str:
+    """The schedule's name for an op on a sub-tile: `mma.3/1`, or `mma.3` when not cut."""
+    for name in (f"{op.label}/{part}", op.label):
+        if name in schedule.time:
+            return name
+    raise InputError(
+        f"schedule of {schedule.graph} gives no time for {op.label} (part {part}), {op.where}"
+    )
+
+
+def _require_group(schedule: Schedule, node: str, wanted: str) -> None:
+    """Raise when a node is in another group: register tiles stay where they are."""
+    if schedule.group[node] != wanted:
+        raise InputError(
+            f"schedule of {schedule.graph}: {node} is in group {schedule.group[node]!r}, expected "
+            f"{wanted!r}: register tiles do not move between groups, loads belong to the producer"
+        )

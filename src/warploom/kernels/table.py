@@ -1,0 +1,75 @@
+"""Tables of variants: a TOML file with one row a variant, one column a field of a dataclass."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from warploom.errors import InputError
+
+Row = TypeVar("Row")
+
+
+def read_variants(where: Path, row: type[Row]) -> dict[str, Row]:
+    """The variants of a file by name, in the file's order.
+
+    A column that a row does not give has the default of its field. Raises `InputError` for a file
+    that is no TOML, an unknown column and a value of another type than the field's.
+    """
+    try:
+        rows = tomllib.loads(where.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: not TOML: {error}") from None
+    kinds = {name: kind for name, kind in get_type_hints(row).items() if name != "name"}
+    found: dict[str, Row] = {}
+    for name, columns in rows.items():
+        values: dict[str, Any] = {"name": name}
+        for column, given in columns.items():
+            value: Any = tuple(given) if isinstance(given, list) else given
+            if column not in kinds:
+                raise InputError(
+                    f"{where}: {name}: no column {column!r}: expected one of {', '.join(kinds)}"
+                )
+            if not _is(value, kinds[column]):
+                raise InputError(f"{where}: {name}: {column}={given!r}, expected {kinds[column]}")
+            values[column] = value
+        try:
+            found[name] = row(**values)
+        except TypeError as error:
+            raise InputError(f"{where}: {name}: {error}") from None
+    return found
+
+
+def _is(value: object, kind: Any) -> bool:
+    """Whether a value is of a field's type: a class, a union, or a tuple of those."""
+    parts = get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(_is(value, part) for part in parts)
+    if get_origin(kind) is not tuple:
+        return type(value) is kind
+    if not isinstance(value, tuple):
+        return False
+    if parts[-1] is Ellipsis:
+        return all(_is(one, parts[0]) for one in value)
+    return len(value) == len(parts) and all(map(_is, value, parts))
+
+
+def as_text(variants: Mapping[str, Any]) -> str:
+    """The table for people: a line a variant, a column a field; "." where it has its default."""
+    first = next(iter(variants.values()))
+    default = {field.name: field.default for field in fields(first)}
+    table = [list(default)]
+    for variant in variants.values():
+        values = asdict(variant).items()
+        table.append(["." if value == default[name] else _cell(value) for name, value in values])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in table)
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,289 @@
+"""Launching a built kernel on the caller's tensors and stream: no copies, no host sync.
+
+Everything that can be wrong with a call (type, shape, strides, alignment, device, architecture,
+shared memory) is refused with its numbers before the launch. What a call hands to the driver is
+kept by address, shape and strides: a repeated call encodes nothing, and a call inside a captured
+graph does nothing but the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from warploom.errors import DeviceError, InputError
+from warploom.runtime.device import Shape
+from warploom.runtime.driver import Context
+from warploom.runtime.interface import COUNTER, PITCH, SCRATCH_BYTES, Interface, pitches_of
+from warploom.runtime.launch import Params, Scalar, TensorMap, pack_arguments
+from warploom.runtime.tensors import View, view
+from warploom.tile.dtypes import dtype
+from warploom.tile.ir import Array
+
+COUNTERS = 1024  # launches of one kernel with a dynamic walk that may be in flight at a time
+KEPT = 1024  # calls whose parameters are kept
+# Kernels count in 32-bit integers, and round up to tiles and grids.
+LONGEST = 2**31 - 2**16
+MOST_PITCH = 1 << 40
+
+# Maps a kernel's name and compiled cubin to the image to load.
+Lookup = Callable[[str, bytes], bytes]
+_lookups: list[Lookup] = []
+
+
+def replace_images(lookup: Lookup | None) -> None:
+    """Ask `lookup` for the image of every kernel loaded from now on; None asks nobody.
+
+    Nothing of it is on the launch path. What it raises, loading raises.
+    """
+    _lookups[:] = [] if lookup is None else [lookup]
+
+
+def image_of(name: str, cubin: bytes) -> bytes:
+    """The image to load for a compiled cubin; raises what the lookup refuses."""
+    return _lookups[0](name, cubin) if _lookups else cubin
+
+
+@dataclass
+class _Call:
+    """What one set of tensors and scalars hands to the driver; no blocks: there is nothing to do.
+
+    `counter` is the place of the parameter that tells where tasks are drawn; -1: there is none.
+    """
+
+    shape: Shape | None
+    params: Params
+    counter: int
+
+
+class Kernel:
+    """A built kernel on one CUDA device; raises `InputError` when that device cannot run it."""
+
+    def __init__(self, interface: Interface, cubin: bytes, device: int = 0) -> None:
+        self.interface, self.cubin = interface, cubin
+        self._context = Context(device, f"kernel {interface.name}")
+        self._calls: dict[tuple[Any, ...], _Call] = {}
+        self._maps: dict[tuple[TensorMap, str, int], bytes] = {}
+        self._check_device()
+        self._module = self._context.load(image_of(interface.name, cubin))
+        shape = replace(interface.shape(1), cluster=(interface.cluster, 1, 1), dependent=False)
+        self._function = self._context.function(
+            self._module, interface.name, interface.shared_bytes, interface.cluster
+        )
+        self._blocks = self._context.resident_blocks(self._function, shape)
+        if self._blocks == 0 and interface.cluster > 1:
+            fits = f"no cluster of {interface.cluster} blocks of {interface.name} fits this GPU"
+            raise DeviceError(fits)
+        if self._blocks == 0:
+            raise interface.misfit("this GPU")
+        # Each launch returns its counter to 0, so the next to use the slot finds it ready.
+        kinds = interface.kinds
+        self._counters = self._context.zeros(4 * COUNTERS) if "counter" in kinds else 0
+        self._scratch = self._context.zeros(SCRATCH_BYTES) if "map" in kinds else 0
+        self._launches = 0
+
+    def __call__(
+        self,
+        arrays: Mapping[str, Any],
+        scalars: Mapping[str, float] | None = None,
+        stream: int = 0,
+    ) -> None:
+        """Queue the kernel on `stream` (a CUstream as an integer; 0: the default stream)."""
+        name, specs = self.interface.name, self.interface.arrays
+        given: Any = arrays
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"kernel {name} takes a table of arrays by name, not {type(given).__name__}"
+            )
+        queue: Any = stream
+        if not isinstance(queue, int):
+            raise InputError(
+                f"stream is a {type(queue).__name__}, expected its handle, an integer: "
+                "stream.cuda_stream of torch's, stream.ptr of CuPy's"
+            )
+        if unknown := set(arrays) - {spec.name for spec in specs}:
+            raise InputError(
+                f"kernel {name} has no array {min(map(str, unknown))!r}; it takes "
+                f"{', '.join(spec.name for spec in specs)}"
+            )
+        views = {spec.name: self._view(spec, arrays, stream) for spec in specs}
+        if self._context.current:
+            self._queue(views, scalars or {}, stream)
+            return
+        # A thread that has not used the GPU yet has no context, and tensor maps need one too.
+        with self._context.entered():
+            self._queue(views, scalars or {}, stream)
+
+    def _queue(self, views: Mapping[str, View], given: Mapping[str, float], stream: int) -> None:
+        scalars = self.interface.scalars(given)
+        # By their bytes: 0.0 and -0.0 are equal.
+        key = (*views.values(), *(scalar.pack() for scalar in scalars.values()))
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= KEPT:
+                self._calls.clear()
+                self._maps.clear()
+            call = self._calls[key] = self._prepare(views, scalars)
+        if call.shape is None:
+            return
+        for one in {v.stream for v in views.values()} - {None, stream}:
+            self._context.wait_for(one, stream)
+        if call.counter >= 0:
+            place = self._counters + 4 * (self._launches % COUNTERS)
+            call.params.put(call.counter, place.to_bytes(8, "little"))
+        self._launches += 1
+        self._context.launch_on(stream, self._function, call.shape, call.params)
+
+    def global_memory(self, name: str) -> tuple[int, int]:
+        """Address and bytes of a `__device__` variable of the kernel's file."""
+        return self._context.global_memory(self._module, name)
+
+    def tensor_map(self, spec: TensorMap, kind: str, address: int) -> bytes:
+        """A tensor map's 128 bytes, encoded once."""
+        key = (spec, kind, address)
+        if key not in self._maps:
+            self._maps[key] = self._context.tensor_map(spec, kind, address)
+        return self._maps[key]
+
+    def _prepare(self, views: Mapping[str, View], scalars: Mapping[str, Scalar]) -> _Call:
+        own = self.interface
+        sizes = self._sizes(views)
+        for name, of in views.items():
+            self._check_memory(name, of)
+        tasks = own.tasks(sizes)
+        if tasks > LONGEST:
+            raise InputError(f"kernel {own.name}: {tasks:,} tasks, at most {LONGEST:,}")
+        blocks = tasks * own.cluster
+        if own.persistent:
+            blocks = min(blocks, self._blocks)
+        if blocks > LONGEST:
+            raise InputError(
+                f"kernel {own.name}: {blocks:,} blocks, a grid has at most {LONGEST:,}"
+            )
+        if blocks == 0:
+            return _Call(None, Params([]), -1)
+        self._check_parameters(views)
+        shapes = {name: of.shape for name, of in views.items()}
+        strides = {name: of.strides for name, of in views.items()}
+        arguments = own.arguments(shapes, strides, sizes, scalars)
+        addresses = {COUNTER: self._counters}
+        for name, of in views.items():
+            addresses[name] = self._scratch if 0 in of.shape else of.address
+        kinds = [p["kind"] for p in own.parameters]
+        return _Call(
+            own.shape(blocks),
+            pack_arguments(arguments, addresses, own.types, self),
+            kinds.index("counter") if "counter" in kinds else -1,
+        )
+
+    def _view(self, spec: Array, arrays: Mapping[str, Any], stream: int) -> View:
+        if spec.name not in arrays:
+            raise InputError(f"kernel {self.interface.name} needs array {spec}")
+        found = view(arrays[spec.name], spec.name, stream)
+        if found.dtype != spec.dtype.name:
+            raise InputError(f"array {spec.name} is {found.dtype}, the kernel takes {spec.dtype}")
+        if len(found.shape) != len(spec.dims):
+            raise InputError(f"array {spec} was given with shape {list(found.shape)}")
+        if found.shape[-1] > 1 and found.strides[-1] != 1:
+            raise InputError(
+                f"array {spec.name}: its last dimension {spec.dims[-1]!r} has stride "
+                f"{found.strides[-1]}, expected 1; make it contiguous or build the transposed form"
+            )
+        if found.device not in (None, self._context.index):
+            raise InputError(
+                f"array {spec.name} is on device {found.device}, the kernel was loaded on device "
+                f"{self._context.index}"
+            )
+        return found
+
+    def _sizes(self, views: Mapping[str, View]) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for spec in self.interface.arrays:
+            for dim, extent in zip(spec.dims, views[spec.name].shape, strict=True):
+                if sizes.setdefault(dim, extent) != extent:
+                    raise InputError(
+                        f"dimension {dim!r} is {sizes[dim]} in one array, {extent} in {spec.name}"
+                    )
+                if extent > LONGEST:
+                    raise InputError(
+                        f"dimension {dim!r} of {spec.name} is {extent:,} long, at most {LONGEST:,}"
+                    )
+        return sizes
+
+    def _check_parameters(self, views: Mapping[str, View]) -> None:
+        for p in self.interface.parameters:
+            if "array" not in p:
+                continue
+            of, name = views[p["array"]], p["array"]
+            if p.get("written") and not of.writable:
+                raise InputError(f"array {name} is read-only, the kernel writes to it")
+            if p["kind"] == "map" or p.get("aligned"):
+                check_copies(of, name, "TMA" if p["kind"] == "map" else "copies of 16 B")
+
+    def _check_memory(self, name: str, of: View) -> None:
+        """Raise for elements across their own size, and for outputs that overlap themselves."""
+        element = dtype(of.dtype).bytes
+        if of.address % element:
+            raise InputError(
+                f"array {name}: address {of.address:#x} is no multiple of its {element} B elements"
+            )
+        if not self.interface.written(name):
+            return
+        reach = 0
+        for step, extent in sorted(
+            (abs(s), n) for s, n in zip(of.strides, of.shape, strict=True) if n > 1
+        ):
+            if step <= reach:
+                raise InputError(
+                    f"array {name} is written to, but strides {list(of.strides)} of shape "
+                    f"{list(of.shape)} let its elements overlap; give it memory of its own"
+                )
+            reach += step * (extent - 1)
+
+    def _check_device(self) -> None:
+        own, attribute = self.interface, self._context.attribute
+        number = own.arch.removeprefix("sm_")
+        built = int(number.rstrip("abcdef"))
+        present = 10 * attribute("COMPUTE_CAPABILITY_MAJOR") + attribute("COMPUTE_CAPABILITY_MINOR")
+        # Machine code runs on its own generation from its own minor version on; "a" only there.
+        exact = not number.isdigit()
+        if present != built if exact else (present // 10 != built // 10 or present < built):
+            raise InputError(
+                f"kernel {own.name} was built for {own.arch}, device {self._context.index} is "
+                f"sm_{present}; build it for that architecture"
+            )
+        limit = attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        if own.shared_bytes > limit:
+            raise InputError(
+                f"kernel {own.name} needs {own.shared_bytes:,} B of shared memory, the GPU has "
+                f"{limit:,}"
+            )
+
+
+def check_copies(of: View, name: str, purpose: str) -> None:
+    """Raise `InputError`, with the numbers, for a tensor whose rows cannot be copied by 16 bytes.
+
+    Rules of `cuTensorMapEncodeTiled` (CUDA driver API): address and pitches are multiples of 16
+    bytes, the innermost dimension has stride 1, pitches are below 2^40.
+    """
+    if 0 in of.shape:
+        return
+    element = dtype(of.dtype).bytes
+    pitches = pitches_of(of.shape, of.strides, element)
+    if of.address % PITCH:
+        raise InputError(
+            f"array {name}: address {of.address:#x} must be a multiple of {PITCH} B for {purpose}, "
+            f"it is {of.address % PITCH} B past one; start the view at a multiple of "
+            f"{PITCH // element} elements"
+        )
+    if any(pitch % PITCH for pitch in pitches):
+        raise InputError(
+            f"array {name}: pitches {pitches} B must be multiples of {PITCH} B for {purpose}; pad "
+            f"its last dimension of {of.shape[-1]} to a multiple of {PITCH // element} elements"
+        )
+    if any(not 0 < pitch < MOST_PITCH for pitch in pitches):
+        raise InputError(
+            f"array {name}: pitches {pitches} B must be between 1 and 2^40 - 1 for {purpose}; copy "
+            "an expanded or reversed view first"
+        )

@@ -1,1 +1,0 @@
-"""Loop bodies that ship: each a function of tile sizes, sub-tiles and a cost table."""
