@@ -152,9 +152,8 @@ def matrix(rows: list[Row]) -> list[str]:
                 shown.append("silent" if name == RIGHT else "**missed**")
         title = "none: the right kernel" if name == RIGHT else name
         lines.append(f"| {title} | {' | '.join(shown)} |")
-    lines += [
-        f'\n"{name}" is no fault in {kind}: {why}.' for (kind, name), why in EQUIVALENT.items()
-    ]
+    for (kind, name), why in EQUIVALENT.items():
+        lines += ["", f"{name}: no fault in {kind}, where {why}."]
     return lines
 
 
