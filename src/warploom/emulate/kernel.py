@@ -37,8 +37,8 @@ class Library:
         """Raises `InputError` where a text is not in the emulated subset."""
         self.sources = tuple(sources)
         parts: list[str] = []
-        for number, source in enumerate(sources):
-            label = f"{number}.{source.file}" if number else source.file
+        self.names = [f"{n}.{each.file}" if n else each.file for n, each in enumerate(sources)]
+        for number, (source, label) in enumerate(zip(sources, self.names, strict=True)):
             parts.append(f'namespace k{number} {{\n#line 1 "{label}"\n')
             parts.append(as_cpp(source.text, label) + "\n}")
             parts.append(_entry(source, number))
@@ -68,7 +68,7 @@ class Library:
         together = max(source.cluster, SIDE_BY_SIDE)
         message = call(pointers, count, together, ctypes.c_uint(seed))
         if message is not None:
-            raise fault_of(message.decode(), self.path, seed)
+            raise fault_of(message.decode(), self.path, seed, self.names)
         if counter.value:
             raise Fault("result: the counter of tasks is not back at 0", (), seed)
         return {name: array.values(seed) for name, array in memory.items()}
