@@ -36,7 +36,7 @@ def _choice(name: str, **config: Any) -> Variant:
 
 
 def _plain(config: AttentionConfig) -> KernelSchedule:
-    return multistage(attention(config), {"k": 2, "v": 2}, LaunchPlan(split="rows"), 2, in_flight=0)
+    return multistage(attention(config), 2, LaunchPlan(split="rows"), 2, in_flight=0)
 
 
 TIMED: dict[str, tuple[str, ...]] = {

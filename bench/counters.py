@@ -203,7 +203,7 @@ def build_all() -> None:
             schedule = multistage(program, 4, variant.launch)
         else:
             program = attention(variant.config)
-            schedule = overlapped(program, {"k": 2, "v": 2}, variant.launch)
+            schedule = overlapped(program, 2, variant.launch)
         built = build(program, schedule)
         built.write(FOLDER / name)
         print(f"{name:20} {built.resources.registers} registers, {built.resources.seconds:.0f} s")
