@@ -55,7 +55,7 @@ def _attention(rows: int, keys: int, head: int, plan: LaunchPlan, causal: bool =
     shapes = {"q": rows, "k": keys, "v": keys}
     arrays: Arrays = {n: random.normal(size=(1, 1, count, head)) for n, count in shapes.items()}
     arrays["o"] = np.full((1, 1, rows, head), np.nan)
-    schedule = overlapped(program, {"k": 2, "v": 2}, plan, 2)
+    schedule = overlapped(program, 2, plan, 2)
     return Case(program, emitted(program, schedule), arrays)
 
 
