@@ -113,7 +113,7 @@ def row(torch: Any, title: str, folder: Path) -> Evidence:
         control=(control[0], control[1]),
         samples=ROUNDS,
         checks={
-            "numbers": "pass" if all(one < 0.02 for one in off.values()) else "fail",
+            "numerics": "pass" if all(one < 0.02 for one in off.values()) else "fail",
             "best timed": median[best],
             "best timed, place in the model's order": int(best) + 1,
             "points tried": note["tried"],
