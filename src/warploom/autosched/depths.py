@@ -1,7 +1,7 @@
-"""How deep the rings of a solved schedule are: what shared memory is left goes to them.
+"""How deep the rings of a solved schedule are: they get all shared memory that is left.
 
-The solver's times ask for a least depth; loads vary more than its model says, and deeper is always
-legal: a slot lives at most depth x interval.
+The solver's times ask for a least depth. Loads vary more than its model says, so deeper rings help,
+and they are always legal: a slot lives at most depth x interval.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Named schedules: the shapes people write by hand, as data of the same kind a solver gives.
+"""Named schedules: the forms that people write by hand, as the same data that the solver gives.
 
-Times are positions in an order, not cycles: what counts for the emitted code is their order, their
-stage and their group. Sources: ThunderKittens' load-compute-store-finish template
+Times are positions in an order, not cycles: the emitted code depends on their order, their stage
+and their group only. Sources: ThunderKittens' load-compute-store-finish template
 (arXiv 2410.20399, section 5), FlashAttention-3 (arXiv 2407.08608, sections 3.1 and 3.2).
 """
 
@@ -56,7 +56,7 @@ def write(
     """A schedule of one loop from an order of (node label or "release RING", stage) pairs.
 
     `copies` of register tiles by name (`passes.copies`); `shift` places group g's order g * shift
-    positions later, which is what turns are taken by.
+    positions later: that gives the groups their turns.
     """
     interval = len(order) + max(0, compute - 1) * shift
     time: dict[str, int] = {}
@@ -150,9 +150,9 @@ def overlapped(
     early_rescale: bool = False,
 ) -> KernelSchedule:
     """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
-    so that both are in flight while the ops between them run; with `pingpong` the groups take the
-    tensor core in turn (ping-pong). With two `copies` of what the last matmul reads from registers
-    the next one is packed while it runs. `early_rescale`: what the loop does to the last matmul's
+    so that both are in flight while the ops between them run. With `pingpong` the groups take turns
+    with the tensor core. With two `copies` of the tile that the last matmul reads from registers,
+    the next tile is packed while it runs. `early_rescale`: what the loop does to the last matmul's
     result before that matmul (rescaling) comes right before it, beside the first matmul, and not at
     the end of the iteration, where the tensor core would wait for it.
     """

@@ -1,10 +1,10 @@
 """When a solved schedule gives ring slots back.
 
-The solver knows when a matmul is done with its operands. The instruction that says so first waits
-for the matmul, so it belongs where the group waits for that matmul anyway; a matmul that nothing in
-the loop waits for (a plain sum) is waited for after the next one was started, so that the tensor
-core does not run dry. Either only as far as the ring's depth covers; else when the model says that
-the matmul is done.
+The solver knows when a matmul has read its operands. The instruction that gives the slot back first
+waits for the matmul, so its place is where the group waits for that matmul anyway. If nothing in
+the loop waits for it (a plain sum), the group waits after it has started the next matmul, so that
+the tensor core does not run dry. If the ring is too shallow for either, the slot goes back when the
+model says that the matmul is done.
 """
 
 from __future__ import annotations

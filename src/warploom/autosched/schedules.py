@@ -1,13 +1,14 @@
 """Kernel schedules by name, for any program: what `build(..., schedule="...")` understands.
 
-unpipelined   one slot a ring, one matmul at a time: nothing overlaps inside a block but groups
+unpipelined   one slot a ring, one matmul at a time: only the groups of a block overlap
 multistage    two slots a ring, matmuls drained every iteration
 lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
 inflight      the same with one matmul in flight across iterations
 overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
-solve         the solver's (`autosched.solve`), of several answers the one that replays fastest
-              (`autosched.chosen`)
+...-early     these two with what the loop does to its last result (rescaling) beside the first
+              matmul, right before the last one adds to it
+solve         the solver's answer that replays fastest (`autosched.solve`, `autosched.chosen`)
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ NAMES = (
     "inflight",
     "overlapped",
     "pingpong",
+    "overlapped-early",
+    "pingpong-early",
     "solve",
 )
 
@@ -118,9 +121,11 @@ def schedule_named(
         groups = 1  # that axis cannot be shared out
 
     def make(depth: int) -> KernelSchedule:
-        if name in ("overlapped", "pingpong"):
-            pingpong = name == "pingpong" and groups > 1
-            return overlapped(program, depth, plan, groups, pingpong, registers)
+        if name.startswith(("overlapped", "pingpong")):
+            pingpong, early = name.startswith("pingpong") and groups > 1, name.endswith("-early")
+            return overlapped(
+                program, depth, plan, groups, pingpong, registers, early_rescale=early
+            )
         flying = int(name == "inflight")
         return multistage(program, depth, plan, groups, flying, registers)
 

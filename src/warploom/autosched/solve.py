@@ -3,9 +3,9 @@
     extract     each loop's graph (`perf.extract`)
     solve       interval, times, registers, least ring depths, proof (`solve.solve`)
     confirm     a search that shares nothing with the solver's proves the interval again
-    deepen      what shared memory is left goes to the rings: loads vary more than the model says
-    release     a slot goes back where its reader is waited for anyway, or when it is done
-    copies      a tile has two only where the times need them
+    deepen      the rings get the shared memory that is left: loads vary more than the model says
+    release     a slot goes back where the group waits for its reader anyway, or when that is done
+    copies      a tile gets two copies only if the times need them
 
 The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
 (`solve.uniform`). Answers are kept in the user's cache by the hash of the problem.
@@ -54,10 +54,10 @@ VERSION = 14  # of what is done with an answer: kept schedules of another one ar
 class Search:
     """How hard to look: seconds of the solver a loop, its seed, and the cost table's end.
 
-    At the high end of every cost a schedule is legal for all values within, so it has slack where
-    the machine is slower than its table; where nothing is found there, `solve_kernel` goes on with
-    the nominal costs. `expand` tries two copies of tiles (`passes.copies`) where the interval is
-    above what the units need; they cost registers. `replayed`: of several answers the one whose
+    A schedule for the high end of every cost is legal for all lower values, so it has slack where
+    the machine is slower than its table. If there is none, `solve_kernel` tries the nominal costs.
+    `expand` tries two copies of tiles (`passes.copies`), which cost registers, where the interval
+    is longer than the units need. `replayed` compiles several answers and takes the one whose
     machine code replays fastest (`autosched.chosen`).
     """
 
@@ -282,7 +282,7 @@ def _with_bound_checked(problem: Extraction, answer: Schedule, search: Search) -
 def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:
     """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
 
-    Of the layout of the block with one slot a ring.
+    They are those of the layout of the block with one slot a ring.
     """
     rings = rings_of(placement, slots_of(plan, 1))
     taken = shared_layout(placement, plan, rings).total
@@ -336,7 +336,7 @@ def _with_fewest_copies(
     loop: Loop,
     extracted: Callable[[Loop, Mapping[str, int]], Extraction],
 ) -> KernelSchedule:
-    """The schedule without the copies of tiles that the times of a loop do without: copies take
+    """The schedule without the copies of tiles that a loop's times do not need: copies take
     registers."""
     made = schedule.loops[loop.index]
     copies = dict(made.params.get("copies", {}))

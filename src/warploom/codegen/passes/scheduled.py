@@ -111,6 +111,8 @@ def _copies(placement: Placement, loop: Loop, times: Schedule) -> dict[str, int]
     """Tiles of a loop with more than one copy; raises for a tile that cannot have copies."""
     asked: Mapping[str, int] = times.params.get("copies", {})
     found = {name: int(count) for name, count in asked.items() if count > 1}
+    if not found:
+        return {}
     if odd := sorted(set(found) - set(expandable(placement, loop))):
         raise InputError(
             f"schedule of loop {loop.index!r} gives tile {odd[0]} {found[odd[0]]} copies, but it "

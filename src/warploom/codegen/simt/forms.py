@@ -5,8 +5,8 @@
     col     x[columns held]         a vector beside columns: the same in all row threads
     scalar  x                       the same everywhere
 
-A vector may be needed beside rows here and beside columns there (a transpose does that): it has
-one form, its first writer's, and is exchanged through shared memory where the other is needed.
+A transpose may need a vector beside rows at one place and beside columns at another. A vector has
+the form that its first writer gives it, and is exchanged through shared memory for the other.
 """
 
 from __future__ import annotations

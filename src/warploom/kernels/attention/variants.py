@@ -8,7 +8,7 @@ from pathlib import Path
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.table import read_variants
+from warploom.tables import read_variants
 
 
 @dataclass(frozen=True)
