@@ -15,6 +15,7 @@ from warploom.errors import InputError, ToolMissing
 # A few of the corpus, of different classes; `python -m bench.emulate` runs all.
 SAMPLE = {
     "no wait for a slot": ("bulk_pipeline", 0, "rule"),
+    "slot given back early": ("bulk_pipeline", 8, "race"),
     "store still reads": ("bulk_pipeline", 9, "race"),
     "no fence of the proxy": ("bulk_pipeline", 12, "proxy"),
     "bytes of a copy": ("tutorial_gemm", 2, "bytes"),

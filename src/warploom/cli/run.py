@@ -21,7 +21,7 @@ def run(
     on: Annotated[
         str,
         typer.Option(
-            help="cpu: the interpreter; emulated: its CUDA C++ on the emulated Hopper; gpu: launched"
+            help="cpu: the interpreter; emulated: its CUDA C++ on a CPU; gpu: launched"
         ),
     ] = "cpu",
     settings: Settings = None,
