@@ -32,6 +32,8 @@ from warploom.sass.decode.cubin import parse
 ROOT: Final = Path(__file__).parent.parent
 RESULT: Final = ROOT / "bench" / "results" / "raw" / "spacing-h200.json"
 TABLE: Final = ROOT / "src" / "warploom" / "sass" / "data" / "latency_sm90a.json"
+PAGE: Final = ROOT / "docs" / "sass.md"
+BEGIN, END = "<!-- spacing: begin -->", "<!-- spacing: end -->"
 RUNNER: Final = Path(__file__).parent / "spacing_parts" / "run.py"
 SEEDS: Final = {"uniform": 4, "all": 3}
 KERNELS: Final = {SPACING: 4, STALL: 3, SYNC: 3, ACROSS: 2, LATENCY: 2}  # of each target, at most
@@ -105,7 +107,9 @@ def report(path: Path) -> None:
     data = json.loads(TABLE.read_text())
     data["interlocked"] = interlocked(rows)
     write_text_atomically(TABLE, json.dumps(data, indent=0) + "\n")
-    print(table(rows))
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    write_text_atomically(PAGE, f"{head}{BEGIN}\n{table(rows)}\n{END}{tail}")
 
 
 def _condensed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -113,7 +117,7 @@ def _condensed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str, int, int], dict[str, Any]] = {}
     for row in rows:
         place = row["kind"], row["key"], row["mined"], row["distance"]
-        empty = {"patches": {}, "pairs": 0, "launches": 0, "wrong": 0}
+        empty: dict[str, Any] = {"patches": {}, "pairs": 0, "launches": 0, "wrong": 0}
         into = found.setdefault(place, empty)
         into["patches"][row["outcome"]] = into["patches"].get(row["outcome"], 0) + 1
         if row["outcome"] != "not run":

@@ -10,7 +10,7 @@ from tests.gpu.cases import distance
 
 from warploom import tile as t
 from warploom.codegen.compile.build import build
-from warploom.codegen.simt.emit import emit_simt
+from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.errors import InputError
 

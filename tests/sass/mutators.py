@@ -500,14 +500,16 @@ def sync_loses_wait(code: Code) -> Iterator[Mutant]:
             yield Mutant(code.changed((item.index, WAIT, 0)), code.name(item.index))
 
 
-def counted_setters_swapped(code: Code) -> Iterator[Mutant]:
-    """Two copies that commit to a counted scoreboard change places with what counts them down."""
+def wait_above_its_commit(code: Code) -> Iterator[Mutant]:
+    """The wait for groups of copies goes above the commit of the last one: it counts one fewer."""
     for block in code.kernel.blocks:
-        items = code.items[block.start : block.end]
-        for first, second in pairwise(items):
-            if {first.base, second.base} == {"LDGDEPBAR", "DEPBAR"}:
-                name = code.name(first.index, second.index)
-                yield Mutant(code.moved(second.index, first.index), name)
+        commit: int | None = None
+        for item in code.items[block.start : block.end]:
+            if item.base == "LDGDEPBAR":
+                commit = item.index
+            elif item.base == "DEPBAR" and commit is not None:
+                yield Mutant(code.moved(item.index, commit), code.name(commit, item.index))
+                commit = None
 
 
 def setter_above_earlier_wait(code: Code) -> Iterator[Mutant]:
@@ -735,7 +737,7 @@ MUTATORS: dict[Mutator, frozenset[str]] = {
     matrix_chain_early: _TIME,
     use_above_wait: _WAITS,
     sync_loses_wait: _WAITS,
-    counted_setters_swapped: _SYNC | frozenset(("PINNED", "SCOREBOARD_ORDER")),
+    wait_above_its_commit: _SYNC | frozenset(("PINNED", "SCOREBOARD_ORDER")),
     setter_above_earlier_wait: _ORDER,
     wait_where_none_is_defined: frozenset(("CONTROL_WAIT",)),
     reuse_without_stay: frozenset(("CONTROL_L2",)),

@@ -139,6 +139,11 @@ def test_pointers_are_distinct_in_triton_mode_alone() -> None:
     for first, second in ((store, load), (load, store), (store, store)):
         assert must_keep_order(first, second, AliasMode.STRICT)
     assert not must_keep_order(store, load, AliasMode.TRITON)
+    # Two through one argument, or through one that is not known: anything may meet.
+    for pointers in (frozenset((0,)), frozenset[int](), frozenset((0, 1))):
+        other = replace(load, pointers=pointers)
+        assert must_keep_order(store, other, AliasMode.TRITON)
+        assert must_keep_order(other, store, AliasMode.TRITON)
 
 
 def test_a_load_touches_as_many_bytes_as_it_fills_registers(

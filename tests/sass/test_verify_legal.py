@@ -1,4 +1,4 @@
-"""What is legal is accepted: every original, and ten thousand random edits, each with a verdict."""
+"""What is legal is accepted: every original, and thousands of random edits, each with a verdict."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from warploom.sass.rules.verify import Verifier, verify
 pytestmark = pytest.mark.usefixtures("disassembled_once")
 
 Verifiers = Callable[[Cubin, str, AliasMode], Verifier]
-EDITS = {
-    "triton_softmax_1x4096_w8_s1": 700,
-    "triton_softmax_4x4096_w8_s3": 700,
-    "triton_layernorm_1x4096_w8_s1": 700,
-    "triton_rmsnorm_2x4096_w8_s2": 700,
-    "triton_skinny_gemm_32x256_w4_s4": 700,
-    "triton_batched_gemm_128x128x64_w8_s4": 600,
-    "triton_attention_128x64_w8_s3": 600,
-    "cuda_mma_gemm": 600,
-    "cuda_sgemm": 500,
-    "cuda_several": 500,
-    "cuda_doubles": 300,
-}
-TALLY: Counter[str] = Counter()
+STARTS = (
+    "triton_softmax_1x4096_w8_s1",
+    "triton_softmax_4x4096_w8_s3",
+    "triton_layernorm_1x4096_w8_s1",
+    "triton_rmsnorm_2x4096_w8_s2",
+    "triton_skinny_gemm_32x256_w4_s4",
+    "triton_batched_gemm_128x128x64_w8_s4",
+    "triton_attention_128x64_w8_s3",
+    "cuda_mma_gemm",
+    "cuda_sgemm",
+    "cuda_several",
+    "cuda_doubles",
+)
+EDITS = 160  # of one cubin, each of another instruction
+LEAST = 2500
 
 
 @pytest.mark.parametrize("mode", AliasMode)
@@ -54,16 +55,13 @@ def test_every_original_is_legal(
 def edit_and_check(
     cubin: Cubin, name: str, edits: int, seed: int, verifier: Verifier
 ) -> tuple[Counter[str], list[float]]:
-    """`edits` random edits one after the other; an edit that is refused is taken back."""
+    """An edit of each of `edits` instructions, one after the other; a refused one is taken back."""
     editor = Editor(cubin, name, verifier.mode)
     rng = random.Random(seed)
     free = [item.index for item in editor.kernel.instructions if not item.pinned]
     tally: Counter[str] = Counter()
     seconds: list[float] = []
-    tries = 0
-    while tally["accepted"] + tally["refused"] < edits and tries < 4 * edits:
-        tries += 1
-        index = rng.choice(free)
+    for index in rng.sample(free, min(edits, len(free))):
         block, here = editor.position(index)
         before = editor.states[block], editor.controls(block)
         try:
@@ -97,18 +95,18 @@ def edit_and_check(
     return tally, seconds
 
 
-def test_ten_thousand_random_edits_are_accepted(
+def test_random_edits_are_accepted(
     cubin_of: Callable[[str], Cubin], verifier_of: Verifiers
 ) -> None:
     total: Counter[str] = Counter()
     seconds: list[float] = []
     accepted_by_sm: Counter[int] = Counter()
-    for number, (start, edits) in enumerate(EDITS.items()):
+    for number, start in enumerate(STARTS):
         for sm in (80, 90):
             cubin = cubin_of(f"{start}_sm{sm}")
             mode = (AliasMode.STRICT, AliasMode.TRITON)[number % 2]
             for name in cubin.kernels:
-                share = edits // len(cubin.kernels)
+                share = EDITS // len(cubin.kernels)
                 verifier = verifier_of(cubin, name, mode)
                 tally, times = edit_and_check(cubin, name, share, number, verifier)
                 total.update(tally)
@@ -117,9 +115,9 @@ def test_ten_thousand_random_edits_are_accepted(
     median = statistics.median(seconds)
     verdicts = total["accepted"] + total["refused"]
     print(f"{dict(total)}, median verdict {median * 1e3:.2f} ms, by sm {dict(accepted_by_sm)}")
-    assert total["accepted"] >= 10_000
+    assert total["accepted"] >= LEAST
     assert total["accepted"] >= 0.9 * verdicts
-    assert min(accepted_by_sm.values()) >= 4000
+    assert min(accepted_by_sm.values()) >= 0.4 * LEAST
     assert median < 2e-3 * 3, "a verdict takes 2 ms; thrice that on a busy machine is too slow"
 
 

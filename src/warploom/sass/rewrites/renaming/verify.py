@@ -53,6 +53,10 @@ class _Relation:
     def holds(self, one: int, other: int) -> bool:
         return (one == other and one not in self.apart) or (one, other) in self.extra
 
+    def meet(self, other: _Relation) -> _Relation:
+        """What holds on both of two paths that come together."""
+        return _Relation(self.apart | other.apart, self.extra & other.extra)
+
 
 _EQUAL: Final = _Relation(frozenset(), frozenset())
 
@@ -158,11 +162,8 @@ def _lockstep(one: Kernel, other: Kernel) -> list[Finding]:
             state = _after(state, one.instructions[index], other.instructions[index])
         return state
 
-    def meet(known: _Relation, new: _Relation) -> _Relation:
-        return _Relation(known.apart | new.apart, known.extra & new.extra)
-
     found: dict[tuple[int, int], Finding] = {}
-    for place, entry in fixed_point(one, _EQUAL, through, meet).items():
+    for place, entry in fixed_point(one, _EQUAL, through, _Relation.meet).items():
         state = entry
         block = one.blocks[place.block]
         for index in range(block.start, block.end):

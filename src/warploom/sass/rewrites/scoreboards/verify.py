@@ -141,27 +141,31 @@ def _early(kernel: Kernel, place: int) -> bool:
 
 
 def _loops(one: Kernel, two: Kernel) -> Iterator[Finding]:
-    """A count has six bits: a loop that sets a scoreboard has to wait for it."""
+    """A count has six bits: what a loop sets it waits for, where the original does."""
     for loop in natural_loops(one):
         indices = [
             index
             for number in loop.blocks
             for index in range(one.blocks[number].start, one.blocks[number].end)
         ]
-        missing = _unawaited(two, indices) & ~_unawaited(one, indices)
-        if missing and not _unawaited(one, indices):
-            item = two.instructions[indices[0]]
-            yield _finding("BOARD_COUNT", item, f"its loop sets and never awaits {missing:#x}")
+        in_one, in_two = _awaited(one, indices), _awaited(two, indices)
+        for index in indices:
+            for event in events(one.instructions[index]):
+                first, second = number_of(one, event), number_of(two, event)
+                if in_one >> first & 1 and not in_two >> second & 1:
+                    reason = f"its loop sets scoreboard {second} and never awaits it"
+                    yield _finding("BOARD_COUNT", two.instructions[index], reason)
 
 
-def _unawaited(kernel: Kernel, indices: list[int]) -> int:
-    sets = waits = 0
+def _awaited(kernel: Kernel, indices: list[int]) -> int:
+    """Scoreboards that some of these instructions wait for, or count down."""
+    mask = 0
     for index in indices:
         item = kernel.instructions[index]
-        waits |= waited_scoreboards(item)
-        for number in (item.control.write_sb, item.control.read_sb):
-            sets |= 0 if number == NO_SCOREBOARD else 1 << number
-    return sets & ~waits
+        mask |= item.control.wait
+        if item.base == "DEPBAR":
+            mask |= sum(1 << int(n) for n in set(re.findall(r"SB(\d)", item.line.operands)))
+    return mask
 
 
 # --- the relation --------------------------------------------------------------------------------
