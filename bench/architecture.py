@@ -4,7 +4,8 @@
     python -m bench.architecture BEFORE [AFTER]    two revisions of git
 
 A room is a folder of `src/warploom`, or a module that stands beside the folders. Only Python is
-counted. An import counts wherever it stands, in a function too.
+counted. An import counts wherever it stands, in a function too. A concept lives in every module
+that has a statement of its rule (`CONCEPTS`).
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ class House:
     def trees(self) -> dict[str, ast.Module]:
         """Every module parsed."""
         return {name: ast.parse(text) for name, text in self.sources.items()}
+
+    @cached_property
+    def statements(self) -> dict[str, list[str]]:
+        """The statements at the top of every module, without docstrings and comments."""
+        return {
+            name: [_code(one) for one in ast.parse(text).body]
+            for name, text in self.sources.items()
+        }
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
@@ -185,8 +194,9 @@ def house_of(files: Iterable[tuple[str, str]]) -> House:
     layers: tuple[tuple[str, ...], ...] = ()
     for path, text in files:
         if path == "pyproject.toml":
-            (contract,) = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
-            layers = tuple(tuple(re.findall(r"[\w.]+", line)) for line in contract["layers"])
+            contracts = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
+            (lines,) = (one["layers"] for one in contracts if "layers" in one)
+            layers = tuple(tuple(re.findall(r"[\w.]+", line)) for line in lines)
             continue
         parts = Path(path).with_suffix("").parts[1:]
         if parts[-1] == "__init__":
@@ -240,11 +250,68 @@ MEASURES: dict[str, Callable[[House], int]] = {
 }
 
 
+# Concept -> what a statement at the top of a module has in it, and patterns that find that: all of
+# them match the statement as `ast.unparse` writes it, without docstrings and comments.
+CONSTANT = r"\A(?!async |def |class |from |import |__all__)"
+CONCEPTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "chooser of a kernel's schedule": (
+        "a public function that returns a `KernelSchedule`",
+        (r"\Adef [a-z][^\n]*\) -> [^\n]*KernelSchedule",),
+    ),
+    "ring grouping": (
+        "loads of a program collected by their readers",
+        (r"\breaders\b", r"\.setdefault\(", r"\bprogram\b"),
+    ),
+    "shared layout": ("an offset for each of a block's rings", (r"\.depth \* \w+\.slot_bytes",)),
+    "walker of machine code": (
+        "times kept for each scoreboard",
+        (r"\bboards: list\[(float|list)", r"SCOREBOARDS"),
+    ),
+    "road to the GPU: launch": ("`cuLaunchKernel`", (r"cuLaunchKernel",)),
+    "road to the GPU: tensor maps": ("`cuTensorMapEncodeTiled`", (r"cuTensorMapEncodeTiled",)),
+    "road to the GPU: NVRTC": ("`nvrtcCompileProgram`", (r"nvrtcCompileProgram",)),
+    "road to the GPU: timing": ("CUDA events", (r"cuEventElapsedTime|elapsed_time\(|event_pair",)),
+    "road to the GPU: watchdog": ("a process killed", (r"\.kill\(\)|\.killpg\(|\.terminate\(\)",)),
+    "table of element types": (
+        "a constant that names bf16, fp16, fp32 and e4m3",
+        (CONSTANT, *(rf"(?i)\b{kind}\b" for kind in ("bf16", "fp16", "fp32", "e4m3"))),
+    ),
+    "graph of a loop": ("a `Graph` made of nodes", (r"(?<![\w.])Graph\(", r"\bnodes\b")),
+    "loading a user's file": ("a module executed", (r"exec_module\(|runpy\.",)),
+}
+
+
+def places(house: House, patterns: tuple[str, ...]) -> list[str]:
+    """The modules with a statement at the top that all patterns match."""
+    found = [re.compile(pattern) for pattern in patterns]
+    return sorted(
+        name
+        for name, statements in house.statements.items()
+        if any(all(one.search(text) for one in found) for text in statements)
+    )
+
+
+def _code(statement: ast.stmt) -> str:
+    """A statement without docstrings and comments; its tree loses its docstrings."""
+    for node in ast.walk(statement):
+        if isinstance(node, Function | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(statement)
+
+
 def tables(before: House, after: House, names: tuple[str, str]) -> str:
-    """Both tables: measures of the whole, then lines and files of every room."""
+    """The tables: measures of the whole, places of each concept, lines and files of every room."""
     head = f"| {{}} | {names[0]} | {names[1]} |\n|---|---:|---:|"
     rows = [head.format("of the whole")]
     rows += [f"| {name} | {of(before):,} | {of(after):,} |" for name, of in MEASURES.items()]
+    rows += [
+        "",
+        f"| places where a concept lives | modules with | {names[0]} | {names[1]} |",
+        "|---|---|---:|---:|",
+    ]
+    for concept, (rule, patterns) in CONCEPTS.items():
+        counts = [len(places(house, patterns)) for house in (before, after)]
+        rows.append(f"| {concept} | {rule} | {counts[0]} | {counts[1]} |")
     rows += ["", head.format("lines (files) of")]
     for room in sorted({*before.rooms, *after.rooms}):
         indent = "&nbsp;&nbsp;" * room.count("/")
@@ -280,6 +347,8 @@ def main() -> int:
     )
     print(made)
     circles = [" <-> ".join(sorted(circle)) for circle in after.circles(after.room)]
+    for concept, (_, patterns) in CONCEPTS.items():
+        print(f"{concept}: {', '.join(places(after, patterns))}")
     for line in (*after.upward(), *after.without_importer(), *circles):
         print(line)
     return 0

@@ -22,8 +22,8 @@ Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tu
 CHANGES: dict[str, Callable[[AttentionChoice], AttentionChoice]] = {
     # sums rescaled before the values come on top
     "-rescaled-early": lambda c: replace(c, early_rescale=True),
-    # no turns
-    "-no-turns": lambda c: replace(c, pingpong=False),
+    # no ping-pong
+    "-no-pingpong": lambda c: replace(c, pingpong=False),
 }
 
 
@@ -36,7 +36,7 @@ def _choice(name: str, **config: Any) -> Variant:
 
 
 def _plain(config: AttentionConfig) -> KernelSchedule:
-    return multistage(attention(config), {"k": 2, "v": 2}, LaunchPlan(split="rows"), 2, in_flight=0)
+    return multistage(attention(config), 2, LaunchPlan(split="rows"), 2, in_flight=0)
 
 
 TIMED: dict[str, tuple[str, ...]] = {

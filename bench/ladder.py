@@ -104,10 +104,9 @@ def made(kind: str, name: str) -> tuple[Program, KernelSchedule]:
         return attention(config), schedule
     step = ATTENTION[name]
     program = attention(AttentionConfig(tile=step.tile, split_mask_loop=step.split_mask_loop))
-    depths = {"k": step.depth, "v": step.depth}
     if step.overlap:
-        return program, overlapped(program, depths, step.launch, step.groups, pingpong=False)
-    return program, multistage(program, depths, step.launch, step.groups, step.flying)
+        return program, overlapped(program, step.depth, step.launch, step.groups, pingpong=False)
+    return program, multistage(program, step.depth, step.launch, step.groups, step.flying)
 
 
 def _folder(kind: str, name: str) -> Path:

@@ -159,10 +159,12 @@ def has_gpu() -> bool:
 def here(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """A folder with the examples, in which what one page compiled is there for the next."""
+    """A folder with the examples and the kernels of the emulation, in which what one page compiled
+    is there for the next."""
     cache = tmp_path_factory.getbasetemp().parent / "warploom-documents"
     monkeypatch.setenv("WARPLOOM_CACHE", str(cache))
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for folder in ("examples", "bench"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "gated", raising=False)

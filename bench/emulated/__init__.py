@@ -1,1 +1,1 @@
-"""Kernels with planted faults for the emulation: files of several styles, emitted kernels by kind."""
+"""Kernels with planted faults for the emulation: files of several styles, and emitted kernels."""

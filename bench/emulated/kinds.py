@@ -36,8 +36,8 @@ class Case:
     apart: float = 1e-3
 
 
-def _gemm(m: int, n: int, k: int, plan: LaunchPlan, **config: Any) -> Case:
-    chosen = GemmConfig(**{"tile": (128, 64, 16), **config})
+def gemm_case(m: int, n: int, k: int, plan: LaunchPlan, chosen: GemmConfig) -> Case:
+    """A product on random data with three slots."""
     program = gemm(chosen)
     random = np.random.default_rng(0)
     arrays: Arrays = {
@@ -47,14 +47,15 @@ def _gemm(m: int, n: int, k: int, plan: LaunchPlan, **config: Any) -> Case:
     return Case(program, emitted(program, multistage(program, 3, plan)), arrays)
 
 
-def _attention(rows: int, keys: int, head: int, plan: LaunchPlan, **config: Any) -> Case:
-    chosen = AttentionConfig(head_dim=head, tile=(128, 64 if head > 32 else 32), **config)
+def _attention(rows: int, keys: int, head: int, plan: LaunchPlan, causal: bool = False) -> Case:
+    tile = (128, 64 if head > 32 else 32)
+    chosen = AttentionConfig(head_dim=head, tile=tile, causal=causal)
     program = attention(chosen)
     random = np.random.default_rng(1)
     shapes = {"q": rows, "k": keys, "v": keys}
     arrays: Arrays = {n: random.normal(size=(1, 1, count, head)) for n, count in shapes.items()}
     arrays["o"] = np.full((1, 1, rows, head), np.nan)
-    schedule = overlapped(program, {"k": 2, "v": 2}, plan, 2)
+    schedule = overlapped(program, 2, plan, 2)
     return Case(program, emitted(program, schedule), arrays)
 
 
@@ -106,17 +107,24 @@ def _threads() -> Case:
 
 
 ROWS = LaunchPlan(split="rows")
+TILE = (128, 64, 16)
 KINDS: dict[str, Callable[[], Case]] = {
-    "GEMM": lambda: _gemm(
-        300, 200, 100, LaunchPlan(split="m", store_panels=1), tile=(128, 128, 16)
+    "GEMM": lambda: gemm_case(
+        300, 200, 100, LaunchPlan(split="m", store_panels=1), GemmConfig(tile=(128, 128, 16))
     ),
     "attention": lambda: _attention(
         330, 170, 32, ROWS.with_options(tile_scheduler="dynamic"), causal=True
     ),
     "staged": _staged,
-    "clusters": lambda: _gemm(300, 136, 100, LaunchPlan(split="m", cluster=("m_tile", 2))),
-    "cluster reduction": lambda: _gemm(
-        300, 70, 100, LaunchPlan(split="m", cluster=("slices_tile", 2)), slices=2, in_cluster=True
+    "clusters": lambda: gemm_case(
+        300, 136, 100, LaunchPlan(split="m", cluster=("m_tile", 2)), GemmConfig(tile=TILE)
+    ),
+    "cluster reduction": lambda: gemm_case(
+        300,
+        70,
+        100,
+        LaunchPlan(split="m", cluster=("slices_tile", 2)),
+        GemmConfig(tile=TILE, slices=2, in_cluster=True),
     ),
     "stores over queries": lambda: _attention(600, 130, 64, ROWS.with_options(store_over="q_t")),
     "chained tasks": lambda: _attention(
@@ -190,7 +198,8 @@ CLASSES: dict[str, Edit] = {
     "no meeting of the cluster": _swap(r"cluster_sync\(\);", ";"),
     "no meeting of the cluster at the end": _last(r"cluster_sync\(\);"),
     "no meeting of threads": _swap(
-        r"if \(part == 0\) named_sync<.*?>\(\); else [^;]*;(?: else [^;]*;)*|named_sync<[^;]*;|__syncthreads\(\);",
+        r"if \(part == 0\) named_sync<.*?>\(\); else [^;]*;(?: else [^;]*;)*"
+        r"|named_sync<[^;]*;|__syncthreads\(\);",
         ";",
     ),
     "no __syncwarp": _swap(r"__syncwarp\(\);", ";"),
@@ -212,8 +221,18 @@ CLASSES: dict[str, Edit] = {
 }
 
 
+# What is no fault there, though the text has it.
+EQUIVALENT = {
+    ("stores over queries", "stores not waited for at the end"): (
+        "every task waits for its stores before it gives the queries' slot back"
+    ),
+}
+
+
 def planted(kind: str, name: str) -> CudaSource | None:
     """The kernel of a kind with a fault of a class; None where it has nothing of that class."""
+    if (kind, name) in EQUIVALENT:
+        return None
     source = case(kind).source
     body = source.text.index('extern "C"')
     text = source.text[:body] + CLASSES[name](source.text[body:])

@@ -76,6 +76,8 @@ WRONG = {
     "build mine.py:nothing -o out": "nothing stores nothing: there is nothing to build",
     "build mine.py:named -o out": "program str '../evil': expected a name",
     "build gemm -o out --gpu b200": "code is emitted for h100, h200, a100",
+    "build mine.py:scaled -o out --print-after all": "has no matmul, so it has no block program",
+    "build gemm -o out --print-after none": "--print-after 'none': expected all, scheduled",
     "build gemm -o out --allow all": "allow 'all': expected some of spills, stack",
     "build gemm -o out --schedule none.json": "cannot read none.json",
     "build gemm -o out --schedule bad.json": "bad.json: not JSON",
@@ -169,6 +171,17 @@ def test_the_same_program_is_built_for_an_older_gpu(
 ) -> None:
     assert called("build mine.py:good -o out --gpu a100", monkeypatch) == 0
     assert "cp.async" in (here / "out" / "good.cu").read_text()
+
+
+def test_a_build_prints_the_block_program_after_a_pass_and_goes_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called("build mine.py:good -o out --gpu a100 --print-after joins", monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert "good for a100" in out and (here / "out" / "good.cubin").exists()
+    head, _, text = err[err.index("# after") :].partition("\n")
+    assert head == "# after joins" and text.startswith("block program good, schedule ")
+    assert "Join <= 0: acc" in text and text.count("block program") == 1
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(

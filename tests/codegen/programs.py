@@ -34,12 +34,11 @@ def attention_case(
     """(program, schedule, arrays) of a small attention on (64 * groups) x 32 tiles."""
     chosen = AttentionConfig(head_dim=32, tile=(64 * groups, 32), **config)
     program = attention(chosen)
-    rings = {"k": depth, "v": depth}
     launch = LaunchPlan(split="rows")
     if kind == "overlapped":
-        schedule = overlapped(program, rings, launch, groups, pingpong)
+        schedule = overlapped(program, depth, launch, groups, pingpong)
     else:
-        schedule = multistage(program, rings, launch, groups, in_flight=0)
+        schedule = multistage(program, depth, launch, groups, in_flight=0)
     rng = np.random.default_rng(seed)
     heads = chosen.group
     arrays = {

@@ -240,7 +240,7 @@ def test_every_block_of_a_cluster_multiplies_what_was_copied_for_it(name, axis, 
 def test_attention_reads_what_was_copied():
     program = attention(AttentionConfig(tile=(128, 176)))
     launch = LaunchPlan(split="rows", store_panels=1)
-    schedule = overlapped(program, {"k": 2, "v": 2}, launch)
+    schedule = overlapped(program, 2, launch)
     grid = {"batch_tile": 1, "heads_tile": 2, "rows_tile": 3}
     check(program, schedule, lambda rank: grid | {"i": 5, "i_": 5, "i_1": 5})
 

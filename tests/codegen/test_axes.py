@@ -76,3 +76,26 @@ def test_what_has_no_code_says_so_at_the_users_line(message):
     with pytest.raises(InputError, match=message) as caught:
         _refused(REFUSED[message])
     assert __file__ in str(caught.value)
+
+
+def _transposed_operand(x_type, change):
+    """A product with x^T, where x is loaded k by m."""
+
+    def body(a, b, c):
+        acc = change(t.zeros(m=64, n=32), None)
+        for i in t.loop(t.cdiv(t.size("k"), 16)):
+            at = t.span(i * 16, 16)
+            acc += change(t.load(a, at, t.span(0, 64)), t.load(b, at, t.span(0, 32)))
+        t.store(c, t.span(0, 64), t.span(0, 32), tile=change(acc, None))
+
+    arrays = {"a": t.array(x_type, "k m"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
+    program = t.trace(body, arrays)
+    plan = LaunchPlan(split="", store="direct")
+    return lower(program, multistage(program, 2, plan, 1))
+
+
+def test_the_remedies_for_a_transposed_register_operand_are_ones():
+    with pytest.raises(InputError, match=r"take the loaded tile itself .* or swap"):
+        _transposed_operand(t.FP32, lambda x, y: x if y is None else x.cast(t.BF16).T @ y)
+    _transposed_operand(t.BF16, lambda x, y: x if y is None else x.T @ y)
+    _transposed_operand(t.FP32, lambda x, y: x.T if y is None else y.T @ x.cast(t.BF16))

@@ -48,7 +48,7 @@ def gemm_schedule(config=None, depth=4, plan=PLAN):
 
 def attention_schedule(**config):
     program = attention(AttentionConfig(**config))
-    return program, overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows"))
+    return program, overlapped(program, 2, LaunchPlan(split="rows"))
 
 
 def sass(built, tmp_path):
@@ -207,9 +207,7 @@ def test_what_cannot_be_honoured_is_refused_with_the_numbers(message):
 
 def test_spills_are_an_error_unless_allowed():
     program = attention(AttentionConfig(head_dim=128, tile=(192, 128)))
-    schedule = overlapped(
-        program, {"k": 2, "v": 2}, LaunchPlan(split="rows", store_panels=1), compute=3
-    )
+    schedule = overlapped(program, 2, LaunchPlan(split="rows", store_panels=1), compute=3)
     with pytest.raises(CheckFailed, match=r"spills|serialized|registers"):
         build(program, schedule)
 

@@ -97,7 +97,7 @@ def test_a_wait_left_out_and_words_of_another_lane_are_found(kernels, tmp_path):
     broken = [replace(sources[0], text=text) for text in faults]
     assert all(source.text != sources[0].text for source in broken)
     library = emulate.compile_all(broken, tmp_path)
-    with pytest.raises(emulate.Fault, match="unwritten: ldmatrix|race: the read by ldmatrix"):
+    with pytest.raises(emulate.Fault, match=r"unwritten: ldmatrix|race: the read by ldmatrix"):
         emulate.run(library, 0, broken[0], program, arrays)
     got = emulate.run(library, 1, broken[1], program, arrays)
     assert distance(got["c"], t.interpret(program, arrays)["c"]) > 1e-2

@@ -201,7 +201,7 @@ def test_copies_are_declared_and_code_is_unrolled():
     config = AttentionConfig(head_dim=64, tile=(128, 64))
     program = attention(config)
     plan = LaunchPlan(split="rows", store_panels=1)
-    schedule = overlapped(program, {"k": 3, "v": 3}, plan, 2, False)
+    schedule = overlapped(program, 3, plan, 2, False)
     text = emit(lower(program, ahead(schedule, {"product": 2}))).text
     assert "float product_copy1[1][32];" in text
     assert "i_ += 2" in text

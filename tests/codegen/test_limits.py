@@ -8,10 +8,11 @@ from warploom.autosched.named import multistage
 from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.lower import lower
-from warploom.codegen.simt import emit as simt_emit
+from warploom.codegen.simt import facts
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
@@ -48,7 +49,7 @@ def _exchanged(arch, side):
         t.store(y, *ranges, tile=(t.load(x, *ranges).T * 2.0).T)
 
     program = t.trace(body, {name: t.array(t.FP32, "m n") for name in "xy"})
-    return simt_emit.emit_simt(program, SimtSchedule("given", 256, 32, 1), arch).shared_bytes
+    return emit_simt(program, SimtSchedule("given", 256, 32, 1), arch).shared_bytes
 
 
 def _outcomes(make, arch, sizes):
@@ -84,7 +85,7 @@ def test_rings_and_exchanges_fill_the_block_of_their_architecture(arch):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
 def test_the_limit_of_another_architecture_is_found(arch, monkeypatch):
     """Planted fault: Hopper's limit for every architecture."""
-    monkeypatch.setattr(simt_emit, "shared_limit", lambda arch: 232448)
+    monkeypatch.setattr(facts, "shared_limit", lambda arch: 232448)
     with pytest.raises(AssertionError, match=arch):
         _check_accepted(_exchanged, arch, range(96, 225, 16))
 

@@ -18,11 +18,12 @@ from warploom.codegen.analysis.role_code import Guarded, LoopCode
 from warploom.codegen.cuda.emit import Printer, emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.text import block_text, parse_block
 from warploom.codegen.passes.lower import lower
 
 SOURCE = Path(warploom.__file__).parent
-PRINTERS = ("codegen/cuda", "codegen/simt")
-CALLERS = (*PRINTERS, "codegen/compile")  # what may import them
+PRINTER = "codegen/cuda"
+CALLERS = (PRINTER, "codegen/compile")  # what may import it
 # Prints a pickled block program: another process with other hashes, so another order of sets.
 PRINT = """
 import pickle, sys
@@ -68,6 +69,14 @@ OLDER = {
 
 def printed(source):
     return source.text, source.parameters, source.shared_bytes
+
+
+@pytest.mark.parametrize("name", [*BLOCKS, *OLDER])
+def test_a_block_program_prints_the_same_after_a_way_through_its_text(name):
+    block = (BLOCKS | OLDER)[name]()
+    again = parse_block(block_text(block), block.placement.program)
+    write = emit_sm80 if name in OLDER else emit
+    assert again is not block and printed(write(again)) == printed(write(block))
 
 
 @pytest.mark.parametrize("name", [*BLOCKS, *OLDER])

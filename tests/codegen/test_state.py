@@ -44,7 +44,7 @@ def test_the_emitted_code_agrees_and_a_missing_meeting_does_not(tmp_path):
         got = emulate.run(library, number, sources[number], program, values)["o"]
         assert distance(got, attended(values)) == 0
     program, values = cases[2]
-    with pytest.raises(emulate.Fault, match="unwritten: ldmatrix|race: the read by ldmatrix"):
+    with pytest.raises(emulate.Fault, match=r"unwritten: ldmatrix|race: the read by ldmatrix"):
         emulate.run(library, 4, alone, program, values)
 
 

@@ -140,7 +140,7 @@ def test_dynamic_kernels_compile_and_name_their_counter():
     launch = LaunchPlan(
         split="rows", tile_scheduler="dynamic", dependent=True, reverse=("rows_tile",)
     )
-    schedule = overlapped(program, {"k": 2, "v": 2}, launch, registers=(40, 232))
+    schedule = overlapped(program, 2, launch, registers=(40, 232))
     built = build(program, schedule)
     assert {"kind": "counter"} in built.source.parameters and built.source.dependent
     assert emit(lower(program, schedule)).text.count("take_task(task_counter") == 1

@@ -55,7 +55,7 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
     """The emitted guard, run as Python, against what every row of the part sees."""
     config = AttentionConfig(head_dim=32, causal=causal, window=window, tile=(128, 32))
     program = attention(config)
-    block = lower(program, overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows")))
+    block = lower(program, overlapped(program, 2, LaunchPlan(split="rows")))
     tiles = RegisterTiles(block.placement)
     mask = next(op for op in program.ops() if op.kind == "where" and len(op.dst.type.axes) == 2)
     guard = written(tiles, mask)

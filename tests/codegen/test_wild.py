@@ -17,9 +17,9 @@ from tests.gpu.cases import distance
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
-from warploom.codegen.simt.emit import emit_simt
 from warploom.errors import InputError
 
 MATMULS = range(300, 316)

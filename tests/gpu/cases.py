@@ -85,7 +85,7 @@ VARIANTS = {
     "128x256": GemmChoice("128x256", (128, 256)),
     "128x128": GemmChoice("128x128", (128, 128), depth=6),
     "128x192": GemmChoice("128x192", (128, 192)),
-    "256x128": GemmChoice("256x128", (256, 128), panels=1),
+    "256x128": GemmChoice("256x128", (256, 128), store_panels=1),
     "128x128-dependent": GemmChoice("128x128-dependent", (128, 128), depth=6, dependent=True),
     "128x256-by-4": GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
     # rows that a cluster cuts unevenly, panels that overlap
@@ -94,7 +94,7 @@ VARIANTS = {
     ),
     "128x200": GemmChoice("128x200", (128, 200)),
     "in_cluster": GemmChoice(
-        "in_cluster", (128, 64), ("slices_tile", 4), panels=1, slices=4, in_cluster=True
+        "in_cluster", (128, 64), ("slices_tile", 4), store_panels=1, slices=4, in_cluster=True
     ),
     **{name: gemm_choice(name) for name in ("cluster-reduce6-64x64", "192x256", "192x256-along-n")},
 }

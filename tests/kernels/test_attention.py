@@ -115,7 +115,7 @@ def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
     arrays = packed_arrays(config, [(150, 90), (0, 40), (64, 200), (5, 5)], heads=1)
     program = attention(config)
     plan = LaunchPlan(split="rows", tile_scheduler="dynamic", skip_unit=True)
-    block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan))
+    block = lower(program, overlapped(program, 2, plan))
     got = simulate(block, arrays, seed=4)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
     text = emit(block).text
@@ -138,7 +138,7 @@ def test_attention_of_8_bits_is_close_to_float64(causal):
     want, lse = reference(config, bind(program, arrays))
     assert np.linalg.norm(got["o"] - want) <= 0.03 * np.linalg.norm(want)
     np.testing.assert_allclose(got["lse"], lse, atol=1e-5)
-    build(program, overlapped(program, {"k": 2, "v": 2}, LaunchPlan(), 1))
+    build(program, overlapped(program, 2, LaunchPlan(), 1))
 
 
 def test_a_quad_exchanges_pairs_into_the_fragment_of_8_bit_operands():
@@ -165,9 +165,7 @@ def test_rescaling_beside_the_first_matmul_gives_the_sequential_result(
     program, arrays = early_case(rows, keys, causal, split_mask_loop, seed)
     cluster = ("rows_tile", 2) if pair and not causal else ("", 1)
     launch = LaunchPlan(split="rows", cluster=cluster)
-    block = lower(
-        program, overlapped(program, {"k": 2, "v": 2}, launch, 2, pingpong, early_rescale=True)
-    )
+    block = lower(program, overlapped(program, 2, launch, 2, pingpong, early_rescale=True))
     got = simulate(block, arrays, seed=seed)["o"]
     assert got.tobytes() == interpret(program, arrays)["o"].tobytes()
 
@@ -191,7 +189,7 @@ def test_row_tiles_that_share_their_keys_give_what_they_give_alone(
     _, arrays = early_case(rows, keys, seed=seed)
     program = attention(replace(alone, cluster_m=2))
     launch = LaunchPlan(split="rows", cluster=("rows_tile", 2), reverse=("rows_tile",))
-    block = lower(program, overlapped(program, {"k": 2, "v": 2}, launch, 1, False))
+    block = lower(program, overlapped(program, 2, launch, 1, False))
     got = simulate(block, arrays, seed=seed)["o"]
     assert got.tobytes() == interpret(attention(alone), arrays)["o"].tobytes()
 
@@ -208,7 +206,7 @@ def early_case(rows, keys, causal=False, split_mask_loop=False, seed=0):
 
 def test_a_slot_given_back_before_its_reader_is_started_is_refused():
     program, _ = early_case(128, 128)
-    schedule = overlapped(program, {"k": 2, "v": 2}, LaunchPlan(split="rows"), early_rescale=True)
+    schedule = overlapped(program, 2, LaunchPlan(split="rows"), early_rescale=True)
     ((index, loop),) = schedule.loops.items()
     first = dict.fromkeys(loop.params["release"], loop.initiation_interval)
     early = replace(loop, params={**loop.params, "release": first})

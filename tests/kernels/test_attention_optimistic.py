@@ -97,7 +97,7 @@ def test_optimistic_rescaling_as_scheduled_gives_the_sequential_result(pattern):
     )
     arrays, program = arrays_of(pattern, 200, 170, 3), attention(config)
     plan = LaunchPlan(split="rows", skip_unit=True, skip_voted=True)
-    block = lower(program, overlapped(program, {"k": 2, "v": 2}, plan, early_rescale=True))
+    block = lower(program, overlapped(program, 2, plan, early_rescale=True))
     got = simulate(block, arrays, seed=1)
     want = interpret(program, arrays)
     assert all(got[name].tobytes() == want[name].tobytes() for name in ("o", "lse"))

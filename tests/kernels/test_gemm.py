@@ -11,12 +11,12 @@ from tests.gpu.cases import distance
 
 from warploom.autosched.named import multistage
 from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.steps import Join, Release, Run
 from warploom.codegen.oracle.barriers import PhaseBarrier
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
-from warploom.codegen.simt.emit import emit_simt
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm.program import (
     ACTIVATIONS,

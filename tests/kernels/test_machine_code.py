@@ -17,14 +17,15 @@ from pathlib import Path
 import pytest
 
 from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.simt.emit import emit_simt
+from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
-from warploom.codegen.simt.emit import emit_simt
 from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.choose import choose_gemm
 from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
-from warploom.tile import BF16, E4M3, FP16
+from warploom.tile import BF16, E4M3, FP16, Program
 
 PINNED = Path(__file__).with_name("machine_code.json")
 REWRITE = "WARPLOOM_REWRITE"
@@ -57,19 +58,16 @@ def digest(source: CudaSource, allow: tuple[str, ...] = ()) -> str:
     return hashlib.sha256(f"{launch}\n{code}".encode()).hexdigest()
 
 
-def chosen() -> dict[str, str]:
-    """The digests of the variants that the shapes get, by kind and name of the variant."""
-    found: dict[str, str] = {}
+def kernels() -> dict[str, tuple[Program, KernelSchedule, tuple[str, ...]]]:
+    """The variants that the shapes get, by kind and name: program, schedule, what ptxas may do."""
+    found: dict[str, tuple[Program, KernelSchedule, tuple[str, ...]]] = {}
     for kind, (base, shapes) in GEMM_SHAPES.items():
         for shape in shapes.split():
             m, n, k = map(int, shape.split("x"))
             choice = choose_gemm(m, n, k, base, 3 if base.batched else 1, sliced=kind == "plain")
             config = choice.config(base)
-            source = emit(lower(gemm(config), choice.schedule(config)))
-            found[f"gemm {kind} {choice.name}"] = digest(source, choice.allow)
-            if choice.workspace:
-                second = emit_simt(combine(config), combine_schedule(config), "sm_90a")
-                found[f"gemm {kind} sum of {choice.slices} slices"] = digest(second)
+            name = f"gemm {kind} {choice.name}"
+            found[name] = gemm(config), choice.schedule(config), choice.allow
     for head_dim, lengths in LENGTHS.items():
         for causal in (False, True):
             base = AttentionConfig(head_dim=head_dim, causal=causal)
@@ -77,9 +75,30 @@ def chosen() -> dict[str, str]:
                 heads = TOKENS // rows * (WIDTH // head_dim)
                 choice = choose_attention(rows, base, heads=heads)
                 config = choice.config(base)
-                source = emit(lower(attention(config), choice.schedule(config)))
                 name = f"attention {head_dim} {'causal' if causal else 'full'} {choice.name}"
-                found[name] = digest(source, choice.allow)
+                found[name] = attention(config), choice.schedule(config), choice.allow
+    return found
+
+
+def sums() -> dict[str, CudaSource]:
+    """The kernels that add up slices of a product."""
+    found: dict[str, CudaSource] = {}
+    for shape in GEMM_SHAPES["plain"][1].split():
+        choice = choose_gemm(*map(int, shape.split("x")), GEMM_SHAPES["plain"][0], sliced=True)
+        if choice.workspace:
+            config = choice.config(GEMM_SHAPES["plain"][0])
+            source = emit_simt(combine(config), combine_schedule(config), "sm_90a")
+            found[f"gemm plain sum of {choice.slices} slices"] = source
+    return found
+
+
+def chosen() -> dict[str, str]:
+    """The digests of all these, by name."""
+    found = {
+        name: digest(emit(lower(program, schedule)), allow)
+        for name, (program, schedule, allow) in kernels().items()
+    }
+    found |= {name: digest(source) for name, source in sums().items()}
     return dict(sorted(found.items()))
 
 

@@ -57,7 +57,8 @@ class Mutant:
     def key(self, root: Path = ROOT) -> str:
         """A digest of the fault, its file and its tests: a result holds while it is the same."""
         digest = hashlib.sha256()
-        for text in (self.file, self.before, self.after, str(self.at), *self.tests):
+        argued = (self.equivalent,) if self.equivalent else ()
+        for text in (self.file, self.before, self.after, str(self.at), *self.tests, *argued):
             digest.update(text.encode() + b"\0")
         paths = [root / PACKAGE / self.file]
         for test in self.tests:

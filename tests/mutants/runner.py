@@ -28,7 +28,7 @@ from tests.mutants.model import PACKAGE, ROOT, Mutant, MutantError
 CAUGHT, SURVIVED, TIMEOUT, BROKEN = "caught", "survived", "timeout", "broken"
 EQUIVALENT = "equivalent"
 FAILED = (1, 2)  # of pytest: a test failed; a module could not even be imported
-FAILING = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
+FAILING = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 LEAST_SECONDS, SLOWER = 60.0, 3.0  # a limit: these, and so many times what no fault takes
 Row = dict[str, Any]
 Say = Callable[[str], None]

@@ -19,14 +19,15 @@ def tables(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"{len(rows)} mutants run, {dates[0]} to {dates[-1]}, {seconds / 60:.0f} minutes of tests.",
         "",
-        "| checker | mutants | run | caught | survived | equivalent |",
-        "|---|---|---:|---:|---:|---:|",
+        "| checker | mutants | run | caught | survived | equivalent | score |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for (checker, kind), place in sorted(counts.items()):
         numbers = [sum(place.values()), *(place.get(o, 0) for o in _OUTCOMES)]
-        lines.append(f"| {checker} | {kind} | {' | '.join(map(str, numbers))} |")
-    totals = [sum(place.get(o, 0) for place in counts.values()) for o in _OUTCOMES]
-    lines.append(f"| all | | {len(rows)} | {' | '.join(map(str, totals))} |")
+        lines.append(f"| {checker} | {kind} | {' | '.join(map(str, numbers))} | {_score(place)} |")
+    totals = {o: sum(place.get(o, 0) for place in counts.values()) for o in _OUTCOMES}
+    numbers = [len(rows), *totals.values()]
+    lines.append(f"| all | | {' | '.join(map(str, numbers))} | {_score(totals)} |")
     for title, outcome in (("Survivors", "survived"), ("Equivalent", "equivalent")):
         chosen = [row for row in rows if row["outcome"] == outcome]
         if chosen:
@@ -41,6 +42,12 @@ def tables(rows: list[dict[str, Any]]) -> str:
 
 
 _OUTCOMES = ("caught", "survived", "equivalent")
+
+
+def _score(place: dict[str, int]) -> str:
+    """Of the faults that a test could tell, the share that one did."""
+    tellable = place.get("caught", 0) + place.get("survived", 0)
+    return f"{place.get('caught', 0) / tellable:.2f}" if tellable else ""
 
 
 def _code(text: str) -> str:

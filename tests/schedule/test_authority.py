@@ -13,9 +13,9 @@ from warploom import toolchain
 from warploom.machine import load
 from warploom.schedule import Graph, Node, check
 from warploom.schedule.model import target as model
+from warploom.schedule.model.assemble import assemble
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.rules import OURS
-from warploom.schedule.solve.readout import assemble
 
 WITH_SETMAXNREG = {"h100": "sm_90a", "b200": "sm_100a"}
 

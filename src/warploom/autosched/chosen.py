@@ -1,15 +1,15 @@
-"""Of several solved schedules the one whose machine code replays fastest.
+"""The solved schedule whose machine code replays fastest, out of several.
 
-Schedules with one interval differ by some per cent on the machine, by what ptxas makes of them and
-by how the groups meet. `perf.replay` sees both, so the solver's answers are compiled and the
-choice is made among them, with no GPU:
+Schedules of one interval differ by some per cent on the machine: ptxas translates them differently,
+and their groups disturb each other differently. `perf.replay` sees both. So the solver's answers
+are compiled, replayed without a GPU, and the fastest is taken:
 
-    both ends of the costs   high (slack where the machine is slower) and nominal
-    copies                   tiles with two names (`passes.copies`), where the program has such
-    shallow rings            two slots each, for the winner: kept where nothing is lost by it
+    both ends of the costs   high (with slack for a slower machine) and nominal
+    copies                   tiles with two names (`passes.copies`), if the program has such
+    shallow rings            two slots each, for the winner: kept if nothing is lost
 
-What does not compile without a serialised wgmma or a spill is no candidate. The choice is kept in
-the cache by what it was made from.
+An answer that compiles only with a serialised wgmma or a spill is dropped. The cache keeps the
+choice under a hash of everything it was made from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Named schedules: the shapes people write by hand, as data of the same kind a solver gives.
+"""Named schedules: the forms that people write by hand, as the same data that the solver gives.
 
-Times are positions in an order, not cycles: what counts for the emitted code is their order, their
-stage and their group. Sources: ThunderKittens' load-compute-store-finish template
+Times are positions in an order, not cycles: the emitted code depends on their order, their stage
+and their group only. Sources: ThunderKittens' load-compute-store-finish template
 (arXiv 2410.20399, section 5), FlashAttention-3 (arXiv 2407.08608, sections 3.1 and 3.2).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from warploom.codegen.analysis.entry import WARP_GROUP, entry_registers
 from warploom.codegen.ir.place import Placement, matmul_loads, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.passes.rings import joined, unique
+from warploom.codegen.passes.rings import local_rings, rings_of
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Group, Schedule
 from warploom.tile import Loop, Op, Program
@@ -47,7 +47,7 @@ def write(
     program: Program,
     loop: Loop,
     compute: int,
-    depth: int | Mapping[str, int],
+    depth: int,
     order: Sequence[tuple[str, int]],
     shift: int = 0,
     registers: tuple[int, int] | None = None,
@@ -56,7 +56,7 @@ def write(
     """A schedule of one loop from an order of (node label or "release RING", stage) pairs.
 
     `copies` of register tiles by name (`passes.copies`); `shift` places group g's order g * shift
-    positions later, which is what turns are taken by.
+    positions later: that gives the groups their turns.
     """
     interval = len(order) + max(0, compute - 1) * shift
     time: dict[str, int] = {}
@@ -74,10 +74,6 @@ def write(
                 release[f"{label.removeprefix('release ')}/{part}"] = at
             else:
                 time[f"{label}/{part}"], group[f"{label}/{part}"] = at, own[1 + part].name
-    depths = {
-        op.label: depth if isinstance(depth, int) else depth[op.array.name if op.array else ""]
-        for op in loads
-    }
     return Schedule(
         graph=f"{program.name}.{loop.index}",
         target="h200",
@@ -85,7 +81,7 @@ def write(
         length=max([*time.values(), *release.values()]) + 1,
         time=time,
         group=group,
-        ring_depth=depths,
+        ring_depth={op.label: depth for op in loads},
         groups=own,
         params={"release": release, **({"copies": dict(copies)} if copies else {})},
     )
@@ -93,7 +89,7 @@ def write(
 
 def multistage(
     program: Program,
-    depth: int | Mapping[str, int],
+    depth: int,
     launch: LaunchPlan,
     compute: int = 2,
     in_flight: int = 1,
@@ -114,7 +110,7 @@ def multistage(
         order = [(op.label, 0) for op in ops]
         reader = {
             ring: max(op.id for op in ops if any(v.name in names for v in op.srcs))
-            for ring, names in _rings(program, loop, depth).items()
+            for ring, names in _rings(placement, loop).items()
         }
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
         position = 0 if in_flight == 0 else 1
@@ -134,24 +130,18 @@ def multistage(
     return KernelSchedule("multistage", loops, launch)
 
 
-def _rings(program: Program, loop: Loop, depth: int | Mapping[str, int]) -> dict[str, list[str]]:
-    # Names as `passes.rings` gives them: loads with equal depth and readers share one.
-    found: dict[tuple[object, ...], list[Op]] = {}
-    for op in matmul_loads(program, loop):
-        assert op.dst is not None and op.array is not None
-        name = op.dst.name
-        readers = tuple(o.id for o in program.ops() if any(v.name == name for v in o.srcs))
-        slots = depth if isinstance(depth, int) else depth[op.array.name]
-        found.setdefault((slots, readers), []).append(op)
-    names: dict[str, list[str]] = {}
-    for ops in found.values():
-        names[unique(joined(ops), names)] = [op.dst.name for op in ops if op.dst]
-    return names
+def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:
+    """The tiles in each ring of a loop, by the ring's name."""
+    rings = rings_of(placement, lambda section, op: 1)
+    return {
+        name: [op.dst.name for op in loads if op.dst]
+        for name, (_, loads) in local_rings(rings, loop).items()
+    }
 
 
 def overlapped(
     program: Program,
-    depth: int | Mapping[str, int],
+    depth: int,
     launch: LaunchPlan,
     compute: int = 2,
     pingpong: bool = True,
@@ -160,9 +150,9 @@ def overlapped(
     early_rescale: bool = False,
 ) -> KernelSchedule:
     """FlashAttention-3's pipeline: the last matmul of the body runs one iteration behind the first,
-    so that both are in flight while the ops between them run; with `pingpong` the groups take the
-    tensor core in turn (ping-pong). With two `copies` of what the last matmul reads from registers
-    the next one is packed while it runs. `early_rescale`: what the loop does to the last matmul's
+    so that both are in flight while the ops between them run. With `pingpong` the groups take turns
+    with the tensor core. With two `copies` of the tile that the last matmul reads from registers,
+    the next tile is packed while it runs. `early_rescale`: what the loop does to the last matmul's
     result before that matmul (rescaling) comes right before it, beside the first matmul, and not at
     the end of the iteration, where the tensor core would wait for it.
     """
@@ -182,7 +172,7 @@ def overlapped(
         order += [(op.label, 1) for op in (*before, last)]
         order += [(op.label, 0) for op in ops if op.kind != "mma" and op not in before]
         by_label = {op.label: op for op in ops}
-        for ring, names in _rings(program, loop, depth).items():
+        for ring, names in _rings(placement, loop).items():
             reader = [op for op in ops if any(v.name in names for v in op.srcs)][-1]
             after = [label for label, _ in order].index(reader.label) if before else 0
             place_ = _first_toucher(placement, order, by_label, reader, after)

@@ -1,8 +1,8 @@
 """Several answers to one question: distinct schedules of a program.
 
-Orders that the model cannot tell apart differ by some per cent on the machine, so the last choice
-belongs to a measurement (`warploom optimize --candidates`), or to the replay of what each compiles
-to. On offer, in this order:
+Orders that the model cannot tell apart differ by some per cent on the machine. So a measurement
+(`warploom optimize --candidates`) or a replay of the compiled code makes the last choice. The
+portfolio offers, in this order:
 
     the solver's own order
     named orders            those of `autosched.schedules` that fit the program

@@ -1,10 +1,10 @@
 """When a solved schedule gives ring slots back.
 
-The solver knows when a matmul is done with its operands. The instruction that says so first waits
-for the matmul, so it belongs where the group waits for that matmul anyway; a matmul that nothing in
-the loop waits for (a plain sum) is waited for after the next one was started, so that the tensor
-core does not run dry. Either only as far as the ring's depth covers; else when the model says that
-the matmul is done.
+The solver knows when a matmul has read its operands. The instruction that gives the slot back first
+waits for the matmul, so its place is where the group waits for that matmul anyway. If nothing in
+the loop waits for it (a plain sum), the group waits after it has started the next matmul, so that
+the tensor core does not run dry. If the ring is too shallow for either, the slot goes back when the
+model says that the matmul is done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from warploom.codegen.ir.block import Ring
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import start_of
-from warploom.codegen.passes.rings import make_rings, names_in
+from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op
 
@@ -26,14 +26,10 @@ def releases(
     loop = next(one for one in placement.program.loops() if one.index == index)
     times = schedule.loops[index]
     rings = make_rings(placement, schedule)
-    called = names_in(rings, loop)
     result: dict[str, int] = {}
-    for ring in rings:
-        if ring.name not in called:
-            continue
+    for name, (ring, _) in local_rings(rings, loop).items():
         for part in range(placement.parts):
-            key = f"{called[ring.name]}/{part}"
-            result[key] = _release(placement, loop, times, ring, part, latency)
+            result[f"{name}/{part}"] = _release(placement, loop, times, ring, part, latency)
     return result
 
 

@@ -1,13 +1,14 @@
 """Kernel schedules by name, for any program: what `build(..., schedule="...")` understands.
 
-unpipelined   one slot a ring, one matmul at a time: nothing overlaps inside a block but groups
+unpipelined   one slot a ring, one matmul at a time: only the groups of a block overlap
 multistage    two slots a ring, matmuls drained every iteration
 lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
 inflight      the same with one matmul in flight across iterations
 overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
-solve         the solver's (`autosched.solve`), of several answers the one that replays fastest
-              (`autosched.chosen`)
+...-early     these two with what the loop does to its last result (rescaling) beside the first
+              matmul, right before the last one adds to it
+solve         the solver's answer that replays fastest (`autosched.solve`, `autosched.chosen`)
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from warploom.autosched.depths import MOST_DEPTH
 from warploom.autosched.named import multistage, overlapped
 from warploom.autosched.solve import Search, row_axis, solve_kernel
 from warploom.codegen.analysis.shared_layout import shared_layout
-from warploom.codegen.ir.place import ROWS_PER_GROUP, place, runs_along
+from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place, runs_along
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
-from warploom.codegen.passes.rings import make_rings
+from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
 from warploom.errors import InputError
 from warploom.tile import Op, Program
 
@@ -33,6 +34,8 @@ NAMES = (
     "inflight",
     "overlapped",
     "pingpong",
+    "overlapped-early",
+    "pingpong-early",
     "solve",
 )
 
@@ -118,13 +121,17 @@ def schedule_named(
         groups = 1  # that axis cannot be shared out
 
     def make(depth: int) -> KernelSchedule:
-        if name in ("overlapped", "pingpong"):
-            pingpong = name == "pingpong" and groups > 1
-            return overlapped(program, depth, plan, groups, pingpong, registers)
+        if name.startswith(("overlapped", "pingpong")):
+            pingpong, early = name.startswith("pingpong") and groups > 1, name.endswith("-early")
+            return overlapped(
+                program, depth, plan, groups, pingpong, registers, early_rescale=early
+            )
         flying = int(name == "inflight")
         return multistage(program, depth, plan, groups, flying, registers)
 
-    depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(program, make, arch)
+    depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(
+        place(program, plan.split, groups), plan, arch
+    )
     made = make(depth)
     return KernelSchedule(name, made.loops, made.launch, made.pingpong)
 
@@ -137,12 +144,10 @@ def older_plan(plan: LaunchPlan) -> LaunchPlan:
     )
 
 
-def _deepest(program: Program, make: Callable[[int], KernelSchedule], arch: str) -> int:
+def _deepest(placement: Placement, plan: LaunchPlan, arch: str) -> int:
     """The deepest rings that fit the block beside everything else."""
-    made = make(2)
-    placement = place(program, made.launch.split, len(made.compute))
-    rings = make_rings(placement, made)
-    taken = shared_layout(placement, made.launch, rings, arch).total
-    limit = shared_limit(made.launch.resident, arch)
-    slots = sum(ring.slot_bytes for ring in rings if ring.depth == 2)
-    return min(MOST_DEPTH, 2 + max(0, limit - taken) // max(1, slots))
+    rings = rings_of(placement, slots_of(plan, 2))
+    taken = shared_layout(placement, plan, rings, arch).total
+    slots = loop_slot_bytes(placement, rings)
+    left = max(0, shared_limit(plan.resident, arch) - taken)
+    return min(MOST_DEPTH, 2 + left // max(1, slots))

@@ -3,9 +3,9 @@
     extract     each loop's graph (`perf.extract`)
     solve       interval, times, registers, least ring depths, proof (`solve.solve`)
     confirm     a search that shares nothing with the solver's proves the interval again
-    deepen      what shared memory is left goes to the rings: loads vary more than the model says
-    release     a slot goes back where its reader is waited for anyway, or when it is done
-    copies      a tile has two only where the times need them
+    deepen      the rings get the shared memory that is left: loads vary more than the model says
+    release     a slot goes back where the group waits for its reader anyway, or when that is done
+    copies      a tile gets two copies only if the times need them
 
 The sub-tiles are the parts of the split axis, one warp group each, and run one program at a shift
 (`solve.uniform`). Answers are kept in the user's cache by the hash of the problem.
@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from warploom.autosched.depths import deepen
-from warploom.autosched.named import REGISTERS, groups, multistage
+from warploom.autosched.named import REGISTERS, groups
 from warploom.autosched.releases import releases
 from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.rings import make_rings
+from warploom.codegen.passes.rings import loop_slot_bytes, rings_of, slots_of
 from warploom.errors import CheckFailed, InputError
 from warploom.files import cache_folder, keep, read_kept
 from warploom.perf.extract import Extraction, extract
@@ -43,7 +43,7 @@ from warploom.schedule.refute.refute import confirmed
 from warploom.schedule.solve.objectives import LENGTH, REGISTER_TIME
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
-from warploom.tile import Loop, Op, Program
+from warploom.tile import Loop, Program
 
 RING_BARRIERS = 256  # bytes kept for the barriers of deeper rings
 CONFIRMING = 2.0  # seconds a loop that a second search has for the bound of the first
@@ -54,10 +54,10 @@ VERSION = 14  # of what is done with an answer: kept schedules of another one ar
 class Search:
     """How hard to look: seconds of the solver a loop, its seed, and the cost table's end.
 
-    At the high end of every cost a schedule is legal for all values within, so it has slack where
-    the machine is slower than its table; where nothing is found there, `solve_kernel` goes on with
-    the nominal costs. `expand` tries two copies of tiles (`passes.copies`) where the interval is
-    above what the units need; they cost registers. `replayed`: of several answers the one whose
+    A schedule for the high end of every cost is legal for all lower values, so it has slack where
+    the machine is slower than its table. If there is none, `solve_kernel` tries the nominal costs.
+    `expand` tries two copies of tiles (`passes.copies`), which cost registers, where the interval
+    is longer than the units need. `replayed` compiles several answers and takes the one whose
     machine code replays fastest (`autosched.chosen`).
     """
 
@@ -282,18 +282,11 @@ def _with_bound_checked(problem: Extraction, answer: Schedule, search: Search) -
 def fixed_bytes(placement: Placement, plan: LaunchPlan) -> int:
     """Shared memory that the rings of the loops do not take: task rings, panels, barriers.
 
-    Of the layout of the plainest block of the program, with one slot a ring.
+    They are those of the layout of the block with one slot a ring.
     """
-    program = placement.program
-    plainest = multistage(program, 1, plan, placement.parts, in_flight=0)
-    rings = make_rings(placement, plainest)
-    inside = {op.id for loop in program.loops() for op in loop.body if isinstance(op, Op)}
-    of_loops = sum(
-        ring.slot_bytes
-        for ring in rings
-        if any(load.id in inside for buffer in ring.buffers for load in buffer.loads)
-    )
-    return shared_layout(placement, plan, rings).total - of_loops + RING_BARRIERS
+    rings = rings_of(placement, slots_of(plan, 1))
+    taken = shared_layout(placement, plan, rings).total
+    return taken - loop_slot_bytes(placement, rings) + RING_BARRIERS
 
 
 def assemble(
@@ -343,7 +336,7 @@ def _with_fewest_copies(
     loop: Loop,
     extracted: Callable[[Loop, Mapping[str, int]], Extraction],
 ) -> KernelSchedule:
-    """The schedule without the copies of tiles that the times of a loop do without: copies take
+    """The schedule without the copies of tiles that a loop's times do not need: copies take
     registers."""
     made = schedule.loops[loop.index]
     copies = dict(made.params.get("copies", {}))

@@ -18,7 +18,10 @@ from warploom.codegen.compile.build import (
     GPU_ARCHITECTURES,
     program_key,
 )
+from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.text import block_text
+from warploom.codegen.passes.lower import PASSES, START, lower
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
@@ -27,6 +30,7 @@ from warploom.flows.built import write_build_note
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, select
 
+AFTER = (START, *PASSES)  # what --print-after knows
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
 Gpu = Annotated[str, typer.Option(help=", ".join(GPU_ARCHITECTURES))]
 Settings = Annotated[
@@ -93,17 +97,24 @@ def build(
         list[str] | None,
         typer.Option(help="accept by name: " + ", ".join(ALLOWED)),
     ] = None,
+    print_after: Annotated[
+        str, typer.Option(help="print the block program after a pass: all, " + ", ".join(AFTER))
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json, build.json."""
     started = time.perf_counter()
     check_folder(out)
+    if print_after not in ("", "all", *AFTER):
+        raise InputError(f"--print-after {print_after!r}: expected all, {', '.join(AFTER)}")
     given, accepted = settings_of(settings), tuple(allow or ())
     if schedule.endswith(".json"):
         chosen = from_file(Path(schedule), name, given, gpu)
     else:
         chosen = select(name, given, gpu, schedule, allow=accepted, say=_say)
     chosen = replace(chosen, allow=(*chosen.allow, *accepted))
+    if print_after:
+        print_passes(chosen, print_after)
     built = chosen.build()
     built.write(out)
     write_build_note(out, name, given, gpu, built)
@@ -117,6 +128,21 @@ def build(
         f"{res.registers} registers at entry, {built.source.shared_bytes} B of shared memory, "
         f"{res.compiler}, {seconds:.2f} s -> {out}"
     )
+
+
+def print_passes(chosen: Selected, wanted: str) -> None:
+    """Print the block program after the pass `wanted`, or after each where that is "all".
+
+    Raises `InputError` for a kernel without one.
+    """
+    if isinstance(chosen.schedule, SimtSchedule):
+        raise InputError(f"--print-after: {chosen} has no matmul, so it has no block program")
+
+    def show(name: str, block: BlockProgram) -> None:
+        if wanted in (name, "all"):
+            typer.echo(f"# after {name}\n{block_text(block)}", err=True)
+
+    lower(chosen.program, chosen.schedule, show)
 
 
 def _say(text: str) -> None:

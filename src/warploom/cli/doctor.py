@@ -33,8 +33,8 @@ PACKAGES = (
     Package("nvidia-cuda-nvcc", "compile generated CUDA C++ to cubins", "compile"),
     Package("nvidia-cuda-nvdisasm", "read machine code", "sass"),
     Package("ortools", "solve schedules and reorder blocks exactly", "solver"),
-    Package("cvxpy", "optimise derivations with a certificate", "diagram"),
-    Package("sympy", "closed forms of transfer costs", "diagram"),
+    Package("cvxpy", "optimise derivations with a certificate", "derive"),
+    Package("sympy", "closed forms of transfer costs", "derive"),
     Package("triton", "tune Triton kernels", "triton"),
     Package("torch", "launch on tensors, reference results, baselines", "torch"),
 )

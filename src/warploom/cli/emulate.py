@@ -18,8 +18,7 @@ from warploom.kernels.select import select
 
 def emulate(
     what: Annotated[
-        str,
-        typer.Argument(help="FILE.cu with a main, or a kernel: gemm, attention, FILE.py:OBJECT"),
+        str, typer.Argument(help="FILE.cu with a main, or a kernel: gemm, FILE.py:OBJECT")
     ],
     seed: Annotated[int | None, typer.Option(help="replay this order of events")] = None,
     seeds: Annotated[int, typer.Option(help="try so many orders of events")] = 5,
@@ -32,9 +31,7 @@ def emulate(
     orders = range(1, seeds + 1) if seed is None else range(seed, seed + 1)
     if what.endswith((".cu", ".cuh", ".cpp")):
         if settings:
-            raise InputError(
-                "--set is for kernels in tile language; a FILE.cu has sizes of its own"
-            )
+            raise InputError("--set is for kernels in tile language; a FILE.cu has its own sizes")
         sources = _file(Path(what), orders, timeout)
     else:
         sources = _kernel(what, settings, orders)

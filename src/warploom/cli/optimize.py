@@ -11,14 +11,17 @@ import typer
 
 from warploom.autosched.schedules import NAMES
 from warploom.cli.build import Gpu, Name, Settings, settings_of
-from warploom.errors import Interrupted
+from warploom.engine.points import Space, described
+from warploom.engine.search import EFFORTS
+from warploom.errors import InputError, Interrupted
 from warploom.flows.optimize import optimize as run_optimize
 from warploom.flows.optimized import BEST, Optimized, OptimizeSettings, order_of
+from warploom.objects import names_object
 
 
 def optimize(
     name: Name,
-    out: Annotated[Path, typer.Option("-o", "--out", help="folder for the results")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="folder for the results")] = None,
     gpu: Gpu = "h200",
     settings: Settings = None,
     schedule: Annotated[
@@ -34,11 +37,24 @@ def optimize(
     compare: Annotated[
         bool, typer.Option("--compare", help="compile every named schedule too, for the table")
     ] = False,
+    effort: Annotated[
+        str, typer.Option(help="of the search for your own program: " + ", ".join(EFFORTS))
+    ] = "normal",
+    space: Annotated[
+        bool, typer.Option("--space", help="print what there is to choose of your own program")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Program, schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
+    if space:
+        if not names_object(name):
+            raise InputError(f"--space: {name} has a tuned table; expected FILE.py:OBJECT")
+        typer.echo(described(Space(name, settings_of(settings))))
+        return
+    if out is None:
+        raise InputError("optimize needs -o FOLDER for the results")
     request = OptimizeSettings(
-        name, gpu, settings_of(settings), schedule, measure, time_limit, candidates, compare
+        name, gpu, settings_of(settings), schedule, measure, time_limit, candidates, compare, effort
     )
     try:
         found = run_optimize(request, out, lambda text: print(text, file=sys.stderr, flush=True))

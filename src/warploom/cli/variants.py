@@ -8,7 +8,7 @@ import typer
 
 from warploom.errors import InputError
 from warploom.kernels.library import entry
-from warploom.kernels.table import as_text
+from warploom.tables import as_text
 
 
 def variants(name: Annotated[str, typer.Argument(help="gemm or attention")]) -> None:

@@ -229,12 +229,11 @@ class _Program:
 
     def _operand(self, text: str) -> Operand:
         if text.startswith("{") and text.endswith("}"):
-            return Operand(
-                "vector", parts=tuple(map(self._operand, map(str.strip, split(text[1:-1]))))
-            )
+            inside = [part.strip() for part in split(text[1:-1])]
+            return Operand("vector", parts=tuple(map(self._operand, inside)))
         if text.startswith("["):
             inner = [part.strip() for part in split(text[1:-1])]
-            base, sign, offset = re.match(r"([^+]*)(\+?)(.*)", inner[0]).groups()  # type: ignore[union-attr]
+            base, sign, offset = inner[0].partition("+")
             parts = [self._operand(base.strip())]
             parts += [self._operand(part) for part in inner[1:]]
             more = f" + ({self._operand(offset.strip()).value('int')})" if sign else ""

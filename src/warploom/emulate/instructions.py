@@ -24,7 +24,8 @@ SPECIAL = {
     "ntid.x": "blockDim.x", "ctaid.x": "blockIdx.x", "ctaid.y": "blockIdx.y",
     "ctaid.z": "blockIdx.z", "nctaid.x": "gridDim.x", "nctaid.y": "gridDim.y",
     "laneid": "ptx::lane()", "warpid": "ptx::warp()", "smid": "blockIdx.x",
-    "cluster_ctarank": "machine::rank_in_cluster()", "cluster_ctaid.x": "machine::rank_in_cluster()",
+    "cluster_ctarank": "machine::rank_in_cluster()",
+    "cluster_ctaid.x": "machine::rank_in_cluster()",
     "cluster_nctarank": "machine::blocks_of_cluster()",
     "cluster_nctaid.x": "machine::blocks_of_cluster()",
     "clusterid.x": "(blockIdx.x / machine::blocks_of_cluster())",
@@ -418,7 +419,8 @@ FORMS: list[tuple[str, Make]] = [
     (
         r"cp\.async\.bulk\.global\.shared::cta\.bulk_group(?:\.L2::cache_hint)?",
         lambda call: (
-            f"machine::bulk_store((void*)({call.mem(0, 'uint64_t')}), {call.mem(1)}, {call.u32(2)});"
+            f"machine::bulk_store((void*)({call.mem(0, 'uint64_t')}), {call.mem(1)}, "
+            f"{call.u32(2)});"
         ),
     ),
     (r"cp\.async\.bulk\.commit_group", _said("machine::bulk_commit();")),

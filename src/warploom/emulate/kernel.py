@@ -37,8 +37,8 @@ class Library:
         """Raises `InputError` where a text is not in the emulated subset."""
         self.sources = tuple(sources)
         parts: list[str] = []
-        for number, source in enumerate(sources):
-            label = f"{number}.{source.file}" if number else source.file
+        self.names = [f"{n}.{each.file}" if n else each.file for n, each in enumerate(sources)]
+        for number, (source, label) in enumerate(zip(sources, self.names, strict=True)):
             parts.append(f'namespace k{number} {{\n#line 1 "{label}"\n')
             parts.append(as_cpp(source.text, label) + "\n}")
             parts.append(_entry(source, number))
@@ -68,7 +68,7 @@ class Library:
         together = max(source.cluster, SIDE_BY_SIDE)
         message = call(pointers, count, together, ctypes.c_uint(seed))
         if message is not None:
-            raise fault_of(message.decode(), self.path, seed)
+            raise fault_of(message.decode(), self.path, seed, self.names)
         if counter.value:
             raise Fault("result: the counter of tasks is not back at 0", (), seed)
         return {name: array.values(seed) for name, array in memory.items()}
@@ -77,7 +77,8 @@ class Library:
 def _entry(source: CudaSource, number: int) -> str:
     """The function of C that runs a kernel; its parameters come as addresses."""
     return (
-        f'extern "C" const char* run_{number}(void** p, int blocks, int together, unsigned seed) {{\n'
+        f'extern "C" const char* run_{number}(void** p, int blocks, int together, '
+        "unsigned seed) {\n"
         f"  machine::Launch how; how.grid.x = blocks; how.block.x = {source.threads};\n"
         f"  how.shared = {source.shared_bytes}; how.cluster = {source.cluster};\n"
         "  how.together = together; how.seed = seed;\n"
@@ -160,7 +161,8 @@ def _parameter(
     if kind == "pointer":
         return ctypes.c_void_p(array.array.ctypes.data)
     assert kind == "stride"
-    return ctypes.c_longlong(array.strides[parameter["dim"]] // array.element)
+    dim: int = parameter["dim"]
+    return ctypes.c_longlong(array.strides[dim] // array.element)
 
 
 def _map(parameter: Mapping[str, Any], array: _Guarded) -> Any:

@@ -1,4 +1,4 @@
-"""A user's CUDA C++ file with its own main: compiled, run under several orders, faults explained."""
+"""A user's CUDA C++ file with its own main: compiled, and run under several orders of events."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CudaProgram:
             return Run(seed, "", Fault(text, (), seed))
         if done.returncode == FAULT_CODE and MARK in done.stderr:
             message = done.stderr[done.stderr.rindex(MARK) + len(MARK) :].rstrip("\n")
-            return Run(seed, done.stdout, fault_of(message, self.path, seed))
+            return Run(seed, done.stdout, fault_of(message, self.path, seed, [self.name]))
         if done.returncode < 0:
             text = f"bounds: the program was ended by signal {-done.returncode}"
             return Run(seed, done.stdout, Fault(text, (), seed))

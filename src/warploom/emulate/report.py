@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warploom.emulate.build import MODEL
 from warploom.errors import CheckFailed
 
 PLACE = re.compile(r"\{([0-9a-f ]*)\}")
@@ -57,10 +57,13 @@ class Fault(CheckFailed):
         return "\n".join([*dict.fromkeys(rows), f"  replay: --seed {self.seed}"])
 
 
-def fault_of(message: str, binary: Path, seed: int) -> Fault:
-    """The fault of a machine's message, with addresses as lines."""
+def fault_of(message: str, binary: Path, seed: int, names: Sequence[str]) -> Fault:
+    """The fault of a machine's message, with addresses as lines of the sources `names`."""
+    first, earlier, _ = message.partition("; before it, ")
+    if earlier and "; the result is read at" in first:
+        message = first  # it says what came before by itself
     asked = list(dict.fromkeys(word for each in PLACE.findall(message) for word in each.split()))
-    known = _lines_of(binary, asked)
+    known = _lines_of(binary, asked, names)
     lines: list[Line] = []
 
     def shown(found: re.Match[str]) -> str:
@@ -72,7 +75,9 @@ def fault_of(message: str, binary: Path, seed: int) -> Fault:
     return Fault(PLACE.sub(shown, message), tuple(lines), seed)
 
 
-def _lines_of(binary: Path, addresses: list[str]) -> dict[str, tuple[str, int] | None]:
+def _lines_of(
+    binary: Path, addresses: list[str], names: Sequence[str]
+) -> dict[str, tuple[str, int] | None]:
     tool = shutil.which("addr2line")
     if tool is None or not addresses:
         return {}
@@ -81,8 +86,7 @@ def _lines_of(binary: Path, addresses: list[str]) -> dict[str, tuple[str, int] |
     )
     found: dict[str, tuple[str, int] | None] = {}
     for address, row in zip(addresses, done.stdout.splitlines(), strict=False):
-        name, _, line = row.split(" ")[0].rpartition(":")
-        own = Path(name).parent == MODEL or name in ("??", "") or "/c++/" in name
-        name = name if Path(name).is_absolute() and Path(name).exists() else Path(name).name
-        found[address] = None if own or not line.isdigit() else (name, int(line))
+        path, _, line = row.split(" ")[0].rpartition(":")
+        own = [name for name in names if path == name or path.endswith(f"/{name}")]
+        found[address] = (own[0], int(line)) if own and line.isdigit() else None
     return found

@@ -23,6 +23,9 @@ EXTERN_SHARED = re.compile(
 )
 SHARED = re.compile(r"(?<!extern )\b__shared__\s+([^;]+);")
 ALIGN = re.compile(r"(?:__align__|alignas)\s*\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*")
+TYPED = re.compile(
+    r"((?:const |volatile )*[\w:]+(?:\s*<.*?>)?(?:\s+(?:long|int|char|short))*)\s+(.*)", re.DOTALL
+)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"].*$', re.MULTILINE)
 LAUNCH = re.compile(r"<<<(.*?)>>>\s*\(", re.DOTALL)
 
@@ -32,9 +35,10 @@ def as_cpp(text: str, name: str) -> str:
     text = INCLUDE.sub(lambda found: _include(found, text, name), text)
     plain = blanked(text)
     if found := LIBRARIES.search(plain):
+        line = plain.count("\n", 0, found.start()) + 1
         raise InputError(
-            f"{name}:{plain.count(chr(10), 0, found.start()) + 1}: {found[0].strip()} is a library: "
-            "the emulation runs plain CUDA C++ with inline PTX"
+            f"{name}:{line}: {found[0].strip()} is a library: the emulation runs plain CUDA C++ "
+            "with inline PTX"
         )
     text = _kernels(text)
     text = EXTERN_SHARED.sub(
@@ -94,13 +98,12 @@ def _static_shared(text: str) -> str:
         aligned = ALIGN.findall(found[1])
         body = ALIGN.sub("", found[1]).strip()
         align = f"std::max<size_t>({aligned[0]}, 16)" if aligned else "16"
-        kind, first = re.match(
-            r"((?:const |volatile )*[\w:]+(?:\s*<.*?>)?(?:\s+(?:long|int|char|short))*)\s+(.*)",
-            body,
-            re.DOTALL,
-        ).groups()  # type: ignore[union-attr]
+        typed = TYPED.match(body)
+        if typed is None:
+            raise InputError(f"__shared__ {body[:40]!r}: expected a type and names")
+        kind, names = typed.groups()
         made: list[str] = []
-        for declared in split(first):
+        for declared in split(names):
             declarator = re.fullmatch(r"\s*(\w+)\s*((?:\[[^\]]*\]\s*)*)", declared)
             if declarator is None:
                 raise InputError(f"__shared__ {body[:40]!r}: expected arrays without a value")
@@ -117,5 +120,6 @@ def _static_shared(text: str) -> str:
 
 
 def _launch(settings: str) -> str:
-    """name<<<grid, block, shared, stream>>>(args) -> name * launch_of(...) (args)."""
-    return f" * cuda_launch({', '.join(part.strip() for part in split(settings)[:3])}) % cuda_arguments("
+    """name<<<grid, block, shared, stream>>>(args): operators of host.h on three parts."""
+    given = ", ".join(part.strip() for part in split(settings)[:3])
+    return f" * cuda_launch({given}) % cuda_arguments("

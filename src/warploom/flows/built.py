@@ -1,7 +1,7 @@
 """A folder that `warploom build` or `optimize` wrote, as something to tune.
 
-`build.json` says which kernel of the library (or FILE.py:OBJECT) was built with which settings, so
-that the sizes to measure at and the right results in float64 are known again.
+`build.json` names the kernel of the library (or FILE.py:OBJECT) and its settings. They give the
+sizes to measure at and the right results in float64.
 """
 
 from __future__ import annotations

@@ -13,12 +13,18 @@ from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.engine.points import Space
+from warploom.engine.search import search
+from warploom.engine.store import PointStore
 from warploom.errors import CheckFailed, DeviceError, ToolMissing, WarploomError
+from warploom.files import cache_folder
 from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
-from warploom.kernels.select import DEFAULT, Selected, select
+from warploom.kernels.select import DEFAULT, Selected, check_sizes, full_sizes, select
 from warploom.perf.replay import Prediction, replay
+
+MEASURED, SHOWN = 8, 12  # points of a search: measured where a GPU is here, and in the table
 
 Offer = tuple[str, Selected | WarploomError]  # a schedule by name, or why there is none
 
@@ -46,7 +52,9 @@ def choose(
     """
     trials: list[Trial] = []
     usable: list[Usable] = []
-    for name, offer in _offers(settings, say):
+    if settings.searches:
+        usable, trials = _searched(settings, measuring, say)
+    for name, offer in () if usable else _offers(settings, say):
         if usable and not settings.compares and name not in (usable[0].selected.name, SOLVE):
             break  # the other names are there for when none before them is of use
         found = _tried(name, offer, settings, say)
@@ -61,6 +69,37 @@ def choose(
         told = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
         raise CheckFailed(f"{settings.name}: no schedule is of use: {told}")
     return min(usable, key=lambda one: one.trial.rank), tuple(trials)
+
+
+def _searched(
+    settings: OptimizeSettings, measuring: bool, say: Say
+) -> tuple[list[Usable], list[Trial]]:
+    """The fastest points of a search through a user's program: to measure where a GPU is here, else
+    the one predicted to be fastest; and the next ones as trials that were not compiled again."""
+    space = Space(settings.name, settings.settings)
+    sizes = full_sizes(settings.name, settings.settings)
+    store = PointStore(cache_folder() / "points.sqlite")
+    explored = search(space, sizes, settings.gpu, store, settings.effort, say)
+    store.close()
+    say(str(explored))
+    usable: list[Usable] = []
+    trials: list[Trial] = []
+    wanted = MEASURED if measuring else 1
+    for one in explored.useful[:SHOWN]:
+        limits = str((one.row.told or {}).get("limits", ""))
+        known = Trial(str(one.point), launch=one.row.predicted, limits=limits)
+        if len(usable) == wanted:
+            trials.append(known)
+            continue
+        selected = space.selected(one.point, settings.gpu)
+        found = _tried(selected.name, selected, settings, say)
+        if isinstance(found, Usable):
+            space.check(one.point, check_sizes(settings.name, settings.settings))
+            trial = replace(found.trial, launch=known.launch, limits=known.limits)
+            found = replace(found, trial=trial)
+            usable.append(found)
+        trials.append(found.trial if isinstance(found, Usable) else found)
+    return usable, trials
 
 
 def _offers(settings: OptimizeSettings, say: Say) -> Iterator[Offer]:

@@ -1,8 +1,8 @@
 """From a derivation to machine code: every kernel lowered, scheduled by rule and compiled.
 
-What the derivation decided stays: the tile sizes, the nest, the split. What it leaves open is
-chosen here by rule and said: the schedule's name (from the matrix products of the loops; a program
-without one is laid over threads) and the launch plan (bands of rows when two axes of a product are
+The derivation's decisions stay: the tile sizes, the nest, the split. Rules here choose the rest and
+report it: the schedule's name (it follows from the matrix products of the loops; a program without
+one is laid over threads) and the launch plan (super-groups of rows when two axes of a product are
 grouped, longest rows first under a mask).
 """
 

@@ -11,11 +11,13 @@ from typing import Any
 from warploom.autosched.schedules import NAMES
 from warploom.codegen.compile.build import GPU_ARCHITECTURES
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.engine.search import EFFORTS
 from warploom.errors import InputError
 from warploom.flows.optimize_measure import Measured
 from warploom.flows.static_verdict import StaticVerdict
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import Selected
+from warploom.objects import names_object
 from warploom.perf.replay import Prediction, cycles_of
 
 SCHEMA, VERSION = "warploom.optimize", 2
@@ -37,6 +39,7 @@ class OptimizeSettings:
     candidates  distinct schedules to build (`autosched.portfolio`): the fastest measured is kept,
                 or without a GPU the one whose machine code replays fastest
     compare     compile the other named schedules too, for the table
+    effort      of the search for a user's own program (`engine.search`)
     """
 
     name: str
@@ -47,6 +50,14 @@ class OptimizeSettings:
     seconds: float = 10.0
     candidates: int = 1
     compare: bool = False
+    effort: str = "normal"
+
+    @property
+    def searches(self) -> bool:
+        """Whether the kernel is looked for by `engine.search`: a user's own program, unless told
+        which schedule it is to have."""
+        own = names_object(self.name) and self.schedule == BEST
+        return own and not self.compare
 
     @property
     def compares(self) -> bool:
@@ -67,6 +78,8 @@ class OptimizeSettings:
         if self.schedule not in (BEST, *NAMES):
             known = ", ".join((BEST, *NAMES))
             raise InputError(f"--schedule {self.schedule!r}: expected one of {known}")
+        if self.effort not in EFFORTS:
+            raise InputError(f"--effort {self.effort!r}: expected one of {', '.join(EFFORTS)}")
         if self.measure not in ("auto", "gpu", "none"):
             raise InputError(f"--measure {self.measure!r}: expected auto, gpu or none")
         if not 0 < self.seconds < float("inf"):
@@ -77,7 +90,8 @@ class OptimizeSettings:
 class Trial:
     """One schedule: predictions by loop, microseconds measured (None without a GPU), why refused.
 
-    `unpredicted` says why a schedule that compiled has no prediction.
+    `unpredicted` says why a schedule that compiled has no prediction; `launch` are the microseconds
+    that a search predicted for the whole launch, `limits` what limits it.
     """
 
     name: str
@@ -86,12 +100,16 @@ class Trial:
     refused: str = ""
     unpredicted: str = ""
     tuned: bool = False
+    launch: float | None = None
+    limits: str = ""
 
     @property
     def rank(self) -> tuple[int, float]:
         """Less is better: measured time; else the tuned table's entry before any prediction."""
         if self.microseconds is not None:
             return 0, self.microseconds
+        if self.launch is not None:
+            return 1, self.launch
         return (1, 0.0) if self.tuned else (2, cycles_of(self.predicted) or inf)
 
     def __str__(self) -> str:
@@ -101,6 +119,9 @@ class Trial:
             f"{one.cycles:.0f} cycles an iteration of loop {loop} predicted, bound {one.bound}"
             for loop, one in self.predicted.items()
         )
+        if self.launch is not None:
+            launch = f"{self.launch:.1f} us predicted, limited by {self.limits}"
+            told = f"{launch}; {told}" if told else launch
         time = "" if self.microseconds is None else f"; {self.microseconds:.1f} us measured"
         return f"{self.name}: {told}{time}"
 
@@ -113,6 +134,8 @@ class Trial:
             "refused": self.refused,
             "unpredicted": self.unpredicted,
             "tuned": self.tuned,
+            "launch": self.launch,
+            "limits": self.limits,
         }
 
 

@@ -1,8 +1,8 @@
 """Tuning one kernel's machine code: search, confirm, verify, test, and write what a user deploys.
 
-The folder belongs to one kernel. It holds, from the first improvement on, the best cubin so far;
-Ctrl-C, a full disk or a killed process lose nothing that was found, and the same command goes on
-from it. The result is never a cubin the verifier refuses.
+The folder belongs to one kernel. From the first improvement on it holds the best cubin so far.
+Ctrl-C, a full disk or a killed process lose nothing that was found, and the same command continues
+from it. The result is never a cubin that the verifier refuses.
 """
 
 from __future__ import annotations

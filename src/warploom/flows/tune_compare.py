@@ -1,4 +1,4 @@
-"""The best of a search compared once more on the GPU: a best of many noisy scores is too good."""
+"""The best of a search is compared once more on the GPU: the best of many noisy scores flatters."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A tuning folder: whose it is, and the best cubin so far with what is needed to go on from it.
 
-`original.cubin` and `progress.json` are written before the search begins, so that a folder says
-from then on whose search it holds; `best.cubin` at every improvement. Each is written whole or not
-at all, and in an order in which a process killed between two of them leaves what can be gone on
-from.
+`original.cubin` and `progress.json` are written before the search begins, so that the folder names
+its kernel from then on; `best.cubin` is written at every improvement. Each file is written whole or
+not at all, in an order that lets a search go on if its process is killed between two of them.
 """
 
 from __future__ import annotations

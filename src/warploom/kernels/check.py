@@ -1,10 +1,10 @@
-"""Checking one run of a kernel: are the numbers right, is all written, does no task undo another's?
+"""Checking one run of a kernel: are the numbers right, and is every element written by one task?
 
-Errors are judged against float64. How large they may be follows from the program: `tile.rounding`
-says how far the rounding of its types, its sums and its functions takes every element from its
-meaning, so an fp32 result is held to other bounds than one of 8-bit operands. Two questions are
-asked: is the whole array within its bound (in norm: a slightly wrong factor shows), and is every
-element within its own (one wrong element shows).
+Errors are judged against float64. The program says how large they may be: `tile.rounding` computes
+how far its types, sums and functions round every element, so an fp32 result has tighter bounds than
+one of 8-bit operands. The check asks two questions. Is the whole array within its bound, in norm?
+That finds a slightly wrong factor. Is every element within its own bound? That finds one wrong
+element.
 """
 
 from __future__ import annotations

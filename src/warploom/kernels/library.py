@@ -59,13 +59,14 @@ def _no_variant(config: Any, sizes: Sizes, given: frozenset[str]) -> None:
 class Entry:
     """A kernel that can be built and run.
 
-    `settings` are the names of the configuration's fields with the kind of each; `sizes` the array
-    dimensions `run` uses unless told otherwise, `full` those of them that fill a GPU, `alike` says
-    which size another one is when only that is given; `outputs` the right results in float64,
-    `judge` what gave them; `bound` the relative error a run may have against them (None: what
-    rounding explains, see `kernels.check`).
-    `variants` is the tuned table; `variant(config, sizes, given)` is its choice, None where a field
-    that it would set was `given`; `schedule` is what a configuration gets then.
+    settings   the names of the configuration's fields, with the kind of each
+    sizes      the array dimensions that `run` uses by default; `full`: sizes that fill a GPU;
+               `alike`: the size whose value another one takes when that alone is given
+    outputs    the right results in float64; `judge` names what computes them
+    bound      the relative error that a run may have; None: what rounding explains
+               (`kernels.check`)
+    variants   the tuned table; `variant(config, sizes, given)` is its choice, or None when a field
+               that it would set was `given`: then `schedule` says what a configuration gets
     """
 
     config: Callable[..., Any]

@@ -1,9 +1,9 @@
 """Default tiles of the library's kernels on GPUs before Hopper: the largest that the GPU holds.
 
-The defaults are Hopper's, whose compute groups take registers from the others. Elsewhere all the
-threads of a block have equally many, and some GPUs have less than half of its shared memory: where
-the architecture's limits (`machine.architecture`) refuse a tile, or the compiler spills it, the
-next smaller one is tried.
+The defaults are made for Hopper, where compute groups take registers from other groups. On older
+GPUs all threads of a block have the same number, and some GPUs have less than half of Hopper's
+shared memory. If the architecture's limits (`machine.architecture`) refuse a tile, or the compiler
+spills it, the next smaller tile is tried.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def older_kernel(
     """(configuration, schedule) of a kernel for an architecture without TMA and wgmma.
 
     name, allow  the named schedule and the faults accepted (`compile.build`)
-    fixed        keep the configuration's tile, whatever comes of it
-    say          told why a tile is not taken
-    Raises what the first tile is refused for where none fits.
+    fixed        keep the configuration's tile, even if it does not fit
+    say          is called with the reason when a tile is not taken
+    If no tile fits, the refusal of the first one is raised.
     """
     launch = _launch(kernel, config)
     if fixed or not hasattr(config, "tile"):
@@ -69,8 +69,8 @@ def _launch(kernel: Entry, config: Any) -> Any:
 def _tiles(largest: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The tile and those with halved sides: the largest area first, then the squarest.
 
-    What is loaded for an element of the result falls with the area. A third number, the depth of a
-    step, stays: rings hold as many steps as fit.
+    The larger the area, the fewer elements are loaded for one of the result. A third number, the
+    depth of a step, stays: rings hold as many steps as fit.
     """
     rows, cols = ([side >> n for n in range(HALVINGS + 1)] for side in largest[:2])
     areas = [(row, col) for row in rows for col in cols if min(row, col) >= LEAST]

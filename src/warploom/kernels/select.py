@@ -30,11 +30,11 @@ HOPPER = "sm_90a"
 
 @dataclass(frozen=True)
 class Selected:
-    """What is to be compiled.
+    """The kernel to compile.
 
-    `name` is that of the tuned table's variant, where `tuned`, else that of the schedule. `config`
-    is the configuration of `program`: a variant sets tiles of its own. `allow` names what the
-    compiler may do to it (`build.ALLOWED`).
+    `name` is the name of the tuned table's variant if `tuned`, otherwise of the schedule. `config`
+    is the configuration of `program`: a variant sets tiles of its own. `allow` names the faults of
+    the compiler that are accepted (`build.ALLOWED`).
     """
 
     name: str
@@ -74,9 +74,9 @@ def select(
     """The kernel `name` (of the library, or FILE.py:OBJECT) under `key=value` settings.
 
     Sizes that the settings do not give are those of `Entry.full`. A field of the configuration that
-    they do give is kept: where no variant has it, the textbook schedule is what there is. GPUs
-    before Hopper get the largest tile that they hold (`kernels.older`), under the compiler's faults
-    that are accepted (`allow`). `say` hears of tiles not taken and how far a solver is. Raises
+    they give is kept; if no variant has it, the kernel gets the textbook schedule. GPUs before
+    Hopper get the largest tile that they hold (`kernels.older`); the compiler's faults in `allow`
+    are accepted. `say` is called with tiles that are not taken and the progress of a solver. Raises
     `InputError` for an unknown GPU, policy or setting.
     """
     if gpu not in BUILD_ARCHITECTURES:

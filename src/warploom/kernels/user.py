@@ -22,7 +22,7 @@ from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.errors import InputError
 from warploom.objects import called, load_object
-from warploom.tile import DType, Program, interpret
+from warploom.tile import DType, Program, Tunable, interpret
 from warploom.tile.widen import widened
 
 Values = Mapping[str, NDArray[Any]]
@@ -44,7 +44,7 @@ class UserKernel:
     scalars     values of the program's scalars
     inputs      {name: array} for sizes and a random generator, for arrays that are not normal
                 random numbers (int32 arrays always need it)
-    launch      grid, clusters and walk; the default is persistent
+    launch      grid, clusters and tile scheduler; the default is persistent
     bound       the relative error a run may have; None: what the rounding of its types explains,
                 for every output and every element (`kernels.check`)
     """
@@ -88,8 +88,8 @@ class UserKernel:
         return {dim: int(self.sizes.get(dim, USUAL_SIZE)) for dim in program.dims}
 
     def full_sizes(self) -> dict[str, int]:
-        """Every dimension under the default settings, those that nobody gave as long as fills a GPU
-        and leaves every array within `MOST_ELEMENTS`."""
+        """Every dimension under the default settings. Those that were not given fill a GPU and keep
+        every array within `MOST_ELEMENTS`."""
         program, length = self.trace({}), FILLING
         while True:
             sizes = {dim: int(self.sizes.get(dim, length)) for dim in program.dims}
@@ -178,7 +178,7 @@ def settings_kinds(kernel: UserKernel) -> dict[str, str]:
     kinds: dict[str, str] = {}
     for name, parameter in inspect.signature(kernel.program).parameters.items():
         default: object = parameter.default
-        kind = KINDS.get(type(default))
+        kind = "int" if isinstance(default, Tunable) else KINDS.get(type(default))
         if kind is None:
             raise InputError(
                 f"{kernel.where}: parameter {name} needs a default of type bool, int, float, str "
@@ -186,6 +186,18 @@ def settings_kinds(kernel: UserKernel) -> dict[str, str]:
             )
         kinds[name] = kind
     return kinds
+
+
+def free_sizes(kernel: UserKernel) -> dict[str, tuple[int, ...]]:
+    """The settings that its author left open, with their choices."""
+    if isinstance(kernel.program, Program):
+        return {}
+    parameters = inspect.signature(kernel.program).parameters
+    return {
+        name: one.default.choices
+        for name, one in parameters.items()
+        if isinstance(one.default, Tunable)
+    }
 
 
 def written_names(program: Program) -> tuple[str, ...]:
@@ -197,8 +209,8 @@ def written_names(program: Program) -> tuple[str, ...]:
 def random_arrays(
     program: Program, sizes: Mapping[str, int], seed: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """Normal inputs for every array; what the program adds to is 0, and what it stores to without
-    reading it is NaN, or for integers a number that is no result."""
+    """Normal inputs for every array. Arrays that the program adds to are 0; arrays that it only
+    stores to are NaN, or for integers a number that is no result."""
     random = np.random.default_rng(seed)
     kinds = {
         kind: {op.array.name for op in program.ops() if op.array and op.kind == kind}

@@ -104,12 +104,12 @@ def replay(
             _pace(block, loop.index, code, unroll, start, chosen, partition) for start in starts
         )
         found[loop.index] = Prediction(
-            loop.index, cycles, *_machine_bound(bounds), problem.graph.flops
+            loop.index, cycles, *machine_bound(bounds), problem.graph.flops
         )
     return found
 
 
-def _machine_bound(bounds: Bounds) -> tuple[int, str]:
+def machine_bound(bounds: Bounds) -> tuple[int, str]:
     """(cycles an iteration that no schedule beats on the machine, what binds).
 
     The graph's own bound less what shared memory is charged with: that adds up reads of operands

@@ -44,6 +44,7 @@ from warploom.tile.language import (
 )
 from warploom.tile.tiles import Tile, coordinate
 from warploom.tile.trace import array, grid, loop, part_begin, part_end, read, size, trace
+from warploom.tile.tunable import Tunable, tunable
 from warploom.tile.verify import verify
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "Span",
     "Tile",
     "TileType",
+    "Tunable",
     "Var",
     "argmax_along",
     "array",
@@ -114,6 +116,7 @@ __all__ = [
     "sum_along",
     "tanh",
     "trace",
+    "tunable",
     "verify",
     "where",
     "zeros",

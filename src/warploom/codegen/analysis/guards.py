@@ -1,7 +1,7 @@
 """Conditions under which a warp leaves an op out: each is equal in all threads of the warp.
 
-A guard says that the op would write what is there already, or what nobody reads (`voted_skip`,
-`uniform`, `known`). The printer turns it into `if (!(condition))`.
+Under a guard the op would write the values that are already there, or values that no op reads
+(`voted_skip`, `uniform`, `known`). The printer turns it into `if (!(condition))`.
 """
 
 from __future__ import annotations

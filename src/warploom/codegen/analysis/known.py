@@ -1,8 +1,8 @@
-"""What is known of tiles before a loop's first iteration, and the ops that nobody needs there.
+"""Values of tiles that are known before a loop's first iteration, and ops that are useless there.
 
-Sums begin at zero, so in the iteration that is started ahead of a loop conditions on them are
-known: `total > 0` is false, and what stands on the true side of a `where` is not needed. The
-compiler cannot find out: the vote that leaves out seldom corrections hides it.
+Sums begin at zero, so conditions on them are known in the iteration that starts ahead of a loop:
+`total > 0` is false, and the true side of a `where` is not needed. The compiler cannot find that
+out, because the vote that skips rare corrections hides it.
 
 *requires*  straight code after constant fills, in which every `where` on a fact comes before the
             fact changes; the emitter forgets all at a loop or a branch

@@ -19,7 +19,7 @@ from warploom.codegen.analysis.guards import Always, Everywhere, Guard, Place, U
 from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.codegen.analysis.uniform import everywhere
 from warploom.codegen.analysis.voted_skip import skip_guard
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Ring, Role, Section, Straight
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.steps import Issue, OpStep, Run, Step, Wait
 from warploom.tile import Loop, Op, Program
@@ -154,7 +154,7 @@ class _Coder:
 
     def _section(self, section: Section) -> tuple[Code, ...] | LoopCode:
         if isinstance(section, Straight):
-            return tuple(self._single(step, Place(dict(self.known))) for step in section.steps)
+            return tuple(self._single(step, (), {}) for step in section.steps)
         assert isinstance(section, Pipeline), "only a block program after all passes is emitted"
         return self._loop(section)
 
@@ -239,9 +239,11 @@ class _Coder:
         }
         return tuple(fills[name] for name in sorted(self.sums & added))
 
-    def _single(self, step: Step, at: Place) -> Code:
+    def _single(
+        self, step: Step, straight: tuple[int, ...], order: Mapping[int, tuple[int, int]]
+    ) -> Code:
         """One step by itself; afterwards what it writes is known, or known no more."""
-        code = self._code(step, at)
+        code = self._code(step, Place(dict(self.known), straight, order))
         if isinstance(step, OpStep) and step.op.dst is not None:
             self.known.pop(step.op.dst.name, None)
             if step.op.kind == "fill":
@@ -262,7 +264,7 @@ class _Coder:
     ) -> tuple[Code, ...]:
         codes = _Joining(self.block)
         for step in steps:
-            codes.add(step, self._single(step, Place(dict(self.known), straight, order)))
+            codes.add(step, self._single(step, straight, order))
         return tuple(codes.found)
 
 
@@ -320,18 +322,12 @@ def first_step(code: Code) -> Step:
     return code
 
 
-def operand_rings(block: BlockProgram, op: Op) -> tuple[Ring, ...]:
-    """The rings that a matmul reads, each once."""
-    shared = [src.name for src in op.srcs[:2] if block.placement.is_shared(src)]
-    return tuple({ring.name: ring for ring, _ in map(block.home, shared)}.values())
-
-
 def _by_iteration(block: BlockProgram, section: Pipeline) -> frozenset[str]:
     waits = {s.ring: s.stage for s in section.steady if isinstance(s, Wait)}
     return frozenset(
         ring.name
         for step in section.steady
         if isinstance(step, Issue)
-        for ring in operand_rings(block, step.op)
+        for ring in block.rings_read(step.op)
         if ring.name in waits and waits[ring.name] != step.stage
     )

@@ -1,8 +1,8 @@
 """Ops that a warp leaves out when a condition on rows holds in all of its rows.
 
-Corrections that are seldom needed are written as `x[:] = where(right, x, corrected)` with one
-`right` a row. Where it holds in all 16 rows of a warp, the op changes nothing, and an op whose
-result is only read by the other side of such a `where` computes nothing that is read.
+Programs write rare corrections as `x[:] = where(right, x, corrected)` with one `right` a row. If it
+holds in all 16 rows of a warp, the op changes nothing, and an op that only feeds `corrected`
+computes nothing that is read.
 
 *requires*  a condition made of comparisons of row vectors, `&` and `|`; where an op runs, what the
             condition reads has the value it has at the `where`; a row of the result counts for the

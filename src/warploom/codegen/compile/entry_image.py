@@ -1,4 +1,4 @@
-"""An image compiled for fewer threads than its blocks have, made one for all of them.
+"""An image that was compiled for fewer threads than its blocks have is made one for all of them.
 
 *requires*  a kernel declared with fewer threads (`analysis.entry`): every role changes its
             registers before it names one that a thread does not have at entry

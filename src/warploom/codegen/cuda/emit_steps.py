@@ -17,7 +17,6 @@ from warploom.codegen.analysis.role_code import (
     LoopCode,
     RoleCode,
     first_step,
-    operand_rings,
 )
 from warploom.codegen.analysis.stores import STORES, over_ring
 from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines
@@ -298,7 +297,7 @@ class StepCode:
     def _addressed(self, step: Issue, here: Here, lines: list[str]) -> list[str]:
         """The lines of a matmul, with the slots of its own iteration of late rings."""
         found: list[str] = []
-        for ring in operand_rings(self.block, step.op):
+        for ring in self.block.rings_read(step.op):
             name, index = ring.name, here.index
             if name in here.late:
                 number = f"({here.names(step)[index]} - {index}_start)"

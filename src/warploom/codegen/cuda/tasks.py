@@ -1,9 +1,9 @@
 """The grid level: which tasks a block does, and from a task's number to its position.
 
 The order is kind to the L2 cache (super-groups) and to the last wave (longest first, serpentine,
-dynamic). In the dynamic walk the producer draws the next task from a counter in global memory
-when it has started the copies of the present one, and hands it to the compute groups through a
-small ring.
+dynamic). With the dynamic tile scheduler the producer takes the next task from a counter in global
+memory when it has started the copies of the present one, and hands it to the compute groups through
+a small ring.
 """
 
 from __future__ import annotations

@@ -202,7 +202,8 @@ def _axes(
         axis = sorted(both)[0]
         raise InputError(
             f"{cols[axis]}: axis {axis!r} is a row axis at {rows[axis]} and a column axis here; "
-            "a register tile cannot change its layout"
+            "a register tile cannot change its layout: let the matmul take the loaded tile itself "
+            "(of its element type; a load may be transposed), or swap its operands"
         )
     return frozenset(rows), frozenset(cols)
 

@@ -1,4 +1,4 @@
-"""What a kernel is told besides its program: the schedules of its loops and its launch plan.
+"""What a kernel is made from besides its program: the schedules of its loops and a launch plan.
 
 Every decision the emitter needs is a field here, so that the same program can be emitted from a
 named schedule, a solved one or one read from JSON.

@@ -1,4 +1,4 @@
-"""What the targets lack or have too little of, refused before the compiler sees it."""
+"""What a target lacks or has too little of is refused here, before the compiler sees it."""
 
 from __future__ import annotations
 

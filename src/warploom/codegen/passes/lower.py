@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.spec import verify
 from warploom.codegen.passes.early_end import early_end
 from warploom.codegen.passes.joins import joins
 from warploom.codegen.passes.overlap import overlap_next_task
@@ -17,6 +18,7 @@ from warploom.codegen.passes.pingpong import number_turns, take_turns
 from warploom.codegen.passes.pipeline import pipeline
 from warploom.codegen.passes.scheduled import scheduled
 from warploom.codegen.passes.slots import early_release, loader_slots, task_slots, waits
+from warploom.errors import CheckFailed
 from warploom.tile import Program
 
 Pass = Callable[[BlockProgram], BlockProgram]
@@ -44,14 +46,23 @@ def lower(
 
     `observe` is given what `scheduled` and every pass return, with its name.
     """
-    say = observe or _nothing
     block = scheduled(program, schedule)
-    say(START, block)
+    if observe is not None:
+        observe(START, block)
     for name, change in PASSES.items():
         block = change(block)
-        say(name, block)
+        if observe is not None:
+            observe(name, block)
     return block
 
 
-def _nothing(name: str, block: BlockProgram) -> None:
-    """Nobody looks."""
+def verified(name: str, block: BlockProgram) -> None:
+    """Check what holds after the pass of that name; raises `CheckFailed`, which names it.
+
+    An observer of `lower`.
+    """
+    names = [START, *PASSES]
+    try:
+        verify(block, names[: names.index(name) + 1])
+    except CheckFailed as error:
+        raise CheckFailed(f"after {name}: {error}") from None

@@ -8,6 +8,8 @@ A tile with copies is the same one only every so many iterations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 from warploom.codegen.ir.memory_order import memory_chains
 from warploom.codegen.ir.place import Placement
@@ -27,36 +29,48 @@ def check_order(
     `ops` in program order; `stage` and `rank` by op id, as the schedule gives them; `copies` of
     tiles that have several.
     """
-    turns = copies or {}
-    distances = sorted({0, 1, *turns.values()})
-    for later in ops:
-        for earlier in ops:
-            for distance in distances:
-                if distance == 0 and earlier.id >= later.id:
-                    continue
-                shared = _conflict(placement, earlier, later, distance, turns)
-                if not shared:
-                    continue
-                first = (stage[earlier.id], rank[earlier.id])
-                second = (distance + stage[later.id], rank[later.id])
-                if earlier is later or first < second:
-                    continue
+    several = copies or {}
+    pairs = [(op, _touched(placement, op)) for op in ops]
+    for (later, of_later), (earlier, of_earlier) in product(pairs, repeat=2):
+        for distance in sorted({0, 1, *several.values()}):
+            if earlier is later or (distance == 0 and earlier.id >= later.id):
+                continue
+            first = (stage[earlier.id], rank[earlier.id])
+            if first < (distance + stage[later.id], rank[later.id]):
+                continue
+            shared = _in_memory(earlier, later) or min(
+                (n for n in of_earlier.conflicts(of_later) if distance % several.get(n, 1) == 0),
+                default="",
+            )
+            if shared:
                 raise InputError(_message(earlier, later, shared, distance))
 
 
-def _conflict(
-    placement: Placement, first: Op, second: Op, distance: int, copies: Mapping[str, int]
-) -> str:
-    reads = [{v.name for v in placement.fusion.sources(op)} for op in (first, second)]
-    writes = [{op.dst.name} if op.dst is not None else set[str]() for op in (first, second)]
-    common = (writes[0] & (reads[1] | writes[1])) | (reads[0] & writes[1])
-    same = {name for name in common if distance % copies.get(name, 1) == 0}
-    if first is not second and any(
-        {first.id, second.id} <= {op.id for op in chain} for chain in memory_chains((first, second))
-    ):
-        assert first.array is not None
-        return first.array.name
-    return min((name for name in same if name not in placement.shared), default="")
+@dataclass(frozen=True)
+class _Touched:
+    """The register tiles that an op reads and writes."""
+
+    reads: frozenset[str]
+    writes: frozenset[str]
+
+    def conflicts(self, other: _Touched) -> frozenset[str]:
+        """The tiles that both touch, and one of them writes."""
+        return (self.writes & (other.reads | other.writes)) | (self.reads & other.writes)
+
+
+def _touched(placement: Placement, op: Op) -> _Touched:
+    reads = {var.name for var in placement.fusion.sources(op)} - set(placement.shared)
+    writes = set[str]() if op.dst is None else {op.dst.name} - set(placement.shared)
+    return _Touched(frozenset(reads), frozenset(writes))
+
+
+def _in_memory(first: Op, second: Op) -> str:
+    """The array whose accesses of two ops keep their order, if there is one."""
+    both = {first.id, second.id}
+    if not any(both <= {op.id for op in chain} for chain in memory_chains((first, second))):
+        return ""
+    assert first.array is not None
+    return first.array.name
 
 
 def _message(first: Op, second: Op, tile: str, distance: int) -> str:

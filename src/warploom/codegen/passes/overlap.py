@@ -5,15 +5,6 @@ looks up the next task, waits for its operands and only then starts its first ma
 `overlap_next_task` it starts that matmul before the stores (its registers are free by then, its
 operands are there where the rings hold two tasks) and waits for it after them.
 
-*requires*  one loop, one iteration started ahead; the matmul does not add to anything, nothing
-            touches its result from the last matmul of a task on, and rings have a slot more than is
-            held there
-*before -> after*  `Issue last, Join, stores; [next task] Wait q, Wait k, Issue first, Join, ...` ->
-                   `Issue last, Ahead, Join, stores, Join; [next task] ...` with
-                   `Ahead = next task: Wait q, Wait k, Issue first`
-*keeps*  the order of waits and releases of every ring, and of all ops but the matmul that moves;
-         it is started in the turn of the last matmul, so that a task has one turn less
-
 Parts of a task no longer end their loop early (`Loop.until`): what they would leave out changes
 nothing, and takes slots that come before those of the next task.
 """
@@ -46,15 +37,24 @@ PLAN = f"launch plan: {OPTION}"
 def overlap_next_task(block: BlockProgram) -> BlockProgram:
     """With the launch plan's `overlap_next_task`, groups start their next task's first matmul.
 
+    *requires*  one loop, one iteration started ahead; the matmul does not add to anything, nothing
+                touches its result from the last matmul of a task on, and rings have a slot more
+                than is held there
+    *before -> after*  `Issue last, Join, stores; [next task] Wait q, Wait k, Issue first, Join` ->
+                       `Issue last, Ahead, Join, stores, Join`, where `Ahead` is
+                       `[next task] Wait q, Wait k, Issue first`
+    *keeps*  the order of waits and releases of every ring, and of all ops but the matmul that
+             moves; it is started in the turn of the last matmul, so that a task has one turn less
+
     Raises `InputError` where the sections do not have the form that is needed.
     """
     if not block.launch.overlap_next_task:
         return block
-    roles = tuple(role if role.loads else _chained(block, role) for role in block.roles)
+    roles = tuple(role if role.loads else _overlapped(block, role) for role in block.roles)
     return replace(block, roles=roles)
 
 
-def _chained(block: BlockProgram, role: Role) -> Role:
+def _overlapped(block: BlockProgram, role: Role) -> Role:
     loop, before, after = _parts(role.sections)
     outer = [s for part in before for s in part.steps if isinstance(s, Wait)]
     lead, first, rest = _opening(loop)

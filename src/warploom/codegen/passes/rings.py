@@ -7,14 +7,18 @@ itself, taking turns with its slots in program order; a load outside of loops ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from warploom.codegen.ir.block import Ring, make_ring
 from warploom.codegen.ir.place import Placement, sections
-from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import Loop, Op
+
+Section = Loop | tuple[Op, ...]
+DepthOf = Callable[[Section, Op], int]
 
 
 @dataclass
@@ -27,18 +31,23 @@ class _Draft:
 
 def make_rings(placement: Placement, schedule: KernelSchedule) -> tuple[Ring, ...]:
     """The rings of a program under a schedule, in order of first load."""
+    return rings_of(placement, partial(_depth, schedule))
+
+
+def rings_of(placement: Placement, depth_of: DepthOf) -> tuple[Ring, ...]:
+    """The rings of a program, in order of first load, when `depth_of` says how many slots a load
+    of a section wants. Whoever asks which loads share a ring asks here."""
     drafts: list[_Draft] = []
     for section in sections(placement.program):
         ops = section.body if isinstance(section, Loop) else section
         loads = [op for op in ops if isinstance(op, Op) and op.dst and placement.is_shared(op.dst)]
         ours: list[_Draft] = []  # rings of this section are not shared among its own loads
-        for group in _grouped(placement, schedule, section, loads):
-            depth = _depth(schedule, section, group[0])
+        for depth, group in _grouped(placement, depth_of, section, loads):
             key = (depth, isinstance(section, Loop), *((op.array, _type(op)) for op in group))
             others = [d for d in drafts if not any(d is own for own in ours)]
             twin = next((d for d in others if d.key == key and isinstance(section, Loop)), None)
             if twin is None:
-                name = unique(joined(group), [own.name for own in drafts])
+                name = _unique(_joined(group), [own.name for own in drafts])
                 drafts.append(_Draft(name, depth, [[op] for op in group], key))
                 ours.append(drafts[-1])
             else:
@@ -48,25 +57,46 @@ def make_rings(placement: Placement, schedule: KernelSchedule) -> tuple[Ring, ..
     return tuple(make_ring(placement, d.name, d.depth, d.columns) for d in drafts)
 
 
-def names_in(rings: Sequence[Ring], loop: Loop) -> dict[str, str]:
-    """What the schedule of a loop calls the rings it fills, by their own names: after their arrays,
-    with a number where the loop has several of the same. Rings of the whole program may have more.
+def slots_of(plan: LaunchPlan, slots: int) -> DepthOf:
+    """So many slots for every load of a loop, and the plan's for the others: what a program needs
+    of shared memory before it has a schedule."""
+
+    def depth(section: Section, op: Op) -> int:
+        assert op.dst is not None
+        return slots if isinstance(section, Loop) else plan.task_rings.get(op.dst.name, 1)
+
+    return depth
+
+
+def loop_slot_bytes(placement: Placement, rings: Sequence[Ring]) -> int:
+    """Bytes of one slot of each ring that takes a slot every iteration of a loop."""
+    loops = placement.program.loops()
+    inside = {op.id for loop in loops for op in loop.body if isinstance(op, Op)}
+    of_loops = [r for r in rings if any(op.id in inside for b in r.buffers for op in b.loads)]
+    return sum(ring.slot_bytes for ring in of_loops)
+
+
+def local_rings(rings: Sequence[Ring], loop: Loop) -> dict[str, tuple[Ring, tuple[Op, ...]]]:
+    """The rings that a loop fills, by what its schedule calls them, with the loop's own loads.
+
+    They are called after their arrays, with a number where the loop has several of the same; rings
+    of the whole program may have another number.
     """
-    found: dict[str, str] = {}
+    found: dict[str, tuple[Ring, tuple[Op, ...]]] = {}
     for op in loop.body:
         ring = next((r for r in rings if any(op in b.loads for b in r.buffers)), None)
-        if ring is not None and ring.name not in found:
+        if ring is not None and not any(ring is other for other, _ in found.values()):
             loads = [load for b in ring.buffers for load in b.loads if load in loop.body]
-            found[ring.name] = unique(joined(loads), found.values())
+            found[_unique(_joined(loads), found)] = ring, tuple(loads)
     return found
 
 
-def joined(loads: Sequence[Op]) -> str:
+def _joined(loads: Sequence[Op]) -> str:
     """The name of the ring of some loads: their arrays'."""
     return "_".join(op.array.name for op in loads if op.array is not None)
 
 
-def unique(name: str, taken: Collection[str]) -> str:
+def _unique(name: str, taken: Collection[str]) -> str:
     """The name, or with a number where the section has a ring of that name already."""
     number, found = 2, name
     while found in taken:
@@ -81,11 +111,11 @@ def _type(op: Op) -> object:
 
 def _grouped(
     placement: Placement,
-    schedule: KernelSchedule,
-    section: Loop | tuple[Op, ...],
+    depth_of: DepthOf,
+    section: Section,
     loads: list[Op],
-) -> list[list[Op]]:
-    groups: dict[tuple[object, ...], list[Op]] = {}
+) -> list[tuple[int, list[Op]]]:
+    groups: dict[tuple[int, tuple[int, ...]], list[Op]] = {}
     for op in loads:
         assert op.dst is not None
         name = op.dst.name
@@ -93,11 +123,11 @@ def _grouped(
             other.id for other in placement.program.ops() if any(v.name == name for v in other.srcs)
         )
         alone = () if isinstance(section, Loop) else (op.id,)
-        groups.setdefault((_depth(schedule, section, op), readers, *alone), []).append(op)
-    return list(groups.values())
+        groups.setdefault((depth_of(section, op), (*readers, *alone)), []).append(op)
+    return [(depth, group) for (depth, _), group in groups.items()]
 
 
-def _depth(schedule: KernelSchedule, section: Loop | tuple[Op, ...], op: Op) -> int:
+def _depth(schedule: KernelSchedule, section: Section, op: Op) -> int:
     assert op.dst is not None
     if not isinstance(section, Loop):
         return schedule.launch.task_rings.get(op.dst.name, 1)

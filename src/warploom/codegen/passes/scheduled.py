@@ -14,7 +14,7 @@ from warploom.codegen.ir.place import Placement, place, sections
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import Fill, Release, start_of
 from warploom.codegen.passes.copies import expandable
-from warploom.codegen.passes.rings import make_rings, names_in
+from warploom.codegen.passes.rings import local_rings, make_rings
 from warploom.errors import InputError
 from warploom.schedule.model.schedule import Schedule
 from warploom.tile import Loop, Op, Program
@@ -93,7 +93,7 @@ def _computed(
 
 def _releases(block: BlockProgram, loop: Loop, times: Schedule, part: int) -> list[At]:
     chosen: Mapping[str, int] = times.params.get("release", {})
-    called = names_in(block.rings, loop)
+    called = {ring.name: name for name, (ring, _) in local_rings(block.rings, loop).items()}
     result: list[At] = []
     for name in sorted(block.filled_in(loop)):
         own = called[name]
@@ -111,6 +111,8 @@ def _copies(placement: Placement, loop: Loop, times: Schedule) -> dict[str, int]
     """Tiles of a loop with more than one copy; raises for a tile that cannot have copies."""
     asked: Mapping[str, int] = times.params.get("copies", {})
     found = {name: int(count) for name, count in asked.items() if count > 1}
+    if not found:
+        return {}
     if odd := sorted(set(found) - set(expandable(placement, loop))):
         raise InputError(
             f"schedule of loop {loop.index!r} gives tile {odd[0]} {found[odd[0]]} copies, but it "

@@ -1,12 +1,12 @@
-"""Where a tile's elements are among the threads, and the C++ that names one of them.
+"""Where a tile's elements are among the threads.
 
-    tile    T x[groups of rows][columns held]
-    row     T x[groups of rows]     a vector beside rows: the same in all lanes
-    col     T x[columns held]       a vector beside columns: the same in all row threads
-    scalar  T x                     the same everywhere
+    tile    x[groups of rows][columns held]
+    row     x[groups of rows]       a vector beside rows: the same in all lanes
+    col     x[columns held]         a vector beside columns: the same in all row threads
+    scalar  x                       the same everywhere
 
-A vector may be needed beside rows here and beside columns there (a transpose does that): it has
-one form, its first writer's, and is exchanged through shared memory where the other is needed.
+A transpose may need a vector beside rows at one place and beside columns at another. A vector has
+the form that its first writer gives it, and is exchanged through shared memory for the other.
 """
 
 from __future__ import annotations
@@ -20,23 +20,12 @@ from warploom.tile import Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
 TILE, ROW, COL, SCALAR = "tile", "row", "col", "scalar"
-C_TYPES = {"float": "float", "int": "int", "bool": "bool"}
-# element types as they are in memory
-MEMORY_TYPES = {
-    "fp32": "float",
-    "int32": "int",
-    "bf16": "Bf16",
-    "fp16": "Fp16",
-    "e4m3": "E4m3",
-    "e5m2": "E5m2",
-    "bool": "unsigned char",
-}
 BESIDE_A_TILE = 24  # registers of a thread for everything else
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Index arithmetic of a schedule."""
+    """How many rows and columns a thread holds under a schedule."""
 
     schedule: SimtSchedule
 
@@ -52,19 +41,6 @@ class Layout:
         """Columns a thread holds."""
         return self.chunks(cols) * self.schedule.vector
 
-    def row(self, i: str = "i") -> str:
-        """The row of group i."""
-        if self.schedule.rows == 1:
-            return f"({i})"
-        return f"(({i}) * {self.schedule.rows} + thread_row)"
-
-    def col(self, j: str = "j") -> str:
-        """The column of held element j."""
-        lanes, vector = self.schedule.lanes, self.schedule.vector
-        if vector == 1:
-            return f"(({j}) * {lanes} + thread_col)"
-        return f"((({j}) / {vector} * {lanes} + thread_col) * {vector} + ({j}) % {vector})"
-
     def ragged_rows(self, rows: int) -> bool:
         """Whether some threads hold rows that the tile does not have."""
         return rows % self.schedule.rows != 0
@@ -74,17 +50,12 @@ class Layout:
         return cols % (self.schedule.lanes * self.schedule.vector) != 0
 
     def extents(self, kind: TileType, form: str) -> tuple[int, ...]:
-        """The C array extents."""
+        """The array extents of a tile of that form in one thread."""
         if form == TILE:
             return self.groups(kind.shape[0]), self.held(kind.shape[1])
         if form == ROW:
             return (self.groups(kind.shape[0]),)
         return (self.held(kind.shape[0]),) if form == COL else ()
-
-    def peers(self, form: str) -> str:
-        """Template arguments of the threads that share the columns (COL) or rows (ROW)."""
-        lanes, rows = self.schedule.lanes, self.schedule.rows
-        return f"{lanes}, 1" if form == COL else f"{rows}, {lanes}"
 
 
 def forms_of(program: Program) -> dict[str, str]:
@@ -111,6 +82,20 @@ def forms_of(program: Program) -> dict[str, str]:
         else:
             found[op.dst.name] = _vector_form(op, op.dst, found, rows, cols)
     return found
+
+
+def axis_form(kind: TileType, form: str, axis: str) -> str:
+    """COL when the axis lies along the columns a thread holds, else ROW."""
+    if form == TILE:
+        return COL if axis == kind.names[1] else ROW
+    return form
+
+
+def wanted_form(kind: TileType, form: str, vector: TileType) -> str:
+    """The form an operand must have to meet a result of type `kind` and that form."""
+    if form != TILE or len(vector.axes) != 1:
+        return form
+    return ROW if vector.names[0] == kind.names[0] else COL
 
 
 def _vector_form(op: Op, dst: Var, found: dict[str, str], rows: set[str], cols: set[str]) -> str:

@@ -20,7 +20,7 @@ def load(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         package = module.split(".", maxsplit=1)[0]
-        raise ToolMissing(f"derivations need {package}: pip install 'warploom[diagram]'") from None
+        raise ToolMissing(f"derivations need {package}: pip install 'warploom[derive]'") from None
 
 
 def sympy() -> Any:

@@ -45,14 +45,12 @@ inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
 
 // ---- 16-bit floats
-#define HALF(name, from, to) \
-  struct name {
- \
-    uint16_t bits; \
-    name() = default; \
-    name(float x) : bits(numbers::to(x)) {} \
-    operator float() const { return numbers::from(bits);
-        } \
+#define HALF(name, from, to)                                     \
+  struct name {                                                  \
+    uint16_t bits;                                               \
+    name() = default;                                            \
+    name(float x) : bits(numbers::to(x)) {}                      \
+    operator float() const { return numbers::from(bits); }       \
   };
 HALF(__nv_bfloat16, from_bf16, to_bf16)
 HALF(__half, from_fp16, to_fp16)

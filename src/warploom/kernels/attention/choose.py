@@ -1,12 +1,12 @@
-"""Which attention variant a shape gets: a list and a time model, two constants a variant.
+"""Which attention variant a shape gets: a table and a time model with two constants a variant.
 
     time = (tasks * task + steps * step) / places + half of the shortest task + start
 
-A task is a row tile of one head, a step one block of keys of one task; how many there are follows
-from the shape and the masks. `task` and `step` are microseconds of a variant on one SM for a head
-size and kind of mask: `bench/fit_attention.py` fits them to the measured rows of
-`bench/results/attention_variants.json` and says what the choice for each length would lose had that
-length's rows been left out. A measured length may be a test of the chooser, never its table.
+A task is a row tile of one head; a step is one block of keys of a task. The shape and the masks say
+how many there are. `task` and `step` are microseconds of a variant on one SM, for a head size and a
+kind of mask. `bench/fit_attention.py` fits them to the measured rows of
+`bench/results/attention_variants.json`, and says what the choice for each length would lose without
+the rows of that length. A measured length may test the chooser; it is never looked up.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MANY = 512  # batch * heads where the caller does not say
 def work_of(
     choice: AttentionChoice, config: AttentionConfig, rows: Lengths, keys: Lengths
 ) -> tuple[int, int, int]:
-    """(row tiles, steps, steps of the shortest row tile) of one head under this tile; of packed
-    sequences, all of them together."""
+    """(row tiles, steps, steps of the shortest row tile) of one head under this tile; packed
+    sequences are added up."""
     bq, bk = choice.tile
     steps: list[int] = []
     for count, length in zip(_each(rows), _each(keys), strict=True):
@@ -68,8 +68,11 @@ def kind_of(config: AttentionConfig) -> str:
 
 
 def table_of(config: AttentionConfig) -> Mapping[str, tuple[float, float]]:
-    """The measured variants of a configuration's kind and their constants; where none was measured,
-    of dense or of 16-bit attention of that head size and mask, else what fits every head size."""
+    """The measured variants of a configuration's kind and their constants.
+
+    If none was measured, those of dense, then of 16-bit attention with the same head size and mask;
+    the last resort is the variant that fits every head size.
+    """
     kind, known = kind_of(config), constants()
     dense = kind.removeprefix("packed ")
     for like in (kind, dense, dense.removeprefix("8-bit ")):
@@ -92,8 +95,8 @@ def microseconds(
     heads: int,
     of: tuple[float, float],
 ) -> float:
-    """Predicted time of a launch; `heads` counts those of all the batch, of packed sequences those
-    of one."""
+    """Predicted time of a launch in microseconds; `heads` counts the heads of the whole batch, for
+    packed sequences those of one sequence."""
     task, step = of
     tiles, steps, least = work_of(choice, config, rows, keys)
     equal = not config.causal and config.window is None and not config.packed
@@ -120,8 +123,8 @@ def choose_attention(
 ) -> AttentionChoice:
     """The measured variant with the least predicted time; raises when no head size fits.
 
-    `heads` counts those of all the batch; `keys` is `rows` unless given. Packed: the lengths of all
-    sequences, and the heads of one.
+    `heads` counts the heads of the whole batch; `keys` is `rows` unless given. For packed sequences
+    give the lengths of all, and the heads of one.
     """
     config = base or AttentionConfig()
     table = table_of(config)

@@ -305,4 +305,4 @@ def default_schedule(config: AttentionConfig) -> KernelSchedule:
         skip_unit=max(config.rescale_threshold, config.optimistic_threshold) > 0,
         skip_voted=config.optimistic_threshold > 0,
     )
-    return overlapped(attention(config), {"k": 2, "v": 2}, launch, config.tile[0] // 64)
+    return overlapped(attention(config), 2, launch, config.tile[0] // 64)

@@ -8,7 +8,7 @@ from pathlib import Path
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.table import read_variants
+from warploom.tables import read_variants
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,12 @@ class AttentionChoice:
             early_release=self.early_release,
             resident=self.resident,
         )
-        depths = {"k": self.depth, "v": self.depth}
         program, groups = attention(config), self.tile[0] // 64
         if self.serial:
-            return multistage(program, depths, launch, groups, 0, self.registers)
+            return multistage(program, self.depth, launch, groups, 0, self.registers)
         return overlapped(
             program,
-            depths,
+            self.depth,
             launch,
             groups,
             self.pingpong,

@@ -1,8 +1,8 @@
 """Which GEMM variant a shape gets: a table of variants, a family of them, and a time model.
 
 The model (`variant.py`) has constants of the machine and none of a shape: `bench/fit_gemm.py`
-fits them to measured rows, and says what the choice for each measured shape would lose if that
-shape's own rows had been left out. A measured shape may be a test of the chooser, never its table.
+fits them to measured rows, and says what the choice for each measured shape would lose without the
+rows of that shape. A measured shape may test the chooser; it is never looked up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import GemmChoice, swap_ab
-from warploom.kernels.table import read_variants
+from warploom.tables import read_variants
 
 TIE = 1.01  # times that close are taken as equal: repeated measurements differ by more
 FOLLOWS = 0.25  # share of its own power that a kernel's clock follows: 1 alone, 0 among others

@@ -257,10 +257,10 @@ def combine_schedule(config: GemmConfig) -> SimtSchedule:
 
 
 def default_schedule(config: GemmConfig) -> KernelSchedule:
-    """Load-compute-finish with one matmul in flight, pairs of blocks sharing b, 8 rows a band.
+    """Load-compute-finish with one matmul in flight; pairs of blocks share b, 8 rows a super-group.
 
     cuBLAS picks the same shape on this GPU (nvjet 128x256_64x4, 1x2 cluster, cooperative). Slices
-    that are added up in a cluster are the cluster instead, and are stored from registers.
+    that are added up in a cluster form the cluster instead, and store from registers.
     """
     launch = LaunchPlan(split="n" if config.swap_ab else "m", cluster=("m_tile", 2), supergroup=8)
     if config.swap_ab:

@@ -1,11 +1,11 @@
 """A variant of the GEMM kernel, and the time it will take: a model with few constants.
 
     time  = waves * (k steps * step + epilogue) + start
-    step  = longer of the matmul's time and the copies' time, rounded off where they are close
-    waves = tasks (clusters) over the places there are, in whole ones
+    step  = the longer of the matmul's and the copies' time, with a smooth maximum
+    waves = tasks (clusters) over the clusters that run at a time, rounded up
 
-The constants are of the machine, not of shapes: `bench/fit_gemm.py` fits them to the measured rows
-of `bench/results/gemm.json`. Their meanings are those of `Constants`.
+The constants describe the machine, not shapes: `bench/fit_gemm.py` fits them to the measured rows
+of `bench/results/gemm.json`. `Constants` says what each means.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ SMS = H200.integer("sm.count")
 FASTEST = 1024 / H200.value("clock.boost")  # microseconds: tensor-core cycles of a UNIT's step
 BASE_BYTES = 1024  # of shared memory lost to aligning its base, where a block is alone on an SM
 BARRIER_BYTES = 512  # of shared memory, at most
-PANEL_BYTES = 128  # of a row of the result that are stored together
-STEP_BYTES = 128  # of the contracted axis a step of the ring: one swizzle width
-MOST_SLOTS = 6  # of a ring; more gain nothing where a step is as long as here
-LEAST_PANEL, HIGHEST_PANEL = 24, 96  # rows of panels of a tile that is stored across
-PACKED_BYTES = 2  # of an element of a result that goes through panels across
+PANEL_BYTES = 128  # a panel's share of a row of the result
+STEP_BYTES = 128  # a ring step's share of the contracted axis: one swizzle width
+MOST_SLOTS = 6  # of a ring; with steps as long as here more slots gain nothing
+LEAST_PANEL, HIGHEST_PANEL = 24, 96  # rows of a panel of a transposed tile
+PACKED_BYTES = 2  # of an element of a result that leaves through transposed panels
 SUM_BYTES = 4  # of an element of the result before it is rounded
-SECTOR = 32  # bytes: copies of rows that do not begin at one are slow
-UNIT = 128 * 256  # elements of the result in the tile that rates and epilogues are counted in
-READS = 2 * (64 + 256) / UNIT  # of its operands' rows that wgmmas read for one of these elements
-REQUESTS = (128 + 256 / 2) / UNIT  # of them that a block of its pairs asks L2 for
-# Clusters of so many blocks that run at a time, where a block fills an SM, as the H200's driver
-# counts them (cuOccupancyMaxActiveClusters): its processing clusters have no whole number of them.
+SECTOR = 32  # bytes: copies are slow when their rows do not begin at a sector
+UNIT = 128 * 256  # elements of the result: rates and epilogues are counted for a tile of that size
+READS = 2 * (64 + 256) / UNIT  # rows of operands that wgmmas read for one element of that tile
+REQUESTS = (128 + 256 / 2) / UNIT  # rows of operands that a block of a pair asks L2 for, the same
+# Size of a cluster -> clusters that run at a time when a block fills an SM. The H200's driver
+# counts them (cuOccupancyMaxActiveClusters): its processing clusters do not divide evenly.
 CLUSTERS = {1: SMS, 2: SMS // 2, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
-SHARPNESS = 6.0  # exponent of the mean that stands for the longer of two times
-WIDE_REGISTERS = (40, 232)  # a thread: a producer of so many panels needs more than 24
-THREE_REGISTERS = (40, 152)  # the same beside three compute groups
-MOST_SUMS = 192  # registers of a thread for sums; the epilogue needs the others
-SUMS_OF_THREE = 128  # the same of a thread of three compute groups, which has 160 registers
-SUMS_BESIDE = 100  # the same where the producer's 40 registers leave 152
-MOST_SHARED_SUMS = 128  # the same of a thread of a block that shares its SM
+SHARPNESS = 6.0  # exponent of the power mean that smooths the maximum of two times
+# Registers a thread as (producer, consumer).
+WIDE_REGISTERS = (40, 232)  # a producer of many panels needs more than 24
+THREE_REGISTERS = (40, 152)  # such a producer beside three compute groups
+SHARED_REGISTERS = (40, 216)  # a block of one compute group that shares its SM
+# Most registers a thread may take for sums; the epilogue needs the others.
+MOST_SUMS = 192  # with one or two compute groups
+SUMS_OF_THREE = 128  # with three, whose threads have 160 registers
+SUMS_BESIDE = 100  # with three, when the producer takes 40 registers and theirs have 152
+MOST_SHARED_SUMS = 128  # in a block that shares its SM
 READ_BACK = 32  # registers for a gate or residual that the epilogue reads
-SHARED_REGISTERS = (40, 216)  # a thread: producer, the one compute group of a block that shares
 CONSTANTS_FILE = Path(__file__).with_name("model.json")
 
 
@@ -63,28 +65,29 @@ def cdiv(a: int, b: int) -> int:
 class Constants:
     """What the model knows of the machine; times in microseconds.
 
-    step        matmuls of a step of 128 bytes for a tile of 128 x 256, at the power limit of a GPU
-                all of whose SMs are busy
-    operands    share of the power that reading operands from shared memory takes
-    requested   share that bringing them through L2 and from DRAM takes; both decide between equal
-                times (`power`), and come from kernels that ran alone (`bench/gemm_shares.py`)
-    relief      share of the idle SMs' power that the busy ones get as clock
-    aligned     copied rows of 128 bytes a microsecond and SM, from pitches of whole sectors
+    step        the matmuls of a step of 128 bytes on a tile of 128 x 256, when all SMs are busy and
+                the GPU is at its power limit
+    operands    the share of power that goes into reading operands from shared memory
+    requested   the share that goes into bringing them through L2 and from DRAM. Both shares decide
+                between equal times (`power`); kernels that ran alone gave them
+                (`bench/gemm_shares.py`)
+    relief      the share of the idle SMs' power that the busy SMs get as clock
+    aligned     rows of 128 bytes that an SM copies a microsecond, from pitches of whole sectors
     ragged      the same from other pitches
-    epilogue    of a tile of 128 x 256 that the next tile's loop does not hide
-    direct      the same where registers are stored without a way through shared memory
-    at_once     the same where every panel of the tile has a slot of its own on the way out
+    epilogue    the end of a tile of 128 x 256, as far as the next tile's loop does not hide it
+    direct      the same when results are stored straight from registers
+    at_once     the same when every panel of the tile has a slot of its own on its way out
     start       launch, barriers, first copies, last stores
-    dependent_start  the same where the launch is hidden behind the previous grid
-    narrow      matmul time of tiles 64 columns wide, relative: they read more shared memory
-    two_per_sm  the same of two blocks that share an SM, each with copies of its own
-    latency     from the request of a copy to its arrival; a ring has that many slots on the way
-    late        the same where a pitch is not one of whole sectors
-    cluster_reduce  of adding up slices in a cluster, for a tile of 128 x 256
-    drain       from the end of a promoted product to the start of the group's next: the wait, the
-                additions; the other groups' products run meanwhile
+    dependent_start  the same when the previous grid hides the launch
+    narrow      the factor on the matmuls of tiles 64 columns wide, which read more shared memory
+    two_per_sm  the factor on the matmuls of two blocks that share an SM, each with its own copies
+    latency     the time from the request of a copy to its arrival; a ring's free slots cover it
+    late        the same when a pitch is not one of whole sectors
+    cluster_reduce  adding up the slices of a cluster, for a tile of 128 x 256
+    drain       the time from the end of a promoted product to the start of the group's next one: a
+                wait and additions, beside the products of other groups
     combine     the second kernel of a sliced GEMM
-    summed      bytes of partial sums written and read back a microsecond, whole GPU
+    summed      bytes of partial sums that the GPU writes and reads back a microsecond
     """
 
     step: float
@@ -122,10 +125,10 @@ CONSTANTS = read_constants(CONSTANTS_FILE)
 
 @dataclass(frozen=True)
 class GemmChoice:
-    """A variant: tile (m, n), the grid axis and size of its cluster, ring depth, launch.
+    """A variant: tile (m, n), cluster (grid axis, blocks), ring depth, compute groups, launch plan.
 
-    `products_in_flight` is for promoted products only: so many are started together, from rings of
-    their own.
+    `slices`, `in_cluster`, `swap_ab` and `products_in_flight` are as in `GemmConfig`; the others
+    that `plan.LaunchPlan` has mean the same there. `products_in_flight` needs a promoted product.
     """
 
     name: str
@@ -321,8 +324,8 @@ class GemmChoice:
 def swap_ab(m: int, n: int, axis: str) -> GemmChoice:
     """The variant of the transposed product with that tile and pairs of blocks along `axis`.
 
-    As deep a ring as leaves two panels of at least `LEAST_PANEL` rows for each group; `n` is 128 or
-    256 (two compute groups) or 192 (three).
+    Its ring is as deep as two panels of at least `LEAST_PANEL` rows for each group allow; `n` is
+    128 or 256 (two compute groups) or 192 (three).
     """
     groups = 3 if n % 128 else 2
     free = shared_limit(1) - BARRIER_BYTES - BASE_BYTES

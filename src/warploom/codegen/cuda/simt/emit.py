@@ -11,67 +11,33 @@ from typing import Any
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import needed
 from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
+from warploom.codegen.cuda.simt import emit_axis, emit_exchange
+from warploom.codegen.cuda.simt.emit_map import NAMES, expression
+from warploom.codegen.cuda.simt.emit_memory import access_lines, pointer_type, unroll
+from warploom.codegen.cuda.simt.places import C_TYPES
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.source import CudaSource
-from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
-from warploom.codegen.simt import emit_axis, emit_exchange
-from warploom.codegen.simt.emit_map import NAMES, expression
-from warploom.codegen.simt.emit_memory import access_lines, pointer_type, unroll
-from warploom.codegen.simt.forms import (
-    C_TYPES,
-    COL,
-    ROW,
-    SCALAR,
-    TILE,
-    Layout,
-    check_registers,
-    forms_of,
-)
+from warploom.codegen.simt.exchanges import EXCHANGES, converts
+from warploom.codegen.simt.facts import SimtFacts, simt_facts
+from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, axis_form, wanted_form
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.errors import DoesNotFit, InputError
-from warploom.tile import BOOL, Loop, Op, Program, TileType, Var
+from warploom.tile import Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
-EXCHANGES = ("transpose", "slice", "gather")
 BETWEEN_GRIDS = ("start_next_grid();", "wait_previous_grid();")
 
 
 def emit_simt(program: Program, schedule: SimtSchedule, arch: str) -> CudaSource:
     """The CUDA C++ of a program without a matmul; raises `InputError` when it does not fit."""
-    return _Emitter(program, schedule, arch).source()
+    return _Printer(program, schedule, simt_facts(program, schedule, arch)).source()
 
 
-class _Emitter:
-    def __init__(self, program: Program, schedule: SimtSchedule, arch: str) -> None:
-        self.program, self.schedule = program, schedule
-        self.layout = Layout(schedule)
-        self.forms = forms_of(program)
-        self.shared = 0
+class _Printer:
+    def __init__(self, program: Program, schedule: SimtSchedule, facts: SimtFacts) -> None:
+        self.program, self.schedule, self.facts = program, schedule, facts
+        self.layout = facts.layout
         self.temporaries = 0
-        self.stored = {
-            op.array.name for op in program.ops() if op.array and op.kind.startswith("store")
-        }
-        self.loaded = {op.array.name for op in program.ops() if op.array and op.kind == "load"}
-        self.arch = arch
-        self._check(arch)
-
-    def _check(self, arch: str) -> None:
-        if self.schedule.launch.dependent and not arch.startswith("sm_9"):
-            raise InputError(
-                f"schedule {self.schedule.name}: dependent launch has code for sm_90, not {arch}"
-            )
-        check_threads(self.program.name, self.schedule.threads, 1, arch)
-        for op in self.program.ops():
-            if op.kind == "mma":
-                raise InputError(
-                    f"{op.where}: a matmul; SIMT schedules are for programs without one"
-                )
-            if op.dst is not None:
-                check_registers(self.layout, op, self.forms[op.dst.name], arch)
-            check_types(op, arch)
-            if OPS[op.kind].group in ("reduce", "scan") and op.srcs[0].type.dtype is BOOL:
-                raise InputError(f"{op.where}: {op.kind} of conditions; cast to int32 first")
 
     def source(self) -> CudaSource:
         head, tail = task_lines(self.program, self.schedule.launch)
@@ -85,14 +51,7 @@ class _Emitter:
             *[f"  {line}" for line in (*declared, *body)],
             *tail.split("\n"),
         ]
-        shared = self.shared
-        if shared > (limit := shared_limit(arch=self.arch)):
-            raise DoesNotFit(
-                f"kernel {self.program.name} needs {shared:,} B of shared memory for its largest "
-                f"exchange, {self.arch} has {limit:,}; make the tile smaller"
-            )
-        parameters = self._parameters()
-        signature = ",\n    ".join(_declaration(p) for p in parameters)
+        signature = ",\n    ".join(_declaration(p) for p in self.facts.parameters)
         text = "\n".join(lines)
         helpers = needed(text + signature, SIMT_PRELUDE)
         plain = SIMT_PRELUDE["Plain"]
@@ -126,8 +85,8 @@ class _Emitter:
         return CudaSource(
             kernel_name(self.program.name),
             "\n".join(code),
-            tuple(parameters),
-            shared,
+            self.facts.parameters,
+            self.facts.shared_bytes,
             self.schedule.threads,
             1,
             self.program.grid,
@@ -146,28 +105,6 @@ class _Emitter:
             f"const int thread_row = {row};",
         ]
 
-    def _parameters(self) -> list[dict[str, Any]]:
-        result: list[dict[str, Any]] = []
-        read = {one.array.name for one in self.program.reads}
-        for array in self.program.arrays:
-            if array.name not in self.stored | self.loaded | read:
-                continue
-            written = array.name in self.stored
-            result.append(
-                {"kind": "pointer", "array": array.name, "dtype": array.dtype.name,
-                 "written": written}
-            )  # fmt: skip
-            result += [
-                {"kind": "stride", "array": array.name, "dim": dim}
-                for dim in range(len(array.dims) - 1)
-            ]
-        result += [{"kind": "dim", "name": dim} for dim in self.program.dims]
-        result += [
-            {"kind": "scalar", "name": var.name, "dtype": var.type.dtype.name}
-            for var in self.program.scalars
-        ]
-        return result
-
     def _variables(self) -> list[Var]:
         found: dict[str, Var] = {}
         for op in self.program.ops():
@@ -176,7 +113,7 @@ class _Emitter:
         return list(found.values())
 
     def _declare(self, var: Var) -> str:
-        extents = self.layout.extents(var.type, self.forms[var.name])
+        extents = self.layout.extents(var.type, self.facts.forms[var.name])
         word = C_TYPES[var.type.dtype.kind]
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
 
@@ -212,7 +149,6 @@ class _Emitter:
         elif group == "scan":
             source = op.srcs[0]
             form = self._form(source)
-            self._need(emit_axis.shared_bytes(self.layout, op, form))
             into = self._into(op, form)
             lines = emit_axis.scan_lines(self.layout, op, form, c_name(source.name), into[0])
             lines = [*into[1], *lines, *into[2]]
@@ -221,10 +157,7 @@ class _Emitter:
         return ["{", *[f"  {line}" for line in lines], "}"]
 
     def _form(self, var: Var) -> str:
-        return self.forms[var.name]
-
-    def _need(self, count: int) -> None:
-        self.shared = max(self.shared, count)
+        return self.facts.forms[var.name]
 
     def _temporary(self, kind: TileType, form: str) -> tuple[str, str]:
         """(name, declaration) of a variable of one op."""
@@ -236,10 +169,9 @@ class _Emitter:
     def _operand(self, var: Var, wanted: str) -> tuple[str, list[str]]:
         """(name, lines before) of a variable in the form that is wanted."""
         form = self._form(var)
-        if form in (wanted, SCALAR, TILE):
+        if not converts(form, wanted):
             return c_name(var.name), []
         name, declaration = self._temporary(var.type, wanted)
-        self._need(emit_exchange.exchange_bytes(var.type))
         lines = emit_exchange.convert_lines(
             self.layout, var.type, form, wanted, c_name(var.name), name
         )
@@ -252,17 +184,10 @@ class _Emitter:
         if own == form:
             return c_name(op.dst.name), [], []
         name, declaration = self._temporary(op.dst.type, form)
-        self._need(emit_exchange.exchange_bytes(op.dst.type))
         after = emit_exchange.convert_lines(
             self.layout, op.dst.type, form, own, name, c_name(op.dst.name)
         )
         return name, [declaration], after
-
-    def _wanted(self, kind: TileType, form: str, var: Var) -> str:
-        """The form a vector must have to meet a result of that type and form."""
-        if form != TILE or len(var.type.axes) != 1:
-            return form
-        return ROW if var.type.names[0] == kind.names[0] else COL
 
     def _map(self, op: Op) -> list[str]:
         assert op.dst is not None
@@ -270,7 +195,7 @@ class _Emitter:
         before: list[str] = []
         operands: list[str] = []
         for src in op.srcs:
-            wanted = self._wanted(op.dst.type, form, src)
+            wanted = wanted_form(op.dst.type, form, src.type)
             name, lines = self._operand(src, wanted)
             before += lines
             own = SCALAR if self._form(src) == SCALAR else wanted
@@ -289,11 +214,10 @@ class _Emitter:
         assert op.dst is not None
         source = op.srcs[0]
         form = self._form(source)
-        self._need(emit_axis.shared_bytes(self.layout, op, form))
         make = emit_axis.argmax_lines if op.kind == "argmax" else emit_axis.reduce_lines
         if form != TILE:
             return make(self.layout, op, form, c_name(source.name), f"&{c_name(op.dst.name)}")
-        along = emit_axis.axis_form(source.type, form, op.axis)
+        along = axis_form(source.type, form, op.axis)
         name, before, after = self._into(op, ROW if along == COL else COL)
         return [*before, *make(self.layout, op, form, c_name(source.name), name), *after]
 
@@ -301,7 +225,6 @@ class _Emitter:
         assert op.dst is not None
         source = op.srcs[0]
         form, name = self._form(source), c_name(source.name)
-        self._need(emit_exchange.exchange_bytes(source.type))
         into, before, after = self._into(op, form)
         if op.kind == "transpose" and form == TILE:
             lines = emit_exchange.transpose_lines(self.layout, op, name, into)
@@ -311,7 +234,7 @@ class _Emitter:
             lines = emit_exchange.slice_lines(self.layout, op, form, name, into)
         else:
             index = op.srcs[1]
-            wanted = self._wanted(op.dst.type, form, index)
+            wanted = wanted_form(op.dst.type, form, index.type)
             where, needed_lines = self._operand(index, wanted)
             before += needed_lines
             element = f"{where}{NAMES[wanted]}"
@@ -332,7 +255,7 @@ class _Emitter:
         form = self._form(op.dst)
         lines = access_lines(self.layout, op, op.dst.type, form, c_name(op.dst.name))
         # What other threads of the block stored before is read only after all of them did.
-        return ["__syncthreads();", *lines] if op.array.name in self.stored else lines
+        return ["__syncthreads();", *lines] if op.array.name in self.facts.stored else lines
 
     def _store(self, op: Op) -> list[str]:
         assert op.array is not None
@@ -341,7 +264,7 @@ class _Emitter:
         lines = access_lines(
             self.layout, op, source.type, self._form(source), c_name(source.name), write
         )
-        return ["__syncthreads();", *lines] if op.array.name in self.loaded else lines
+        return ["__syncthreads();", *lines] if op.array.name in self.facts.loaded else lines
 
 
 def _declaration(parameter: dict[str, Any]) -> str:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+from warploom.codegen.cuda.simt.emit_map import rounded
+from warploom.codegen.cuda.simt.emit_memory import unroll
+from warploom.codegen.cuda.simt.places import col, peers, row
 from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS
-from warploom.codegen.simt.emit_map import rounded
-from warploom.codegen.simt.emit_memory import unroll
-from warploom.codegen.simt.forms import COL, ROW, TILE, Layout
+from warploom.codegen.simt.forms import COL, TILE, Layout, axis_form
 from warploom.tile import Op, TileType
 
 FLOAT_IDENTITY = {"add": "0.0f", "max": "-INFINITY", "min": "INFINITY", "mul": "1.0f"}
 INT_IDENTITY = {"add": "0", "max": "-2147483647 - 1", "min": "2147483647", "mul": "1"}
 COMBINES = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "mul"}
-WARP = 32
-
-
-def axis_form(kind: TileType, form: str, axis: str) -> str:
-    """COL when the axis lies along the columns a thread holds, else ROW."""
-    if form == TILE:
-        return COL if axis == kind.names[1] else ROW
-    return form
 
 
 def _own(layout: Layout, kind: TileType, form: str, axis: str) -> tuple[int, int, str]:
@@ -29,7 +22,7 @@ def _own(layout: Layout, kind: TileType, form: str, axis: str) -> tuple[int, int
     extents = layout.extents(kind, form)
     along = axis_form(kind, form, axis)
     size = kind.size(axis)
-    place = layout.col("s") if along == COL else layout.row("s")
+    place = col(layout, "s") if along == COL else row(layout, "s")
     ragged = layout.ragged_cols(size) if along == COL else layout.ragged_rows(size)
     count = extents[-1] if along == COL else extents[0]
     if form != TILE:
@@ -62,7 +55,7 @@ def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
     body = [f"{word} total = {identity[combine]};", *unroll("s", count, [f"total = {step};"])]
     lines = [
         *unroll("t", results, [*body, f"({into})[t] = total;"]),
-        f"combine<{layout.peers(along)}, {results}>({into}, shared, "
+        f"combine<{peers(layout, along)}, {results}>({into}, shared, "
         f"[]({word} a, {word} b) {{ return {function}; }});",
     ]
     if not integer and op.dst.type.dtype.bits < 32:
@@ -78,7 +71,7 @@ def argmax_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
     results, count, inside = _own(layout, kind, form, op.axis)
     integer = kind.dtype.kind == "int"
     word, least = ("FoundInt", INT_IDENTITY["max"]) if integer else ("Found", "-INFINITY")
-    place = layout.col("s") if along == COL else layout.row("s")
+    place = col(layout, "s") if along == COL else row(layout, "s")
     value = element(form, along, source)
     found = f"{word}{{{value}, {place}}}"
     step = f"best = better(best, {found});"
@@ -90,7 +83,7 @@ def argmax_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
     return [
         f"{word} found[{results}];",
         *unroll("t", results, body),
-        f"combine<{layout.peers(along)}, {results}>(found, shared, "
+        f"combine<{peers(layout, along)}, {results}>(found, shared, "
         f"[]({word} a, {word} b) {{ return better(a, b); }});",
         *unroll("t", results, [f"({into})[t] = found[t].place;"]),
     ]
@@ -120,7 +113,7 @@ def scan_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> lis
         f"{word} before[{number}], total[{number}];",
         *unroll("t", results, unroll("part", pieces, [
             f"before[{at}] = 0;", *unroll("h", width, summed)])),
-        f"scan<{layout.peers(along)}, {number}>(before, total, shared);",
+        f"scan<{peers(layout, along)}, {number}>(before, total, shared);",
         *unroll("t", results, [
             f"{word} carry = 0;",
             *unroll("part", pieces, [
@@ -130,19 +123,3 @@ def scan_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> lis
             ]),
         ]),
     ]  # fmt: skip
-
-
-def shared_bytes(layout: Layout, op: Op, form: str) -> int:
-    """Bytes of shared memory that an op along an axis exchanges."""
-    kind = op.srcs[0].type
-    along = axis_form(kind, form, op.axis)
-    results, count, _ = _own(layout, kind, form, op.axis)
-    schedule = layout.schedule
-    peers, stride = (schedule.lanes, 1) if along == COL else (schedule.rows, schedule.lanes)
-    in_warp = min(max(1, WARP // stride), peers)
-    if peers == in_warp:
-        return 0
-    each = {"argmax": 8}.get(op.kind, 4)
-    if op.kind == "cumsum":
-        results *= count // (schedule.vector if along == COL else 1)
-    return schedule.threads // in_warp * results * each

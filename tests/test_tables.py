@@ -1,4 +1,4 @@
-"""Tables of variants: typed, refused where a row is wrong, printed; former names explained."""
+"""Tables of variants: typed, refused where a row is wrong, printed; former names in the pages."""
 
 import re
 from pathlib import Path
@@ -13,10 +13,10 @@ from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoi
 from warploom.kernels.gemm.choose import GEMM_CHOICES
 from warploom.kernels.gemm.variant import GemmChoice
 from warploom.kernels.library import FORMER
-from warploom.kernels.table import as_text, read_variants
 from warploom.search.actions import FORMER as FORMER_MOVES
+from warploom.tables import as_text, read_variants
 
-GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
+GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
 
 
 def test_a_row_gives_its_columns_and_the_defaults_of_the_others(tmp_path):

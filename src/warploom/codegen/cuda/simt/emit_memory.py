@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.simt.places import MEMORY_TYPES, row
 from warploom.codegen.cuda.values import c_index, literal
-from warploom.codegen.simt.forms import COL, MEMORY_TYPES, ROW, SCALAR, TILE, Layout
+from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.tile import Op, TileType
 
 
@@ -74,11 +75,9 @@ def access_lines(
         return call.single(f"&{name}", place.base, [*place.checks, *only])
     if form == ROW:
         assert place.row is not None
-        line = (
-            f"{place.base} + {place.offset(place.row[0], call.place_of(place.row, layout.row()))}"
-        )
+        line = f"{place.base} + {place.offset(place.row[0], call.place_of(place.row, row(layout)))}"
         only = ["thread_col == 0"] if write else []
-        checks = [*place.checks, *call.bounds(place.row, layout.row(), layout.ragged_rows), *only]
+        checks = [*place.checks, *call.bounds(place.row, row(layout), layout.ragged_rows), *only]
         return unroll("i", groups[0], call.single(f"&{name}[i]", line, checks))
     assert place.col is not None
     if form == COL:
@@ -86,8 +85,8 @@ def access_lines(
         inner = call.columns(f"{name}", place.base, [*place.checks, *only])
         return unroll("s", groups[0] // vector, inner)
     assert place.row is not None
-    at = call.place_of(place.row, layout.row())
-    checks = [*place.checks, *call.bounds(place.row, layout.row(), layout.ragged_rows)]
+    at = call.place_of(place.row, row(layout))
+    checks = [*place.checks, *call.bounds(place.row, row(layout), layout.ragged_rows)]
     line = f"{place.base} + {place.offset(place.row[0], at)}"
     inner = call.columns(f"{name}[i]", line, checks)
     return unroll("i", groups[0], unroll("s", groups[1] // vector, inner))

@@ -6,21 +6,11 @@ then lie in different banks), and read again by those who need it.
 
 from __future__ import annotations
 
-from warploom.codegen.simt.emit_memory import unroll
-from warploom.codegen.simt.forms import C_TYPES, COL, ROW, TILE, Layout
+from warploom.codegen.cuda.simt.emit_memory import unroll
+from warploom.codegen.cuda.simt.places import C_TYPES, col, row
+from warploom.codegen.simt.exchanges import pitch
+from warploom.codegen.simt.forms import COL, ROW, TILE, Layout
 from warploom.tile import Op, TileType
-
-WORD = 4  # bytes of an element in the exchange
-
-
-def pitch(kind: TileType) -> int:
-    """Elements from one row to the next in shared memory."""
-    return kind.shape[-1] | 1
-
-
-def exchange_bytes(kind: TileType) -> int:
-    """Shared memory one exchange of the tile takes."""
-    return WORD * (kind.shape[0] * pitch(kind) if len(kind.axes) == 2 else kind.shape[0])
 
 
 def put_lines(layout: Layout, kind: TileType, form: str, name: str) -> list[str]:
@@ -30,22 +20,22 @@ def put_lines(layout: Layout, kind: TileType, form: str, name: str) -> list[str]
     to = f"static_cast<{word}*>(static_cast<void*>(shared))"
     conditions: list[str] = []
     if form in (TILE, ROW) and layout.ragged_rows(kind.shape[0]):
-        conditions.append(f"{layout.row()} < {kind.shape[0]}")
+        conditions.append(f"{row(layout)} < {kind.shape[0]}")
     if form in (TILE, COL) and layout.ragged_cols(kind.shape[-1]):
-        conditions.append(f"{layout.col()} < {kind.shape[-1]}")
+        conditions.append(f"{col(layout)} < {kind.shape[-1]}")
     if form == ROW and layout.schedule.lanes > 1:
         conditions.append("thread_col == 0")
     if form == COL and layout.schedule.rows > 1:
         conditions.append("thread_row == 0")
     check = f"if ({' && '.join(conditions)}) " if conditions else ""
     if form == TILE:
-        at = f"{layout.row()} * {pitch(kind)} + {layout.col()}"
+        at = f"{row(layout)} * {pitch(kind)} + {col(layout)}"
         body = unroll("j", extents[1], [f"{check}{to}[{at}] = {name}[i][j];"])
         lines = unroll("i", extents[0], body)
     elif form == ROW:
-        lines = unroll("i", extents[0], [f"{check}{to}[{layout.row()}] = {name}[i];"])
+        lines = unroll("i", extents[0], [f"{check}{to}[{row(layout)}] = {name}[i];"])
     else:
-        lines = unroll("j", extents[0], [f"{check}{to}[{layout.col()}] = {name}[j];"])
+        lines = unroll("j", extents[0], [f"{check}{to}[{col(layout)}] = {name}[j];"])
     return ["__syncthreads();", *lines, "__syncthreads();"]
 
 
@@ -62,9 +52,9 @@ def get_lines(
     read = f"static_cast<const {word}*>(static_cast<void*>(shared))[{place}]"
     conditions: list[str] = []
     if form in (TILE, ROW) and layout.ragged_rows(target.shape[0]):
-        conditions.append(f"{layout.row()} < {target.shape[0]}")
+        conditions.append(f"{row(layout)} < {target.shape[0]}")
     if form in (TILE, COL) and layout.ragged_cols(target.shape[-1]):
-        conditions.append(f"{layout.col()} < {target.shape[-1]}")
+        conditions.append(f"{col(layout)} < {target.shape[-1]}")
     if outside:
         missing = "NAN" if source.dtype.is_float else "0"
         read = f"({outside} ? {read} : {missing})"
@@ -80,15 +70,15 @@ def get_lines(
 def position(layout: Layout, form: str) -> tuple[str, ...]:
     """The position of the element at hand in its own tile."""
     if form == TILE:
-        return layout.row(), layout.col()
-    return (layout.row(),) if form == ROW else (layout.col(),)
+        return row(layout), col(layout)
+    return (row(layout),) if form == ROW else (col(layout),)
 
 
 def transpose_lines(layout: Layout, op: Op, source: str, into: str) -> list[str]:
     """`into` = `source` with its axes exchanged."""
     assert op.dst is not None
     kind = op.srcs[0].type
-    at = (layout.col(), layout.row())
+    at = (col(layout), row(layout))
     return [
         *put_lines(layout, kind, TILE, source),
         *get_lines(layout, kind, op.dst.type, TILE, into, at),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from warploom.codegen.cuda.simt.places import MEMORY_TYPES, col, row
 from warploom.codegen.cuda.values import ANY_OPS, FLOAT_OPS, INT_OPS, c_index, literal
-from warploom.codegen.simt.forms import COL, MEMORY_TYPES, ROW, SCALAR, TILE, Layout
+from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.errors import InputError
 from warploom.tile import DType, Op
 from warploom.tile.dtypes import FP32
@@ -22,7 +23,7 @@ def expression(layout: Layout, op: Op, form: str, operands: list[str]) -> str:
     if op.kind == "coordinate":
         assert op.start is not None
         start = c_index(op.start)
-        inner = {ROW: layout.row(), COL: layout.col()}.get(form)
+        inner = {ROW: row(layout), COL: col(layout)}.get(form)
         return f"{start} + {inner}" if inner else start
     if op.kind == "cast":
         return cast(operands[0], op.srcs[0].type.dtype, kind)

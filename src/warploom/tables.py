@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from warploom.errors import InputError
 
@@ -29,7 +29,7 @@ def read_variants(where: Path, row: type[Row]) -> dict[str, Row]:
     for name, columns in rows.items():
         values: dict[str, Any] = {"name": name}
         for column, given in columns.items():
-            value: Any = tuple(given) if isinstance(given, list) else given
+            value = tuple(cast("list[Any]", given)) if isinstance(given, list) else given
             if column not in kinds:
                 raise InputError(
                     f"{where}: {name}: no column {column!r}: expected one of {', '.join(kinds)}"
@@ -53,9 +53,10 @@ def _is(value: object, kind: Any) -> bool:
         return type(value) is kind
     if not isinstance(value, tuple):
         return False
+    given = cast("tuple[object, ...]", value)
     if parts[-1] is Ellipsis:
-        return all(_is(one, parts[0]) for one in value)
-    return len(value) == len(parts) and all(map(_is, value, parts))
+        return all(_is(one, parts[0]) for one in given)
+    return len(given) == len(parts) and all(map(_is, given, parts))
 
 
 def as_text(variants: Mapping[str, Any]) -> str:
@@ -72,4 +73,5 @@ def as_text(variants: Mapping[str, Any]) -> str:
 
 
 def _cell(value: object) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    parts = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+    return "x".join(map(str, parts))

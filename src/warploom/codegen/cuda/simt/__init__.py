@@ -1,0 +1,1 @@
+"""The printer of kernels whose threads all do the same."""

@@ -1,0 +1,38 @@
+"""The C++ that names an element of a tile: the row and the column of what a thread holds."""
+
+from __future__ import annotations
+
+from warploom.codegen.simt.forms import COL, Layout
+
+C_TYPES = {"float": "float", "int": "int", "bool": "bool"}
+# element types as they are in memory
+MEMORY_TYPES = {
+    "fp32": "float",
+    "int32": "int",
+    "bf16": "Bf16",
+    "fp16": "Fp16",
+    "e4m3": "E4m3",
+    "e5m2": "E5m2",
+    "bool": "unsigned char",
+}
+
+
+def row(layout: Layout, i: str = "i") -> str:
+    """The row of group i."""
+    if layout.schedule.rows == 1:
+        return f"({i})"
+    return f"(({i}) * {layout.schedule.rows} + thread_row)"
+
+
+def col(layout: Layout, j: str = "j") -> str:
+    """The column of held element j."""
+    lanes, vector = layout.schedule.lanes, layout.schedule.vector
+    if vector == 1:
+        return f"(({j}) * {lanes} + thread_col)"
+    return f"((({j}) / {vector} * {lanes} + thread_col) * {vector} + ({j}) % {vector})"
+
+
+def peers(layout: Layout, form: str) -> str:
+    """Template arguments of the threads that share the columns (COL) or rows (ROW)."""
+    lanes, rows = layout.schedule.lanes, layout.schedule.rows
+    return f"{lanes}, 1" if form == COL else f"{rows}, {lanes}"

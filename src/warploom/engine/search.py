@@ -1,0 +1,316 @@
+"""The search through a space of kernels: bounds first, then what compiles, replayed.
+
+Stages, each from the best of the one before:
+
+    forms    every choice of open sizes and rewrites, in the usual order
+    orders   other pipelines of the fastest
+    plans    other launch plans of the fastest
+    solved   the solver's order for the fastest (`thorough`)
+
+A point whose bound lies above the best time predicted so far is not compiled: no schedule of its
+loops is faster. Points are tried in worker processes, and every outcome is a row of the store as
+soon as it is known; a worker that dies costs the point that it was at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+
+from warploom import toolchain
+from warploom.codegen.compile.build import program_key
+from warploom.codegen.ir.place import place
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.engine.launch_time import launch_time
+from warploom.engine.points import Point, Space, orders, plans
+from warploom.engine.store import PointStore, Row
+from warploom.errors import ToolMissing, WarploomError
+from warploom.kernels.select import Selected
+from warploom.perf.extract import extract
+from warploom.perf.replay import machine_bound, replay
+from warploom.schedule.model.bounds import lower_bounds
+from warploom.schedule.model.costs import costs
+
+SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
+BEST_OF = {"quick": (1, 0, 0), "normal": (3, 2, 0), "thorough": (6, 4, 2)}  # orders, plans, solved
+EFFORTS = tuple(SECONDS)
+Say = Callable[[str], None]
+Outcome = dict[str, object]
+Evaluate = Callable[[Space, Point, Mapping[str, int], str, float], Outcome]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A point with its outcome."""
+
+    point: Point
+    row: Row
+
+    @property
+    def microseconds(self) -> float:
+        """Predicted; infinite where the point is of no use."""
+        return float("inf") if self.row.predicted is None else self.row.predicted
+
+
+@dataclass
+class Explored:
+    """What a search tried, the fastest first; `pruned` by their bounds, `known` from the store."""
+
+    found: list[Found] = field(default_factory=list[Found])
+    pruned: int = 0
+    known: int = 0
+    late: int = 0
+
+    @property
+    def useful(self) -> list[Found]:
+        """Points that compile, the fastest first."""
+        ranked = [one for one in self.found if one.row.predicted is not None]
+        return sorted(ranked, key=lambda one: one.microseconds)
+
+    @property
+    def best(self) -> float:
+        """The least time predicted."""
+        return min((one.microseconds for one in self.found), default=float("inf"))
+
+    def __str__(self) -> str:
+        refused = sum(bool(one.row.refused) for one in self.found)
+        told = [f"{len(self.found)} points"]
+        told += [f"{self.known} of them known from before"] * bool(self.known)
+        told += [f"{refused} refused"] * bool(refused)
+        told += [f"{self.pruned} pruned by their bounds"] * bool(self.pruned)
+        told += [f"{self.late} left out, as the time was over"] * bool(self.late)
+        return ", ".join(told)
+
+
+def search(
+    space: Space,
+    sizes: Mapping[str, int],
+    gpu: str,
+    store: PointStore,
+    effort: str = "normal",
+    say: Say = lambda _: None,
+    evaluate: Evaluate | None = None,
+) -> Explored:
+    """Explore a space for array sizes on a GPU, as long as the effort allows.
+
+    `evaluate` gives the outcome of a point in a worker process (`tried`, unless another is given).
+    """
+    made = _Search(space, sizes, gpu, store, effort, say)
+    made.evaluate = evaluate or tried
+    return made.run()
+
+
+class _Search:
+    def __init__(
+        self,
+        space: Space,
+        sizes: Mapping[str, int],
+        gpu: str,
+        store: PointStore,
+        effort: str,
+        say: Say,
+    ) -> None:
+        self.space, self.sizes, self.gpu, self.store = space, dict(sizes), gpu, store
+        self.effort, self.say = effort, say
+        self.end = time.monotonic() + SECONDS[effort]
+        self.explored = Explored()
+        self.tried: set[Point] = set()
+        self.told = float("inf")
+        self.compiler = compiler()
+        self.evaluate: Evaluate = tried
+        self.workers = os.cpu_count() or 1
+        self.pool: ProcessPoolExecutor | None = None
+        self.programs: dict[tuple[tuple[str, str], ...], str] = {}
+
+    def run(self) -> Explored:
+        """All stages."""
+        of_orders, of_plans, of_solved = BEST_OF[self.effort]
+        try:
+            self._try(self._forms())
+            self._try(self._varied(of_orders, self._orders))
+            self._try(self._varied(of_plans, self._plans))
+            self._try(self._varied(of_solved, lambda point: [replace(point, order="solve")]))
+        finally:
+            self._close()
+        return self.explored
+
+    def _forms(self) -> Iterator[Point]:
+        for number, settings in enumerate(self.space.sizes()):
+            if number and self.effort == "quick":
+                return
+            try:
+                made = self.space.forms(settings)
+            except WarploomError as error:
+                self.say(f"sizes {dict(settings)}: {error}")
+                continue
+            for form in made:
+                usual = orders(form.program)
+                if usual:
+                    yield Point(settings, form.rules, usual[0])
+
+    def _orders(self, point: Point) -> list[Point]:
+        names = orders(self.space.selected(point, self.gpu).program)
+        return [replace(point, order=name) for name in names]
+
+    def _plans(self, point: Point) -> list[Point]:
+        program = self.space.selected(point, self.gpu).program
+        return [replace(point, plan=plan) for plan in plans(program)]
+
+    def _varied(self, count: int, vary: Callable[[Point], list[Point]]) -> Iterator[Point]:
+        for one in self.explored.useful[:count]:
+            yield from vary(one.point)
+
+    # ---- trying points
+
+    def _try(self, points: Iterable[Point]) -> None:
+        fresh = [point for point in points if point not in self.tried]
+        self.tried.update(fresh)
+        ahead: list[Point] = []
+        for point in fresh:
+            row = self.store.find(self._key(point))
+            if row is None:
+                ahead.append(point)
+            else:
+                self.explored.known += 1
+                self._note(point, row)
+        if ahead:
+            self._in_workers(ahead)
+
+    def _in_workers(self, points: list[Point]) -> None:
+        left = list(reversed(points))
+        while left:
+            running: dict[Future[Outcome], Point] = {}
+            try:
+                while left or running:
+                    while left and len(running) < self.workers and time.monotonic() < self.end:
+                        point = left.pop()
+                        running[self._submit(point)] = point
+                    if not running:
+                        self.explored.late += len(left)
+                        return
+                    for done in wait(running, return_when=FIRST_COMPLETED).done:
+                        outcome = done.result()  # raises where a worker died
+                        self._take(running.pop(done), outcome)
+            except BrokenProcessPool:
+                self._close()
+                if len(running) == 1:
+                    (point,) = running.values()
+                    self._take(point, {"refused": "the process that tried it died"})
+                else:
+                    # Which of them did it is not known: all are tried again, one at a time.
+                    left += list(running.values())
+                self.workers = 1
+
+    def _close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+        self.pool = None
+
+    def _submit(self, point: Point) -> Future[Outcome]:
+        if self.pool is None:
+            self.pool = ProcessPoolExecutor(
+                self.workers,
+                mp_context=get_context("spawn"),
+                initializer=_end_with,
+                initargs=(os.getpid(),),
+            )
+        return self.pool.submit(
+            self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
+        )
+
+    def _take(self, point: Point, outcome: Mapping[str, object]) -> None:
+        if outcome.get("pruned"):
+            self.explored.pruned += 1
+            return
+        predicted = outcome.get("predicted")
+        row = Row(
+            float(predicted) if isinstance(predicted, float) else None,
+            None,
+            str(outcome.get("refused", "")),
+            {key: value for key, value in outcome.items() if key not in ("predicted", "refused")},
+        )
+        self.store.put(self._key(point), row)
+        self._note(point, row)
+
+    def _note(self, point: Point, row: Row) -> None:
+        self.explored.found.append(Found(point, row))
+        if row.predicted is not None and row.predicted < self.told:
+            self.told = row.predicted
+            left = max(0.0, self.end - time.monotonic())
+            self.say(
+                f"{len(self.explored.found)} points, best {row.predicted:.1f} us predicted: "
+                f"{point} (at most {left:.0f} s left)"
+            )
+
+    def _key(self, point: Point) -> tuple[str, ...]:
+        """What the outcome of a point depends on."""
+        if point.settings not in self.programs:
+            self.programs[point.settings] = program_key(str(self.space.textbook(point.settings)))
+        sizes = json.dumps(dict(sorted(self.sizes.items())))
+        program = self.programs[point.settings]
+        return program, json.dumps(point.to_json()), sizes, self.gpu, self.compiler
+
+
+def compiler() -> str:
+    """The compiler of this machine, or that there is none."""
+    try:
+        return f"nvcc {toolchain.find('nvcc').version}"
+    except ToolMissing:
+        return "none"
+
+
+def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: float) -> Outcome:
+    """The outcome of a point, in a worker: predicted time and why, refused, or pruned."""
+    try:
+        selected = space.selected(point, gpu)
+        bound = bound_of(selected, sizes, gpu)
+        if bound >= best:
+            return {"pruned": True, "bound": bound}
+        built = selected.build()
+        assert isinstance(selected.schedule, KernelSchedule)
+        found = replay(selected.program, selected.schedule, built.cubin, gpu)
+        cycles = {loop: one.cycles for loop, one in found.items()}
+        time_ = launch_time(selected, cycles, sizes, gpu)
+    except WarploomError as error:
+        return {"refused": str(error)}
+    return {
+        "predicted": time_.microseconds,
+        "bound": bound,
+        "cycles": cycles,
+        "limits": time_.limits,
+        "busy": time_.busy,
+        "overhead": time_.overhead,
+    }
+
+
+def _end_with(parent: int) -> None:
+    """Let this worker end when the search's process is gone, however it ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
+    """Microseconds that no order of these loops is below: each iteration at its bound, on all SMs
+    all the time, at the highest clock."""
+    schedule, program = selected.schedule, selected.program
+    assert isinstance(schedule, KernelSchedule)
+    placement = place(program, schedule.launch.split, len(schedule.compute))
+    cycles: dict[str, float] = {}
+    for loop in program.loops():
+        problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
+        cycles[loop.index] = float(machine_bound(lower_bounds(problem.graph, problem.target))[0])
+    ideal = launch_time(selected, cycles, sizes, gpu)
+    loops = (1.0 - ideal.overhead) * ideal.busy * ideal.microseconds
+    return max(ideal.memory, loops)

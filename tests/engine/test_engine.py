@@ -1,0 +1,232 @@
+"""The search through a user's program: points as data, the store, workers that fail, the model."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from warploom.engine.launch_time import launch_time
+from warploom.engine.points import Point, Space, described, orders, plans
+from warploom.engine.search import bound_of, search, tried
+from warploom.engine.store import PointStore, Row
+from warploom.errors import CheckFailed, InputError
+
+FILE = "examples/textbook_attention.py:kernel"
+SIZES = {"batch": 4, "heads": 16, "rows": 4096, "keys": 4096, "d": 128}
+KEY = ("program", "point", "sizes", "h200", "nvcc")
+
+
+@pytest.fixture
+def space() -> Space:
+    return Space(FILE, {})
+
+
+@pytest.fixture
+def store(tmp_path) -> PointStore:
+    return PointStore(tmp_path / "points.sqlite")
+
+
+def first_point(space: Space) -> Point:
+    settings = next(iter(space.sizes()))
+    form = space.forms(settings)[0]
+    return Point(settings, form.rules, orders(form.program)[0])
+
+
+# ---- points
+
+
+def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
+    sizes = list(space.sizes())
+    assert len(sizes) == len(set(sizes)) == 6 and dict(sizes[0])["rows_of_a_tile"] == "128"
+    point = first_point(space)
+    assert point.rules == ("in_powers_of_two", "divide_once_a_row", "skip_masked_blocks")
+    program = space.selected(point, "h200").program
+    assert set(orders(program)) == {"pingpong", "pingpong-early", "overlapped", "overlapped-early"}
+    assert ("dynamic", "overlap") in plans(program) and () in plans(program)
+    assert Point.from_json(point.to_json()) == point
+    fixed = Space(FILE, {"rows_of_a_tile": "192"})
+    assert {dict(one)["keys_of_a_tile"] for one in fixed.sizes()} == {"128", "80", "112"}
+    text = described(space)
+    assert "optimistic_rescale (or not)" in text and "1,296 points" in text
+
+
+def test_plans_are_launch_plans(space) -> None:
+    point = first_point(space)
+    dynamic = space.selected(replace(point, plan=("dynamic", "overlap")), "h200").launch
+    assert dynamic.tile_scheduler == "dynamic" and dynamic.overlap_next_task
+    assert dynamic.reverse == ("rows_tile",) and dynamic.task_rings
+    lazy = replace(point, rules=(*point.rules, "lazy_rescale"))
+    assert space.selected(lazy, "h200").launch.skip_unit
+    assert not space.selected(lazy, "h200").launch.skip_voted
+
+
+def test_a_rewritten_point_is_checked_against_the_textbook(space, monkeypatch) -> None:
+    point = first_point(space)
+    sizes = {"batch": 1, "heads": 1, "rows": 150, "keys": 170, "d": 128}
+    assert space.check(point, sizes) < 1e-9
+    monkeypatch.setattr("warploom.rewrites.exponents.LOG2E", 1.4)
+    with pytest.raises(CheckFailed, match="difference of"):
+        space.check(point, sizes)
+
+
+# ---- the model of time
+
+
+def brute_force(tasks: list[float], places: int, dynamic: bool) -> float:
+    ends = [0.0] * places
+    for number, task in enumerate(tasks):
+        at = ends.index(min(ends)) if dynamic else number % places
+        ends[at] += task
+    return max(ends)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tasks_are_shared_out_as_the_plan_says(space, dynamic) -> None:
+    point = first_point(space)
+    plan = ("dynamic",) if dynamic else ()
+    selected = space.selected(replace(point, plan=plan), "h200")
+    clock, cycles = 1980.0, 2500.0
+    for rows in (128, 7 * 128, 32 * 128):
+        sizes = {**SIZES, "rows": rows, "keys": rows}
+        found = launch_time(selected, {"i": cycles}, sizes, "h200")
+        tiles = rows // 128
+        row_tiles = range(tiles - 1, -1, -1) if dynamic else range(tiles)
+        trips = [i + 1 for _ in range(64) for i in row_tiles]
+        assert found.tasks == len(trips) and found.iterations == sum(trips)
+        # The ends of a task, from the share they take; then the makespan by another way.
+        each = sum(trips) * cycles * found.overhead / (1 - found.overhead) / len(trips)
+        right = brute_force([trip * cycles + each for trip in trips], 132, dynamic)
+        assert found.microseconds == pytest.approx(max(right / clock, found.memory), rel=1e-6)
+
+
+def test_a_balanced_order_is_faster_under_a_causal_mask(space) -> None:
+    point = first_point(space)
+    times = {
+        plan: launch_time(
+            space.selected(replace(point, plan=plan), "h200"), {"i": 2500.0}, SIZES, "h200"
+        ).microseconds
+        for plan in ((), ("longest_first",), ("dynamic",), ("overlap",))
+    }
+    assert times["dynamic",] < times["longest_first",] <= times[()]
+    assert times["overlap",] < times[()]
+
+
+def test_a_point_is_never_predicted_below_its_bound(space) -> None:
+    """One real point: compiled, replayed, and above what its loops take on all SMs."""
+    point = first_point(space)
+    outcome = tried(space, point, SIZES, "h200", float("inf"))
+    assert outcome["bound"] <= outcome["predicted"], outcome
+    bound = bound_of(space.selected(point, "h200"), SIZES, "h200")
+    assert bound == outcome["bound"]
+    assert tried(space, point, SIZES, "h200", bound * 0.99)["pruned"]
+
+
+# ---- the store
+
+
+def test_rows_are_kept_and_replaced(store) -> None:
+    assert store.find(KEY) is None
+    store.put(KEY, Row(1.5, None, "", {"limits": "its loops"}))
+    store.put(KEY, Row(1.5, 2.0, "", {"limits": "its loops"}))
+    store.close()
+    again = PointStore(store.path)
+    assert again.find(KEY) == Row(1.5, 2.0, "", {"limits": "its loops"}) and list(again) == [KEY]
+
+
+def test_a_poisoned_row_is_tried_again_and_a_wrong_file_refused(store, tmp_path) -> None:
+    store.put(KEY, Row(1.0))
+    with sqlite3.connect(store.path) as file:
+        file.execute("update points set told = '{broken'")
+    assert store.find(KEY) is None
+    (tmp_path / "text").write_text("no database, only text" * 100)
+    with pytest.raises(InputError, match="no store of points"):
+        PointStore(tmp_path / "text")
+    with sqlite3.connect(store.path) as file:
+        file.execute("pragma user_version=99")
+    with pytest.raises(InputError, match="version 99"):
+        PointStore(store.path)
+
+
+# ---- the search, with outcomes that need no compiler
+
+
+def number_of(point: Point) -> float:
+    return 100.0 + Random(str(point)).random() * 50
+
+
+def quick(space, point, sizes, gpu, best):
+    return {"predicted": number_of(point), "limits": "its loops"}
+
+
+def slow(space, point, sizes, gpu, best):
+    time.sleep(0.3)
+    return quick(space, point, sizes, gpu, best)
+
+
+def deadly(space, point, sizes, gpu, best):
+    if "optimistic_rescale" in point.rules and dict(point.settings)["keys_of_a_tile"] == "80":
+        os._exit(3)
+    return quick(space, point, sizes, gpu, best)
+
+
+SMALL = {"rows_of_a_tile": "128"}  # of the open sizes only the keys of a tile
+
+
+def test_a_search_finds_the_best_of_its_stages_and_remembers(store) -> None:
+    space, said = Space(FILE, SMALL), list[str]()
+    found = search(space, SIZES, "h200", store, "normal", said.append, quick)
+    assert found.best == min(number_of(one.point) for one in found.found)
+    forms = [one for one in found.found if not one.point.plan and one.point.order == "pingpong"]
+    assert len(forms) == 18 and len(found.found) > 18 and "points, best" in said[-1]
+    again = search(space, SIZES, "h200", store, "normal", said.append, deadly)
+    assert again.known == len(again.found) == len(found.found)  # no worker was asked
+    other = search(space, {**SIZES, "rows": 512}, "h200", store, "quick", said.append, quick)
+    assert other.known == 0
+
+
+def test_a_worker_that_dies_costs_its_point(store) -> None:
+    space = Space(FILE, SMALL)
+    found = search(space, SIZES, "h200", store, "normal", lambda _: None, deadly)
+    dead = [one for one in found.found if one.row.refused]
+    assert dead and all("died" in one.row.refused for one in dead)
+    assert all("optimistic_rescale" in one.point.rules for one in dead)
+    assert len(found.useful) > 15 and found.useful[0].point not in [one.point for one in dead]
+
+
+def test_workers_end_with_their_search(tmp_path) -> None:
+    """A search that is killed leaves no process behind, and its rows are whole."""
+    code = (
+        "from tests.engine.test_engine import FILE, SMALL, SIZES, slow\n"
+        "from warploom.engine.points import Space\n"
+        "from warploom.engine.search import search\n"
+        "from warploom.engine.store import PointStore\n"
+        "from pathlib import Path\n"
+        f"store = PointStore(Path({str(tmp_path / 'points.sqlite')!r}))\n"
+        "if __name__ == '__main__':\n"
+        "    search(Space(FILE, SMALL), SIZES, 'h200', store, 'normal', print, slow)\n"
+    )
+    script = tmp_path / "search.py"
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    running = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert running.stdout is not None
+    assert "points, best" in running.stdout.readline()
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert children
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    store = PointStore(tmp_path / "points.sqlite")
+    assert len(list(store)) >= 1 and all(store.find(key) for key in store)
