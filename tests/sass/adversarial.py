@@ -68,10 +68,9 @@ def judge_legal(
         for mode, verdict in _verdicts(mutant, verifiers):
             if not verdict.legal:
                 tally.refused[mutator.__name__, verdict.findings[0].rule] += 1
-                tally.refusals.append(
-                    f"{mutator.__name__} ({mode.value}): {Path(code.cubin.origin).name} {mutant.why}: "
-                    f"{verdict.findings[0]}"
-                )
+                where = f"{Path(code.cubin.origin).name} {mutant.why}"
+                said = f"{mutator.__name__} ({mode.value}): {where}: {verdict.findings[0]}"
+                tally.refusals.append(said)
                 break
 
 
