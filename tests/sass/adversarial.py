@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tests.sass.facts import Code, Mutant, Mutator
 from tests.sass.legal_edits import LEGAL
@@ -51,7 +52,7 @@ def judge_wrong(
         for mode, verdict in _verdicts(mutant, verifiers):
             if mutant.aliasing and mode is AliasMode.TRITON:
                 continue
-            said = f"{mutator.__name__} ({mode.value}): {code.cubin.origin} {mutant.why}"
+            said = f"{mutator.__name__} ({mode.value}): {Path(code.cubin.origin).name} {mutant.why}"
             if verdict.legal:
                 tally.accepted.append(said)
             elif not expected & {finding.rule for finding in verdict.findings}:
@@ -67,10 +68,9 @@ def judge_legal(
         for mode, verdict in _verdicts(mutant, verifiers):
             if not verdict.legal:
                 tally.refused[mutator.__name__, verdict.findings[0].rule] += 1
-                tally.refusals.append(
-                    f"{mutator.__name__} ({mode.value}): {code.cubin.origin} {mutant.why}: "
-                    f"{verdict.findings[0]}"
-                )
+                where = f"{Path(code.cubin.origin).name} {mutant.why}"
+                said = f"{mutator.__name__} ({mode.value}): {where}: {verdict.findings[0]}"
+                tally.refusals.append(said)
                 break
 
 

@@ -50,7 +50,7 @@ from warploom.sass.edit.edit import Editor
 def swap_raw(code: Code) -> Iterator[Mutant]:
     """A reader changes places with the writer just before it: it reads the old value."""
     for first, second in code.neighbours():
-        if written_by(first) & read_by(second):
+        if written_by(first) & read_by(second) and first.identity != second.identity:
             yield Mutant(code.moved(second.index, first.index), code.name(first.index))
 
 

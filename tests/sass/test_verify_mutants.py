@@ -47,7 +47,7 @@ CUBINS = (
     "triton_tma_gemm_sm90",
 )
 EACH = 2  # wrong edits of one kind in one kernel
-LEAST = 3
+LEAST = 2
 MOST_REFUSED = 0.1  # of the right edits
 
 Judged = tuple[Code, Mapping[AliasMode, Verifier]]

@@ -141,11 +141,13 @@ def _spacing_name(item: Instruction) -> str:
     return item.base if item.effects.info.pipe is Pipe.LSU else family(item)
 
 
-def makes_carry(item: Instruction) -> bool:
-    """Whether an addition of the uniform datapath hands on a carry: the one kind of neighbours that
-    gave wrong results in consecutive cycles on an H200."""
+def takes_carry(item: Instruction) -> bool:
+    """Whether an addition of the uniform datapath hands on or takes a carry: the one kind of
+    neighbours that gave wrong results in consecutive cycles on an H200."""
+    touched = (*item.effects.reads, *item.effects.writes)
     return item.base == "UIADD3" and any(
-        resource_name(access.resource).startswith("UP") for access in item.effects.writes
+        resource_name(access.resource).startswith("UP") and access.slot != "guard"
+        for access in touched
     )
 
 
@@ -194,7 +196,7 @@ class LatencyTable:
         pipe = earlier.effects.info.pipe
         key = spacing_key(earlier, later)
         found = min(self.spacings.get(key, self.pipes.get(pipe.value, 1)), SLOWEST_PIPE)
-        if makes_carry(earlier) and makes_carry(later):
+        if takes_carry(earlier) and takes_carry(later):
             return found
         return min(found, self.interlocked.get(key, found))
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from warploom.sass.decode.kernel import Instruction
 from warploom.sass.decode.resources import resource_name
-from warploom.sass.flow.latency import SPACED, makes_carry, spacing_key
+from warploom.sass.flow.latency import SPACED, spacing_key, takes_carry
 from warploom.sass.flow.mining import pipe_neighbours
 from warploom.sass.rules.original import Original, State
 from warploom.sass.rules.rules import Rule
@@ -86,7 +86,7 @@ class PipeSpacing:
         self.pipes = len(pipes)
         self.pipe = np.array([pipes.get(item.effects.info.pipe, -1) for item in items], np.int64)
         example: dict[tuple[str, bool], Instruction] = {}
-        families = [(spacing_key(item, item), makes_carry(item)) for item in items]
+        families = [(spacing_key(item, item), takes_carry(item)) for item in items]
         for key, item in zip(families, items, strict=True):
             example.setdefault(key, item)
         number = {key: place for place, key in enumerate(example)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warploom.sass.decode.control import NO_SCOREBOARD
-from warploom.sass.decode.kernel import Block, Instruction, Kernel
+from warploom.sass.decode.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.decode.resources import resource_name
 from warploom.sass.flow.liveness import Later
@@ -86,10 +86,12 @@ class WaitTracker:
         }
         for other, resource in conflicts.values():
             self._protect(other, item, resource)
-        for resource in written:
-            # What follows is tied to this writer, which is itself tied to the older ones.
-            self.writers.pop(resource, None)
-            self.readers.pop(resource, None)
+        for access in item.effects.writes:
+            # What follows is tied to this writer, which is itself tied to the older ones. A
+            # WARPGROUP instruction only names the registers of its group.
+            if access.slot != GROUP_SLOT:
+                self.writers.pop(access.resource, None)
+                self.readers.pop(access.resource, None)
         self._attach(item)
         for pending in releases(item):
             self._open(_Open(pending, False, pending.scoreboard, pending.holder))
