@@ -14,6 +14,7 @@ from warploom.integrations.deploy import (
     MANIFEST_FILE,
     FolderStore,
     check_replaces,
+    code_sizes,
     content_key,
 )
 
@@ -47,6 +48,29 @@ def test_key_sees_code_not_provenance() -> None:
     assert content_key(make_elf({**CODE, ".text.k": b"\x12" * 32})) != key
     assert content_key(make_elf({**CODE, ".nv.info.k": b"ac"})) != key
     assert content_key(make_elf(CODE, flags=0x500550)) != key
+
+
+def test_key_sees_the_machine_and_nothing_else_of_the_header() -> None:
+    """By the ELF specification: the ABI and its version, e_machine and e_flags."""
+    machine = {7, 8, 18, 19, *range(48, 52)}
+    elf = make_elf(CODE)
+    table = {*range(40, 48), *range(58, 64)}  # where sections are, and which has their names
+    for place in sorted(set(range(6, 64)) - table):
+        changed = elf[:place] + bytes([elf[place] ^ 1]) + elf[place + 1 :]
+        assert (content_key(changed) != content_key(elf)) == (place in machine), place
+
+
+def test_a_section_without_bits_takes_no_room_in_the_file() -> None:
+    elf = bytearray(make_elf(CODE))
+    (table,) = struct.unpack_from("<Q", elf, 40)
+    struct.pack_into("<Q", elf, table + 64 + 32, 1 << 20)  # its size: the first one's, .text.k
+    for kind, right in ((8, True), (1, False), (9, False)):  # SHT_NOBITS, SHT_PROGBITS, SHT_REL
+        struct.pack_into("<I", elf, table + 64 + 4, kind)
+        if right:
+            assert code_sizes(bytes(elf)) == {".text.k": 1 << 20}
+        else:
+            with pytest.raises(InputError, match="lies beyond its end"):
+                content_key(bytes(elf))
 
 
 @pytest.mark.parametrize(
