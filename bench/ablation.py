@@ -14,7 +14,6 @@ kernel without counters.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import statistics
@@ -27,13 +26,16 @@ from warploom.autosched.chosen import shallow
 from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built, build, compile_source
-from warploom.codegen.compile.probe import LOG, WORDS, probe, readings
+from warploom.codegen.compile.probe import probe
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.flows.optimize_measure import counted_cycles
 from warploom.kernels.attention import program as attention_kernel
 from warploom.kernels.gemm import program as gemm_kernel
 from warploom.perf.replay import replay
+from warploom.runtime.driver import CudaDevice
+from warploom.runtime.kernel import Kernel
 from warploom.runtime.stats import median_interval
 from warploom.tile import Program
 
@@ -229,29 +231,22 @@ def case(name: str, rounds: int) -> dict[str, Any]:
 
 
 def _count(
-    torch: Any, kernel: Any, data: list[dict[str, Any]], loops: tuple[str, ...]
+    torch: Any, kernel: Kernel, data: list[dict[str, Any]], loops: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """Readings of five launches after a warm-up, each on its own."""
-    driver = kernel._driver
-    module = kernel._call("cuFuncGetModule", kernel._function)
-    address, size = driver.cuModuleGetGlobal(module, LOG.encode())[1:]
-    found: list[dict[str, Any]] = []
-    for launch in range(8):
-        kernel._call("cuMemsetD32", address, 0, size // 4)
-        torch.cuda.synchronize()
-        for _ in range(3):
-            kernel(data[launch % 2], stream=torch.cuda.current_stream().cuda_stream)
-        torch.cuda.synchronize()
-        words = (ctypes.c_ulonglong * (WORDS * len(loops)))()
-        kernel._call("cuMemcpyDtoH", ctypes.addressof(words), address, size)
-        if launch >= 3:
-            found.append(
-                {
-                    r.loop: [r.cycles_an_iteration, r.gigahertz, r.iterations]
-                    for r in readings(loops, list(words))
-                }
-            )
-    return found
+    """Readings of five series of launches after a warm-up, each on its own."""
+    device, turn = CudaDevice(), [0]
+    torch.cuda.synchronize()
+
+    def launch() -> None:
+        turn[0] ^= 1
+        kernel(data[turn[0]], stream=device.stream)
+
+    series = counted_cycles(device, kernel, launch, loops)
+    device.close()
+    return [
+        {loop: [r.cycles_an_iteration, r.gigahertz, r.iterations] for loop, r in one.items()}
+        for one in series
+    ]
 
 
 def _measured(row: dict[str, Any], loop: str) -> tuple[float, float, int]:

@@ -25,9 +25,12 @@ from tests.sass.adversarial import Tally, judge
 from tests.sass.facts import Code, closest_neighbours
 
 from warploom.files import write_text_atomically
+from warploom.sass.decode import kernel
 from warploom.sass.decode.cubin import Cubin, load, parse
+from warploom.sass.decode.disassembly import Listing, disassemble
 from warploom.sass.decode.kernel import Kernel, decode_all
 from warploom.sass.flow.aliasing import AliasMode
+from warploom.sass.rules import verify
 from warploom.sass.rules.verify import Verifier
 
 ROOT: Final = Path(__file__).parent.parent
@@ -52,21 +55,42 @@ def cubins() -> Iterator[tuple[str, Cubin]]:
         yield f"own {name} {path.parent.name[:6]}", load(path.with_name("kernel.cubin"))
 
 
+def disassembled_once() -> None:
+    """One run of nvdisasm for each file: the same bytes give the same text."""
+    known: dict[str, dict[str, Listing]] = {}
+
+    def listing(cubin: Cubin, with_source: bool = False) -> dict[str, Listing]:
+        if cubin.digest not in known:
+            known[cubin.digest] = disassemble(cubin, with_source)
+        return known[cubin.digest]
+
+    kernel.disassemble = listing
+    verify.disassemble = listing
+
+
 def run(each: int, legal: int, wanted: list[str]) -> dict[str, Any]:
     """All edits of all kernels."""
+    disassembled_once()
     rows: list[tuple[str, Cubin, Kernel]] = []
     for name, cubin in cubins():
         if not wanted or any(word in name for word in wanted):
-            rows += [(name, cubin, kernel) for kernel in decode_all(cubin).values()]
+            rows += [(name, cubin, found) for found in decode_all(cubin).values()]
     rows = [row for row in rows if len(row[2].instructions) <= LARGEST]
+    rows.sort(key=lambda row: len(row[2].instructions))
     closest = {sm: closest_neighbours([k for _, _, k in rows if k.sm == sm]) for sm in (80, 90)}
     tally, began = Tally(), time.monotonic()
-    for name, cubin, kernel in rows:
-        code = Code(cubin, kernel, closest[kernel.sm])
-        verifiers = {mode: Verifier(cubin, kernel.name, mode) for mode in AliasMode}
+    files: set[str] = set()
+    data: dict[str, Any] = {}
+    for number, (name, cubin, found) in enumerate(rows, 1):
+        code = Code(cubin, found, closest[found.sm])
+        verifiers = {mode: Verifier(cubin, found.name, mode) for mode in AliasMode}
         judge(tally, code, verifiers, each, legal)
-        print(f"{time.monotonic() - began:6.0f} s {name} {kernel.name}", flush=True)
-    return _data(tally, {name for name, _, _ in rows}, len(rows), time.monotonic() - began)
+        files.add(name)
+        data = _data(tally, files, number, time.monotonic() - began)
+        if not wanted:  # what was judged is kept when the run is stopped
+            write_text_atomically(RESULT, json.dumps(data, indent=1) + "\n")
+        print(f"{time.monotonic() - began:6.0f} s {name} {found.name}", flush=True)
+    return data
 
 
 def _data(tally: Tally, files: set[str], kernels: int, seconds: float) -> dict[str, Any]:
@@ -124,13 +148,17 @@ def main(words: list[str]) -> int:
     parser.add_argument("--each", type=int, default=6, help="wrong edits of a kind on a kernel")
     parser.add_argument("--legal", type=int, default=12, help="right edits of a kind on a kernel")
     parser.add_argument("--kernels", nargs="*", default=[], help="only cubins with these in a name")
+    parser.add_argument("--table", action="store_true", help="only write the last result's table")
     options = parser.parse_args(words)
-    data = run(options.each, options.legal, options.kernels)
+    data = (
+        json.loads(RESULT.read_text())
+        if options.table
+        else run(options.each, options.legal, options.kernels)
+    )
     print(table(data))
     for line in (*data["accepted"], *data["other"]):
         print(line)
     if not options.kernels:
-        write_text_atomically(RESULT, json.dumps(data, indent=1) + "\n")
         head, _, rest = PAGE.read_text().partition(BEGIN)
         _, _, tail = rest.partition(END)
         write_text_atomically(PAGE, f"{head}{BEGIN}\n{table(data)}\n{END}{tail}")

@@ -22,8 +22,8 @@ Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tu
 CHANGES: dict[str, Callable[[AttentionChoice], AttentionChoice]] = {
     # sums rescaled before the values come on top
     "-rescaled-early": lambda c: replace(c, early_rescale=True),
-    # no turns
-    "-no-turns": lambda c: replace(c, pingpong=False),
+    # no ping-pong
+    "-no-pingpong": lambda c: replace(c, pingpong=False),
 }
 
 

@@ -25,6 +25,9 @@ from typing import Any
 from bench.calibrate_kernels import BATCHES, COLUMNS, LANE_OPS, STUCK, TILE_OPS, source
 from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
+from warploom.runtime.device import Shape
+from warploom.runtime.driver import CudaDevice
+from warploom.runtime.launch import Params, TensorMap
 from warploom.toolchain import find
 
 WORDS = 1 << 16
@@ -49,8 +52,6 @@ class Bench:
     """Launches kernels of the cubin by name and returns the words they wrote."""
 
     def __init__(self, cubin: Path) -> None:
-        from warploom.runtime.driver import CudaDevice  # noqa: PLC0415 (needs a GPU)
-
         self.device = CudaDevice()
         self.module = self.device.load(cubin.read_bytes())
         self.out = self.device.allocate(4 * WORDS)
@@ -59,9 +60,6 @@ class Bench:
         self, name: str, *arguments: bytes, threads: int = 128, blocks: int = 1, words: int = 64
     ) -> list[int]:
         """The words after one launch; raises when a wait gave up."""
-        from warploom.runtime.device import Shape  # noqa: PLC0415
-        from warploom.runtime.launch import Params  # noqa: PLC0415
-
         function = self.device.function(self.module, name, SHARED)
         self.device.memset(self.out, 0, 4 * WORDS)
         shape = Shape((blocks, 1, 1), (threads, 1, 1), SHARED)
@@ -170,8 +168,6 @@ def shared(bench: Bench) -> Rows:
 
 def loads(bench: Bench) -> Rows:
     """Bulk and tensor-map loads: latency from L2 and DRAM, and the rate of a full ring."""
-    from warploom.runtime.launch import TensorMap  # noqa: PLC0415
-
     rows: Rows = []
     device, size, reps = bench.device, 1 << 30, 64
     data = device.allocate(size)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import ctypes
 import importlib
 import json
 import os
@@ -22,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,10 @@ from warploom.errors import CheckFailed, InputError
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
-from warploom.runtime.bindings import import_binding
+from warploom.runtime.device import Shape
+from warploom.runtime.driver import CudaDevice, device_info
 from warploom.runtime.kernel import Kernel as Launch
+from warploom.runtime.launch import Params, Scalar
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -310,41 +311,24 @@ def _arrays(torch: Any, name: str, sizes: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-@dataclass
 class _Probes:
     """The probe module on the current device."""
 
-    functions: dict[str, Any] = field(default_factory=dict[str, Any])
+    def __init__(self) -> None:
+        self.device = CudaDevice()
+        self.module = self.device.load((FOLDER / "probes.cubin").read_bytes())
 
     def launch(self, torch: Any, kind: str, size: int) -> None:
         """One probe over `size` bytes: one block of 1024 threads on every SM."""
-        driver = import_binding("driver")
-        torch.zeros(1, device="cuda")
-        if kind not in self.functions:
-            image = (FOLDER / "probes.cubin").read_bytes()
-            buffer = ctypes.create_string_buffer(image, len(image) + 1)
-            module = _sound(driver, driver.cuModuleLoadData(ctypes.addressof(buffer)))
-            name = f"probe_{kind}".encode()
-            self.functions[kind] = _sound(driver, driver.cuModuleGetFunction(module, name))
         data = torch.zeros(size // 4, device="cuda")
         sink = torch.zeros(size // 4 if kind == "copy" else 4096, device="cuda")
-        values = [
-            ctypes.c_void_p(data.data_ptr()),
-            ctypes.c_long(size // 16),
-            ctypes.c_int(TIMES[kind]),
-            ctypes.c_void_p(sink.data_ptr()),
-        ]
-        addresses = (ctypes.c_void_p * 4)(*[ctypes.addressof(value) for value in values])
-        shape = (SMS, 1, 1, 1024, 1, 1)
-        packed = ctypes.addressof(addresses)
-        _sound(driver, driver.cuLaunchKernel(self.functions[kind], *shape, 0, 0, packed, 0))
         torch.cuda.synchronize()
-
-
-def _sound(driver: Any, answer: Any) -> Any:
-    if answer[0] != driver.CUresult.CUDA_SUCCESS:
-        raise CheckFailed(f"driver: {answer[0].name}")
-    return answer[1] if len(answer) > 1 else None
+        values = Scalar("u64", data.data_ptr()), Scalar("i64", size // 16)
+        values += Scalar("i32", TIMES[kind]), Scalar("u64", sink.data_ptr())
+        function = self.device.function(self.module, f"probe_{kind}")
+        params = Params([value.pack() for value in values])
+        self.device.launch(function, Shape((SMS, 1, 1), (1024, 1, 1)), params)
+        self.device.synchronize()
 
 
 def run(out: Path) -> None:
@@ -415,11 +399,8 @@ def parse(text: str, names: list[str]) -> dict[str, dict[str, float]]:
 
 
 def _device() -> str:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    if shutil.which(query[0]) is None:
-        return ""
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return done.stdout.strip().split("\n")[0]
+    info = device_info()
+    return f"{info.name}, {info.driver_version}"
 
 
 # --- here again: prediction beside counters -------------------------------------------------------

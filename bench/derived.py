@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import kernel_bench as kb
 from warploom.codegen.compile.build import Built
 from warploom.errors import CheckFailed
 from warploom.evidence import Evidence, write_rows
@@ -170,15 +171,7 @@ def _one(torch: Any, data: dict[str, Any], profiled: bool) -> dict[str, Any]:
     if profiled:
         return data
     error = case.error(torch)
-    times: list[float] = []
-    for number in range(WARM + REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        case.launch()
-        end.record()
-        torch.cuda.synchronize()
-        if number >= WARM:
-            times.append(begin.elapsed_time(end) * 1e-3)
+    times = [kb.timed(torch, case.launch, 1) * 1e-3 for _ in range(WARM + REPEATS)][WARM:]
     shown = f"{1e6 * statistics.median(times):9.1f} us, model {1e6 * data['model_seconds']:9.1f}"
     print(f"{data['name']:16} error {error:.1e}  {shown}", flush=True)
     return {**data, "error": error, "seconds": sorted(times)}

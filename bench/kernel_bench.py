@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.runtime.driver import kernel_driver_version
 from warploom.runtime.stats import median_interval
 from warploom.runtime.timing import in_shuffled_rounds
 from warploom.runtime.worker import Caller, Worker
@@ -209,15 +209,9 @@ def environment() -> dict[str, str]:
     """Device, driver, versions and date of this run."""
     torch = load_torch()
 
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.split("\n")[0]
     return {
         "device": torch.cuda.get_device_name(0),
-        "driver": driver,
+        "driver": kernel_driver_version(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }

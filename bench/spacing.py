@@ -117,7 +117,7 @@ def _condensed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str, int, int], dict[str, Any]] = {}
     for row in rows:
         place = row["kind"], row["key"], row["mined"], row["distance"]
-        empty = {"patches": {}, "pairs": 0, "launches": 0, "wrong": 0}
+        empty: dict[str, Any] = {"patches": {}, "pairs": 0, "launches": 0, "wrong": 0}
         into = found.setdefault(place, empty)
         into["patches"][row["outcome"]] = into["patches"].get(row["outcome"], 0) + 1
         if row["outcome"] != "not run":

@@ -22,12 +22,14 @@ from pathlib import Path
 from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows
 from warploom.files import write_text_atomically
+from warploom.rewrites.rules import RULES
 from warploom.runtime.stats import Ratio, geometric_mean
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RESULTS = ROOT / "bench" / "results"
 MARKER = re.compile(r"(<!-- table: (\S+) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+RULE_TABLE = re.compile(r"(<!-- rules -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CLAIM = re.compile(r"(<!-- claim: (\S+) ?([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -226,6 +228,16 @@ def _of_any(rows: list[Evidence], every: list[Evidence]) -> str:
     )
 
 
+def rules() -> str:
+    """The rules on tile programs, in the words of their descriptions."""
+    lines = ["| rule | before -> after | keeps | cost |", "|---|---|---|---|"]
+    for rule in RULES.values():
+        words = (rule.told(what) for what in ("before -> after", "keeps", "cost"))
+        told = [text.replace("|", "\\|") for text in words]
+        lines.append(" | ".join([f"| `{rule.name}`", *told]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def fastest_baselines(rows: list[Evidence]) -> dict[tuple[str, str], float]:
     """The best rate of any baseline in any run, by shape and type: as the rows have it, or say."""
     fastest: dict[tuple[str, str], float] = {}
@@ -241,6 +253,7 @@ def rendered(text: str) -> str:
     text = MARKER.sub(
         lambda match: f"{match[1]}{table(match[2], match[3].split())}{match[5]}", text
     )
+    text = RULE_TABLE.sub(lambda match: f"{match[1]}{rules()}{match[3]}", text)
     return CLAIM.sub(lambda match: f"{match[1]}{claim(match[2], match[3])}{match[5]}", text)
 
 

@@ -30,12 +30,6 @@ def _v(kind: str, rng: random.Random) -> str:
     return f"{kind}{rng.randrange(6)}"
 
 
-def _asm(text: str, outs: str, ins: str, volatile: bool = False) -> str:
-    word = "asm volatile" if volatile else "asm"
-    memory = ' : "memory"' if volatile else ""
-    return f'{word}("{text}" : {outs} : {ins}{memory});'
-
-
 def _of(*texts: str) -> Write:
     """One of some statements; `%i`, `%f`, `%h`, `%d`, `%w`, `%u` become variables, `%n` a number
     below 32, `%k` one below 8."""

@@ -8,18 +8,22 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codegen.tiny_program import tiny_case
 
 from warploom.codegen.analysis.hazards import (
     Effects,
     Queue,
     Token,
+    effects_of,
     insert_joins,
     join_all,
     join_down,
     join_read,
     next_iteration,
 )
+from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.steps import Issue, Join, Release, Run, Step
+from warploom.codegen.passes.lower import lower
 from warploom.tile import BF16, FP32, Op
 from warploom.tile.ir import TileType, Var
 
@@ -62,7 +66,9 @@ def bodies(draw: Any) -> tuple[Effects, list[Step]]:
         ring: frozenset(n for n, op in matmuls.items() if name in {v.name for v in op.srcs[:2]})
         for ring, name in RINGS.items()
     }
-    copies = {name: draw(st.integers(1, 3)) for name in ALL}
+    # Tiles of one copy are not in the table.
+    drawn = {name: draw(st.integers(1, 3)) for name in ALL}
+    copies = {name: count for name, count in drawn.items() if count > 1}
     placement = SimpleNamespace(fusion=SimpleNamespace(sources=lambda op: op.srcs))
     return Effects(placement, matmuls, readers, copies), steps  # type: ignore[arg-type]
 
@@ -77,7 +83,7 @@ class Core:
         self.effects, self.flying = effects, list(flying)
 
     def held(self, name: str, iteration: int) -> Place:
-        return name, iteration % self.effects.copies[name]
+        return name, iteration % self.effects.copies.get(name, 1)
 
     def clashes(self, step: Step, now: int, left: int) -> bool:
         """Whether `step` may not run while the newest `left` matmuls are unfinished."""
@@ -122,7 +128,7 @@ def replay(cores: Sequence[Core], steps: Sequence[Step], now: int) -> None:
         assert any(core.clashes(after, now, step.count + 1) for core in cores), (step, after)
         finished = {item for core in cores for item in core.join(step.count)}
         busy = {result(core, item) for core in cores for item in core.flying}
-        lagging = {(name, born % cores[0].effects.copies[name]) for name, born in named(step, now)}
+        lagging = {cores[0].held(*place) for place in named(step, now)}
         ready = {result(cores[0], item) for item in finished} - busy
         assert lagging == ready, step
 
@@ -197,6 +203,27 @@ def test_waits_for_results_and_for_a_number(data: Any, names: frozenset[str], mo
     assert left == {()} and [step.count for step in steps] == [0] * any(queues)
     for step in steps:
         every = {result(way, item) for way in cores(effects, queues, 12) for item in way.flying}
-        copies = effects.copies
-        found = {(name, born % copies[name]) for name, born in named(step, 12)}
-        assert found == every
+        assert {Core(effects).held(*place) for place in named(step, 12)} == every
+
+
+def test_what_a_role_touches_is_what_its_program_says() -> None:
+    """Which matmuls read a ring, by the loads that fill it; how many copies a tile has."""
+    program, schedule = tiny_case(True, copies=2)
+    block = lower(program, schedule)
+    filled = {
+        ring.name: {load.dst.name for part in ring.buffers for load in part.loads if load.dst}
+        for ring in block.rings
+    }
+    assert any(filled.values())
+    for role in block.roles:
+        effects = effects_of(block, role)
+        for name, tiles in filled.items():
+            readers = {
+                op.id
+                for op in program.ops()
+                if op.kind == "mma" and tiles & {v.name for v in op.srcs[:2]}
+            }
+            assert effects.readers[name] == readers
+        loops = [part for part in role.sections if isinstance(part, Pipeline)]
+        assert dict(effects.copies) == {k: n for part in loops for k, n in part.copies.items()}
+    assert any(effects_of(block, role).copies for role in block.roles)

@@ -162,12 +162,12 @@ def test_every_half_of_an_identity_and_both_laws_are_tested(
         "the correction is right"
     )
     assert certify.identity_error(twice) > 1e-6
-    assert certify.law_error(lemma, sources) < 1e-12
+    assert law_error(lemma, sources) < 1e-12
     with monkeypatch.context() as planted:
         planted.setattr(certify, "fold", lambda *given: 1.01 * fold(*given))
-        assert certify.law_error(lemma, sources) > 1e-3
+        assert law_error(lemma, sources) > 1e-3
     monkeypatch.setattr(certify, "merge", lambda *given: given[2])
-    assert certify.law_error(lemma, sources) > 1e-3, "one part is lost"
+    assert law_error(lemma, sources) > 1e-3, "one part is lost"
 
 
 def test_what_is_nearly_an_identity_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,7 @@ def test_bad_series_are_refused() -> None:
 
 def test_one_round_and_one_reload_are_enough() -> None:
     assert round_ratios([3.0], [2.0]).tolist() == [1.5]
+    assert round_ratios([0.5], [0.25]).tolist() == [2.0]  # milliseconds
     assert bootstrap_ratio([[1.5]]) == Ratio(1.5, 1.5, 1.5, 1, 1)
     assert geometric_mean([3.0]) == pytest.approx(3.0)
 
@@ -129,8 +130,9 @@ def test_two_reloads_are_resampled() -> None:
 
 def test_both_ends_leave_out_the_same_share() -> None:
     """Where nothing is to be held, they meet in the middle."""
-    values = np.random.default_rng(6).uniform(1, 2, 101)
-    none = bootstrap_ratio([values], confidence=0.0)
+    values = np.random.default_rng(6).uniform(1, 2, 10_001)
+    none, half, whole = (
+        bootstrap_ratio([values], resamples=300, confidence=c) for c in (0.0, 0.5, 1.0)
+    )
     assert none.low == none.high
-    half, whole = (bootstrap_ratio([values], confidence=c) for c in (0.5, 1.0))
     assert whole.low < half.low < none.low < half.high < whole.high

@@ -156,6 +156,26 @@ def _overlap(program: Program, plan: LaunchPlan) -> LaunchPlan:
     return _prefetch(program, plan).with_options(overlap_next_task=True)
 
 
+def _multicast(program: Program, plan: LaunchPlan) -> LaunchPlan:
+    axis = _shared_along(program)
+    if not axis:
+        raise InputError("every operand is another one in neighbouring tasks")
+    return plan.with_options(cluster=(axis, 2), supergroup=8)
+
+
+def _shared_along(program: Program) -> str:
+    """One of the last two grid axes, along which neighbours take one operand in common."""
+    operands = {src.name for op in program.ops() if op.kind == "mma" for src in op.srcs[:2]}
+    inside = [op for loop in program.loops() for op in loop.body if isinstance(op, Op)]
+    loads = [op for op in inside if op.kind == "load" and op.dst and op.dst.name in operands]
+    if _growing(program):
+        return ""  # their loops end at different iterations
+    for axis, _ in program.grid[-2:]:
+        if any(all(axis not in span.start.symbols() for span in op.spans) for op in loads):
+            return axis
+    return ""
+
+
 def _loaded_once(program: Program) -> list[str]:
     """Tiles loaded outside of loops that a matmul reads."""
     operands = {src.name for op in program.ops() if op.kind == "mma" for src in op.srcs[:2]}
@@ -168,6 +188,7 @@ PLANS = {
     "dynamic": _dynamic,
     "prefetch": _prefetch,
     "overlap": _overlap,
+    "multicast": _multicast,
 }
 
 
@@ -175,7 +196,8 @@ def plans(program: Program) -> tuple[tuple[str, ...], ...]:
     """The plans that have a meaning for a program; () is the plain one."""
     balance = [(), ("longest_first",), ("dynamic",)] if _growing(program) else [()]
     ahead = [(), ("prefetch",), ("overlap",)] if _loaded_once(program) else [()]
-    return tuple((*one, *other) for one in balance for other in ahead)
+    found = [(*one, *other) for one in balance for other in ahead]
+    return (*found, *([("multicast",)] if _shared_along(program) else []))
 
 
 def described(space: Space) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from warploom.codegen.compile.build import Built, compile_source
-from warploom.codegen.compile.probe import LOG, WORDS, probe, readings
+from warploom.codegen.compile.probe import LOG, WORDS, Reading, probe, readings
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
@@ -29,7 +29,8 @@ from warploom.runtime.timing import Stopwatch, TimingSettings, launches_per_wind
 from warploom.runtime.worker import in_own_process
 from warploom.tile import Program
 
-ROUNDS, REPEATS = 15, 5
+ROUNDS = 15
+WARM, REPEATS = 3, 5  # series that are not counted; launches of a series
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,13 @@ def measure(
     micros, control = _times(device, built, memory)
     counted: dict[str, list[float]] = {}
     if counting is not None and loops:
-        counted = _counted(device, counting.kernel(), memory, loops)
+        kernel = counting.kernel()
+        launch = functools.partial(kernel, memory, stream=device.stream)
+        series = counted_cycles(device, kernel, launch, loops)
+        for loop in loops:
+            seen = [one[loop] for one in series]
+            cycles = statistics.median(reading.cycles_an_iteration for reading in seen)
+            counted[loop] = [cycles, statistics.median(reading.gigahertz for reading in seen)]
     return Measured(
         device.info.name,
         checked(name, config, small, built),
@@ -179,28 +186,23 @@ def _times(
     return float(np.median(first)), median_interval(second, first)
 
 
-def _counted(
-    device: CudaDevice,
-    kernel: Kernel,
-    memory: Mapping[str, DeviceArray],
-    loops: tuple[str, ...],
-) -> dict[str, list[float]]:
+def counted_cycles(
+    device: CudaDevice, kernel: Kernel, launch: Callable[[], None], loops: tuple[str, ...]
+) -> list[dict[str, Reading]]:
+    """What the counters in a kernel say of its loops after each of five series of launches.
+
+    `launch` queues one on the device's stream. Series before them warm it up.
+    """
     address, size = kernel.global_memory(LOG)
-    series: list[dict[str, list[float]]] = []
-    for _ in range(5):
+    series: list[dict[str, Reading]] = []
+    for _ in range(WARM + 5):
         device.memset(address, 0, size)
         for _ in range(REPEATS):
-            kernel(memory, stream=device.stream)
-        device.synchronize()
+            launch()
         data = device.download(address, size)
         words = [int(x) for x in np.frombuffer(data, np.uint64)[: WORDS * len(loops)]]
-        series.append(
-            {r.loop: [r.cycles_an_iteration, r.gigahertz] for r in readings(loops, words)}
-        )
-    return {
-        loop: [statistics.median(one[loop][i] for one in series) for i in range(2)]
-        for loop in loops
-    }
+        series.append({reading.loop: reading for reading in readings(loops, words)})
+    return series[WARM:]
 
 
 def _flops(name: str, config: Any, sizes: Mapping[str, int]) -> float:

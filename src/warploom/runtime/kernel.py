@@ -49,7 +49,7 @@ def image_of(name: str, cubin: bytes) -> bytes:
 class _Call:
     """What one set of tensors and scalars hands to the driver; no blocks: there is nothing to do.
 
-    `counter` is the place of the parameter that tells where tasks are drawn; -1: there is none.
+    `counter` is the place of the parameter that tells where tasks are taken; -1: there is none.
     """
 
     shape: Shape | None

@@ -204,6 +204,7 @@ class LatencyTable:
         return item.control.stall if mined is None else min(mined, item.control.stall)
 
 
+TABLE_PARTS: Final = ("gaps", "stalls", "spacings", "pipes", "interlocked", "minima")
 TABLES: Final[Mapping[int, str]] = {80: "latency_sm80.json", 90: "latency_sm90a.json"}
 
 
@@ -216,5 +217,5 @@ def table_for(sm: int) -> LatencyTable:
     data: dict[str, Any] = json.loads(
         (resources.files("warploom.sass") / "data" / file).read_text()
     )
-    parts = (data[name] for name in ("gaps", "stalls", "spacings", "pipes"))
-    return LatencyTable(sm, data["provenance"], *parts, data.get("interlocked", {}), data["minima"])
+    parts = (data[name] for name in TABLE_PARTS)
+    return LatencyTable(sm, data["provenance"], *parts)
