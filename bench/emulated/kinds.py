@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,11 @@ from warploom.codegen.compile.build import emitted
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.gemm.choose import choose_gemm
 from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.kernels.library import entry
 
 Arrays = dict[str, NDArray[Any]]
 Edit = Callable[[str], str]
@@ -134,6 +138,34 @@ KINDS: dict[str, Callable[[], Case]] = {
 }
 
 
+def library() -> dict[str, Case]:
+    """The kernels that the tuned tables give for shapes of the docs, on small arrays, by name."""
+    fp8 = GemmConfig(dtype=t.E4M3, out=t.BF16, b="nk", scales=True)
+    bases = {"": GemmConfig(), "fp8 ": fp8, "gelu ": GemmConfig(bias=True, activation="gelu")}
+    shapes = [(1024, 1024, 1024), (8192, 8192, 8192), (2048, 2048, 16384), (256, 256, 8192)]
+    found: dict[str, Case] = {}
+    for name, base in bases.items():
+        for shape in shapes if not name else shapes[1:2]:
+            choice = choose_gemm(*shape, base, 1, sliced=not name)
+            chosen = choice.config(base)
+            program = gemm(chosen)
+            sizes = {"m": 300, "n": 264, "k": 200, "batch": 1, "one": 1, "slices": chosen.slices}
+            arrays = entry("gemm").arrays(program, sizes, 0)
+            source = emitted(program, choice.schedule(chosen))
+            found[f"{name}gemm {choice.name}"] = Case(program, source, arrays, 2e-2)
+    for head, causal, rows in product((64, 128), (False, True), (1024, 16384)):
+        base = AttentionConfig(head_dim=head, causal=causal)
+        choice = choose_attention(rows, base, heads=16384 // rows * (2048 // head))
+        chosen = choice.config(base)
+        program = attention(chosen)
+        sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 300, "keys": 300, "d": head}
+        arrays = entry("attention").arrays(program, sizes, 0)
+        source = emitted(program, choice.schedule(chosen))
+        mask = "causal" if causal else "full"
+        found[f"attention {head} {mask} {choice.name}"] = Case(program, source, arrays, 2e-2)
+    return found
+
+
 @cache
 def case(kind: str) -> Case:
     """The kernel of a kind."""
@@ -197,10 +229,9 @@ CLASSES: dict[str, Edit] = {
     "no fence of barriers": _swap(r"fence_barrier_init\(\);", ";"),
     "no meeting of the cluster": _swap(r"cluster_sync\(\);", ";"),
     "no meeting of the cluster at the end": _last(r"cluster_sync\(\);"),
-    "no meeting of threads": _swap(
-        r"if \(part == 0\) named_sync<.*?>\(\); else [^;]*;(?: else [^;]*;)*"
-        r"|named_sync<[^;]*;|__syncthreads\(\);",
-        ";",
+    "no __syncthreads": _swap(r"__syncthreads\(\);", ";"),
+    "no meeting of a warp group": _swap(
+        r"if \(part == 0\) named_sync<.*?>\(\); else [^;]*;(?: else [^;]*;)*|named_sync<[^;]*;", ";"
     ),
     "no __syncwarp": _swap(r"__syncwarp\(\);", ";"),
     "register pool exceeded": _of_three_groups(
