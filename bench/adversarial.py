@@ -76,14 +76,21 @@ def run(each: int, legal: int, wanted: list[str]) -> dict[str, Any]:
         if not wanted or any(word in name for word in wanted):
             rows += [(name, cubin, found) for found in decode_all(cubin).values()]
     rows = [row for row in rows if len(row[2].instructions) <= LARGEST]
+    rows.sort(key=lambda row: len(row[2].instructions))
     closest = {sm: closest_neighbours([k for _, _, k in rows if k.sm == sm]) for sm in (80, 90)}
     tally, began = Tally(), time.monotonic()
-    for name, cubin, found in rows:
+    files: set[str] = set()
+    data: dict[str, Any] = {}
+    for number, (name, cubin, found) in enumerate(rows, 1):
         code = Code(cubin, found, closest[found.sm])
         verifiers = {mode: Verifier(cubin, found.name, mode) for mode in AliasMode}
         judge(tally, code, verifiers, each, legal)
+        files.add(name)
+        data = _data(tally, files, number, time.monotonic() - began)
+        if not wanted:  # what was judged is kept when the run is stopped
+            write_text_atomically(RESULT, json.dumps(data, indent=1) + "\n")
         print(f"{time.monotonic() - began:6.0f} s {name} {found.name}", flush=True)
-    return _data(tally, {name for name, _, _ in rows}, len(rows), time.monotonic() - began)
+    return data
 
 
 def _data(tally: Tally, files: set[str], kernels: int, seconds: float) -> dict[str, Any]:
@@ -141,13 +148,17 @@ def main(words: list[str]) -> int:
     parser.add_argument("--each", type=int, default=6, help="wrong edits of a kind on a kernel")
     parser.add_argument("--legal", type=int, default=12, help="right edits of a kind on a kernel")
     parser.add_argument("--kernels", nargs="*", default=[], help="only cubins with these in a name")
+    parser.add_argument("--table", action="store_true", help="only write the last result's table")
     options = parser.parse_args(words)
-    data = run(options.each, options.legal, options.kernels)
+    data = (
+        json.loads(RESULT.read_text())
+        if options.table
+        else run(options.each, options.legal, options.kernels)
+    )
     print(table(data))
     for line in (*data["accepted"], *data["other"]):
         print(line)
     if not options.kernels:
-        write_text_atomically(RESULT, json.dumps(data, indent=1) + "\n")
         head, _, rest = PAGE.read_text().partition(BEGIN)
         _, _, tail = rest.partition(END)
         write_text_atomically(PAGE, f"{head}{BEGIN}\n{table(data)}\n{END}{tail}")

@@ -232,7 +232,8 @@ def rules() -> str:
     """The rules on tile programs, in the words of their descriptions."""
     lines = ["| rule | before -> after | keeps | cost |", "|---|---|---|---|"]
     for rule in RULES.values():
-        told = [rule.told(what).replace("|", "\\|") for what in ("before -> after", "keeps", "cost")]
+        words = (rule.told(what) for what in ("before -> after", "keeps", "cost"))
+        told = [text.replace("|", "\\|") for text in words]
         lines.append(" | ".join([f"| `{rule.name}`", *told]) + " |")
     return "\n".join(lines) + "\n"
 

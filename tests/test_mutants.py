@@ -39,7 +39,8 @@ def test_every_mutant_fits_its_file_and_is_python():
     for mutant in SEMANTIC:
         source = (ROOT / PACKAGE / mutant.file).read_text()
         changed = mutant.applied(source)
-        compile(changed, mutant.file, "exec")
+        if mutant.file.endswith(".py"):
+            compile(changed, mutant.file, "exec")
         assert changed != source
         for test in mutant.tests:
             assert (ROOT / test.partition("::")[0]).exists(), test

@@ -8,18 +8,22 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.codegen.tiny_program import tiny_case
 
 from warploom.codegen.analysis.hazards import (
     Effects,
     Queue,
     Token,
+    effects_of,
     insert_joins,
     join_all,
     join_down,
     join_read,
     next_iteration,
 )
+from warploom.codegen.ir.block import Pipeline
 from warploom.codegen.ir.steps import Issue, Join, Release, Run, Step
+from warploom.codegen.passes.lower import lower
 from warploom.tile import BF16, FP32, Op
 from warploom.tile.ir import TileType, Var
 
@@ -200,3 +204,26 @@ def test_waits_for_results_and_for_a_number(data: Any, names: frozenset[str], mo
     for step in steps:
         every = {result(way, item) for way in cores(effects, queues, 12) for item in way.flying}
         assert {Core(effects).held(*place) for place in named(step, 12)} == every
+
+
+def test_what_a_role_touches_is_what_its_program_says() -> None:
+    """Which matmuls read a ring, by the loads that fill it; how many copies a tile has."""
+    program, schedule = tiny_case(True, copies=2)
+    block = lower(program, schedule)
+    filled = {
+        ring.name: {load.dst.name for part in ring.buffers for load in part.loads if load.dst}
+        for ring in block.rings
+    }
+    assert any(filled.values())
+    for role in block.roles:
+        effects = effects_of(block, role)
+        for name, tiles in filled.items():
+            readers = {
+                op.id
+                for op in program.ops()
+                if op.kind == "mma" and tiles & {v.name for v in op.srcs[:2]}
+            }
+            assert effects.readers[name] == readers
+        loops = [part for part in role.sections if isinstance(part, Pipeline)]
+        assert dict(effects.copies) == {k: n for part in loops for k, n in part.copies.items()}
+    assert any(effects_of(block, role).copies for role in block.roles)

@@ -1,8 +1,13 @@
 """The search through a user's program: points as data, the store, workers that fail, the model."""
 
 import os
+import signal
 import sqlite3
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -160,6 +165,11 @@ def quick(space, point, sizes, gpu, best):
     return {"predicted": number_of(point), "limits": "its loops"}
 
 
+def slow(space, point, sizes, gpu, best):
+    time.sleep(0.3)
+    return quick(space, point, sizes, gpu, best)
+
+
 def deadly(space, point, sizes, gpu, best):
     if "optimistic_rescale" in point.rules and dict(point.settings)["keys_of_a_tile"] == "80":
         os._exit(3)
@@ -188,3 +198,35 @@ def test_a_worker_that_dies_costs_its_point(store) -> None:
     assert dead and all("died" in one.row.refused for one in dead)
     assert all("optimistic_rescale" in one.point.rules for one in dead)
     assert len(found.useful) > 15 and found.useful[0].point not in [one.point for one in dead]
+
+
+def test_workers_end_with_their_search(tmp_path) -> None:
+    """A search that is killed leaves no process behind, and its rows are whole."""
+    code = (
+        "from tests.engine.test_engine import FILE, SMALL, SIZES, slow\n"
+        "from warploom.engine.points import Space\n"
+        "from warploom.engine.search import search\n"
+        "from warploom.engine.store import PointStore\n"
+        "from pathlib import Path\n"
+        f"store = PointStore(Path({str(tmp_path / 'points.sqlite')!r}))\n"
+        "if __name__ == '__main__':\n"
+        "    search(Space(FILE, SMALL), SIZES, 'h200', store, 'normal', print, slow)\n"
+    )
+    script = tmp_path / "search.py"
+    script.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
+    running = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert running.stdout is not None
+    assert "points, best" in running.stdout.readline()
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert children
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    store = PointStore(tmp_path / "points.sqlite")
+    assert len(list(store)) >= 1 and all(store.find(key) for key in store)

@@ -104,8 +104,8 @@ def test_an_unwritten_output_counts_as_wrong(monkeypatch):
     ("words", "code", "says"),
     [
         (["gemm", "--set", "m=20", "--set", "n=24", "--set", "k=32"], 0, "on cpu: relative error"),
-        (["gemm", "--on", "tpu"], 2, "expected cpu or gpu"),
-        (["gemm", "--on", "gpu", "--set", "m=20"], 2, "no NVIDIA driver here"),
+        (["gemm", "--on", "tpu"], 2, "expected cpu, emulated or gpu"),
+        (["gemm", "--on", "gpu", "--set", "m=20"], 2, "no GPU driver here"),
         (["gemm", "--set", "m"], 2, "expected key=value"),
     ],
 )

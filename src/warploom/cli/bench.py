@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import warploom
-from warploom.errors import CheckFailed, InputError, ToolMissing
+from warploom.errors import CheckFailed, InputError
 from warploom.evidence import Evidence, read_rows, write_rows
 
 
@@ -93,13 +93,9 @@ def bench(
 
 def _require_gpu(name: str) -> None:
     # Not at the top: the driver's bindings are an extra.
-    from warploom.runtime.driver import device_count  # noqa: PLC0415
+    from warploom.runtime.driver import gpu_here  # noqa: PLC0415
 
-    try:
-        count = device_count()
-    except ToolMissing:
-        count = 0
-    if count == 0:
+    if not gpu_here():
         raise InputError(f"bench {name}: no GPU here; benchmarks measure, they do not model")
 
 

@@ -20,9 +20,7 @@ def run(
     name: Name,
     on: Annotated[
         str,
-        typer.Option(
-            help="cpu: the interpreter; emulated: its CUDA C++ on a CPU; gpu: launched"
-        ),
+        typer.Option(help="cpu: the interpreter; emulated: its CUDA C++ on a CPU; gpu: launched"),
     ] = "cpu",
     settings: Settings = None,
     seed: Annotated[int, typer.Option(help="seed of the random inputs")] = 0,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -214,7 +215,12 @@ class _Search:
 
     def _submit(self, point: Point) -> Future[Outcome]:
         if self.pool is None:
-            self.pool = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"))
+            self.pool = ProcessPoolExecutor(
+                self.workers,
+                mp_context=get_context("spawn"),
+                initializer=_end_with,
+                initargs=(os.getpid(),),
+            )
         return self.pool.submit(
             self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
         )
@@ -282,6 +288,17 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
         "busy": time_.busy,
         "overhead": time_.overhead,
     }
+
+
+def _end_with(parent: int) -> None:
+    """Let this worker end when the search's process is gone, however it ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:

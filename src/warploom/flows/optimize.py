@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from warploom.derive.program import derive_program
-from warploom.errors import CheckFailed, InputError, ToolMissing
+from warploom.errors import CheckFailed, InputError
 from warploom.files import check_folder, write_text_atomically
 from warploom.flows.built import write_build_note
 from warploom.flows.choose import choose
@@ -27,7 +27,7 @@ from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.machine import load as load_machine
 from warploom.objects import names_object
 from warploom.report.optimize_html import page_html
-from warploom.runtime.driver import device_count
+from warploom.runtime.driver import device_count, gpu_here
 from warploom.tile import Program
 
 
@@ -122,14 +122,6 @@ class _Clock:
 
 
 def _measuring(settings: OptimizeSettings) -> bool:
-    if settings.measure == "none":
-        return False
-    try:
-        there = device_count() > 0
-    except ToolMissing:
-        if settings.measure == "gpu":
-            raise
-        return False
-    if settings.measure == "gpu" and not there:
+    if settings.measure == "gpu" and device_count() == 0:
         raise InputError("--measure gpu: no GPU here; use --measure none or auto")
-    return there
+    return settings.measure != "none" and gpu_here()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from warploom.errors import DeviceError, InputError
+from warploom.errors import DeviceError, InputError, ToolMissing
 from warploom.machine import largest
 from warploom.runtime.bindings import import_binding, one_line
 from warploom.runtime.device import CudaError, DeviceInfo, Shape
@@ -85,6 +85,14 @@ def device_count() -> int:
     except RuntimeError:  # no libcuda: cuda-pathfinder's DynamicLibNotFoundError
         return 0
     return int(count) if status == driver.CUresult.CUDA_SUCCESS else 0
+
+
+def gpu_here() -> bool:
+    """Whether there is a GPU here with all that it takes to run kernels."""
+    try:
+        return device_count() > 0
+    except ToolMissing:
+        return False
 
 
 def kernel_driver_version() -> str:

@@ -14,8 +14,9 @@ def number_turns(block: BlockProgram) -> BlockProgram:
     """Matmuls of a loop that follow each other in one group are one turn.
 
     *requires*  loops as `Scheduled`, with the times of their matmuls in every group
-    *before -> after*  `Issue u` -> `Issue u` with its turn: the how manieth run of matmuls of one
-                       group it belongs to, in an interval of the tensor core
+    *before -> after*  `at 0: Issue u; at 9: Issue v` -> `at 0: Issue u, turn 0; at 9: Issue v,
+                       turn 2`, where another group has turn 1: turns of an interval are counted
+                       over all groups
     *keeps*  every step, its time and its order
 
     Raises `InputError` where the times do not let the groups take turns one after the other.

@@ -1,7 +1,7 @@
 """Where slots are waited for, filled and given back.
 
-`loader_slots` is the producer's side; `waits` is the consumers' in loops, where a ring takes a slot
-every iteration; `task_slots` is theirs for rings filled once a task.
+`loader_slots` is the producer's side. `waits` is the consumers' in loops, where a ring takes a slot
+every iteration; `task_slots` and `early_release` are theirs for rings filled once a task.
 """
 
 from __future__ import annotations

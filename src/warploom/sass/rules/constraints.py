@@ -33,7 +33,6 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
     """Every constraint on reorderings of `kernel` under an alias mode."""
     latencies = table or table_for(kernel.sm)
     builder = Builder()
-    notes: list[str] = []
     pointers = address_pointers(kernel) if mode is AliasMode.TRITON else {}
     entry = outstanding_at_entry(kernel)
     later = touched_later(kernel)
@@ -45,7 +44,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
         _memory(builder, kernel, items, mode, pointers)
         _synchronisation(builder, items, times, latencies)
         _pools(builder, items)
-        _scoreboards(builder, kernel, block, entry[block.index], later[block.index], times, notes)
+        _scoreboards(builder, kernel, block, entry[block.index], later[block.index], times)
         _setter_order(builder, counted, items)
         _reuse(builder, items)
     across_blocks(builder.cross, builder.durations, kernel, latencies)
@@ -57,7 +56,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
         cross=_array(list(builder.cross), 3),
         durations=_array(list(builder.durations), 2),
         reuse=_array(list(builder.reuse), 4),
-        notes=tuple(notes),
+        notes=tuple(builder.notes),
     )
 
 
@@ -143,10 +142,9 @@ def _scoreboards(
     entry: frozenset[Pending],
     later: Later,
     times: list[int],
-    notes: list[str],
 ) -> None:
     """Walk the block once, tying every conflicting instruction to the wait that protects it."""
-    tracker = WaitTracker(builder, kernel, block, entry, later, times, notes)
+    tracker = WaitTracker(builder, kernel, block, entry, later, times)
     for item in kernel.instructions[block.start : block.end]:
         tracker.visit(item)
     tracker.finish()

@@ -27,77 +27,84 @@ class ControlRules:
 
     def check(self, state: State) -> list[Finding]:
         """Findings about fields, pins and kept operands."""
-        position, order, fields = state.position, state.order, state.fields
-        found: list[Finding] = []
+        return [
+            *self._encoding(state),
+            *self._waits(state),
+            *self._operands(state),
+            *self._pins(state),
+            *self._visible(state),
+        ]
 
-        def report(rule: str, bad: Bools, reason: str) -> None:
-            found.extend(
-                self.original.finding(rule, int(order[where]), reason)
-                for where in np.flatnonzero(bad).tolist()
-            )
+    def _report(self, rule: str, state: State, bad: Bools, reason: str) -> list[Finding]:
+        places = np.flatnonzero(bad).tolist()
+        return [self.original.finding(rule, int(state.order[p]), reason) for p in places]
 
+    def _encoding(self, state: State) -> list[Finding]:
+        """Changed fields that are undefined, and stalls below the least of an opcode."""
+        order, fields, before = state.order, state.fields, self.original.before
         stall, stay = fields.stall, fields.stay == 1
         changed = (
-            (stall != self.original.before.stall[order])
-            | (fields.stay != self.original.before.stay[order])
-            | (fields.reuse != self.original.before.reuse[order])
+            (stall != before.stall[order])
+            | (fields.stay != before.stay[order])
+            | (fields.reuse != before.reuse[order])
         )
-        report(
-            "CONTROL_L1",
-            changed & stay & ((stall < 1) | (stall > MAX_STALL_STAYING)),
-            f"stay needs a stall of 1 to {MAX_STALL_STAYING}",
-        )
-        report("CONTROL_L2", changed & (fields.reuse != 0) & ~stay, "reuse without stay")
-        report(
-            "OWN_STALL",
-            stall < self.original.own[order],
-            "stall below the least seen for this opcode",
-        )
-        report(
-            "CONTROL_WAIT",
-            self.original.no_wait[order] & (fields.wait != self.original.before.wait[order]),
-            "the instruction takes no wait",
-        )
+        undefined = changed & stay & ((stall < 1) | (stall > MAX_STALL_STAYING))
+        least = f"stay needs a stall of 1 to {MAX_STALL_STAYING}"
+        lost = changed & (fields.reuse != 0) & ~stay
+        short = stall < self.original.own[order]
+        return [
+            *self._report("CONTROL_L1", state, undefined, least),
+            *self._report("CONTROL_L2", state, lost, "reuse without stay"),
+            *self._report("OWN_STALL", state, short, "stall below the least seen for this opcode"),
+        ]
+
+    def _waits(self, state: State) -> list[Finding]:
+        """Waits where none is defined, waits that a sync lost, scoreboards set anew."""
+        order, fields, before = state.order, state.fields, self.original.before
+        undefined = self.original.no_wait[order] & (fields.wait != before.wait[order])
         # A barrier, fence or arrival may wait for what no register shows (an earlier fence).
-        report(
-            "WAIT", self.original.sync_wait[order] & ~fields.wait != 0, "a sync lost a wait it had"
-        )
+        lost = self.original.sync_wait[order] & ~fields.wait != 0
+        found = self._report("CONTROL_WAIT", state, undefined, "the instruction takes no wait")
+        found += self._report("WAIT", state, lost, "a sync lost a wait it had")
         for name in ("write_sb", "read_sb"):
-            now, before = getattr(fields, name), getattr(self.original.before, name)[order]
-            report("SCOREBOARD", now != before, f"{name} changed")
-        registers = self.original.sources[order]
+            moved = getattr(fields, name) != getattr(before, name)[order]
+            found += self._report("SCOREBOARD", state, moved, f"{name} changed")
+        return found
+
+    def _operands(self, state: State) -> list[Finding]:
+        """Operands kept that are none, or that are rewritten before they are read again."""
+        order, now = state.order, state.fields.reuse
+        before, registers = self.original.before.reuse[order], self.original.sources[order]
+        found: list[Finding] = []
         for slot in range(SLOTS):
-            added = (fields.reuse >> slot & 1 == 1) & (
-                self.original.before.reuse[order] >> slot & 1 == 0
-            )
-            report(
-                "REUSE", added & (registers[:, slot] == NO_REGISTER), "reuse of no register source"
-            )
-        added = (fields.reuse != 0) & (self.original.before.reuse[order] == 0)
-        report("REUSE", added & ~self.original.keeps[order], "reuse on an opcode that takes none")
-        bad_pins = self.original.pinned[position[self.original.pinned] != self.original.pinned]
-        found.extend(
-            self.original.finding(
-                "PINNED", int(index), self.original.kernel.instructions[int(index)].pinned
-            )
-            for index in bad_pins
-        )
-        stale = self._stale_reuse(position, order, fields.reuse, self._reuse_rows)
-        found.extend(
+            added = (now >> slot & 1 == 1) & (before >> slot & 1 == 0)
+            none = added & (registers[:, slot] == NO_REGISTER)
+            found += self._report("REUSE", state, none, "reuse of no register source")
+        added = (now != 0) & (before == 0) & ~self.original.keeps[order]
+        found += self._report("REUSE", state, added, "reuse on an opcode that takes none")
+        stale = self._stale_reuse(state.position, order, now, self._reuse_rows)
+        return found + [
             self.original.finding("REUSE", int(row[0]), self._lost(row))
             for row in self._reuse_rows[stale]
-        )
-        # A scoreboard's increment shows one cycle after issue.
+        ]
+
+    def _pins(self, state: State) -> list[Finding]:
+        pinned, items = self.original.pinned, self.original.kernel.instructions
+        moved: list[int] = pinned[state.position[pinned] != pinned].tolist()
+        return [self.original.finding("PINNED", index, items[index].pinned) for index in moved]
+
+    def _visible(self, state: State) -> list[Finding]:
+        """A scoreboard's increment shows one cycle after issue."""
+        order, fields = state.order, state.fields
         sets = scoreboards_set(fields)
-        early = (sets[:-1] & fields.wait[1:] != 0) & (stall[:-1] < 2)
-        found.extend(
+        early = (sets[:-1] & fields.wait[1:] != 0) & (fields.stall[:-1] < 2)
+        return [
             self.original.finding(
                 "SCOREBOARD_VISIBLE", int(order[where]), "waited for in the next cycle"
             )
             for where in np.flatnonzero(early).tolist()
             if (int(order[where]), int(order[where + 1])) not in self.original.early
-        )
-        return found
+        ]
 
     def _stale_reuse(self, position: Ints, order: Ints, reuse: Ints, rows: Ints) -> Bools:
         """Rows of `reuse` whose kept operand is neither read again nor displaced in time."""

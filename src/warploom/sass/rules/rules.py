@@ -46,6 +46,7 @@ class Builder:
     cross: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     durations: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     reuse: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+    notes: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,9 @@ class WaitTracker:
         entry: frozenset[Pending],
         later: Later,
         times: list[int],
-        notes: list[str],
     ) -> None:
         self.builder, self.kernel, self.block = builder, kernel, block
-        self.later, self.times, self.notes = later, times, notes
+        self.later, self.times = later, times
         self.items: list[_Open] = []
         self.writers: dict[int, list[_Open]] = {}
         self.readers: dict[int, list[_Open]] = {}
@@ -154,7 +153,7 @@ class WaitTracker:
         if exclusive(producer, item):
             return
         if not self._same_pipe_overwrite(other, item, resource):
-            self.notes.append(
+            self.builder.notes.append(
                 f"{producer} -> {item}: {resource_name(resource)} is covered by distance alone"
             )
         self._keep_distance(other, item, resource)
