@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.codegen.programs import attention_case, gemm_case
@@ -155,3 +156,29 @@ def test_a_pitch_that_copies_cannot_take_is_refused_before_the_launch(monkeypatc
         kernel(given)
     kernel({**given, "b": Tensor(40, 72)})
     assert made.last("cuLaunchKernel")[4] == 384
+
+
+def test_what_all_groups_hold_is_added_once(tmp_path):
+    """Two groups share the rows; a vector along the columns is the same in both."""
+
+    def body(a, b, d, c, e):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 128))
+        rows, cols = t.span(i * 128, 128), t.span(0, 32)
+        acc = t.zeros(m=128, n=32)
+        for k in t.loop(t.cdiv(t.size("k"), 16)):
+            part = t.span(k * 16, 16)
+            acc += t.load(a, rows, part) @ t.load(b, part, cols)
+        t.store(c, rows, cols, tile=acc)
+        t.store(e, cols, tile=t.load(d, cols) * 2.0, add=True)
+
+    dims = {"a": (t.BF16, "m k"), "b": (t.BF16, "k n"), "d": (t.FP32, "n")}
+    dims |= {"c": (t.FP32, "m n"), "e": (t.FP32, "n")}
+    program = t.trace(body, {name: t.array(*kind) for name, kind in dims.items()}, name="added")
+    plan = LaunchPlan(split="m", store="direct")
+    source = emit_sm80(lower(program, multistage(program, 2, plan, 2, in_flight=0)))
+    shapes = {"a": (128, 32), "b": (32, 32), "d": (32,), "c": (128, 32), "e": (32,)}
+    arrays = {name: np.ones(shape) for name, shape in shapes.items()}
+    library = emulate.compile_all([source], tmp_path)
+    got = emulate.run(library, 0, source, program, arrays)
+    assert np.array_equal(got["e"], t.interpret(program, arrays)["e"])
+    assert np.array_equal(got["e"], np.full(32, 3.0))

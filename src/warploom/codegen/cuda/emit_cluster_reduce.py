@@ -12,9 +12,8 @@ beyond the last part of the columns get none: their part is zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from warploom.codegen.analysis.cluster_reduce import QUAD_COLUMNS, WORD, shares
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import Values
 from warploom.tile import Op, Program
@@ -63,7 +62,7 @@ def cluster_reduce_lines(values: Values, op: Op, room: int) -> list[str]:
         "#pragma unroll 1",
         f"for (int other = 1; other < {parts}; ++other) {{",
         f"  const unsigned next = at + other * {each};",
-        *_indent(_loops(blocks, quads)),
+        *indent(_loops(blocks, quads)),
         f"      add_quad(&{into}[t][4 * i], next + (t * {quads} + i) * {stride});",
         "}",
         "__syncwarp();",
@@ -71,15 +70,15 @@ def cluster_reduce_lines(values: Values, op: Op, room: int) -> list[str]:
     ]
     if mine:
         none = [*_loops(blocks, 4 * quads), f"    {into}[t][i] = 0.0f;"]
-        take = [f"{mine}{{", *_indent(take), "} else {", *_indent(none), "}"]
+        take = [f"{mine}{{", *indent(take), "} else {", *indent(none), "}"]
     return [
         "{",
         f"  const unsigned full = reduce_full + part * 8, parts = reduce_room + part * {room};",
         f"  const unsigned own = parts + rank * {each} + threadIdx.x % {THREADS} * 16;",
         "  barrier_wait(reduce_free + part * 8, reduce_parity ^ 1);",
         f"  {mine}if (threadIdx.x % {THREADS} == 0) barrier_expect(full, {parts * each});",
-        *_indent(push),
-        *_indent(take),
+        *indent(push),
+        *indent(take),
         "  reduce_parity ^= 1;",
         "}",
     ]
@@ -92,7 +91,3 @@ def _loops(blocks: int, quads: int) -> list[str]:
         "#pragma unroll",
         f"  for (int i = 0; i < {quads}; ++i)",
     ]
-
-
-def _indent(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from warploom.codegen.analysis.guards import renamed_guard
 from warploom.codegen.analysis.role_code import Code, Guarded, LoopCode, first_step
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.steps import Join, OpStep
@@ -41,7 +42,7 @@ class Expanded:
         body: list[str] = []
         for number, steps in enumerate(self.code.prologue):
             inner = self._block(steps, f"{index}_start", number, number)
-            body += [f"{{  // start iteration {number} ahead", *_in(inner), "}"]
+            body += [f"{{  // start iteration {number} ahead", *indent(inner), "}"]
         body += [
             f"int {counter} = {index}_start + {depth};",
             "#pragma unroll 1",
@@ -49,19 +50,19 @@ class Expanded:
         ]
         for ahead in range(self.unroll):
             inner = self._block(self.code.steady, counter, ahead, depth + ahead)
-            body += _in([f"{{  // copies of iteration {ahead} of a round", *_in(inner), "}"])
+            body += indent([f"{{  // copies of iteration {ahead} of a round", *indent(inner), "}"])
         body.append("}")
         for rest in range(self.unroll):
             head = f"if ({counter} + {rest} == {index}_stop) {{"
-            body += [head if rest == 0 else f"else {head}", *_in(self._tail(rest)), "}"]
-        result = [f"if ({index}_stop - {index}_start >= {depth}) {{", *_in(body), "}"]
+            body += [head if rest == 0 else f"else {head}", *indent(self._tail(rest)), "}"]
+        result = [f"if ({index}_stop - {index}_start >= {depth}) {{", *indent(body), "}"]
         if depth > 1:
             # The first copies alone: one iteration ends before the next begins.
             inner = self.emit(self.views[0], self.code.plain, counter, 0)
             result += [
                 "else {",
                 f"  for (int {counter} = {index}_start; {counter} < {index}_stop; ++{counter}) {{",
-                *_in(_in(inner)),
+                *indent(indent(inner)),
                 "  }",
                 "}",
             ]
@@ -72,11 +73,11 @@ class Expanded:
         lines: list[str] = []
         for ahead in range(rest):
             inner = self._block(self.code.steady, counter, ahead, section.depth + ahead)
-            lines += ["{  // left of a round", *_in(inner), "}"]
+            lines += ["{  // left of a round", *indent(inner), "}"]
         for number, steps in enumerate(self.code.epilogue):
             newest = section.depth + rest + number
             inner = self._block(steps, f"{section.loop.index}_stop", number, newest)
-            lines += ["{  // finish what is in flight", *_in(inner), "}"]
+            lines += ["{  // finish what is in flight", *indent(inner), "}"]
         return lines
 
     def _block(self, codes: Sequence[Code], base: str, plus: int, newest: int) -> list[str]:
@@ -106,7 +107,3 @@ class Expanded:
             for name, lag in zip(code.names, code.lags, strict=True)
         )
         return replace(code, names=joined)
-
-
-def _in(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]

@@ -13,6 +13,7 @@ from warploom.codegen.analysis.guards import (
     UnitRows,
     Vote,
 )
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, c_index
 
@@ -28,7 +29,7 @@ def guarded(values: Values, guard: Guard, lines: list[str], names: Names) -> lis
     note, *rest = lines
     if isinstance(guard, Always):
         return [note, *NOT_NEEDED]
-    inner = [f"  {line}" for line in rest]
+    inner = indent(rest)
     return [note, f"if (!({condition(values, guard, names)})) {{", *inner, "}"]
 
 

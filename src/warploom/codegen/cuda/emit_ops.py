@@ -17,6 +17,7 @@ from warploom.codegen.cuda.emit_rows import (
     row_cumsum_lines,
     row_reduce_lines,
 )
+from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import (
     REDUCE,
@@ -86,7 +87,7 @@ def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
     condition = values.element(op.srcs[0], At("tile", i="2 * i"), names)
     left, right = (values.word(src, "t", "i", names) for src in op.srcs[1:])
     line = f"    {c_name(op.dst.name)}[t][i] = {condition} ? {left} : {right};"
-    return [*_for("t", blocks), *_for("i", count), line]
+    return [*unrolled("t", blocks), *unrolled("i", count), line]
 
 
 def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[str]:
@@ -95,17 +96,13 @@ def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[s
     if form == "scalar":
         return [f"{name} = {expression(At('scalar'))};"]
     if form == "col":
-        return [*_for("i", extents[0]), f"    {name}[i] = {expression(At('col'))};"]
+        return [*unrolled("i", extents[0]), f"    {name}[i] = {expression(At('col'))};"]
     if form == "tile" and dst.type.dtype.name in PACKED:
         low, high = expression(At("tile", i="2 * i")), expression(At("tile", i="2 * i + 1"))
         body = f"{name}[t][i] = pack_{dst.type.dtype}({low}, {high});"
     else:
         body = f"{name}[t][i] = {expression(At(form))};"
-    return [*_for("t", extents[0]), *_for("i", extents[1]), f"    {body}"]
-
-
-def _for(name: str, count: int) -> list[str]:
-    return ["#pragma unroll", f"for (int {name} = 0; {name} < {count}; ++{name})"]
+    return [*unrolled("t", extents[0]), *unrolled("i", extents[1]), f"    {body}"]
 
 
 def fragment_lines(values: Values, op: Op, names: Names) -> list[str]:
@@ -128,8 +125,8 @@ def fragment_lines(values: Values, op: Op, names: Names) -> list[str]:
     ]
     blocks, words = values.extents(op.dst.type)
     return [
-        *_for("t", blocks),
-        *_for("i", words),
+        *unrolled("t", blocks),
+        *unrolled("i", words),
         f"    {name}[t][i] = quad_fragment(pack_{kind}({', '.join(at)}));",
     ]
 
@@ -152,12 +149,12 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     lane = f"{name}[t][i]"
     shuffled = f"__shfl_xor_sync(0xffffffffu, {lane}, step)"
     return [
-        *_for("t", blocks),
+        *unrolled("t", blocks),
         "{",
         f"  {name}[t][0] = {name}[t][1] = {identity};",
-        *[f"  {line}" for line in _for("i", count)],
+        *indent(unrolled("i", count)),
         f"    {half} = {join(half, element)};",
-        *[f"  {line}" for line in _for("i", 2)],
+        *indent(unrolled("i", 2)),
         "  #pragma unroll",
         "    for (int step = 1; step < 4; step *= 2)",
         f"      {lane} = {join(lane, shuffled)};",
@@ -192,7 +189,7 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         blocks, halves = values.extents(source.type)
         return [
             "if ((threadIdx.x & 3) == 0) {",
-            *[f"  {line}" for line in (*_for("t", blocks), *_for("i", halves))],
+            *indent((*unrolled("t", blocks), *unrolled("i", halves))),
             f"    if ({inside}) {write}",
             "}",
         ]
@@ -200,14 +197,14 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         only = "threadIdx.x % 128 < 4"
         return [
             f"if ({only}) {{",
-            *[f"  {line}" for line in _for("i", values.extents(source.type)[0])],
+            *[f"  {line}" for line in unrolled("i", values.extents(source.type)[0])],
             f"    if ({inside}) {write}",
             "}",
         ]
     if form == "scalar":
         return [f"if (threadIdx.x % 128 == 0) {{ if ({inside}) {write} }}"]
     blocks, count = values.blocks(source.type), values.columns(source.type) // 2
-    return [*_for("t", blocks), *_for("i", count), f"    if ({inside}) {write}"]
+    return [*unrolled("t", blocks), *unrolled("i", count), f"    if ({inside}) {write}"]
 
 
 def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
@@ -229,7 +226,7 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
     return [
         f"if ((({odd}) & 7) == 0 && {address} % 16 == 0) {{",
-        *[f"  {line}" for line in (*_for("t", values.blocks(source.type)), *_for("h", 2))],
+        *indent((*unrolled("t", values.blocks(source.type)), *unrolled("h", 2))),
         "  #pragma unroll",
         f"      for (int q = 0; q < {groups}; q += 4) {{",
         f"        const int j = ::min(q, {groups - 4});",
@@ -239,6 +236,6 @@ def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
         f"          store_16_bytes({array.name}_data + {offset} - thread_col, w);",
         "      }",
         "} else {",
-        *[f"  {line}" for line in plain],
+        *indent(plain),
         "}",
     ]

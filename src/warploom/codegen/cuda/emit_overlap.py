@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import count_lines, next_lines, position_lines
 from warploom.codegen.cuda.values import Values
@@ -71,7 +72,7 @@ def overlapped_lines(
         "#pragma unroll 1",
         "while (next_task < tasks) {",
         *[f"  const int {name} = next_{name};" for name in overlap.symbols],
-        *[f"  {line}" for line in body],
+        *indent(body),
         "}",
     ]
 
@@ -93,18 +94,18 @@ def ahead_lines(overlap: Overlap, ranges: list[str], first: list[str]) -> list[s
         *[line for ring in overlap.outer for line in _wait(block, ring)],
         *ranges,
         f"if ({loop}_stop > {loop}_start) {{",
-        *[f"  {line}" for line in inner],
+        *indent(inner),
         "}",
     ]
     lines = [
         *take,
         *[f"unsigned {ring}_at = in_block({ring}_base);" for ring in overlap.inner],
         "if (next_task < tasks) {",
-        *[f"  {line}" for line in found],
+        *indent(found),
         "}",
         *first,
     ]
-    return ["{", *[f"  {line}" for line in lines], "}"]
+    return ["{", *indent(lines), "}"]
 
 
 def _wait(block: BlockProgram, name: str) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from warploom.codegen.analysis.exchanges import WARPS
 from warploom.codegen.analysis.register_tiles import PACKED
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, REDUCE, At, Values, rounded
 from warploom.errors import InputError
@@ -52,7 +53,7 @@ class _Rows:
         return [
             "#pragma unroll",
             f"for (int i = 0; i < {self.cols // 4}; ++i) {{",
-            *[f"  {line}" for line in body],
+            *indent(body),
             "}",
         ]
 
@@ -171,7 +172,7 @@ def row_cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
             [
                 "#pragma unroll",
                 f"for (int t = 0; t < {rows.blocks}; ++t) {{",
-                *[f"  {line}" for line in scan],
+                *indent(scan),
                 "}",
             ]
         ),

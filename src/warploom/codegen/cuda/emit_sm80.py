@@ -14,7 +14,8 @@ from __future__ import annotations
 from warploom.codegen.analysis.kernel_facts import KernelFacts, kernel_facts
 from warploom.codegen.analysis.role_code import RoleCode
 from warploom.codegen.cuda.emit import Printer
-from warploom.codegen.cuda.emit_steps import Here, StepCode, indent
+from warploom.codegen.cuda.emit_steps import Here, StepCode
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.values import Values, c_index

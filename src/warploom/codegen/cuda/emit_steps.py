@@ -29,6 +29,7 @@ from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_staged import stage_lines
 from warploom.codegen.cuda.emit_store import LEADER, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.tasks import in_grid
 from warploom.codegen.cuda.values import Values, c_index
@@ -351,11 +352,6 @@ class StepCode:
     def turn_arrive(self, part: int) -> str:
         """Give a group its turn."""
         return f"named_arrive<{1 + self.parts + part}, 256>();"
-
-
-def indent(lines: list[str]) -> list[str]:
-    """The lines one level deeper."""
-    return [f"  {line}" for line in lines]
 
 
 def _short(where: str) -> str:

@@ -8,6 +8,7 @@ from warploom.codegen.analysis.stores import StorePanels
 from warploom.codegen.cuda.emit_ops import direct_store_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_tma import coordinates
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude import tma_store
 from warploom.codegen.cuda.values import At, Values, c_index
@@ -51,9 +52,9 @@ def store_lines(
         return lines
     return [
         f"if ({' && '.join(whole)}) {{",
-        *[f"  {line}" for line in lines],
+        *indent(lines),
         "} else {",
-        *[f"  {line}" for line in direct_store_lines(values, op, names)],
+        *indent(direct_store_lines(values, op, names)),
         "}",
     ]
 
@@ -82,7 +83,7 @@ class _Store:
             copies.append(f"  if ({self._inside(origin)}) {self._copy(at, origin)}")
             # The branch keeps ptxas from beginning all panels at once, which spills.
             written += [f"if ({self._inside(origin)}) {{", f"  const unsigned panel = {at};"]
-            written += [f"  {line}" for line in self._panel(origin)]
+            written += indent(self._panel(origin))
             written += ["}"]
         return [
             f"{LEADER} store_wait_read<0>();",
@@ -114,7 +115,7 @@ class _Store:
             lines += [
                 f"if ({self._inside(origin)}) {{",
                 f"  const unsigned panel = {at};",
-                *[f"  {line}" for line in self._panel(origin)],
+                *indent(self._panel(origin)),
                 "  fence_async();",
                 "}",
             ]

@@ -9,6 +9,7 @@ a small ring.
 from __future__ import annotations
 
 from warploom.codegen.analysis.grid import TASK_SLOTS, cluster_axis
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.plan import LaunchPlan
@@ -28,7 +29,7 @@ def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[
     With clusters a task is a cluster's: its blocks take neighbouring positions of the axis.
     """
     opening, closing = _walk(plan, plan.cluster[1], loads)
-    body = [f"  {line}" for line in position_lines(program, plan, loads)]
+    body = indent(position_lines(program, plan, loads))
     return [*count_lines(program, plan), *opening, *body], closing
 
 
@@ -145,7 +146,7 @@ def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
             "Cursor task_cursor;",
             "#pragma unroll 1",
             "for (;;) {",
-            *[f"  {line}" for line in _taken("const int task = ")],
+            *indent(_taken("const int task = ")),
             "  if (task >= tasks) break;",
         ], "}"
     return [

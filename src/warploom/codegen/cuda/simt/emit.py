@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import needed
 from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
@@ -48,7 +49,7 @@ class _Printer:
             *(BETWEEN_GRIDS if self.schedule.launch.dependent else ()),
             *self._positions(),
             *head,
-            *[f"  {line}" for line in (*declared, *body)],
+            *indent((*declared, *body)),
             *tail.split("\n"),
         ]
         signature = ",\n    ".join(_declaration(p) for p in self.facts.parameters)
@@ -78,7 +79,7 @@ class _Printer:
             f'extern "C" __global__ void __launch_bounds__({self.schedule.threads}) '
             f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
-            *[f"  {line}" for line in lines],
+            *indent(lines),
             "}",
             "",
         ]
@@ -131,7 +132,7 @@ class _Printer:
             lines += [
                 "#pragma unroll 1",
                 f"for (int {index} = {start}; {index} < {stop}; ++{index}) {{",
-                *[f"  {line}" for line in self._body(item.body)],
+                *indent(self._body(item.body)),
                 "}",
             ]
         return lines
@@ -154,7 +155,7 @@ class _Printer:
             lines = [*into[1], *lines, *into[2]]
         else:
             return self._map(op)
-        return ["{", *[f"  {line}" for line in lines], "}"]
+        return ["{", *indent(lines), "}"]
 
     def _form(self, var: Var) -> str:
         return self.facts.forms[var.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.simt.places import MEMORY_TYPES, row
 from warploom.codegen.cuda.values import c_index, literal
@@ -14,7 +15,7 @@ def unroll(name: str, count: int, body: list[str]) -> list[str]:
     return [
         "#pragma unroll",
         f"for (int {name} = 0; {name} < {count}; ++{name}) {{",
-        *[f"  {line}" for line in body],
+        *indent(body),
         "}",
     ]
 
