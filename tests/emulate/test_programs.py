@@ -18,7 +18,7 @@ SAMPLE = {
     "slot given back early": ("bulk_pipeline", "race"),
     "store still reads": ("bulk_pipeline", "race"),
     "no fence of the proxy": ("bulk_pipeline", "proxy"),
-    "bytes of a copy": ("tutorial_gemm", "bytes"),
+    "bytes of a copy": ("specialised_gemm", "bytes"),
     "no fence of registers": ("tutorial_gemm", "registers"),
     "no __syncwarp": ("row_sums", "unwritten"),
     "barrier not published": ("cluster_sum", "rule"),
@@ -45,11 +45,18 @@ def test_planted_faults_are_found(name):
     assert run is not None and run.fault is not None
     assert run.fault.kind == kind
     if kind in ("race", "proxy"):
-        assert len(run.fault.lines) >= 2  # both sides
+        assert sum(bool(line.places) for line in run.fault.lines) >= 2  # both sides
     shown = run.fault.shown({f"{file}.cu": text})
     for line in re.findall(rf"^  {file}\.cu:(\d+) \| (.*)$", shown, re.MULTILINE):
         assert text.splitlines()[int(line[0]) - 1].strip() == line[1]
     assert f"--seed {run.seed}" in shown
+
+
+def test_registers_touched_after_the_last_fence_are_found():
+    fences = [c for c in styles()["attention_rs"] if c[0] == "no fence of registers"]
+    change = next(one for one in fences if "c < 4" in one[1])
+    run = CudaProgram(broken("attention_rs", *change[1:]), "attention_rs.cu").run()
+    assert run.fault is not None and "after its last wgmma.fence" in str(run.fault)
 
 
 def test_every_fault_fits_its_file():
