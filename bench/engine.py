@@ -115,7 +115,7 @@ def row(torch: Any, title: str, folder: Path) -> Evidence:
         checks={
             "numerics": "pass" if all(one < 0.02 for one in off.values()) else "fail",
             "best timed": median[best],
-            "best timed, place in the model's order": int(best) + 1,
+            "place of the best": int(best) + 1,
             "points tried": note["tried"],
             "predicted": note["points"][0]["predicted"],
         },
