@@ -29,6 +29,7 @@ CHAIN_ORDERS = ("pingpong", "pingpong-early", "overlapped", "overlapped-early")
 PLAIN_ORDERS = ("inflight", "lcsf")
 RESCALES = ("lazy_rescale", "optimistic_rescale")
 WIDE = (40, 232)  # registers a thread, where the loading thread needs more than the usual 24
+WIDE_GROUPS = 2  # compute groups beside which it has only 24
 WHOLE_GRID = 1 << 20  # a super-group that takes in every row
 
 
@@ -112,8 +113,9 @@ class Space:
         )
         for name in point.plan:
             plan = PLANS[name](program, plan)
-        registers = WIDE if plan.tile_scheduler == "dynamic" else None
-        schedule = schedule_named(program, point.order, plan, gpu, search, registers)
+        schedule = schedule_named(program, point.order, plan, gpu, search)
+        if plan.tile_scheduler == "dynamic" and len(schedule.compute) == WIDE_GROUPS:
+            schedule = schedule_named(program, point.order, plan, gpu, search, WIDE)
         return Selected(str(point), self.config(point.settings), program, schedule)
 
 
@@ -195,7 +197,9 @@ PLANS = {
 def plans(program: Program) -> tuple[tuple[str, ...], ...]:
     """The plans that have a meaning for a program; () is the plain one."""
     balance = [(), ("longest_first",), ("dynamic",)] if _growing(program) else [()]
-    ahead = [(), ("prefetch",), ("overlap",)] if _loaded_once(program) else [()]
+    ahead: list[tuple[str, ...]] = [()]
+    if _loaded_once(program):
+        ahead += [("prefetch",)] + [("overlap",)] * (len(program.loops()) == 1)
     found = [(*one, *other) for one in balance for other in ahead]
     return (*found, *([("multicast",)] if _shared_along(program) else []))
 

@@ -2,7 +2,8 @@
 
 Stages, each from the best of the one before:
 
-    forms    every choice of open sizes and rewrites, in the usual order
+    forms    every choice of open sizes and rewrites, in the usual order; where that spills, in the
+             one that needs fewest registers
     orders   other pipelines of the fastest
     plans    other launch plans of the fastest
     solved   the solver's order for the fastest
@@ -134,6 +135,7 @@ class _Search:
         of_orders, of_plans, of_solved = BEST_OF[self.effort]
         try:
             self._try(self._forms())
+            self._try(self._spilled())
             self._try(self._varied(of_orders, self._orders))
             self._try(self._varied(of_plans, self._plans))
             self._try(self._varied(of_solved, lambda point: [replace(point, order="solve")]))
@@ -154,6 +156,13 @@ class _Search:
                 usual = orders(form.program)
                 if usual:
                     yield Point(settings, form.rules, usual[0])
+
+    def _spilled(self) -> Iterator[Point]:
+        """Forms that need more registers than there are, in the order that needs fewest: groups
+        do not hold one result while another one takes its turn."""
+        for one in list(self.explored.found):
+            if "spills" in one.row.refused and one.point.order.startswith("pingpong"):
+                yield replace(one.point, order="overlapped-early")
 
     def _orders(self, point: Point) -> list[Point]:
         names = orders(self.space.selected(point, self.gpu).program)
