@@ -114,10 +114,10 @@ def row(torch: Any, title: str, folder: Path) -> Evidence:
         samples=ROUNDS,
         checks={
             "numerics": "pass" if all(one < 0.02 for one in off.values()) else "fail",
-            "best timed": median[best],
+            "best timed": round(median[best], 1),
             "place of the best": int(best) + 1,
             "points tried": note["tried"],
-            "predicted": note["points"][0]["predicted"],
+            "predicted": round(note["points"][0]["predicted"], 1),
         },
         notes=json.dumps(
             [{**one, "measured": round(median[str(n)], 2)} for n, one in enumerate(note["points"])]

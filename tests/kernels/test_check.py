@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -248,3 +249,16 @@ def test_the_check_of_a_default_is_quick() -> None:
         started = time.process_time()
         checked(name, config, sizes)
         assert time.process_time() - started < 5.0
+
+
+def test_a_wrong_constant_in_the_emitted_code_fails() -> None:
+    """Planted fault: gelu's constant is off by 5 %. Few terms a sum, so that elements are where gelu
+    is neither 0 nor its argument."""
+    settings = {"activation": "gelu", "k": "8", "m": "64", "n": "64"}
+    chosen, sizes = select("gemm", settings), configure("gemm", settings)[1]
+    source = chosen.emitted()
+    assert checked("gemm", chosen.config, sizes, source).passed
+    wrong = replace(source, text=source.text.replace("0.70710678", "0.74"))
+    assert wrong.text != source.text
+    with pytest.raises(CheckFailed, match="off by more than rounding"):
+        checked("gemm", chosen.config, sizes, wrong).require()
