@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from warploom.autosched.schedules import schedule_named
 from warploom.engine.launch_time import launch_time
 from warploom.engine.points import Point, Space, described, orders, plans
 from warploom.engine.search import bound_of, search, tried
@@ -55,6 +56,16 @@ def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
     assert {dict(one)["keys_of_a_tile"] for one in fixed.sizes()} == {"128", "80", "112"}
     text = described(space)
     assert "optimistic_rescale (or not)" in text and "1,296 points" in text
+
+
+def test_the_solver_of_a_search_has_the_seconds_asked_for(space, monkeypatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "warploom.engine.points.schedule_named",
+        lambda *arguments: seen.append(arguments[4]) or schedule_named(*arguments),
+    )
+    Space(FILE, {}, seconds=2.5).selected(first_point(space), "h200")
+    assert [one.seconds for one in seen] == [2.5]
 
 
 def test_plans_are_launch_plans(space) -> None:

@@ -304,6 +304,20 @@ def test_compare_tries_every_name_and_keeps_what_was_measured(stubbed):
     assert {trial.name for trial in trials} >= {"lcsf", "inflight", "multistage"}
 
 
+def test_an_effort_is_for_what_is_searched_only() -> None:
+    own = "examples/textbook_gemm.py:kernel"
+    assert OptimizeSettings(own, effort="quick").searches
+    for asked in (
+        {"name": "gemm"},
+        {"name": own, "schedule": "lcsf"},
+        {"name": own, "compare": True},
+    ):
+        with pytest.raises(InputError, match="--effort goes with"):
+            OptimizeSettings(**asked, effort="quick")
+    with pytest.raises(InputError, match="expected one of quick, normal, thorough"):
+        OptimizeSettings(own, effort="fast")
+
+
 def test_candidates_go_with_solving_only():
     with pytest.raises(InputError, match="--candidates goes with"):
         replace(GEMM, candidates=2)

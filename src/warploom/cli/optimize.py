@@ -38,8 +38,9 @@ def optimize(
         bool, typer.Option("--compare", help="compile every named schedule too, for the table")
     ] = False,
     effort: Annotated[
-        str, typer.Option(help="of the search for your own program: " + ", ".join(EFFORTS))
-    ] = "normal",
+        str | None,
+        typer.Option(help=f"of the search for your own program: {', '.join(EFFORTS)} (normal)"),
+    ] = None,
     space: Annotated[
         bool, typer.Option("--space", help="print what there is to choose of your own program")
     ] = False,
@@ -47,6 +48,8 @@ def optimize(
 ) -> None:
     """Program, schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
     if space:
+        if as_json or out is not None:
+            raise InputError("--space prints a text and builds nothing: leave out --json and -o")
         if not names_object(name):
             raise InputError(f"--space: {name} has a tuned table; expected FILE.py:OBJECT")
         typer.echo(described(Space(name, settings_of(settings))))
@@ -54,7 +57,15 @@ def optimize(
     if out is None:
         raise InputError("optimize needs -o FOLDER for the results")
     request = OptimizeSettings(
-        name, gpu, settings_of(settings), schedule, measure, time_limit, candidates, compare, effort
+        name,
+        gpu,
+        settings_of(settings),
+        schedule,
+        measure,
+        time_limit,
+        candidates,
+        compare,
+        effort or "",
     )
     try:
         found = run_optimize(request, out, lambda text: print(text, file=sys.stderr, flush=True))

@@ -60,10 +60,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Space:
-    """The points of a user's kernel under some settings."""
+    """The points of a user's kernel under some settings; `seconds` are the solver's, a loop."""
 
     name: str
     given: Mapping[str, str]
+    seconds: float = 10.0
 
     @cached_property
     def kernel(self) -> UserKernel:
@@ -89,7 +90,7 @@ class Space:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the kernel, which a worker process loads by itself."""
-        return {"name": self.name, "given": dict(self.given)}
+        return {"name": self.name, "given": dict(self.given), "seconds": self.seconds}
 
     def forms(self, settings: tuple[tuple[str, str], ...]) -> tuple[Form, ...]:
         """What the rules make of the program at these sizes."""
@@ -103,7 +104,7 @@ class Space:
         rewritten = applied(textbook, point.rules)
         return check_meaning(textbook, rewritten, arrays, self.kernel.scalars)
 
-    def selected(self, point: Point, gpu: str, search: Search | None = None) -> Selected:
+    def selected(self, point: Point, gpu: str) -> Selected:
         """The program and schedule of a point; raises `InputError` where it is not legal."""
         program = applied(self.textbook(point.settings), point.rules)
         plan = self.kernel.launch or LaunchPlan()
@@ -113,6 +114,7 @@ class Space:
         )
         for name in point.plan:
             plan = PLANS[name](program, plan)
+        search = Search(seconds=self.seconds, replayed=True)
         schedule = schedule_named(program, point.order, plan, gpu, search)
         if plan.tile_scheduler == "dynamic" and len(schedule.compute) == WIDE_GROUPS:
             schedule = schedule_named(program, point.order, plan, gpu, search, WIDE)

@@ -42,6 +42,7 @@ from warploom.schedule.model.costs import costs
 SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
 BEST_OF = {"quick": (1, 0, 0), "normal": (3, 2, 1), "thorough": (6, 4, 2)}  # orders, plans, solved
 EFFORTS = tuple(SECONDS)
+SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
 Say = Callable[[str], None]
 Outcome = dict[str, object]
 Evaluate = Callable[[Space, Point, Mapping[str, int], str, float], Outcome]
@@ -138,7 +139,7 @@ class _Search:
             self._try(self._spilled())
             self._try(self._varied(of_orders, self._orders))
             self._try(self._varied(of_plans, self._plans))
-            self._try(self._varied(of_solved, lambda point: [replace(point, order="solve")]))
+            self._try(self._varied(of_solved, lambda point: [replace(point, order=SOLVED)]))
         finally:
             self._close()
         return self.explored
@@ -263,8 +264,10 @@ class _Search:
         if point.settings not in self.programs:
             self.programs[point.settings] = program_key(str(self.space.textbook(point.settings)))
         sizes = json.dumps(dict(sorted(self.sizes.items())))
-        program = self.programs[point.settings]
-        return program, json.dumps(point.to_json()), sizes, self.gpu, self.compiler
+        told = json.dumps(point.to_json())
+        if point.order == SOLVED:
+            told += f" in {self.space.seconds:g} s"
+        return self.programs[point.settings], told, sizes, self.gpu, self.compiler
 
 
 def compiler() -> str:

@@ -76,10 +76,10 @@ def _searched(
 ) -> tuple[list[Usable], list[Trial]]:
     """The fastest points of a search through a user's program: to measure where a GPU is here, else
     the one predicted to be fastest; and the next ones as trials that were not compiled again."""
-    space = Space(settings.name, settings.settings)
+    space = Space(settings.name, settings.settings, settings.seconds)
     sizes = full_sizes(settings.name, settings.settings)
     store = PointStore(cache_folder() / "points.sqlite")
-    explored = search(space, sizes, settings.gpu, store, settings.effort, say)
+    explored = search(space, sizes, settings.gpu, store, settings.effort or "normal", say)
     store.close()
     say(str(explored))
     usable: list[Usable] = []

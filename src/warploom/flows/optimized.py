@@ -39,7 +39,7 @@ class OptimizeSettings:
     candidates  distinct schedules to build (`autosched.portfolio`): the fastest measured is kept,
                 or without a GPU the one whose machine code replays fastest
     compare     compile the other named schedules too, for the table
-    effort      of the search for a user's own program (`engine.search`)
+    effort      of the search for a user's own program (`engine.search`); "": normal
     """
 
     name: str
@@ -50,7 +50,7 @@ class OptimizeSettings:
     seconds: float = 10.0
     candidates: int = 1
     compare: bool = False
-    effort: str = "normal"
+    effort: str = ""
 
     @property
     def searches(self) -> bool:
@@ -78,7 +78,9 @@ class OptimizeSettings:
         if self.schedule not in (BEST, *NAMES):
             known = ", ".join((BEST, *NAMES))
             raise InputError(f"--schedule {self.schedule!r}: expected one of {known}")
-        if self.effort not in EFFORTS:
+        if self.effort and not self.searches:
+            raise InputError("--effort goes with FILE.py:OBJECT and no other choice of schedules")
+        if self.effort not in ("", *EFFORTS):
             raise InputError(f"--effort {self.effort!r}: expected one of {', '.join(EFFORTS)}")
         if self.measure not in ("auto", "gpu", "none"):
             raise InputError(f"--measure {self.measure!r}: expected auto, gpu or none")
