@@ -9,12 +9,13 @@ import re
 from collections import ChainMap
 
 import pytest
+from tests.codegen.hardware import hardware_address
 
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.prelude import PRELUDE
-from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, hardware_address, swizzle
+from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, swizzle
 from warploom.codegen.ir.place import contracted
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.passes.lower import lower

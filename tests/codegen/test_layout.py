@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.codegen.hardware import hardware_address
 
 from warploom.codegen.ir.layout import (
     CORE_ROWS,
@@ -13,7 +14,6 @@ from warploom.codegen.ir.layout import (
     Operand,
     SharedTile,
     boxes,
-    hardware_address,
     shared_tile,
     swizzle,
 )

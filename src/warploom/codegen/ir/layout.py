@@ -165,21 +165,3 @@ class Operand:
         low = (self.lbo >> 4 & FIELD) << 16
         high = (self.sbo >> 4 & FIELD) | SWIZZLES[self.tile.width][1] << 30
         return low, high
-
-
-def hardware_address(low: int, high: int, k_major: bool, mn: int, k: int, element: int) -> int:
-    """The byte address wgmma reads for element (mn, k) of an instruction, from a descriptor.
-
-    Written from the canonical layouts of the PTX ISA, not from `SharedTile`: the test that both
-    agree is the emulation of what we cannot run here.
-    """
-    base = (low & FIELD) << 4
-    lbo, sbo = (low >> 16 & FIELD) << 4, (high & FIELD) << 4
-    width = {1: 128, 2: 64, 3: 32}[high >> 30]
-    per_row = width // element
-    if k_major:
-        linear = mn // CORE_ROWS * sbo + mn % CORE_ROWS * width + k * element
-    else:
-        panel, inner = divmod(mn, per_row)
-        linear = panel * lbo + k // CORE_ROWS * sbo + k % CORE_ROWS * width + inner * element
-    return swizzle(base + linear, width)
