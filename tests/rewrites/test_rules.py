@@ -5,6 +5,7 @@ import pytest
 from tests.rewrites.textbooks import attention, matmul
 
 from warploom.errors import CheckFailed
+from warploom.kernels.attention.program import AttentionConfig, textbook
 from warploom.rewrites.accumulators import cluster_reduce, swap_operands
 from warploom.rewrites.arithmetic import divide_once_a_row
 from warploom.rewrites.check import check_meaning
@@ -14,7 +15,7 @@ from warploom.rewrites.online_softmax import find
 from warploom.rewrites.ranges import least
 from warploom.rewrites.replay import NotApplicable, Replay
 from warploom.rewrites.rescaling import lazy_rescale, optimistic_rescale
-from warploom.tile import BF16, E4M3, FP16, exp2, interpret, sum_along, verify
+from warploom.tile import E4M3, FP16, exp2, interpret, sum_along, verify
 
 SHAPES = [(64, 64), (130, 200), (1, 70), (200, 200), (100, 37)]
 
@@ -161,17 +162,26 @@ def test_a_replay_without_a_rule_gives_the_program(program) -> None:
 
 
 def test_narrow_weights_are_not_weighed_optimistically() -> None:
+    program = textbook(AttentionConfig(dtype=E4M3))
+    assert find(program)
+    with pytest.raises(NotApplicable, match="weights that are not of 16 bits"):
+        optimistic_rescale(program, 12.0)
+
+
+def test_scores_that_something_else_reads_are_not_weighed_in_place() -> None:
     program = attention(natural=False, early=False, guard=True)
+    (softmax,) = find(program)
 
-    class Narrow(Replay):
+    class Read(Replay):
         def op(self, op) -> None:
-            if op.kind == "cast" and op.dst is not None and op.dst.type.dtype is BF16:
-                self.copy(op, op.dst.type.with_dtype(E4M3))
-            else:
-                self.copy(op)
+            self.copy(op)
+            if op is softmax.own[-1]:  # the scores once more, after they were weighed
+                total = self.tile(softmax.total)
+                total[:] = total + sum_along(self.tile(softmax.scores) * 0.0, "keys")
 
-    with pytest.raises(Exception, match=r"16 bits|must be one of"):
-        optimistic_rescale(Narrow(program).run(), 12.0)
+    read = Read(program).run()
+    with pytest.raises(NotApplicable, match="reads the scores"):
+        optimistic_rescale(read, 12.0)
 
 
 @pytest.mark.parametrize("rule", ["scale", "bound", "sum"])
