@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -310,6 +311,7 @@ def _end_with(parent: int) -> None:
             time.sleep(1.0)
         os._exit(1)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the search's to tell
     threading.Thread(target=watch, daemon=True).start()
 
 
