@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.codegen.narrow_program import narrow_case
@@ -13,6 +14,7 @@ from warploom.autosched.portfolio import Candidate
 from warploom.autosched.schedules import NAMES
 from warploom.cli import app
 from warploom.codegen.compile.build import Built, build
+from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError, Interrupted, ToolMissing
 from warploom.flows import choose as choosing
 from warploom.flows import optimize as pipeline
@@ -362,3 +364,14 @@ def with_control(cubin: Cubin, kernel: Kernel, index: int, **fields: int) -> byt
     item = kernel.instructions[index]
     words[index] = (item.low, replace(item.control, **fields).encode(item.high))
     return cubin.replace(kernel.code, words).data
+
+
+def test_what_was_measured_of_a_search_is_kept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path))
+    key = ("program", "point", "sizes", "h200", "nvcc")
+    store = PointStore(tmp_path / choosing.POINTS)
+    store.put(key, Row(5.0, None, "", {"limits": "its loops"}))
+    trial = choosing.Trial("tile_m=128 lcsf", microseconds=6.5)
+    one = SimpleNamespace(trial=trial)
+    choosing._remember([one], {trial.name: key})
+    assert store.find(key) == Row(5.0, 6.5, "", {"limits": "its loops"})

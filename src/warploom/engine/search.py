@@ -64,9 +64,10 @@ class Found:
 
 @dataclass
 class Explored:
-    """What a search tried, the fastest first; `pruned` by their bounds, `known` from the store."""
+    """What a search tried; `keys` of its rows by point, `pruned` by bounds, `known` from before."""
 
     found: list[Found] = field(default_factory=list[Found])
+    keys: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     pruned: int = 0
     known: int = 0
     late: int = 0
@@ -252,6 +253,7 @@ class _Search:
 
     def _note(self, point: Point, row: Row) -> None:
         self.explored.found.append(Found(point, row))
+        self.explored.keys[str(point)] = self._key(point)
         if row.predicted is not None and row.predicted < self.told:
             self.told = row.predicted
             left = max(0.0, self.end - time.monotonic())

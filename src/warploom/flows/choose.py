@@ -26,6 +26,8 @@ from warploom.perf.replay import Prediction, replay
 
 MEASURED, SHOWN = 8, 12  # points of a search: measured where a GPU is here, and in the table
 
+POINTS = "points.sqlite"  # in the cache: every point that a search tried
+Keys = Mapping[str, tuple[str, ...]]  # of a search's rows, by the names of its points
 Offer = tuple[str, Selected | WarploomError]  # a schedule by name, or why there is none
 
 
@@ -52,8 +54,9 @@ def choose(
     """
     trials: list[Trial] = []
     usable: list[Usable] = []
+    keys: Keys = {}
     if settings.searches:
-        usable, trials = _searched(settings, measuring, say)
+        usable, trials, keys = _searched(settings, measuring, say)
     for name, offer in () if usable else _offers(settings, say):
         if usable and not settings.compares and name not in (usable[0].selected.name, SOLVE):
             break  # the other names are there for when none before them is of use
@@ -62,6 +65,7 @@ def choose(
         trials.append(found.trial if isinstance(found, Usable) else found)
     if measuring and len(usable) > 1:
         usable = [_timed(one, settings, say) for one in usable]
+        _remember(usable, keys)
         timed = {one.trial.name: one.trial for one in usable}
         trials = [timed.get(trial.name, trial) for trial in trials]
         usable = [one for one in usable if not one.trial.refused]
@@ -73,12 +77,13 @@ def choose(
 
 def _searched(
     settings: OptimizeSettings, measuring: bool, say: Say
-) -> tuple[list[Usable], list[Trial]]:
+) -> tuple[list[Usable], list[Trial], Keys]:
     """The fastest points of a search through a user's program: to measure where a GPU is here, else
-    the one predicted to be fastest; and the next ones as trials that were not compiled again."""
+    the one predicted to be fastest; and the next ones as trials that were not compiled again;
+    and the keys of all points by name."""
     space = Space(settings.name, settings.settings, settings.seconds)
     sizes = full_sizes(settings.name, settings.settings)
-    store = PointStore(cache_folder() / "points.sqlite")
+    store = PointStore(cache_folder() / POINTS)
     explored = search(space, sizes, settings.gpu, store, settings.effort or "normal", say)
     store.close()
     say(str(explored))
@@ -99,7 +104,19 @@ def _searched(
             found = replace(found, trial=trial)
             usable.append(found)
         trials.append(found.trial if isinstance(found, Usable) else found)
-    return usable, trials
+    return usable, trials, explored.keys
+
+
+def _remember(timed: list[Usable], keys: Keys) -> None:
+    """Write what was measured into the rows of a search."""
+    if not keys:
+        return
+    store = PointStore(cache_folder() / POINTS)
+    for one in timed:
+        row = store.find(keys[one.trial.name])
+        if row is not None and one.trial.microseconds is not None:
+            store.put(keys[one.trial.name], replace(row, measured=one.trial.microseconds))
+    store.close()
 
 
 def _offers(settings: OptimizeSettings, say: Say) -> Iterator[Offer]:
