@@ -1,5 +1,6 @@
 """The search through a user's program: points as data, the store, workers that fail, the model."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -13,6 +14,8 @@ from random import Random
 import pytest
 
 from warploom.autosched.schedules import schedule_named
+from warploom.cli.build import from_file
+from warploom.codegen.compile.build import program_key
 from warploom.engine.launch_time import launch_time
 from warploom.engine.points import Point, Space, described, orders, plans
 from warploom.engine.search import bound_of, search, tried
@@ -241,3 +244,18 @@ def test_workers_end_with_their_search(tmp_path) -> None:
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
     store = PointStore(tmp_path / "points.sqlite")
     assert len(list(store)) >= 1 and all(store.find(key) for key in store)
+
+
+def test_the_schedule_of_a_search_builds_again(space, tmp_path) -> None:
+    """`build --schedule` finds the form of the program that a searched schedule was made for."""
+    form = space.forms(list(space.sizes())[1])[3]
+    point = Point(list(space.sizes())[1], form.rules, "overlapped")
+    selected = space.selected(point, "h200")
+    file = tmp_path / "schedule.json"
+    key = program_key(str(selected.program))
+    file.write_text(json.dumps({**selected.schedule.to_json(), "program": key}))
+    found = from_file(file, FILE, {}, "h200")
+    assert found.program == selected.program and found.config["keys_of_a_tile"] == 80
+    file.write_text(json.dumps({**selected.schedule.to_json(), "program": "0" * 16}))
+    with pytest.raises(InputError, match="made for another program"):
+        from_file(file, FILE, {}, "h200")

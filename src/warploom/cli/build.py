@@ -24,11 +24,13 @@ from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.lower import PASSES, START, lower
 from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.engine.points import Space
 from warploom.errors import InputError
 from warploom.files import check_folder
 from warploom.flows.built import write_build_note
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, select
+from warploom.objects import names_object
 
 AFTER = (START, *PASSES)  # what --print-after knows
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
@@ -72,8 +74,8 @@ def read_schedule(path: Path) -> tuple[KernelSchedule | SimtSchedule, str]:
 
 def from_file(path: Path, name: str, settings: Mapping[str, str], gpu: str) -> Selected:
     """The schedule of a file with the program it is for: the one that the kernel gets by default,
-    or the one as it was written, where the file says no other. Raises `InputError` for a file made
-    for neither.
+    or the one as it was written, where the file says no other; of a user's own, also what the rules
+    of `rewrites` make of it at any of its open sizes. Raises `InputError` for a file made for none.
     """
     given, made_for = read_schedule(path)
     chosen = select(name, settings, gpu)
@@ -82,6 +84,11 @@ def from_file(path: Path, name: str, settings: Mapping[str, str], gpu: str) -> S
     for one in (written, chosen):
         if made_for in ("", program_key(str(one.program))):
             return replace(one, name=str(path), schedule=given, tuned=False)
+    for searched, program in Space(name, settings).programs() if names_object(name) else ():
+        if made_for == program_key(str(program)):
+            return replace(
+                written, name=str(path), config=searched, program=program, schedule=given
+            )
     raise InputError(f"{path}: made for another program than {name} under these settings")
 
 

@@ -96,6 +96,12 @@ class Space:
         """What the rules make of the program at these sizes."""
         return forms(self.textbook(settings))
 
+    def programs(self) -> Iterator[tuple[dict[str, Any], Program]]:
+        """Every configuration with every form of its program."""
+        for settings in self.sizes():
+            for form in self.forms(settings):
+                yield self.config(settings), form.program
+
     def check(self, point: Point, sizes: Mapping[str, int]) -> float:
         """How far the rewritten program of a point is from the textbook in float64; raises
         `CheckFailed` where that is more than rounding."""
