@@ -297,7 +297,11 @@ class Steps:
 
     def _rows(self, op: Op, names: tuple[str, ...], value: Value, part: int) -> Value:
         split = self.placement.split
-        if split not in names or split == contracted(op) or self.placement.parts == 1:
+        return value if split == contracted(op) else self._part(names, value, part)
+
+    def _part(self, names: tuple[str, ...], value: Value, part: int) -> Value:
+        split = self.placement.split
+        if split not in names or self.placement.parts == 1:
             return value
         axis = names.index(split)
         return np.split(value, self.placement.parts, axis=axis)[part]
@@ -345,6 +349,17 @@ class Steps:
         agent.state[op.dst.name] = compute(local, sources, symbols)
         return True
 
+    def _landed(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:
+        """The group's part of a loaded tile, from its slot."""
+        ring, buffer = self.block.home(name)
+        slot = self._slot_of(agent, ring, symbols)
+        value = slot.values[ring.buffers.index(buffer)]
+        if slot.landing or value is None:
+            raise CheckFailed(f"race: {agent.name} reads {name} in {ring.name} before it landed")
+        made = self.placement.shared[name][0].dst
+        assert made is not None
+        return self._part(made.type.names, value, agent.role.part)
+
     def _cluster_reduce(self, agent: Agent, op: Op) -> bool:
         """Push each block its part, then add up what all blocks pushed here."""
         part, parity = agent.role.part, agent.reductions & 1
@@ -378,6 +393,8 @@ class Steps:
 
     def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:
         inner = (agent.view or self.placement).fusion.inlined.get(name)
+        if name in self.placement.shared:
+            return self._landed(agent, name, symbols)
         if inner is None:
             return agent.state[name]
         local = localise(self.placement, inner, agent.role.part)
