@@ -34,8 +34,8 @@ class SharedLayout:
     panels               of stores; over an operand's slot where the plan says so
     scratch              what each group exchanges (`scratch_bytes` of each)
     parts                of sums over a cluster (`parts_bytes` of each group)
-    staged               operands made in registers, by variable, of the first group
-                         (`staged_bytes` of each)
+    staged               operands made in registers, by variable: those of all groups, then of the
+                         first group its own (`staged_bytes` of each)
     parts_full           barriers of the sums
     tasks                barriers and numbers of the tasks that are handed over
     total                bytes of the block, the alignment of its base included
@@ -81,10 +81,11 @@ def shared_layout(
     parts_at = used.take(parts * groups)
     if placement.staged:
         used.align(ALIGNMENT)
+    room = {name: -(-tile.bytes // ALIGNMENT) * ALIGNMENT for name, tile in placement.staged.items()}
+    staged = {name: used.take(room[name]) for name in room if name in placement.common}
     inside = _Cursor()
-    staged = {
-        name: used.at + inside.take(-(-tile.bytes // ALIGNMENT) * ALIGNMENT)
-        for name, tile in placement.staged.items()
+    staged |= {
+        name: used.at + inside.take(room[name]) for name in room if name not in placement.common
     }
     used.take(inside.at * groups)
     full: dict[str, int] = {}

@@ -88,9 +88,9 @@ def store_paths(
     for op in stores:
         through = through_shared(placement, plan, op)
         panels = _panels(placement, plan, op) if through else None
-        split = placement.parts > 1 and placement.split not in op.srcs[0].type.names
+        same = placement.parts > 1 and not placement.is_split(op.srcs[0].type)
         found[op.id] = StorePath(
-            panels, is_wide(placement, op), split, stores_beyond(program, plan, op)
+            panels, is_wide(placement, op), same, stores_beyond(program, plan, op)
         )
     slot = _operand_slot(placement, plan, rings)
     if slot is not None:

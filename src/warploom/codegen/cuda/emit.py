@@ -240,9 +240,11 @@ class Printer:
                 f"void* const scratch = shared_raw + {shift} + part * {layout.scratch_bytes};"
             )
         for name, at in layout.staged.items():
+            common = name in self.placement.common
+            own = "" if common else f" + part * {layout.staged_bytes}"
             lines += [
                 # Writes need the block's number in a cluster, descriptors must not have it.
-                f"const unsigned {name}_room = shared + {at} + part * {layout.staged_bytes};",
+                f"const unsigned {name}_room = shared + {at}{own};",
                 f"const unsigned {name}_staged = in_block({name}_room);",
             ]
         return lines

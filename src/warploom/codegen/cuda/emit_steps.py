@@ -40,6 +40,7 @@ from warploom.codegen.ir.steps import (
     Fill,
     Issue,
     Join,
+    Meet,
     OpStep,
     Publish,
     Release,
@@ -237,6 +238,8 @@ class StepCode:
                 return self._join(step)
             case Run():
                 return self._run(step, here)
+            case Meet():
+                return [f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"]
             case TurnWait():
                 return self._turn_wait()
             case TurnPass():

@@ -1,9 +1,11 @@
 """Where every tile lives: shared memory (loads that feed a matmul) or registers (the rest).
 
 Register tiles have the accumulator layout of wgmma: rows over warps and lanes, columns over
-registers. An axis is therefore a *row* axis or a *column* axis throughout a kernel, as the results
-of its matmuls have it, and the split axis must be a row axis that no operation reduces over. A
-transposed tile keeps every element in its register: only the order of its axes' names changes.
+registers. An axis of a tile is therefore a *row* axis or a *column* axis, as the matmuls have it
+that the tile takes part in; names are made to say so (`ir.axes`). The split axis must be a row axis
+that no operation reduces over in registers. A matmul may contract it: its operand then lies in
+shared memory, where every group leaves its part, and the groups share out the rows of the result.
+A transposed tile keeps every element in its register: only the order of its axes' names changes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from warploom.codegen.ir.axes import separate_axes
 from warploom.codegen.ir.fuse import Fusion, fuse, works_on_elements
 from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
 from warploom.codegen.ir.memory_order import check_memory
@@ -26,12 +29,16 @@ SLOT_COLUMNS = 16  # of a tile that one ldmatrix brings from a slot into registe
 class Placement:
     """The place of every variable of a program.
 
+    program     with one name for each layout of an axis (`ir.axes`)
     shared      loads that land in shared memory, by variable: (load, layout)
     staged      register tiles that a matmul wants in shared memory, with their layout there: every
-                op that writes one leaves a copy in the group's own region
+                op that writes one leaves a copy in the group's own region, or where the tile is cut
+                over the groups its part in the region of all
     whole       parts do not leave loops early
     rows, cols  the row axes and column axes of register tiles
     parts       compute groups the split axis is cut into
+    splits      the axes that are cut: the split axis, and the rows of matmuls that contract a cut
+                axis of a staged tile
     """
 
     program: Program
@@ -44,16 +51,37 @@ class Placement:
     staged: dict[str, SharedTile] = field(default_factory=dict[str, SharedTile])
     whole: bool = False
 
+    @cached_property
+    def splits(self) -> frozenset[str]:
+        found, before = {self.split} - {""}, set[str]()
+        while self.parts > 1 and found != before:
+            before = set(found)
+            for op in self.program.ops():
+                if op.kind == "mma" and op.dst is not None and contracted(op) in found:
+                    if any(var.name in self.staged for var in op.srcs[:2]):
+                        found.add(op.dst.type.names[0])
+        return frozenset(found)
+
+    def is_split(self, kind: TileType) -> bool:
+        """Whether every compute group holds a part of its own of a tile."""
+        return self.parts > 1 and not self.splits.isdisjoint(kind.names)
+
+    @cached_property
+    def common(self) -> frozenset[str]:
+        """The staged tiles of which every group leaves its part in one region."""
+        kinds = {op.dst.name: op.dst.type for op in self.program.ops() if op.dst is not None}
+        return frozenset(name for name in self.staged if self.is_split(kinds[name]))
+
     def local(self, kind: TileType) -> TileType:
         """The part of a tile that one compute group holds."""
-        if self.split not in kind.names:
-            return kind
-        return kind.resized(self.split, kind.size(self.split) // self.parts)
+        for axis in self.splits.intersection(kind.names) if self.parts > 1 else ():
+            kind = kind.resized(axis, kind.size(axis) // self.parts)
+        return kind
 
     def until(self, loop: Loop) -> Index | None:
         """Where a part may leave a loop early, if the loop says so for the split axis."""
         ours = {f"{self.split}.begin", f"{self.split}.end"}
-        if loop.until is None or self.parts == 1 or self.whole:
+        if loop.until is None or self.parts == 1 or self.whole or self.common:
             return None
         parts = {name for name in loop.until.symbols() if "." in name}
         return loop.until if parts <= ours else None
@@ -89,8 +117,8 @@ class Placement:
 
     def from_registers(self, op: Op) -> bool:
         """Whether a matmul takes its first operand from registers."""
-        name = op.srcs[0].name
-        return name not in self.shared and name not in self.staged
+        left = op.srcs[0]
+        return left.name not in self.shared and left.type.names[1] == contracted(op)
 
     def is_shared(self, var: Var) -> bool:
         """Whether the variable lives in shared memory."""
@@ -110,6 +138,7 @@ def contracted(op: Op) -> str:
 
 def place(program: Program, split: str, parts: int) -> Placement:
     """Place every variable; raises `InputError` at the user's line when that cannot be done."""
+    program = separate_axes(program)
     check_memory(program)
     fusion = fuse(program)
     loads = {op.dst.name: op for op in program.ops() if op.kind == "load" and op.dst is not None}
@@ -234,23 +263,33 @@ def _check_split(placement: Placement) -> None:
             f"{placement.program.name}; its row axes are {sorted(placement.rows)}"
         )
     for op in placement.program.ops():
-        if op.dst is not None and op.dst.name in placement.staged and split in op.dst.type.names:
-            raise InputError(
-                f"{op.where}: tile {op.dst.name} is a matmul's operand in shared memory and has "
-                f"axis {split!r}, which the schedule splits over {parts} groups; give it one group"
-            )
-        if runs_along(op, split):
-            raise InputError(
-                f"{op.where}: {op.kind} along {split!r}, which the schedule splits over {parts} "
-                f"groups: register tiles do not move between them; give {split!r} one group"
-            )
-        if op.dst is not None and split in op.dst.type.names:
-            size = op.dst.type.size(split)
-            if size % (parts * ROWS_PER_GROUP):
+        if op.dst is None:
+            continue
+        kind = op.dst.type
+        for axis in sorted(placement.splits):
+            if runs_along(op, axis):
                 raise InputError(
-                    f"{op.where}: axis {split!r} of {op.dst.name} is {size} long; over {parts} "
-                    f"groups it must be a multiple of {parts * ROWS_PER_GROUP}"
+                    f"{op.where}: {op.kind} along {axis!r}, which the schedule splits over {parts} "
+                    f"groups: register tiles do not move between them; give {axis!r} one group"
                 )
+            if axis in kind.names and kind.size(axis) % (parts * ROWS_PER_GROUP):
+                raise InputError(
+                    f"{op.where}: axis {axis!r} of {op.dst.name} is {kind.size(axis)} long; over "
+                    f"{parts} groups it must be a multiple of {parts * ROWS_PER_GROUP}"
+                )
+        if op.kind == "mma" and op.dst.type.names[0] not in placement.splits:
+            _check_whole(placement, op)
+
+
+def _check_whole(placement: Placement, op: Op) -> None:
+    """Refuse a matmul of which every group makes the whole, from an operand it has a part of."""
+    for var in op.srcs[:2]:
+        if placement.is_split(var.type) and not placement.is_shared(var):
+            raise InputError(
+                f"{op.where}: every group makes the whole of {op.dst}, but has a part of "
+                f"{var.name}, whose axis {placement.split!r} the schedule splits over "
+                f"{placement.parts} groups"
+            )
 
 
 def runs_along(op: Op, axis: str) -> bool:

@@ -40,6 +40,17 @@ class _OfOp(_OfIteration):
 
 
 @dataclass(frozen=True)
+class Meet(_OfIteration):
+    """Consumer: wait for all compute groups, before and after they write an operand of all."""
+
+    tile: str
+    stage: int = 0
+
+    def __str__(self) -> str:
+        return f"Meet {self.tile}{_lag(self.stage)}"
+
+
+@dataclass(frozen=True)
 class _OfGroup:
     stage: ClassVar[int] = 0
 
@@ -118,7 +129,7 @@ class Ahead(_OfGroup):
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run
 GroupStep = Join | TurnWait | TurnPass
-Step = RingStep | OpStep | GroupStep | Ahead
+Step = RingStep | OpStep | GroupStep | Meet | Ahead
 
 
 def start_of(op: Op) -> Issue | Run:

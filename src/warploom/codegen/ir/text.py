@@ -43,6 +43,7 @@ from warploom.codegen.ir.steps import (
     Fill,
     Issue,
     Join,
+    Meet,
     OpStep,
     Publish,
     Release,
@@ -230,7 +231,14 @@ class _Reader:
             return Run(self._op(line, what), stage)
         if kind in ON_RING:
             return ON_RING[kind](what, stage)
+        if kind == "Meet":
+            return self._meet(line, what, stage)
         raise _wrong(line, f"no step is called {kind}")
+
+    def _meet(self, line: Line, tile: str, stage: int) -> Meet:
+        if tile not in self.placement.common:
+            raise _wrong(line, f"groups write no part of {tile} into shared memory")
+        return Meet(tile, stage)
 
     def _join(self, line: Line, text: str) -> Join:
         count, names = _match((line[0], text), r"Join <= (\d+)(?:: (.+))?")

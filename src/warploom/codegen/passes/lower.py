@@ -13,6 +13,7 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.spec import verify
 from warploom.codegen.passes.early_end import early_end
 from warploom.codegen.passes.joins import joins
+from warploom.codegen.passes.meetings import meetings
 from warploom.codegen.passes.overlap import overlap_next_task
 from warploom.codegen.passes.pingpong import number_turns, take_turns
 from warploom.codegen.passes.pipeline import pipeline
@@ -33,6 +34,7 @@ PASSES: dict[str, Pass] = {
     "pipeline": pipeline,
     "early_release": early_release,
     "take_turns": take_turns,
+    "meetings": meetings,
     "joins": joins,
     "early_end": early_end,
     "overlap_next_task": overlap_next_task,
