@@ -26,14 +26,21 @@ def crosses_rows(placement: Placement, op: Op) -> bool:
 
 
 def exchanges(placement: Placement, op: Op) -> bool:
-    """Whether an op reads elements that other threads hold: gathers, and parts that are no whole
-    groups of 8 columns."""
+    """Whether an op reads elements that other threads hold: gathers, parts that are no whole groups
+    of 8 columns, vectors that come from rows to columns or back."""
     if op.kind == "gather":
         return True
+    if op.kind == "rename" and op.dst is not None:
+        return (op.axis in placement.rows) != (_renamed(op) in placement.rows)
     if op.kind != "slice" or op.dst is None:
         return False
     start, size = int(op.value or 0), op.dst.type.size(op.axis)
     return op.axis in placement.rows or bool((start | size) % COLUMN_GROUP)
+
+
+def _renamed(op: Op) -> str:
+    assert op.dst is not None
+    return op.dst.type.names[op.srcs[0].type.names.index(op.axis)]
 
 
 def words(placement: Placement, op: Op) -> int:

@@ -18,7 +18,7 @@ Assign = Callable[[Values, Var, Callable[[At], str]], list[str]]
 
 
 def exchange_lines(values: Values, op: Op, names: Names, assign: Assign) -> list[str]:
-    """The lines of a gather or a slice; `assign` writes every element of a variable."""
+    """The lines of a gather, a slice or a rename; `assign` writes every element of a variable."""
     assert op.dst is not None
     source = op.srcs[0]
     word = "int" if source.type.dtype.name == "int32" else "float"
@@ -69,6 +69,8 @@ def _write(values: Values, source: Var, names: Names) -> list[str]:
 
 def _read(values: Values, op: Op, at: At, names: Names) -> str:
     kind, form = op.srcs[0].type, values.form(op.srcs[0].type)
+    if op.kind == "rename":
+        return f"met[{_row(at) if at.kind == 'row' else values.col(at)}]"
     along_rows = op.axis in values.placement.rows
     length = values.placement.local(kind).size(op.axis)
     mine = _row(at) if along_rows else values.col(at)

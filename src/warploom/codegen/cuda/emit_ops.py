@@ -54,6 +54,7 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
         "cast",
         "copy",
         "transpose",
+        "rename",
         "fill",
         "coordinate",
         "load",

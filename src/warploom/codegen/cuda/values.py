@@ -19,7 +19,7 @@ C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | 
     ("bf16", "fp16"), "unsigned"
 )
 # Ops whose result is a value of the type when the operands are: nothing to round.
-EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
+EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose", "rename")
 PASSED_ON = ("where", "copy", "transpose")
 
 # Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
@@ -67,6 +67,7 @@ ANY_OPS = {
     "where": "({0} ? {1} : {2})",
     "copy": "{0}",
     "transpose": "{0}",  # the same register; the axes have names
+    "rename": "{0}",
 }
 # What a reduction combines with, and what it begins with: floating, integer.
 REDUCE = {

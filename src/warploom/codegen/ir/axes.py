@@ -50,6 +50,8 @@ class _Layouts:
         if op.kind == "mma":
             self._matmul(op, shared)
             return
+        if op.kind == "rename":
+            return  # both sides have the layout that their other ops say
         names = [v for v in (*op.srcs, *((op.dst,) if op.dst else ())) if v.name not in shared]
         for var in names:
             for axis in var.type.names:

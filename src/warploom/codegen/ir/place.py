@@ -295,7 +295,7 @@ def _check_whole(placement: Placement, op: Op) -> None:
 def runs_along(op: Op, axis: str) -> bool:
     """Whether an op needs elements of other places along an axis."""
     return op.axis == axis and (
-        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice")
+        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice", "rename")
     )
 
 

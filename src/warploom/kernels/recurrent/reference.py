@@ -36,5 +36,5 @@ def reference(
         state = decay[:, i, :, None, None] * state + new
         out[:, i] = scale * np.einsum("bhd,bhde->bhe", q[:, i], state)
     if config.skip:
-        out += wide["skip"][:, None] * v * scale
+        out += wide["skip"][:, None] * v
     return {"o": out} | ({"final": state} if config.final else {})
