@@ -16,7 +16,7 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 
-SIZES = {"m": 128, "n": 48}
+SIZES = {"m": 128, "n": 48, "p": 75}  # p is no axis of a tile
 TYPES = {"fp32": t.FP32, "bf16": t.BF16, "int32": t.INT32}
 TO_NUMBERS = {
     "sum": t.sum_along,
@@ -32,45 +32,52 @@ TO_VECTORS = {
 }
 
 
-def _body(a, b, x_m, x_n, numbers, along_m, along_n):
-    vectors = {"m": t.load(x_m, t.span(0, SIZES["m"])), "n": t.load(x_n, t.span(0, SIZES["n"]))}
+def _body(a, b, numbers, **arrays):
+    vectors = {axis: t.load(arrays[f"x_{axis}"], t.span(0, SIZES[axis])) for axis in "mnp"}
     acc = t.zeros(m=SIZES["m"], n=SIZES["n"])
     for k in t.loop(t.cdiv(t.size("k"), 16)):
         part = t.span(k * 16, 16)
         acc += t.load(a, t.span(0, SIZES["m"]), part) @ t.load(b, part, t.span(0, SIZES["n"]))
     place = 0
-    for axis, array in (("m", along_m), ("n", along_n)):
-        x = vectors[axis]
+    for axis, x in vectors.items():
         for op in TO_NUMBERS.values():
             t.store(numbers, place, tile=op(x, axis).cast(t.FP32))
             place += 1
         for row, op in enumerate(TO_VECTORS.values()):
-            t.store(array, row, t.span(0, SIZES[axis]), tile=op(x, axis).cast(t.FP32))
+            made = op(x, axis).cast(t.FP32)
+            t.store(arrays[f"along_{axis}"], row, t.span(0, SIZES[axis]), tile=made)
     # What is along rows goes along columns and back.
     there = vectors["m"].sub("m", 0, 64).rename("m", "n")
     both = there.cast(t.FP32).sub("n", 8, SIZES["n"]) + vectors["n"].cast(t.FP32)
-    t.store(along_n, len(TO_VECTORS), t.span(0, SIZES["n"]), tile=both + t.max_along(acc, "m"))
+    both += vectors["p"].sub("p", 20, SIZES["n"]).rename("p", "n").cast(t.FP32)
+    last = len(TO_VECTORS)
+    t.store(arrays["along_n"], last, t.span(0, 48), tile=both + t.max_along(acc, "m"))
     back = there.rename("n", "m").cast(t.FP32) + t.max_along(acc, "n").sub("m", 64, 64)
-    t.store(along_m, len(TO_VECTORS), t.span(0, 64, "m"), tile=back)
+    back += vectors["p"].sub("p", 3, 64).rename("p", "m").cast(t.FP32)
+    t.store(arrays["along_m"], last, t.span(0, 64, "m"), tile=back)
+    lanes = t.max_along(acc, "n").rename("m", "p").sub("p", 7, 75)
+    lanes += t.cumsum(t.coordinate("p", 75, 5), "p").cast(t.FP32)
+    t.store(arrays["along_p"], last, t.span(0, 75), tile=lanes)
 
 
 def _case(kind):
     rows = len(TO_VECTORS) + 1
     arrays = {
-        "a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "x_m": t.array(kind, "m"),
-        "x_n": t.array(kind, "n"), "numbers": t.array(t.FP32, "ops"),
-        "along_m": t.array(t.FP32, "rows m"), "along_n": t.array(t.FP32, "rows n"),
+        "a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "numbers": t.array(t.FP32, "ops"),
+        **{f"x_{axis}": t.array(kind, axis) for axis in SIZES},
+        **{f"along_{axis}": t.array(t.FP32, f"rows {axis}") for axis in SIZES},
     }  # fmt: skip
     program = t.trace(_body, arrays, name="vectors")
     random, sizes = np.random.default_rng(3), SIZES
     values = {
         "a": random.integers(-2, 3, (sizes["m"], 32)), "b": random.integers(-2, 3, (32, 48)),
         # Few are not 1, so that products are exact.
-        "x_m": np.where(random.random(sizes["m"]) < 0.04, random.integers(-2, 3, sizes["m"]), 1),
-        "x_n": np.where(random.random(48) < 0.1, random.integers(-2, 3, 48), 1),
-        "numbers": np.full(2 * len(TO_NUMBERS), np.nan),
-        "along_m": np.full((rows, sizes["m"]), 7.0), "along_n": np.full((rows, 48), 7.0),
+        "numbers": np.full(len(sizes) * len(TO_NUMBERS), np.nan),
     }  # fmt: skip
+    for axis, size in sizes.items():
+        rare = random.random(size) < 5 / size
+        values[f"x_{axis}"] = np.where(rare, random.integers(-2, 3, size), 1)
+        values[f"along_{axis}"] = np.full((rows, size), 7.0)
     return program, values
 
 

@@ -1,4 +1,4 @@
-"""Recurrent attention: the program against a loop over rows in float64, scheduled and as emitted."""
+"""Recurrent attention: the program against a loop over rows in float64, and as it is emitted."""
 
 import numpy as np
 import pytest

@@ -120,6 +120,10 @@ class Placement:
         left = op.srcs[0]
         return left.name not in self.shared and left.type.names[1] == contracted(op)
 
+    def lies(self, axis: str) -> str:
+        """Over what an axis of a register tile lies: rows, columns, or the lanes of every warp."""
+        return "rows" if axis in self.rows else "columns" if axis in self.cols else "lanes"
+
     def is_shared(self, var: Var) -> bool:
         """Whether the variable lives in shared memory."""
         return var.name in self.shared

@@ -50,7 +50,6 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 CHUNK = 64  # rows
-EIGHT = 8  # columns that threads hold together
 DECAYS = ("none", "head", "token", "step")
 
 
@@ -119,8 +118,8 @@ def recurrent(config: RecurrentConfig) -> Program:
 
 @dataclass(frozen=True)
 class _Weights:
-    """What the rows of a chunk are weighed by: row m as the one that looks back, row n as the one
-    that is looked at.
+    """What the rows of a chunk are weighed by, as vectors along an axis t of their own: a thread
+    then has few of them, and no warp waits for another one.
 
     Row m weighs row n by 2 ** (own_m + other_n), and what was before the chunk by `before`; in the
     state after the chunk row n has the weight `ahead`, the state before it the weight `whole`.
@@ -131,6 +130,10 @@ class _Weights:
     before: Tile
     whole: Tile
     ahead: Tile
+
+    def between(self) -> Tile:
+        """By what row m weighs row n, as a tile [n, m]."""
+        return exp2(self.other.rename("t", "n") + self.own.rename("t", "m"))
 
 
 class _Task:
@@ -157,7 +160,7 @@ class _Task:
             state = load(arrays["initial"], *where_state).T.copy()
         else:
             state = zeros(e=config.columns, d=config.depth)
-        vector = self._vector(0)
+        now, later = self._vector(0), self._vector(1)
         skip = load(arrays["skip"], self.head) if config.skip else None
         for i in loop(cdiv(size("rows"), CHUNK)):
             rows, others = span(i * CHUNK, CHUNK, "m"), span(i * CHUNK, CHUNK, "n")
@@ -166,30 +169,32 @@ class _Task:
             v = load(arrays["v"], self.batch, others, self.head, self.values)
             scores = k @ q
             out = state.cast(BF16) @ q
-            weights = self._weights(vector, i)
-            seen = scores * (exp2(weights.other + weights.own) if weights else self.scale)
+            weights = self._weights(now, i)
+            seen = scores * (weights.between() if weights else self.scale)
             seen = where(self.places[1] <= self.places[0], seen, 0.0)
             if skip is not None:
                 seen = where(self.places[1].equals(self.places[0]), seen + skip, seen)
             added = v
             if weights is not None:
-                added = (v.T.cast(FP32) * weights.ahead).cast(BF16)
+                added = (v.T.cast(FP32) * weights.ahead.rename("t", "n")).cast(BF16)
                 state *= weights.whole
-            if vector is not None:
-                vector[:] = self._vector(i + 1)
-            out *= weights.before if weights else self.scale
+            out *= weights.before.rename("t", "m") if weights else self.scale
             out += v @ seen.cast(BF16)
             state += added @ k
             store(arrays["o"], self.batch, rows, self.head, self.values, tile=out.T.cast(BF16))
+            if now is not None and later is not None:
+                now[:] = later
+                later[:] = self._vector(i + 2)
         if config.final:
             store(arrays["final"], *where_state, tile=state.T)
 
     def _vector(self, i: Index | int) -> Tile | None:
-        """What a chunk's weights are made of, loaded a chunk ahead."""
+        """What a chunk's weights are made of, loaded two chunks ahead: fences for the tensor core
+        wait for loads too."""
         name = {"token": "g", "step": "dt"}.get(self.config.decay)
         if name is None:
             return None
-        rows = span(i * CHUNK, CHUNK, "n")
+        rows = span(i * CHUNK, CHUNK, "t")
         return load(self.arrays[name], self.batch, rows, self.head)
 
     def _weights(self, vector: Tile | None, i: Index) -> _Weights | None:
@@ -199,26 +204,21 @@ class _Task:
         if vector is None:
             return self._constant(i)
         rate = load(self.arrays["a"], self.head) * LOG2E if config.decay == "step" else LOG2E
-        sums = cumsum(vector * rate, "n")
-        own = sums.rename("n", "m")
+        sums = cumsum(vector * rate, "t")
+        # The last of the sums to the last bit: the last row's weight is 1.
+        last = coordinate("t", CHUNK).equals(CHUNK - 1)
+        whole = sum_along(where(last, sums, 0.0), "t")
         # With a step a row is added dt times.
-        other = sums - log2(vector) if config.decay == "step" else sums
-        end = coordinate("m", EIGHT, CHUNK - EIGHT) >= CHUNK - 1
-        last = own.sub("m", CHUNK - EIGHT, EIGHT)
-        whole = sum_along(where(end, last, 0.0), "m")
-        # Made of rows, of which a thread has few, and then brought to the columns.
-        before = (exp2(sums) * self.scale).rename("n", "m")
-        ahead = exp2(whole - other).rename("n", "m").rename("m", "n")
-        return _Weights(own + log2(self.scale), -other, before, exp2(whole), ahead)
+        other = log2(vector) - sums if config.decay == "step" else -sums
+        own, before = sums + log2(self.scale), exp2(sums) * self.scale
+        return _Weights(own, other, before, exp2(whole), exp2(whole + other))
 
     def _constant(self, i: Index) -> _Weights:
         rate = load(self.arrays["g"], self.head) * LOG2E
-        own, other = ((place + 1).cast(FP32) * rate for place in self.places)
-        length = minimum_index(size("rows") - i * CHUNK, CHUNK)
-        whole = number(length) * rate
-        ahead = exp2(whole - own).rename("m", "n")
-        own = own + log2(self.scale)
-        return _Weights(own, -other, exp2(own), exp2(whole), ahead)
+        sums = (coordinate("t", CHUNK, 1)).cast(FP32) * rate
+        whole = number(minimum_index(size("rows") - i * CHUNK, CHUNK)) * rate
+        own, before = sums + log2(self.scale), exp2(sums) * self.scale
+        return _Weights(own, -sums, before, exp2(whole), exp2(whole - sums))
 
 
 def default_schedule(config: RecurrentConfig) -> KernelSchedule:
