@@ -31,14 +31,6 @@ from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.rules.lint import lint
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """Kernels and schedules of these tests stay out of the user's cache."""
-    root = tmp_path_factory.getbasetemp().parent / "warploom-optimize"
-    monkeypatch.setenv("WARPLOOM_CACHE", str(root))
-
-
 GEMM = OptimizeSettings("gemm", schedule="lcsf", measure="none")
 
 
