@@ -253,7 +253,7 @@ class Runner:
         self.rows: dict[str, Row] = {}
         if store and store.is_file():
             self.rows = {row["key"]: row for row in json.loads(store.read_text())}
-        self.by = {identity(row): row["by"] for row in self.rows.values() if row["by"]}
+        self.by = {identity(row): row.get("by", "") for row in self.rows.values()}
         self.seen: dict[tuple[str, ...], dict[str, Any]] = {}
         self.started: set[BaseProcess] = set()
         self.commit = _commit(root)
