@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -43,6 +44,10 @@ Say = Callable[[str], None]
 
 class Stopped(Exception):
     """A person stopped the run."""
+
+
+class Unsound(MutantError):
+    """Tests fail without a fault."""
 
 
 @dataclass
@@ -255,6 +260,7 @@ class Runner:
             self.rows = {row["key"]: row for row in json.loads(store.read_text())}
         self.by = {identity(row): row.get("by", "") for row in self.rows.values()}
         self.seen: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.lock, self.locks = threading.Lock(), dict[tuple[str, ...], threading.Lock]()
         self.started: set[BaseProcess] = set()
         self.commit = _commit(root)
         self.stopping = False
@@ -278,18 +284,12 @@ class Runner:
         return [self.rows[key] for key in keys]
 
     def _all(self, left: list[tuple[str, Mutant]], copies: queue.Queue[Sandbox]) -> None:
-        began, run = time.monotonic(), 0
+        # Set by set of tests, so that each runs without a fault only when its faults are next.
+        left = sorted(left, key=lambda pair: pair[1].tests)
+        began = time.monotonic()
         pool = ThreadPoolExecutor(self.jobs)
         try:
-            wanted = dict.fromkeys(m.tests for _, m in left if not m.equivalent)
-            futures = {pool.submit(self._baseline, tests, copies): tests for tests in wanted}
-            limits: dict[tuple[str, ...], float] = {}
-            for number, future in enumerate(as_completed(futures), 1):
-                seconds = future.result()
-                limits[futures[future]] = LEAST_SECONDS + SLOWER * seconds
-                self.say(f"{number} of {len(futures)} sets of tests pass without a fault")
-            began = time.monotonic()
-            jobs = [pool.submit(self._one, key, m, limits, copies) for key, m in left]
+            jobs = [pool.submit(self._one, key, mutant, copies) for key, mutant in left]
             for run, future in enumerate(as_completed(jobs), 1):
                 row = future.result()
                 self._keep(row)
@@ -306,21 +306,27 @@ class Runner:
             pool.shutdown(cancel_futures=True)
             self.stopping = False
 
-    def _baseline(self, tests: tuple[str, ...], copies: queue.Queue[Sandbox]) -> float:
-        """The seconds of a processor that the tests take without a fault."""
+    def _baseline(self, tests: tuple[str, ...], copy: Sandbox) -> float:
+        """The limit of the tests with a fault, in seconds of a processor, from what they take
+        without one."""
+        with self.lock:
+            own = self.locks.setdefault(tests, threading.Lock())
+        with own:
+            if tests not in self.seen:
+                watched = copy.folder / "seen.json"
+                status, said = self._test(copy, tests, 1800.0, watched=watched)
+                if status != 0:
+                    last = "\n".join(said.splitlines()[-6:])
+                    raise Unsound(f"without a fault {' '.join(tests)} ends with {status}:\n{last}")
+                self.seen[tests] = json.loads(watched.read_text())
+        return LEAST_SECONDS + SLOWER * sum(seconds for seconds, _ in self.seen[tests].values())
+
+    def _test(
+        self, copy: Sandbox, tests: Sequence[str], limit: float, **how: Any
+    ) -> tuple[int | None, str]:
         if self.stopping:
             raise Stopped
-        copy = copies.get()
-        watched = copy.folder / "seen.json"
-        try:
-            status, said = copy.test(tests, 1800.0, self.started, watched=watched)
-            if status != 0:
-                last = "\n".join(said.splitlines()[-6:])
-                raise MutantError(f"without a fault {' '.join(tests)} ends with {status}:\n{last}")
-            self.seen[tests] = json.loads(watched.read_text())
-        finally:
-            copies.put(copy)
-        return sum(seconds for seconds, _ in self.seen[tests].values())
+        return copy.test(tests, limit, self.started, **how)
 
     def _order(self, mutant: Mutant) -> list[str]:
         """Tests in the order in which they may catch a fault: the one that did before, then those
@@ -335,34 +341,30 @@ class Runner:
             ranked.append((test != before, not enters, seconds, test))
         return [test for *_, test in sorted(ranked)]
 
-    def _one(
-        self,
-        key: str,
-        mutant: Mutant,
-        limits: dict[tuple[str, ...], float],
-        copies: queue.Queue[Sandbox],
-    ) -> Row:
+    def _one(self, key: str, mutant: Mutant, copies: queue.Queue[Sandbox]) -> Row:
         began, copy, said = time.monotonic(), copies.get(), ""
         try:
-            with copy.holding(mutant):
-                if mutant.equivalent:
-                    outcome = EQUIVALENT
-                else:
-                    if self.stopping:
-                        raise Stopped
+            if mutant.equivalent:
+                outcome = EQUIVALENT
+                mutant.applied((self.root / PACKAGE / mutant.file).read_text())
+            else:
+                limit = self._baseline(mutant.tests, copy)
+                began = time.monotonic()
+                with copy.holding(mutant):
                     order = self._order(mutant)
-                    limit = limits[mutant.tests]
-                    status, said = copy.test(mutant.tests, limit, self.started, first=order)
-                    outcome = (
-                        TIMEOUT
-                        if status is None
-                        else CAUGHT
-                        if status in FAILED
-                        else SURVIVED
-                        if status == 0
-                        else BROKEN
-                    )
-        except MutantError as error:
+                    status, said = self._test(copy, mutant.tests, limit, first=order)
+                outcome = (
+                    TIMEOUT
+                    if status is None
+                    else CAUGHT
+                    if status in FAILED
+                    else SURVIVED
+                    if status == 0
+                    else BROKEN
+                )
+        except Unsound:
+            raise
+        except (MutantError, OSError) as error:
             outcome, said = BROKEN, str(error)
         finally:
             copies.put(copy)
