@@ -20,6 +20,7 @@ C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | 
 )
 # Ops whose result is a value of the type when the operands are: nothing to round.
 EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
+GROUP = 128  # threads of a compute group
 PASSED_ON = ("where", "copy", "transpose")
 
 # Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
@@ -119,7 +120,8 @@ def rounded(op: Op, text: str) -> str:
 
 @dataclass(frozen=True)
 class At:
-    """Which element: `kind` is tile, row, col or scalar; the others are C++ index expressions."""
+    """Which element: `kind` is tile, row, col, scalar, or spread, where `i` is the column; the
+    others are C++ index expressions."""
 
     kind: str
     t: str = "t"
@@ -144,6 +146,8 @@ class Values(RegisterTiles):
         kind = var.type
         if kind.dtype.name not in C_TYPES:
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
+        if var.name in self.placement.spread:
+            return f"{self._word(kind)} {c_name(var.name)}[{self.pieces(kind)}];"
         word = C_TYPES[kind.dtype.name] if self.form(kind) == "tile" else self._word(kind)
         extents = self.extents(kind)
         if self.is_fragment(var):
@@ -168,6 +172,8 @@ class Values(RegisterTiles):
             return name
         if form == "row":
             return f"{name}[{at.t}][{at.h}]"
+        if var.name in self.placement.spread:
+            return f"{var.name}_shared[{self.col(at)}]"
         if form == "col":
             return f"{name}[{at.c}]"
         if var.type.dtype.name in PACKED:
@@ -279,8 +285,14 @@ class Values(RegisterTiles):
         first = self.first_row(axis, size)
         return f"({first} + ({at.t}) * 64 + thread_row + ({at.h}) * 8)"
 
+    def pieces(self, kind: TileType) -> int:
+        """Elements that a thread of a group holds of a vector that the group shares."""
+        return -(-kind.shape[0] // GROUP)
+
     def col(self, at: At) -> str:
         """The column in the tile of an element."""
+        if at.kind == "spread":
+            return at.i
         if at.kind == "col":
             return f"((({at.i}) >> 1) * 8 + thread_col + (({at.i}) & 1))"
         return f"((({at.i}) >> 2) * 8 + thread_col + (({at.i}) & 1))"
