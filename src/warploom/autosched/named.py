@@ -98,13 +98,15 @@ def multistage(
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
-    `in_flight` matmuls of the last op stay unfinished across the back edge (0: drain every
-    iteration, as ThunderKittens' template does). `early_release`: a slot is given back before the
-    first op that needs what was made of it, where the group waits anyway, not at the iteration's
-    end.
+    With `in_flight` the last matmul stays unfinished across the back edge, where nothing after it
+    touches its result (0: drain every iteration, as ThunderKittens' template does): its slots go
+    back behind the first matmul of the next iteration. `early_release`: a slot is given back before
+    the first op that needs what was made of it, where the group waits anyway, not at the
+    iteration's end.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
+    program = placement.program
     for loop in program.loops():
         ops = _placed(program, loop, placement)
         order = [(op.label, 0) for op in ops]
@@ -113,10 +115,12 @@ def multistage(
             for ring, names in _rings(placement, loop).items()
         }
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
-        position = 0 if in_flight == 0 else 1
+        sums = {op.dst for op in ops if op.id == last}
+        rests = all(sums.isdisjoint((op.dst, *op.srcs)) for op in ops if op.id > last)
+        position = 1 + next((n for n, op in enumerate(ops) if op.kind == "mma"), 0)
         by_label = {op.label: op for op in ops}
         for ring, op in sorted(reader.items()):
-            stays = in_flight and op == last and ops[-1].id == last
+            stays = in_flight and op == last and rests
             if stays:
                 order.insert(position, (f"release {ring}", 1))
             elif early_release:
@@ -157,6 +161,7 @@ def overlapped(
     the end of the iteration, where the tensor core would wait for it.
     """
     placement = place(program, launch.split, compute)
+    program = placement.program
     loops: dict[str, Schedule] = {}
     for loop in program.loops():
         ops = _placed(program, loop, placement)

@@ -237,10 +237,20 @@ class Printer:
             lines.append(
                 f"void* const scratch = shared_raw + {shift} + part * {layout.scratch_bytes};"
             )
+        for op in self.program.ops():
+            if op.dst is not None and op.dst.name in layout.vectors:
+                name, word = op.dst.name, "int" if op.dst.type.dtype.name == "int32" else "float"
+                shift = f"(shared - smem_address(shared_raw)) + {layout.vectors[name]}"
+                lines.append(
+                    f"{word}* const {name}_shared = reinterpret_cast<{word}*>("
+                    f"shared_raw + {shift} + part * {layout.vector_bytes});"
+                )
         for name, at in layout.staged.items():
+            common = name in self.placement.common
+            own = "" if common else f" + part * {layout.staged_bytes}"
             lines += [
                 # Writes need the block's number in a cluster, descriptors must not have it.
-                f"const unsigned {name}_room = shared + {at} + part * {layout.staged_bytes};",
+                f"const unsigned {name}_room = shared + {at}{own};",
                 f"const unsigned {name}_staged = in_block({name}_room);",
             ]
         return lines

@@ -2,7 +2,8 @@
 
 An op is *inlined* when its value is cheap to compute again (a coordinate, a constant, a condition)
 or when it ends up in one op of the same shape that works element by element (a store is one). A
-load from an array that the program does not write is inlined too. What is left are the ops that a
+load from an array that the program does not write is inlined too, in a loop only where its readers
+have its shape. What is left are the ops that a
 schedule places; the emitter expands inlined ops into their reader's expression.
 """
 
@@ -60,7 +61,8 @@ def fuse(program: Program) -> Fusion:
         if op.kind == "load" and op.array in stored:
             continue
         roots = set[int]().union(*(root[use.id] for use in uses))
-        if _inlinable(op, uses, roots, body_of) and _stable(op, max(roots, default=op.id), writers):
+        fits = _inlinable(op, uses, roots, body_of, program.body)
+        if fits and _stable(op, max(roots, default=op.id), writers):
             inlined[op.dst.name] = op
             root[op.id] = roots
         elif op.dst.type.dtype is BOOL:
@@ -82,7 +84,13 @@ def _index(body: tuple[Op | Loop, ...], body_of: dict[int, int]) -> None:
             body_of[item.id] = id(body)
 
 
-def _inlinable(op: Op, uses: list[Op], roots: set[int], body_of: dict[int, int]) -> bool:
+def _inlinable(
+    op: Op,
+    uses: list[Op],
+    roots: set[int],
+    body_of: dict[int, int],
+    program_body: tuple[Op | Loop, ...],
+) -> bool:
     assert op.dst is not None
     if any(not _elementwise_reader(use) for use in uses):
         return False
@@ -96,8 +104,11 @@ def _inlinable(op: Op, uses: list[Op], roots: set[int], body_of: dict[int, int])
         return True
     if len(roots) != 1 or len(uses) > MOST_USES:
         return False
-    # A load is read where it is used, so its shape does not matter; arithmetic is not repeated.
-    return op.kind == "load" or all(_shape_of(u) == set(op.dst.type.names) for u in uses)
+    # A load is read where it is used, so its shape does not matter; arithmetic is not repeated. In
+    # a loop the schedule says when a vector that a tile needs is read.
+    if op.kind == "load" and body_of[op.id] == id(program_body):
+        return True
+    return all(_shape_of(u) == set(op.dst.type.names) for u in uses)
 
 
 def _shape_of(op: Op) -> set[str]:
