@@ -11,7 +11,7 @@ Values = dict[str, NDArray[Any]]
 
 
 def gradients(config: BackwardConfig, values: Values) -> Values:
-    """dq, dk and dv in float64, from q, k, v and do, beside o's row statistics `base`, `delta`."""
+    """dq, dk and dv in float64, beside o, lse, and `base` and `delta` of the rows."""
     q, k, v, do = (np.asarray(values[name], np.float64) for name in ("q", "k", "v", "do"))
     k, v = (np.repeat(x, config.group, axis=1) for x in (k, v))
     scores = config.factor * q @ k.swapaxes(-1, -2)
@@ -33,6 +33,8 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
         "dq": config.factor * change @ k,
         "dk": config.factor * (change.swapaxes(-1, -2) @ q).reshape(shape).sum(2),
         "dv": (weights.swapaxes(-1, -2) @ do).reshape(shape).sum(2),
+        "o": weights @ v,
+        "lse": lse,
         "base": np.where(np.isinf(lse), np.inf, lse * LOG2E),
         "delta": delta,
     }
@@ -46,11 +48,10 @@ def backward_case(
     d = config.head_dim
     shapes = dict.fromkeys(("q", "do"), (batch, heads, rows, d))
     shapes |= dict.fromkeys(("k", "v"), (batch, heads // config.group, keys, d))
-    values: Values = {
-        name: random.integers(-4, 5, shape) * 0.25 for name, shape in shapes.items()
-    }
+    values: Values = {name: random.integers(-4, 5, shape) * 0.25 for name, shape in shapes.items()}
     want = gradients(config, values)
     values |= {name: want[name].astype(np.float32) for name in ("base", "delta")}
-    values["dq_sum"] = np.zeros((batch, heads, d, rows), np.float32)
+    sums = (d, rows) if config.transposed else (rows, d)
+    values["dq_sum"] = np.zeros((batch, heads, *sums), np.float32)
     values |= {name: np.full(shapes["k"], np.nan, np.float32) for name in ("dk", "dv")}
     return values, want

@@ -107,9 +107,9 @@ def multistage(
 
     With `in_flight` the last matmul stays unfinished across the back edge, where nothing after it
     touches its result (0: drain every iteration, as ThunderKittens' template does): its slots go
-    back behind the matmuls that begin the next iteration. `early_release`: a slot is given back before the
-    first op that needs what was made of it, where the group waits anyway, not at the iteration's
-    end.
+    back behind the first matmul of the next iteration. `early_release`: a slot is given back before
+    the first op that needs what was made of it, where the group waits anyway, not at the
+    iteration's end.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
@@ -125,7 +125,7 @@ def multistage(
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
         sums = {op.dst for op in ops if op.id == last}
         rests = all(sums.isdisjoint((op.dst, *op.srcs)) for op in ops if op.id > last)
-        position = next((n for n, op in enumerate(ops) if op.kind != "mma"), len(ops))
+        position = 1 + next((n for n, op in enumerate(ops) if op.kind == "mma"), 0)
         by_label = {op.label: op for op in ops}
         for ring, op in sorted(reader.items()):
             stays = in_flight and op == last and rests

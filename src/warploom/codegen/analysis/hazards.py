@@ -69,7 +69,6 @@ class Effects:
         operands = {var.name for var in started.srcs[:2]} & writes
         return touched or any(same(name) for name in operands)
 
-
     def _staged(self, op: Op) -> set[str]:
         """The tiles made in registers that a matmul reads from shared memory."""
         first = 1 if self.placement.from_registers(op) else 0

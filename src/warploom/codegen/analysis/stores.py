@@ -172,7 +172,7 @@ def _panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
             f"{op.where}: store add=True of {rows} x {cols} elements a group in panels of "
             f"{tile.rows} x {tile.cols}: these would add some twice; make the tile a multiple"
         )
-    slots = plan.store_panels
+    slots = min(plan.store_panels, len(found))
     return StorePanels(tile, found, transposed, slots, tile.panel_bytes, tile.panel_bytes * slots)
 
 

@@ -5,7 +5,7 @@ Every function gives the lines of one op; loops over elements are unrolled by th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from warploom.codegen.analysis.exchanges import crosses_rows, exchanges, over_lanes
 from warploom.codegen.analysis.register_tiles import LANES, PACKED
@@ -14,6 +14,7 @@ from warploom.codegen.cuda.emit_exchange import exchange_lines
 from warploom.codegen.cuda.emit_lanes import ALONG_LANES
 from warploom.codegen.cuda.emit_rows import (
     combining,
+    group_sync,
     row_argmax_lines,
     row_cumsum_lines,
     row_reduce_lines,
@@ -21,6 +22,7 @@ from warploom.codegen.cuda.emit_rows import (
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import (
+    GROUP,
     REDUCE,
     At,
     Values,
@@ -47,6 +49,8 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
         return ALONG_LANES[op.kind](values, op, names)
     if exchanges(values.placement, op):
         return exchange_lines(values, op, names, _assign)
+    if op.dst.name in values.placement.spread:
+        return spread_lines(values, op, names)
     if op.kind in REDUCE:
         return reduce_lines(values, op, names)
     if op.kind in ALONG_COLUMNS:
@@ -82,6 +86,32 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
         return text if packed else rounded(op, text)
 
     return _assign(values, op.dst, value)
+
+
+def spread_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """Each thread loads its elements of a vector that the group shares."""
+    assert op.dst is not None
+    length, name = op.dst.type.shape[0], c_name(op.dst.name)
+    read = f"{name}[n] = {values.load(op, At('spread', i='column'), names)};"
+    return [
+        *unrolled("n", values.pieces(op.dst.type)),
+        "{",
+        f"  const int column = threadIdx.x % {GROUP} + n * {GROUP};",
+        f"  if (column < {length}) {read}",
+        "}",
+    ]
+
+
+def share_lines(values: Values, tiles: Sequence[Var]) -> list[str]:
+    """Put vectors into the group's shared memory."""
+    sync = group_sync(values.placement.parts)
+    written: list[str] = []
+    for var in tiles:
+        for n in range(values.pieces(var.type)):
+            column = f"threadIdx.x % {GROUP} + {n * GROUP}"
+            into = f"{var.name}_shared[{column}] = {c_name(var.name)}[{n}];"
+            written.append(f"if ({column} < {var.type.shape[0]}) {into}")
+    return [sync, *written, sync]
 
 
 def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:

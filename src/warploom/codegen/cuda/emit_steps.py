@@ -23,7 +23,12 @@ from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines
 from warploom.codegen.cuda.emit_expand import Emit, Expanded
 from warploom.codegen.cuda.emit_guards import guarded
 from warploom.codegen.cuda.emit_mma import issue_lines
-from warploom.codegen.cuda.emit_ops import compute_lines, direct_store_lines, wide_store_lines
+from warploom.codegen.cuda.emit_ops import (
+    compute_lines,
+    direct_store_lines,
+    share_lines,
+    wide_store_lines,
+)
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_staged import from_slots_lines, stage_lines
@@ -45,6 +50,7 @@ from warploom.codegen.ir.steps import (
     Publish,
     Release,
     Run,
+    Share,
     Step,
     TurnPass,
     TurnWait,
@@ -238,8 +244,8 @@ class StepCode:
                 return self._join(step)
             case Run():
                 return self._run(step, here)
-            case Meet():
-                return [f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"]
+            case Meet() | Share():
+                return self._together(step, here)
             case TurnWait():
                 return self._turn_wait()
             case TurnPass():
@@ -345,6 +351,12 @@ class StepCode:
         checks = [in_grid(self.program, self.plan)] if path.held_back else []
         checks += ["part == 0"] if path.first_group else []
         return [f"if ({' && '.join(checks)}) {{", *indent(lines), "}"] if checks else lines
+
+    def _together(self, step: Meet | Share, here: Here) -> list[str]:
+        if isinstance(step, Meet):
+            return [f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"]
+        tiles = {op.dst.name: op.dst for op in self.program.ops() if op.dst is not None}
+        return share_lines(here.values, [tiles[name] for name in step.tiles])
 
     def _turn_wait(self) -> list[str]:
         return [

@@ -3,8 +3,8 @@
 A register tile has the layout of wgmma's accumulator, so that each of its axes is a row or a column
 axis. Which of the two follows from the matmuls that the tile takes part in, through every op
 between: it belongs to the tile, not to the name. Where tiles that never meet in registers have one
-axis name and different layouts, the columns get a name of their own; tiles in shared memory keep
-theirs, as a matmul takes them either way.
+axis name and different layouts, the columns get a name of their own, or the rows where a matmul
+contracts the columns; tiles in shared memory keep theirs, as a matmul takes them either way.
 
 *requires*  nothing
 *before -> after*  `y[m, n] = a @ b; z[n, k] = c @ d` -> `y[m, n_columns] = a @ b; z[n, k] = c @ d`
@@ -14,7 +14,7 @@ theirs, as a matmul takes them either way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from warploom.tile import Loop, Op, Program, TileType, Var
@@ -27,7 +27,7 @@ Names = Mapping[Axis, str]
 def separate_axes(program: Program) -> Program:
     """The program whose axes are either row or column axes; itself where they are already.
 
-    An axis of one tile that would have to be both keeps its name: `place` refuses it.
+    An axis that keeps its name although it would have to be both is refused by `place`.
     """
     found = _Layouts()
     loads = {op.dst.name for op in program.ops() if op.kind == "load" and op.dst is not None}
@@ -44,6 +44,7 @@ class _Layouts:
 
     above: dict[Axis, Axis] = field(default_factory=dict[Axis, Axis])
     said: list[tuple[Axis, str]] = field(default_factory=list[tuple[Axis, str]])
+    contracted: set[Axis] = field(default_factory=set[Axis])
 
     def add(self, op: Op, shared: set[str]) -> None:
         """What an op says of the tiles it touches."""
@@ -64,6 +65,14 @@ class _Layouts:
         left = op.srcs[0]
         row, column = ((op.dst.name, axis) for axis in op.dst.type.names)
         self.said += [(row, ROWS), (column, COLUMNS)]
+        for src in op.srcs[:2]:
+            other = op.srcs[1 if src is op.srcs[0] else 0]
+            if src is left and left.name not in shared and other.name in shared:
+                continue  # the loaded one is called as this one is
+            for axis in src.type.names:
+                if axis in other.type.names:
+                    self._root((src.name, axis))
+                    self.contracted.add((src.name, axis))
         if left.name not in shared and left.type.names[1] in op.srcs[1].type.names:
             self._join((left.name, left.type.names[0]), row)
             self.said.append(((left.name, left.type.names[1]), COLUMNS))
@@ -76,12 +85,16 @@ class _Layouts:
         kinds: dict[str, set[str]] = defaultdict(set)
         for (_, name), layout in self.said:
             kinds[name].add(layout)
-        both = {name for name, found in kinds.items() if len(found) == len((ROWS, COLUMNS))}
-        return {
-            axis: f"{axis[1]}_{COLUMNS}"
-            for axis in self.above
-            if axis[1] in both and layouts[self._root(axis)] == {COLUMNS}
-        }
+        fixed = {(self._root(axis), axis[1]) for axis in self.contracted}
+        result: dict[Axis, str] = {}
+        for name in (name for name, found in kinds.items() if len(found) > 1):
+            own = [axis for axis in self.above if axis[1] == name]
+            for layout in (COLUMNS, ROWS):
+                of = [axis for axis in own if layouts[self._root(axis)] == {layout}]
+                if all((self._root(axis), name) not in fixed for axis in of):
+                    result |= dict.fromkeys(of, f"{name}_{layout}")
+                    break
+        return result
 
     def _root(self, axis: Axis) -> Axis:
         self.above.setdefault(axis, axis)

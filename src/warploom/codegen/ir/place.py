@@ -10,11 +10,13 @@ A transposed tile keeps every element in its register: only the order of its axe
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from warploom.codegen.ir.axes import separate_axes
-from warploom.codegen.ir.fuse import Fusion, fuse, works_on_elements
+from warploom.codegen.ir.fuse import ELEMENTWISE, Fusion, fuse, works_on_elements
 from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
@@ -39,6 +41,9 @@ class Placement:
     parts       compute groups the split axis is cut into
     splits      the axes that are cut: the split axis, and the rows of matmuls that contract a cut
                 axis of a staged tile
+    common      the staged tiles of which every group leaves its part in one region
+    spread      vectors along columns that loops load for elementwise ops: each thread loads some
+                elements, and all of the group read them from its shared memory
     """
 
     program: Program
@@ -50,27 +55,13 @@ class Placement:
     parts: int
     staged: dict[str, SharedTile] = field(default_factory=dict[str, SharedTile])
     whole: bool = False
-
-    @cached_property
-    def splits(self) -> frozenset[str]:
-        found, before = {self.split} - {""}, set[str]()
-        while self.parts > 1 and found != before:
-            before = set(found)
-            for op in self.program.ops():
-                if op.kind == "mma" and op.dst is not None and contracted(op) in found:
-                    if any(var.name in self.staged for var in op.srcs[:2]):
-                        found.add(op.dst.type.names[0])
-        return frozenset(found)
+    splits: frozenset[str] = frozenset()
+    common: frozenset[str] = frozenset()
+    spread: frozenset[str] = frozenset()
 
     def is_split(self, kind: TileType) -> bool:
         """Whether every compute group holds a part of its own of a tile."""
         return self.parts > 1 and not self.splits.isdisjoint(kind.names)
-
-    @cached_property
-    def common(self) -> frozenset[str]:
-        """The staged tiles of which every group leaves its part in one region."""
-        kinds = {op.dst.name: op.dst.type for op in self.program.ops() if op.dst is not None}
-        return frozenset(name for name in self.staged if self.is_split(kinds[name]))
 
     def local(self, kind: TileType) -> TileType:
         """The part of a tile that one compute group holds."""
@@ -153,9 +144,49 @@ def place(program: Program, split: str, parts: int) -> Placement:
             _place_operands(op, loads, shared, staged)
     _check_readers(program, shared, fusion)
     rows, cols = _axes(program, shared, fusion)
-    placement = Placement(program, fusion, shared, rows, cols, split, parts, staged)
+    splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
+    kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
+    common = frozenset(name for name in staged if not splits.isdisjoint(kinds[name].names))
+    spread = _spread(program, cols, fusion)
+    placement = Placement(
+        program, fusion, shared, rows, cols, split, parts, staged,
+        splits=splits, common=common, spread=spread,
+    )  # fmt: skip
     _check_split(placement)
     return placement
+
+
+def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> frozenset[str]:
+    """The axes that are cut over the groups (`Placement.splits`)."""
+    found, before = {split} - {""}, set[str]()
+    while found != before:
+        before = set(found)
+        for op in program.ops():
+            reads = op.kind == "mma" and any(var.name in staged for var in op.srcs[:2])
+            if reads and op.dst is not None and contracted(op) in found:
+                found.add(op.dst.type.names[0])
+    return frozenset(found)
+
+
+def _spread(program: Program, cols: frozenset[str], fusion: Fusion) -> frozenset[str]:
+    """The vectors that a group shares (`Placement.spread`)."""
+    inside = [op for loop in program.loops() for op in loop.body if isinstance(op, Op)]
+    loads = {op.dst.name: op.dst.type for op in inside if op.kind == "load" and op.dst}
+    writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
+    other = {
+        src.name
+        for op in program.ops()
+        for src in op.srcs
+        if OPS[op.kind].group not in ELEMENTWISE and op.kind != "cast"
+    }
+    return frozenset(
+        name
+        for name, kind in loads.items()
+        if len(kind.axes) == 1
+        and kind.names[0] in cols
+        and name not in {*fusion.inlined, *other}
+        and writers[name] == 1
+    )
 
 
 def _place_operands(

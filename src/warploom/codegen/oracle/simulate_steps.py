@@ -30,6 +30,7 @@ from warploom.codegen.ir.steps import (
     Release,
     RingStep,
     Run,
+    Share,
     Step,
     TurnPass,
     TurnWait,
@@ -137,7 +138,10 @@ class Steps:
         yield True
 
     def _do(
-        self, agent: Agent, step: RingStep | OpStep | GroupStep | Meet, symbols: dict[str, int]
+        self,
+        agent: Agent,
+        step: RingStep | OpStep | GroupStep | Meet | Share,
+        symbols: dict[str, int],
     ) -> bool:
         match step:
             case Acquire():
@@ -158,6 +162,8 @@ class Steps:
                 return self._run(agent, step, symbols)
             case Meet():
                 return self._meet(agent)
+            case Share():  # a group is one agent, which has the whole vector
+                return True
             case TurnWait():
                 return self._turn_wait(agent)
             case TurnPass():

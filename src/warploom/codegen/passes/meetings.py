@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Scheduled, Section, Straight
+from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.steps import Meet, Run, Step
+from warploom.codegen.passes.everywhere import every_sequence
 
 
 def meetings(block: BlockProgram) -> BlockProgram:
@@ -18,35 +18,13 @@ def meetings(block: BlockProgram) -> BlockProgram:
     *keeps*  every other step and its order
     """
     common = block.placement.common
-    if not common:
-        return block
 
     def met(steps: Sequence[Step]) -> tuple[Step, ...]:
         result: list[Step] = []
         for step in steps:
-            writes = isinstance(step, Run) and step.op.dst is not None
-            if writes and step.op.dst.name in common:
-                meet = Meet(step.op.dst.name, step.stage)
-                result += [meet, step, meet]
-            else:
-                result.append(step)
+            dst = step.op.dst if isinstance(step, Run) else None
+            around = [Meet(dst.name, step.stage)] if dst is not None and dst.name in common else []
+            result += [*around, step, *around]
         return tuple(result)
 
-    def change(role: Role, section: Section) -> list[Section]:
-        match section:
-            case Straight():
-                return [Straight(met(section.steps))]
-            case Pipeline():
-                return [
-                    replace(
-                        section,
-                        prologue=tuple(map(met, section.prologue)),
-                        steady=met(section.steady),
-                        epilogue=tuple(map(met, section.epilogue)),
-                        plain=met(section.plain),
-                    )
-                ]
-            case Scheduled():
-                return [section]
-
-    return block.rewritten(change)
+    return every_sequence(block, met) if common else block
