@@ -21,11 +21,13 @@ from warploom.kernels.recurrent.program import (
 from warploom.kernels.recurrent.reference import reference
 
 CASES = {
-    "linear": RecurrentConfig("none", 32, 48, initial=True, final=True),
-    "retention": RecurrentConfig("head", 128, 128, final=True),
-    "gated": RecurrentConfig("token", 64, 64),
-    "mamba": RecurrentConfig("step", 64, 64, skip=True, initial=True, final=True),
-    "mamba-128": RecurrentConfig("step", 128, 64),
+    "linear": RecurrentConfig("none", key_dim=32, value_dim=48, initial=True, final=True),
+    "retention": RecurrentConfig("head", key_dim=128, value_dim=128, final=True),
+    "gated": RecurrentConfig("token"),
+    "mamba": RecurrentConfig("step", skip=True, initial=True, final=True),
+    "mamba-128": RecurrentConfig(
+        "step", softplus=True, gates=t.BF16, key_dim=128, value_dim=64, final=True
+    ),
 }
 SCALE = {"scale": 0.5}
 ROUNDING = 4e-3  # of weights, of the state and of the result to bf16
@@ -51,6 +53,9 @@ def case(config, rows=150, heads=2, decay=0.1, seed=1):
     }  # fmt: skip
     states = (1, heads, config.key_dim, config.value_dim)
     values |= given[config.decay] | {"o": np.full((*shape, config.value_dim), np.nan)}
+    if config.gates is t.BF16:
+        values["dt"] = t.round_to(t.BF16, values["dt"])
+    values |= {"bias": random.normal(size=heads).astype(np.float32)} if config.softplus else {}
     values |= {"skip": random.normal(size=heads).astype(np.float32)} if config.skip else {}
     values |= {"initial": random.normal(size=states)} if config.initial else {}
     return values | ({"final": np.full(states, np.nan)} if config.final else {})
@@ -95,7 +100,7 @@ def test_rows_that_fill_no_chunk_leave_the_right_state(rows):
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 30.0, 1e4])
 def test_decays_near_one_and_near_nothing_keep_their_meaning(decay):
     """A weight is the exponential of a difference that is never above 0: nothing overflows."""
-    config = RecurrentConfig("token", 64, 64, final=True)
+    config = RecurrentConfig("token", final=True)
     values = case(config, 300, decay=decay)
     want, got = reference(config, values, 0.5), t.interpret(recurrent(config), values, SCALE)
     assert all(distance(got[name], want[name]) < ROUNDING for name in want)
@@ -103,7 +108,14 @@ def test_decays_near_one_and_near_nothing_keep_their_meaning(decay):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"decay": "vector"}, {"key_dim": 136}, {"key_dim": 12}, {"value_dim": 4}],
+    [
+        {"decay": "vector"},
+        {"softplus": True},
+        {"gates": t.FP16},
+        {"key_dim": 136},
+        {"key_dim": 12},
+        {"value_dim": 4},
+    ],
 )
 def test_what_has_no_meaning_or_tile_is_refused(wrong):
     with pytest.raises(InputError, match=f"recurrent {next(iter(wrong))}="):

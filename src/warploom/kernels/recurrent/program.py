@@ -24,6 +24,7 @@ from warploom.tile import (
     BF16,
     FP32,
     Array,
+    DType,
     Index,
     Program,
     Tile,
@@ -31,11 +32,14 @@ from warploom.tile import (
     cdiv,
     coordinate,
     cumsum,
+    exp,
     exp2,
     grid,
     load,
+    log,
     log2,
     loop,
+    maximum,
     minimum_index,
     number,
     scalar,
@@ -63,6 +67,8 @@ class RecurrentConfig:
                 "token"  exp(g), g: [batch, rows, heads]
                 "step"   exp(dt a), dt: [batch, rows, heads], a: [heads]; rows are added as
                          dt k v^T (Mamba-2)
+    softplus    the dt of a "step" is softplus(dt + bias), bias: [heads]
+    gates       the element type of g, or dt, of every row
     key_dim     d, a multiple of 8, at most 128
     value_dim   e, a multiple of 8; a task has 64 or 128 of them
     skip        o += skip_h v, skip: [heads] (Mamba-2's D)
@@ -71,6 +77,8 @@ class RecurrentConfig:
     """
 
     decay: str = "token"
+    softplus: bool = False
+    gates: DType = FP32
     key_dim: int = 64
     value_dim: int = 64
     skip: bool = False
@@ -81,6 +89,10 @@ class RecurrentConfig:
         """Refuse what has no meaning or no tile."""
         if self.decay not in DECAYS:
             raise InputError(f"recurrent decay={self.decay!r}: expected one of {', '.join(DECAYS)}")
+        if self.softplus and self.decay != "step":
+            raise InputError(f"recurrent softplus=True decay={self.decay!r}: expected 'step'")
+        if self.gates not in (FP32, BF16):
+            raise InputError(f"recurrent gates={self.gates}: expected fp32 or bf16")
         if not 0 < self.key_dim <= 128 or self.key_dim % 8:
             raise InputError(
                 f"recurrent key_dim={self.key_dim}: expected a multiple of 8, at most 128"
@@ -108,7 +120,9 @@ def recurrent(config: RecurrentConfig) -> Program:
     given = more.get(config.decay, {}) | ({"skip": heads} if config.skip else {})
     given |= {"initial": states} if config.initial else {}
     given |= {"final": states} if config.final else {}
-    arrays |= {name: array(FP32, dims) for name, dims in given.items()}
+    given |= {"bias": heads} if config.softplus else {}
+    narrow = {name: config.gates for name in ("g", "dt") if given.get(name) == tokens}
+    arrays |= {name: array(narrow.get(name, FP32), dims) for name, dims in given.items()}
 
     def body(**given: Array) -> None:
         _Task(config, given).run()
@@ -195,7 +209,9 @@ class _Task:
         if name is None:
             return None
         rows = span(i * CHUNK, CHUNK, "t")
-        return load(self.arrays[name], self.batch, rows, self.head)
+        # Rows beyond the last one have no gate: softplus of the least number is 0.
+        edge = -math.inf if self.config.softplus else 0.0
+        return load(self.arrays[name], self.batch, rows, self.head, edge=edge)
 
     def _weights(self, vector: Tile | None, i: Index) -> _Weights | None:
         config = self.config
@@ -203,6 +219,10 @@ class _Task:
             return None
         if vector is None:
             return self._constant(i)
+        vector = vector.cast(FP32)
+        if config.softplus:
+            raw = vector + load(self.arrays["bias"], self.head)
+            vector = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
         rate = load(self.arrays["a"], self.head) * LOG2E if config.decay == "step" else LOG2E
         sums = cumsum(vector * rate, "t")
         # The last of the sums to the last bit: the last row's weight is 1.
