@@ -34,7 +34,7 @@ def _replayed(program: Program, schedule: KernelSchedule) -> float:
 
 
 def test_warps_of_a_group_that_meet_are_no_gate_of_the_loop() -> None:
-    """What a group stages for its own matmuls, every iteration, lies between two of its barriers."""
+    """What a group stages for its own matmuls lies between two of its barriers."""
     config = recurrent.RecurrentConfig("none")
     program, schedule = recurrent.recurrent(config), recurrent.default_schedule(config)
     (loop,) = replay(program, schedule, build(program, schedule).cubin).loops.values()

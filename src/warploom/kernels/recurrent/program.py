@@ -248,10 +248,14 @@ class _Task:
 
 
 def default_schedule(config: RecurrentConfig) -> KernelSchedule:
-    """The schedule that a configuration gets: two states on an SM, in two blocks or two groups."""
-    return schedule_named(recurrent(config), "lcsf", default_launch(config))
+    """The schedule that a configuration gets.
+
+    Where weights are made of what a row says they are made beside the matmuls of the chunk before.
+    """
+    name = "skewed" if config.decay in ("token", "step") else "lcsf"
+    return schedule_named(recurrent(config), name, default_launch(config))
 
 
 def default_launch(config: RecurrentConfig) -> LaunchPlan:
-    """The launch plan of the default schedule."""
+    """The launch plan of the default schedule: two states on an SM, in two blocks or two groups."""
     return LaunchPlan(split="e", resident=1 if config.columns > 64 else 2, store_panels=1)
