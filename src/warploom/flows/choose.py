@@ -187,7 +187,7 @@ def _replayed(selected: Selected, built: Built, gpu: str) -> Mapping[str, object
     try:
         found: Mapping[str, Prediction] = replay(
             selected.program, selected.schedule, built.cubin, gpu
-        )
+        ).loops
     except CheckFailed as error:
         return {"unpredicted": str(error)}
     return {"predicted": found}
