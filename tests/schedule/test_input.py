@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from fixtures import graph_a, graph_b
 from solutions import problem, solved
+from tests.command import warploom
 
 from bench.published import DATA, published
 from warploom.autosched.solve import Search, solve_kernel
@@ -27,9 +27,7 @@ from warploom.schedule.view.trace import chrome_trace
 BACKWARD = str(DATA / "graphs" / "attention_backward@h100.json")
 
 
-def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "warploom", "schedule", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
+run = partial(warploom, "schedule")
 
 
 def spoiled(**change: Any) -> dict[str, Any]:
