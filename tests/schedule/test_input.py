@@ -112,7 +112,7 @@ def test_a_capacity_error_names_the_culprit(tmp_path: Path) -> None:
 def test_every_command_schedules_the_same_loop(tmp_path: Path) -> None:
     """`schedule` solves what `build --schedule solve` and `optimize` solve: one interval."""
     program, launch = written("gemm", {"tile": "128,128,64"})
-    built = solve_kernel(program, launch, search=Search(seconds=20), cache=tmp_path)
+    built = solve_kernel(program, launch, search=Search(seconds=20))
     options = ("--set", "tile=128,128,64", "--time-limit", "20", "--json", "o.json")
     done = run("gemm", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
