@@ -328,7 +328,7 @@ def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     assert isinstance(schedule, KernelSchedule)
     placement = place(program, schedule.launch.split, len(schedule.compute))
     cycles: dict[str, float] = {}
-    for loop in program.loops():
+    for loop in placement.program.loops():
         problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
         cycles[loop.index] = float(machine_bound(lower_bounds(problem.graph, problem.target))[0])
     ideal = Launch(selected, sizes, gpu).time(at_bounds(cycles))

@@ -73,6 +73,6 @@ class RegisterTiles:
 
     def part_rows(self, axis: str, size: int) -> int:
         """Rows from one group's part to the next along an axis of that size; 0: all have all."""
-        if axis != self.placement.split or self.placement.parts == 1:
+        if axis not in self.placement.splits or self.placement.parts == 1:
             return 0
         return size // self.placement.parts
