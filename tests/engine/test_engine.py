@@ -212,6 +212,8 @@ def test_rows_are_kept_and_replaced(store) -> None:
     store.put(KEY, Row(1.5, None, "", {"limits": "its loops"}))
     store.put(KEY, Row(1.5, 2.0, "", {"limits": "its loops"}))
     store.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        store.find(KEY)
     again = PointStore(store.path)
     assert again.find(KEY) == Row(1.5, 2.0, "", {"limits": "its loops"}) and list(again) == [KEY]
 
