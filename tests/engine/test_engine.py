@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -218,6 +219,16 @@ def test_rows_are_kept_and_replaced(store) -> None:
     assert again.find(KEY) == Row(1.5, 2.0, "", {"limits": "its loops"}) and list(again) == [KEY]
 
 
+def test_a_row_is_written_while_another_process_reads(store) -> None:
+    for number in range(3):
+        store.put(("other", str(number), *KEY[2:]), Row(1.0))
+    with closing(sqlite3.connect(store.path)) as other:
+        reading = other.execute("select * from points")
+        assert reading.fetchone()
+        store.put(KEY, Row(2.0))
+        assert store.find(KEY) == Row(2.0)
+
+
 def test_a_poisoned_row_is_tried_again_and_a_wrong_file_refused(store, tmp_path) -> None:
     store.put(KEY, Row(1.0))
     with sqlite3.connect(store.path) as file:
@@ -263,6 +274,8 @@ def test_a_search_finds_the_best_of_its_stages_and_remembers(store) -> None:
     assert found.best == min(number_of(one.point) for one in found.found)
     forms = [one for one in found.found if not one.point.plan and one.point.order == "pingpong"]
     assert len(forms) == 18 and len(found.found) > 18 and "points, best" in said[-1]
+    assert {"pingpong", "overlapped", "solve"} <= {one.point.order for one in found.found}
+    assert any(one.point.plan for one in found.found)
     again = search(space, SIZES, "h200", store, "normal", said.append, deadly)
     assert again.known == len(again.found) == len(found.found)  # no worker was asked
     other = search(space, {**SIZES, "rows": 512}, "h200", store, "quick", said.append, quick)
