@@ -27,7 +27,6 @@ from warploom.sass.rules.constraints import derive
 from warploom.sass.rules.rules import BLOCK_EDGE, Constraints, Rule
 
 OWN = Path(__file__).parent / "data" / "own" / "gemm-128x256.cubin.xz"
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 
 
 @pytest.fixture(scope="module")

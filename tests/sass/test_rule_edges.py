@@ -29,7 +29,6 @@ from warploom.sass.rules.verify import Verifier
 
 NO_BOARD = 7
 STATES = 12
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 
 
 @pytest.fixture(scope="module", params=["cuda_reduce_sm90a", "cuda_mma_gemm_sm90a"])
