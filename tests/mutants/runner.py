@@ -35,6 +35,7 @@ FAILED = (1, 2)  # of pytest: a test failed; a module could not even be imported
 FAILING = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 LEAST_SECONDS, SLOWER = 60.0, 3.0  # a limit: these, and so many times what no fault takes
 IDLE, STILL = 30.0, 0.1  # in so many seconds a run that hangs gets less than this of a processor
+LIKELY = 4  # tests that are tried before all are collected
 COMPILERS = ("cubin", "emulate")  # folders of a cache that nothing but compilers fill
 COMPILING = "codegen/compile/"  # has to compile anew where it has a fault
 TICK = os.sysconf("SC_CLK_TCK")
@@ -352,7 +353,10 @@ class Runner:
                 began = time.monotonic()
                 with copy.holding(mutant):
                     order = self._order(mutant)
-                    status, said = self._test(copy, mutant.tests, limit, first=order)
+                    # The likeliest by themselves: their modules alone are quickly collected.
+                    status, said = self._test(copy, order[:LIKELY], limit)
+                    if status == 0:
+                        status, said = self._test(copy, mutant.tests, limit, first=order)
                 outcome = (
                     TIMEOUT
                     if status is None
