@@ -153,8 +153,6 @@ def _reach(
             rows.extend((touch, least, actual, path) for touch in summary.touches[resource])
         mask &= ~summary.kills
         further = (least + summary.least, actual + summary.duration)
-        if further[0] >= LONGEST:
-            continue
         for successor in kernel.blocks[number].successors:
             if carried := mask & ~done.get(successor, 0):
                 heapq.heappush(ways, (*further, successor, (*path, number), carried))
