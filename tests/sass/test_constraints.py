@@ -378,5 +378,8 @@ def test_results_of_another_block_are_used_no_sooner_than_seen(small: list[Kerne
             need = min(LONGEST, compiled[earlier, later, hazard, resource])
             assert rows.get((earlier, later), 1) + now - ends >= need
         assert rows
+        for earlier, later in rows:  # nothing is asked of what a scoreboard covers
+            items = kernel.instructions[earlier], kernel.instructions[later]
+            assert any(key_of(row, *items) for row in hazards(*items)), items
         little = replace(table, gaps=dict.fromkeys(table_for(90).gaps, 1))
         assert len(derive(kernel, AliasMode.STRICT, little).cross) < len(rows)
