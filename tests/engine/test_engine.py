@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -301,8 +302,20 @@ def test_rows_are_kept_and_replaced(store) -> None:
     store.put(KEY, Row(1.5, None, "", {"limits": "its loops"}))
     store.put(KEY, Row(1.5, 2.0, "", {"limits": "its loops"}))
     store.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        store.find(KEY)
     again = PointStore(store.path)
     assert again.find(KEY) == Row(1.5, 2.0, "", {"limits": "its loops"}) and list(again) == [KEY]
+
+
+def test_a_row_is_written_while_another_process_reads(store) -> None:
+    for number in range(3):
+        store.put(("other", str(number), *KEY[2:]), Row(1.0))
+    with closing(sqlite3.connect(store.path)) as other:
+        reading = other.execute("select * from points")
+        assert reading.fetchone()
+        store.put(KEY, Row(2.0))
+        assert store.find(KEY) == Row(2.0)
 
 
 def test_a_poisoned_row_is_tried_again_and_a_wrong_file_refused(store, tmp_path) -> None:
@@ -355,6 +368,7 @@ def test_a_search_finds_the_best_of_its_stages_and_remembers(store) -> None:
     assert len(forms) == 15 and len(found.found) > 15 and "points, best" in said[-1]
     words = {word.split("=")[0] for one in found.found for word in one.point.plan}
     assert words >= {"balance", "task", "panels", "store", "resident", "registers"}
+    assert {"pingpong", "overlapped", "solve"} <= {one.point.order for one in found.found}
     again = search(space, FEW, "h200", store, "normal", said.append, deadly)
     assert again.known == len(again.found) == len(found.found)  # no worker was asked
     other = search(space, {**FEW, "rows": 512}, "h200", store, "quick", said.append, quick)
