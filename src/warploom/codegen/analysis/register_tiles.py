@@ -16,10 +16,10 @@ from __future__ import annotations
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement
 from warploom.errors import InputError
 from warploom.tile import TileType, Var
+from warploom.tile.dtypes import FP8, HALVES
 
 COLUMN_GROUP = 8  # columns that the four lanes of a row hold two by two
-PACKED = ("bf16", "fp16")  # element types of which a register holds two
-FP8 = ("e4m3", "e5m2")
+PACKED = HALVES  # element types of which a register holds two
 
 
 class RegisterTiles:

@@ -15,9 +15,6 @@ from warploom.codegen.cuda.names import c_name
 from warploom.errors import InputError
 from warploom.tile import Index, Op, TileType, Var, round_to
 
-C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | dict.fromkeys(
-    ("bf16", "fp16"), "unsigned"
-)
 # Ops whose result is a value of the type when the operands are: nothing to round.
 EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
 GROUP = 128  # threads of a compute group
@@ -144,12 +141,13 @@ class Values(RegisterTiles):
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
         kind = var.type
-        if kind.dtype.name not in C_TYPES:
+        if kind.dtype.kind == "bool":
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
+        word, extents = kind.dtype.kind, self.extents(kind)
         if var.name in self.placement.spread:
-            return f"{self._word(kind)} {c_name(var.name)}[{self.pieces(kind)}];"
-        word = C_TYPES[kind.dtype.name] if self.form(kind) == "tile" else self._word(kind)
-        extents = self.extents(kind)
+            extents = (self.pieces(kind),)
+        if self.form(kind) == "tile" and kind.dtype.name in PACKED:
+            word = "unsigned"
         if self.is_fragment(var):
             word, extents = "unsigned", (self.blocks(kind), self.columns(kind) // 8)
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"

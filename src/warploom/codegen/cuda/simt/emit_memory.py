@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.simt.places import MEMORY_TYPES, row
+from warploom.codegen.cuda.prelude_simt import memory_type
+from warploom.codegen.cuda.simt.places import row
 from warploom.codegen.cuda.values import c_index, literal
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.tile import Op, TileType
+from warploom.tile.dtypes import dtype
 
 
 def unroll(name: str, count: int, body: list[str]) -> list[str]:
@@ -143,4 +145,4 @@ class _Call:
 
 def pointer_type(name: str, written: bool) -> str:
     """The C type of an array parameter."""
-    return f"{'' if written else 'const '}{MEMORY_TYPES[name]}* __restrict__"
+    return f"{'' if written else 'const '}{memory_type(dtype(name))}* __restrict__"
