@@ -152,9 +152,6 @@ class Values(RegisterTiles):
             word, extents = "unsigned", (self.blocks(kind), self.columns(kind) // 8)
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
 
-    def _word(self, kind: TileType) -> str:
-        return "int" if kind.dtype.name == "int32" else "float"
-
     def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
         """The expression of one element of a variable, inlined ops expanded.
 
