@@ -95,6 +95,7 @@ def multistage(
     in_flight: int = 1,
     registers: tuple[int, int] | None = None,
     early_release: bool = False,
+    prefetch: bool = False,
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
@@ -102,7 +103,8 @@ def multistage(
     touches its result (0: drain every iteration, as ThunderKittens' template does): its slots go
     back behind the first matmul of the next iteration. `early_release`: a slot is given back before
     the first op that needs what was made of it, where the group waits anyway, not at the
-    iteration's end.
+    iteration's end. `prefetch`: vectors that a group shares are loaded an iteration ahead, behind
+    the last op that reads those of this one.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
@@ -130,8 +132,31 @@ def multistage(
                 order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
+        if prefetch:
+            order = _prefetched(placement, ops, order)
         loops[loop.index] = write(program, loop, compute, depth, order, registers=registers)
     return KernelSchedule("multistage", loops, launch)
+
+
+def _prefetched(
+    placement: Placement, ops: Sequence[Op], order: Sequence[tuple[str, int]]
+) -> list[tuple[str, int]]:
+    """The order with loads of shared vectors an iteration before the rest."""
+    loads = {op.dst.name: op for op in ops if op.dst is not None and op.dst.name in placement.spread}
+    readers = {
+        name: max(op.id for op in ops if name in {v.name for v in placement.fusion.sources(op)})
+        for name in loads
+    }
+    labels = {op.label: op.id for op in ops}
+    ahead = {op.label for op in loads.values()}
+    result: list[tuple[str, int]] = []
+    for label, stage in order:
+        if label in ahead:
+            continue
+        result.append((label, stage + bool(loads)))
+        due = [name for name, reader in readers.items() if reader == labels.get(label)]
+        result += [(loads[name].label, 0) for name in due]
+    return result
 
 
 def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:

@@ -21,7 +21,6 @@ from warploom.tile import dtype
 
 torch: Any = torch_module()
 _kernels: dict[tuple[Any, ...], Kernel] = {}
-MAPPED_BYTES = 16  # that pitches of arrays are multiples of which the copy engine goes through
 FEW_SPILLS = ("spills", "stack")  # a few words outside of the matmuls' registers
 
 SCHEMA = (
@@ -116,14 +115,12 @@ def _run(
 
 
 def _sums(config: BackwardConfig, q: Any) -> Any:
-    """Room for the sums of dq, whose rows the copy engine can add to."""
+    """Room for the sums of dq."""
     batch, heads, rows, depth = q.shape
-    if not config.transposed:
-        return torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    step = MAPPED_BYTES // torch.float32.itemsize
-    padded = -(-rows // step) * step
-    room = torch.empty((batch, heads, depth, padded), dtype=torch.float32, device=q.device)
-    return room[..., :rows]
+    block = config.tile[0]
+    blocks = (batch, heads, -(-rows // block), depth, block)
+    shape = blocks if config.transposed else q.shape
+    return torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
 def _fake(

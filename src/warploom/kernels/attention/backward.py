@@ -13,8 +13,8 @@ one task for all keys of a tile of queries: seven matmuls in place of five, and 
 every run.
 
 Arrays: `q, o, do, dq: [batch, heads, rows, d]`, `k, v, dk, dv: [batch, kv_heads, keys, d]`,
-`lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, rows, d]` or, transposed,
-`[batch, heads, d, rows]`.
+`lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, rows, d]` or, transposed, block of
+rows after block of rows, `[batch, heads, blocks, d, block]`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from warploom.tile import (
 )
 
 LOG2E = math.log2(math.e)
-ROWS = 32  # of a task of the programs without a matmul
+ROWS = 64  # of a task of the programs without a matmul, and of a block of transposed sums
 TILES = {64: (128, 128), 128: (64, 128)}  # (rows, keys) of a block of scores, by head size
 TEXT = tuple(map(str, TILES))
 ROW_TILE = (128, 64)  # of `backward_rows`
@@ -98,7 +98,8 @@ class BackwardConfig:
         every: dict[str, Array] = dict.fromkeys("q o do dq".split(), array(self.dtype, rows))
         every |= dict.fromkeys("k v dk dv".split(), array(self.dtype, keys))
         every |= dict.fromkeys("lse base delta".split(), array(FP32, row))
-        every["dq_sum"] = array(FP32, "batch heads d rows" if self.transposed else rows)
+        blocks = "batch heads blocks d block"
+        every["dq_sum"] = array(FP32, blocks if self.transposed else rows)
         return {name: every[name] for name in names.split()}
 
 
@@ -129,13 +130,19 @@ def finish(config: BackwardConfig) -> Program:
     return trace(_finish, arrays, name="attention_backward_finish", config=config)
 
 
-def _task(config: BackwardConfig) -> tuple[Index, Index, Span, Span]:
+def _task(config: BackwardConfig) -> tuple[Index, Index, Index, Span, Span]:
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), ROWS))
-    return batch, head, span(i * ROWS, ROWS), span(0, config.head_dim)
+    return batch, head, i, span(i * ROWS, ROWS), span(0, config.head_dim)
+
+
+def _sums_at(config: BackwardConfig, i: Index) -> tuple[Span | Index, ...]:
+    """Where the sums of block i of the rows are, after batch and head."""
+    rows, d = config.tile[0], span(0, config.head_dim)
+    return (i, d, span(0, rows, "rows")) if config.transposed else (span(i * rows, rows), d)
 
 
 def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Array) -> None:
-    batch, head, rows, d = _task(config)
+    batch, head, i, rows, d = _task(config)
     out, grad = (load(x, batch, head, rows, d).cast(FP32) for x in (o, do))
     sums = load(lse, batch, head, rows)
     base = where(sums.equals(-math.inf), math.inf, sums * LOG2E)
@@ -144,16 +151,18 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Ar
     if config.deterministic:
         return
     if config.transposed:
-        store(made["dq_sum"], batch, head, d, rows, tile=zeros(d=config.head_dim, rows=ROWS))
+        none = zeros(d=config.head_dim, rows=ROWS)
+        store(made["dq_sum"], batch, head, i, d, span(0, ROWS, "rows"), tile=none)
     else:
         store(made["dq_sum"], batch, head, rows, d, tile=zeros(rows=ROWS, d=config.head_dim))
 
 
 def _finish(config: BackwardConfig, dq_sum: Array, dq: Array) -> None:
-    batch, head, rows, d = _task(config)
-    order = (d, rows) if config.transposed else (rows, d)
-    sums = load(dq_sum, batch, head, *order)
-    sums = sums.T if config.transposed else sums
+    batch, head, i, rows, d = _task(config)
+    if config.transposed:
+        sums = load(dq_sum, batch, head, i, d, span(0, ROWS, "rows")).T
+    else:
+        sums = load(dq_sum, batch, head, rows, d)
     store(dq, batch, head, rows, d, tile=(sums * config.factor).cast(config.dtype))
 
 
@@ -189,8 +198,7 @@ def _backward(
         else:
             dq = key_tile @ change if config.transposed else change @ key_tile
             dk += change @ queries
-            order = (d, rows) if config.transposed else (rows, d)
-            store(rest["dq_sum"], batch, head, *order, tile=dq, add=True)
+            store(rest["dq_sum"], batch, head, *_sums_at(config, i), tile=dq, add=True)
     store(rest["dk"], batch, kv_head, keys, d, tile=(dk * config.factor).cast(config.dtype))
     store(rest["dv"], batch, kv_head, keys, d, tile=dv.cast(config.dtype))
 
@@ -222,7 +230,8 @@ def _backward_rows(
 def backward_schedule(config: BackwardConfig) -> KernelSchedule:
     """Program order, with the matmuls of an iteration in flight until their results are read."""
     launch = LaunchPlan(split="keys", tile_scheduler="dynamic" if config.causal else "static")
-    return multistage(backward(config), 2, launch, config.tile[1] // 64, in_flight=0)
+    groups = config.tile[1] // 64
+    return multistage(backward(config), 2, launch, groups, in_flight=0, prefetch=True)
 
 
 def rows_schedule(config: BackwardConfig) -> KernelSchedule:
