@@ -61,6 +61,12 @@ def rows_case(name):
     return backward_rows(config), rows_schedule(config), arrays, want, config
 
 
+def planned(case, **changes):
+    """The case under another launch plan."""
+    program, schedule, *rest = case
+    return program, replace(schedule, launch=schedule.launch.with_options(**changes)), *rest
+
+
 def right(config, got, want):
     found = {name: got[name] for name in ("dk", "dv", "dq") if name in got}
     if "dq_sum" in got:
@@ -102,12 +108,13 @@ def test_what_comes_before_and_after_the_matmuls():
 def kernels():
     """The emitted text of some cases, compiled as one library."""
     made = [make(name) for make in (main_case, rows_case) for name in ("full", "causal", "short")]
-    made.append(main_case("fp16"))
+    made += [main_case("fp16"), planned(main_case("full"), store="direct")]
+    made.append(planned(main_case("short"), store="direct"))
     sources = [emit(lower(case[0], case[1])) for case in made]
     return emulate.compile_all(sources, None), made, sources
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(9))
 def test_the_emitted_code_gives_the_gradients(kernels, number):
     library, made, sources = kernels
     program, _, values, want, config = made[number]

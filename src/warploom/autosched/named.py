@@ -142,7 +142,9 @@ def _prefetched(
     placement: Placement, ops: Sequence[Op], order: Sequence[tuple[str, int]]
 ) -> list[tuple[str, int]]:
     """The order with loads of shared vectors an iteration before the rest."""
-    loads = {op.dst.name: op for op in ops if op.dst is not None and op.dst.name in placement.spread}
+    loads = {
+        op.dst.name: op for op in ops if op.dst is not None and op.dst.name in placement.spread
+    }
     readers = {
         name: max(op.id for op in ops if name in {v.name for v in placement.fusion.sources(op)})
         for name in loads
