@@ -6,22 +6,18 @@ Up to three kernels one after another (`kernels.attention.backward`), compiled a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from warploom.codegen.compile.build import Built, build
-from warploom.codegen.simt.schedule import simt
+from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import check_devices, current_stream, torch_module
-from warploom.kernels.attention import backward as kernels
-from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.backward import BackwardConfig, kernel
 from warploom.runtime.kernel import Kernel
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
 torch: Any = torch_module()
-_kernels: dict[tuple[Any, ...], Kernel] = {}
-FEW_SPILLS = ("spills", "stack")  # a few words outside of the matmuls' registers
+_kernels: dict[tuple[BackwardConfig, str, int], Kernel] = {}
 
 SCHEMA = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse=None, "
@@ -53,14 +49,13 @@ def _check(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
         raise InputError(f"attention_backward of {listed}: expected one type, grad and out like q")
 
 
-def _kernel(device: int, key: tuple[Any, ...], make: Callable[[], Built]) -> Kernel:
-    if (device, *key) not in _kernels:
-        _kernels[device, *key] = make().kernel(device)
-    return _kernels[device, *key]
-
-
-def _simt(program: Any) -> Built:
-    return build(program, simt(program))
+def _kernel(config: BackwardConfig, part: str, device: int) -> Kernel:
+    """A kernel of a configuration, built when first asked for."""
+    key = (config, part, device)
+    if key not in _kernels:
+        program, schedule, allow = kernel(config, part)
+        _kernels[key] = build(program, schedule, allow=allow).kernel(device)
+    return _kernels[key]
 
 
 def _run(
@@ -80,47 +75,21 @@ def _run(
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     if q.numel() == 0 or k.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
-    stream, device = current_stream(q), q.device.index
     # A gradient may be an expanded view, whose pitches are 0.
-    grad = grad.contiguous()
-    arrays = {"q": q, "k": k, "v": v, "do": grad, "dk": dk, "dv": dv}
-    arrays |= {name: torch.empty_like(lse) for name in ("base", "delta")}
-    sums = {} if deterministic else {"dq_sum": _sums(config, q)}
-    row = {name: arrays[name] for name in ("do", "base", "delta")} | sums
-    make = _kernel(device, ("prepare", config), lambda: _simt(kernels.prepare(config)))
-    make({**row, "o": out, "lse": lse.contiguous()}, stream=stream)
-    if grad_lse is not None:
-        # d lse / d scores are the weights, as d out / d scores are without D.
-        arrays["delta"] -= grad_lse
-    main = _kernel(
-        device,
-        ("main", config),
-        lambda: build(
-            kernels.backward(config), kernels.backward_schedule(config), allow=FEW_SPILLS
-        ),
-    )
-    main(arrays | sums, stream=stream)
-    if deterministic:
-        last = _kernel(
-            device,
-            ("rows", config),
-            lambda: build(kernels.backward_rows(config), kernels.rows_schedule(config)),
-        )
-        read = {name: arrays[name] for name in ("q", "k", "v", "do", "base", "delta")}
-        last(read | {"dq": dq}, stream=stream)
-    else:
-        last = _kernel(device, ("finish", config), lambda: _simt(kernels.finish(config)))
-        last(sums | {"dq": dq}, stream=stream)
+    arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad.contiguous(), "lse": lse.contiguous()}
+    arrays |= {"dq": dq, "dk": dk, "dv": dv}
+    arrays |= {name: torch.empty_like(arrays["lse"]) for name in ("base", "delta")}
+    if not deterministic:
+        room = config.sums_shape(q.shape)
+        arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
+    for part in config.parts:
+        one = _kernel(config, part, q.device.index)
+        given = {spec.name: arrays[spec.name] for spec in one.interface.arrays}
+        one(given, stream=current_stream(q))
+        if part == "prepare" and grad_lse is not None:
+            # Scores change lse by the weights, and out by the weights times grad v less delta.
+            arrays["delta"] -= grad_lse
     return dq, dk, dv
-
-
-def _sums(config: BackwardConfig, q: Any) -> Any:
-    """Room for the sums of dq."""
-    batch, heads, rows, depth = q.shape
-    block = config.tile[0]
-    blocks = (batch, heads, -(-rows // block), depth, block)
-    shape = blocks if config.transposed else q.shape
-    return torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
 def _fake(

@@ -20,10 +20,12 @@ rows after block of rows, `[batch, heads, blocks, d, block]`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.simt.schedule import SimtSchedule, simt
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -92,6 +94,17 @@ class BackwardConfig:
         """Whether dq is summed with its rows last."""
         return self.head_dim % self.tile[1] == 0
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The kernels of a backward pass, in order."""
+        return ("prepare", "main", "rows" if self.deterministic else "finish")
+
+    def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of `dq_sum` for queries of that shape."""
+        batch, heads, rows, depth = shape
+        block = self.tile[0]
+        return (batch, heads, -(-rows // block), depth, block) if self.transposed else tuple(shape)
+
     def arrays(self, names: str) -> dict[str, Array]:
         """The parameters of those names."""
         rows, keys, row = "batch heads rows d", "batch kv_heads keys d", "batch heads rows"
@@ -101,6 +114,22 @@ class BackwardConfig:
         blocks = "batch heads blocks d block"
         every["dq_sum"] = array(FP32, blocks if self.transposed else rows)
         return {name: every[name] for name in names.split()}
+
+
+Kernel = tuple[Program, KernelSchedule | SimtSchedule, tuple[str, ...]]
+
+
+def kernel(config: BackwardConfig, part: str) -> Kernel:
+    """One of `config.parts`: program, schedule, and what the compiler may do.
+
+    Index arithmetic of tasks may spill a few words; loops do not.
+    """
+    if part == "main":
+        return backward(config), backward_schedule(config), ("spills", "stack")
+    if part == "rows":
+        return backward_rows(config), rows_schedule(config), ()
+    program = (prepare if part == "prepare" else finish)(config)
+    return program, simt(program), ()
 
 
 def backward(config: BackwardConfig | None = None) -> Program:
