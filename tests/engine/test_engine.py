@@ -13,12 +13,13 @@ from random import Random
 
 import pytest
 
+from warploom import tile as t
 from warploom.autosched.schedules import schedule_named
 from warploom.cli.build import from_file
 from warploom.codegen.compile.build import program_key
-from warploom.engine.launch_time import Launch
+from warploom.engine.launch_time import Launch, LaunchTime
 from warploom.engine.points import Point, Space, described, orders, plans
-from warploom.engine.search import bound_of, search, tried
+from warploom.engine.search import _Search, bound_of, search, tried
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm.program import GemmConfig, default_schedule
@@ -226,6 +227,55 @@ def test_a_point_is_never_predicted_below_its_bound(space) -> None:
     assert tried(space, point, SIZES, "h200", bound * 0.99)["pruned"]
 
 
+def test_a_point_is_pruned_at_its_bound_and_not_before(space, monkeypatch) -> None:
+    point = first_point(space)
+    bound = bound_of(space.selected(point, "h200"), SIZES, "h200")
+
+    def built(self):
+        raise CheckFailed("built")
+
+    monkeypatch.setattr("warploom.kernels.select.Selected.build", built)
+    assert tried(space, point, SIZES, "h200", bound)["pruned"]
+    for best in (bound * 1.001, bound * 1.5, bound * 100):
+        assert tried(space, point, SIZES, "h200", best) == {"refused": "built"}
+
+
+def test_the_bound_is_of_loops_on_all_sms_and_of_bytes(space, monkeypatch) -> None:
+    """SMs may have tasks all the time."""
+    selected = space.selected(first_point(space), "h200")
+    for memory, bound in ((10.0, 60.0), (70.0, 70.0)):
+        whole = LaunchTime(100.0, 7, 7, overhead=0.0, busy=0.6, memory=memory, mhz=1980.0)
+        monkeypatch.setattr(Launch, "time", lambda *_, t=whole: t)
+        assert bound_of(selected, SIZES, "h200") == pytest.approx(bound)
+
+
+def test_a_launch_takes_as_long_as_its_arrays_need(space) -> None:
+    """With loops that take no time what is left are the ends of tasks, and DRAM."""
+    selected = space.selected(first_point(space), "h200")
+    few = {"batch": 1, "heads": 132, "rows": 128, "keys": 1 << 20, "d": 128}
+    found = Launch(selected, few, "h200").time(replayed(1e-3, Ends()))
+    bytes_ = 2 * (2 * few["rows"] + 2 * few["keys"]) * few["heads"] * few["d"]
+    rate = load("h200").value("dram.copy_bandwidth")
+    assert found.memory == pytest.approx(bytes_ / rate * 1e6, rel=1e-9)
+    assert found.microseconds == found.memory and "arrays" in found.limits
+
+
+def test_loops_whose_length_an_array_gives_are_not_counted(space) -> None:
+    def ragged(x, lengths, y) -> None:
+        (i,) = t.grid(m=t.size("m"))
+        total = t.zeros(n=8)
+        for j in t.loop(t.read(lengths, i)):
+            total += t.load(x, i, t.span(j * 8, 8, "n"))
+        t.store(y, i, t.span(0, 8, "n"), tile=total)
+
+    kinds = {"x": t.array(t.FP32, "m n"), "lengths": t.array(t.INT32, "m")}
+    program = t.trace(ragged, {**kinds, "y": t.array(t.FP32, "m o")}, name="ragged")
+    selected = replace(space.selected(first_point(space), "h200"), program=program)
+    sizes = {"m": 4, "n": 64, "o": 8}
+    with pytest.raises(CheckFailed, match=r"iterations depend on .*, read by tasks"):
+        Launch(selected, sizes, "h200").trips  # noqa: B018 (it is counted when asked for)
+
+
 # ---- the store
 
 
@@ -287,6 +337,16 @@ def test_a_search_finds_the_best_of_its_stages_and_remembers(store) -> None:
     assert again.known == len(again.found) == len(found.found)  # no worker was asked
     other = search(space, {**SIZES, "rows": 512}, "h200", store, "quick", said.append, quick)
     assert other.known == 0
+
+
+def test_only_what_a_solver_finds_depends_on_its_seconds(space, store) -> None:
+    keys = {}
+    for seconds in (10.0, 11.0):
+        made = _Search(Space(FILE, {}, seconds=seconds), SIZES, "h200", store, "normal", print)
+        for order in ("pingpong", "solve"):
+            keys[order, seconds] = made._key(replace(first_point(space), order=order))
+    assert keys["pingpong", 10.0] == keys["pingpong", 11.0]
+    assert keys["solve", 10.0] != keys["solve", 11.0]
 
 
 def test_a_worker_that_dies_costs_its_point(store) -> None:

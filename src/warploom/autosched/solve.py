@@ -300,7 +300,7 @@ def assemble(
     registers: tuple[int, int] | None = None,
 ) -> KernelSchedule:
     """One kernel schedule from the schedules of its loops."""
-    own = groups(placement.parts, registers)
+    own = groups(placement.parts, registers, plan.resident)
     for name, answer in answers.items():
         need = max(g.registers for g in answer.groups if g.warps > 1)
         if need > own[1].registers:

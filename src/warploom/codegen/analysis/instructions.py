@@ -118,7 +118,7 @@ def _instructions(op: Op, rows: frozenset[str]) -> tuple[float, float, float]:
     if op.kind == "cast":
         assert op.dst is not None
         return _cast(op.srcs[0].type.dtype.name, op.dst.type.dtype.name)
-    if op.kind in ALONG_ROWS and op.axis in rows and len(op.srcs[0].type.axes) == 2:
+    if op.kind in ALONG_ROWS and op.axis in rows:
         return ALONG_ROWS[op.kind]
     if op.kind not in INSTRUCTIONS:
         raise InputError(f"{op.where}: {op.kind} has no instruction count, so it cannot be timed")

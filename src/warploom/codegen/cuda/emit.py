@@ -33,6 +33,9 @@ from warploom.errors import InputError
 from warploom.tile import Var
 from warploom.tile.dtypes import HALVES, dtype
 
+# Device functions of sm_80 that read and write tiles in shared memory from registers.
+SLOT_READS = ("tile_offset", "load_matrix", "load_matrix_transposed", "read_left")
+
 
 def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
     """The CUDA C++ of a block program; raises `InputError` when it does not fit the block.
@@ -53,7 +56,8 @@ class Printer:
         self.layout = facts.layout
         self.stores = any(path.panels is not None for path in self.facts.stores.values())
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
-        self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
+        for name in SLOT_READS:
+            self.helpers[name] = SM80_PRELUDE[name]
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
         self.reduces = reduces_in_cluster(self.program)

@@ -165,15 +165,23 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     """One value a row: over this thread's columns, then over the 4 lanes of the row."""
     assert op.dst is not None
     source = op.srcs[0]
-    if values.form(source.type) != "tile" or op.axis not in values.placement.cols:
-        raise InputError(
-            f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: only reductions along the "
-            "columns of a register tile have sm_90a code"
-        )
     _, join, identity = combining(op)
+    name = c_name(op.dst.name)
+    if values.form(source.type) == "col":
+        element = values.element(source, At("col"), names)
+        shuffled = f"__shfl_xor_sync(0xffffffffu, {name}, step)"
+        return [
+            "{",
+            f"  {name} = {identity};",
+            *indent(unrolled("i", values.extents(source.type)[0])),
+            f"    {name} = {join(name, element)};",
+            "  #pragma unroll",
+            f"  for (int step = 1; step < 4; step *= 2) {name} = {join(name, shuffled)};",
+            *rounded_in_place(op, name),
+            "}",
+        ]
     blocks = values.extents(op.dst.type)[0]
     count = values.columns(source.type) // 2
-    name = c_name(op.dst.name)
     element = values.element(source, At("tile"), names)
     half = f"{name}[t][i >> 1 & 1]"
     lane = f"{name}[t][i]"

@@ -3,16 +3,57 @@
 The copy lies in the layout of a loaded operand (`ir.layout`), in a region of the group's own, or
 where every group writes its part in one of all, between two meetings (`passes.meetings`).
 Joins keep the op behind the matmuls that read the copy before (`analysis.hazards`).
+The way back is `from_slots_lines`: an op works on the elements of a loaded operand.
 """
 
 from __future__ import annotations
 
+from warploom.codegen.analysis.register_tiles import PACKED
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.values import Values
+from warploom.codegen.cuda.lines import indent, unrolled
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.values import At, Values, rounded
+from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.place import SLOT_COLUMNS
 from warploom.errors import InputError
 from warploom.tile import Op
 
 Names = dict[str, str]
+
+
+def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) -> list[str]:
+    """An op on elements of what lies in slots: `ldmatrix` brings 16 columns at a time into
+    registers, transposing where the tile has its rows along the columns there."""
+    assert op.dst is not None
+    kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
+    first = values.first_row(kind.names[0], kind.shape[0])
+    row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
+    reads: list[str] = []
+    for var in values.placement.slots_read(op):
+        tile, (ring, buffer) = values.placement.shared[var.name][1], block.home(var.name)
+        deep = str(kind.names[0] == var.type.names[0]).lower()
+        words = f"{c_name(var.name)}_words"
+        reads += [
+            f"unsigned {words}[4];",
+            f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
+            f"{buffer.offset}, {row}, s * 16);",
+        ]
+    if op.dst.type.dtype.name in PACKED:
+        low, high = (
+            values.expression(op, At("tile", i=f"(8 * s + 2 * i + {c})"), names, rounds=False)
+            for c in (0, 1)
+        )
+        count, body = 4, f"{name}[t][4 * s + i] = pack_{op.dst.type.dtype}({low}, {high});"
+    else:
+        text = rounded(op, values.expression(op, At("tile", i="(8 * s + i)"), names))
+        count, body = 8, f"{name}[t][8 * s + i] = {text};"
+    return [
+        *unrolled("t", values.blocks(op.dst.type)),
+        *unrolled("s", kind.shape[1] // SLOT_COLUMNS),
+        "{",
+        *indent([*reads, *unrolled("i", count), f"  {body}"]),
+        "}",
+    ]
 
 
 def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:

@@ -32,7 +32,7 @@ from warploom.codegen.cuda.emit_ops import (
 )
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_staged import stage_lines
+from warploom.codegen.cuda.emit_staged import from_slots_lines, stage_lines
 from warploom.codegen.cuda.emit_store import LEADER, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
@@ -296,6 +296,8 @@ class StepCode:
         if over is not None and over.name == name:
             # The group's rows of the slot are free when its stores have read them.
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
+        if name in self.facts.read_by_lanes:
+            stored.append("__syncwarp();  // every lane has read its part of the slot")
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 
     def _issue(self, step: Issue, here: Here) -> list[str]:
@@ -305,8 +307,8 @@ class StepCode:
             step, here, issue_lines(self.block, here.values, step.op, self.helpers, first)
         )
 
-    def _addressed(self, step: Issue, here: Here, lines: list[str]) -> list[str]:
-        """The lines of a matmul, with the slots of its own iteration of late rings."""
+    def _addressed(self, step: OpStep, here: Here, lines: list[str]) -> list[str]:
+        """The lines of an op, with the slots of its own iteration of late rings."""
         found: list[str] = []
         for ring in self.block.rings_read(step.op):
             name, index = ring.name, here.index
@@ -329,6 +331,8 @@ class StepCode:
         if op.kind == "reduce_scatter":
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         assert op.dst is not None
+        if self.block.placement.slots_read(op):
+            return self._addressed(step, here, from_slots_lines(self.block, values, op, names))
         if op.dst.name in self.facts.overwritten and op.kind == "fill":
             return [f"{op.dst.name}_live = 0;"]
         lines = compute_lines(values, op, names)

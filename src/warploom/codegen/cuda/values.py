@@ -153,7 +153,8 @@ class Values(RegisterTiles):
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
 
     def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
-        """The expression of one element of a variable, inlined ops expanded.
+        """The expression of one element of a variable, inlined ops expanded. Of a tile in a slot
+        the words of 16 columns are at hand (`emit_staged.from_slots_lines`).
 
         Without `rounds` an inlined result of a narrow type is left as it was computed, for a reader
         that rounds it (a pack or a store).
@@ -163,6 +164,8 @@ class Values(RegisterTiles):
             text = self.expression(inner, at, names, rounds)
             return rounded(inner, text) if rounds else text
         form, name = self.form(var.type), c_name(var.name)
+        if self.placement.is_shared(var):
+            return f"half_{var.type.dtype}({name}_words[({at.i}) >> 1 & 3], ({at.i}) & 1)"
         if form == "scalar":
             return name
         if form == "row":

@@ -116,10 +116,26 @@ def _op(op: Op, names: Names) -> Op:
     return replace(
         op,
         dst=None if op.dst is None else _var(op.dst, names),
-        srcs=tuple(_var(src, names) for src in op.srcs),
+        srcs=_sources(op, names),
         axis=own.get(op.axis, op.axis),
         spans=tuple(replace(span, axis=own.get(span.axis, span.axis)) for span in op.spans),
     )
+
+
+def _sources(op: Op, names: Names) -> tuple[Var, ...]:
+    """What an op reads. A tile in shared memory, which has no layout, is called as it is used: by
+    a matmul like the axis of the operand in registers, by other ops like their result."""
+    srcs = tuple(_var(src, names) for src in op.srcs)
+    if op.kind == "mma":
+        (axis,) = [name for name in op.srcs[0].type.names if name in op.srcs[1].type.names]
+        now = names.get((op.srcs[0].name, axis), axis)
+        if (op.srcs[1].name, axis) in names or now == axis:
+            return srcs
+        return (srcs[0], _var(srcs[1], {(srcs[1].name, axis): now}), *srcs[2:])
+    if op.dst is None:
+        return srcs
+    result = {axis: name for (var, axis), name in names.items() if var == op.dst.name}
+    return tuple(_var(src, {(src.name, a): n for a, n in result.items()}) for src in srcs)
 
 
 def _var(var: Var, names: Names) -> Var:

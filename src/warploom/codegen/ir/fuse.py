@@ -50,6 +50,9 @@ def fuse(program: Program) -> Fusion:
         for src in op.srcs:
             readers[src.name].append(op)
     inlined: dict[str, Op] = {}
+    by_id = {op.id: op for op in program.ops()}
+    loaded = {op.dst.name for op in program.ops() if op.kind == "load" and op.dst is not None}
+    slots = {v.name for op in program.ops() if op.kind == "mma" for v in op.srcs[:2]} & loaded
     stored = {op.array for op in program.ops() if OPS[op.kind].group == "sink"}
     # Readers first: whether an op is inlined depends on the op its value ends up in.
     root: dict[int, set[int]] = {}
@@ -62,6 +65,10 @@ def fuse(program: Program) -> Fusion:
             continue
         roots = set[int]().union(*(root[use.id] for use in uses))
         fits = _inlinable(op, uses, roots, body_of, program.body)
+        # What lies in a matmul's slot comes into registers by an op that works on its elements.
+        fits &= all(works_on_elements(by_id[number]) for number in roots) or not any(
+            src.name in slots for src in op.srcs
+        )
         if fits and _stable(op, max(roots, default=op.id), writers):
             inlined[op.dst.name] = op
             root[op.id] = roots
@@ -118,12 +125,13 @@ def _shape_of(op: Op) -> set[str]:
     return widest
 
 
+def works_on_elements(op: Op) -> bool:
+    """Whether every element of an op's result comes from the elements in its place."""
+    return OPS[op.kind].group in ELEMENTWISE or op.kind in ("cast", "copy", "transpose")
+
+
 def _elementwise_reader(op: Op) -> bool:
-    return OPS[op.kind].group in (*ELEMENTWISE, "reduce", "sink") or op.kind in (
-        "cast",
-        "copy",
-        "transpose",
-    )
+    return works_on_elements(op) or OPS[op.kind].group in ("reduce", "sink")
 
 
 def _stable(op: Op, last: int, writers: dict[str, list[Op]]) -> bool:

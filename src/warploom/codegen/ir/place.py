@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from warploom.codegen.ir.axes import separate_axes
-from warploom.codegen.ir.fuse import ELEMENTWISE, Fusion, fuse
+from warploom.codegen.ir.fuse import ELEMENTWISE, Fusion, fuse, works_on_elements
 from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
@@ -24,6 +24,7 @@ from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
+SLOT_COLUMNS = 16  # of a tile that one ldmatrix brings from a slot into registers
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,11 @@ class Placement:
         """Whether the variable lives in shared memory."""
         return var.name in self.shared
 
+    def slots_read(self, op: Op) -> list[Var]:
+        """The tiles that an op reads in their slots: as a matmul, or element by element."""
+        read = op.srcs[:2] if op.kind == "mma" else self.fusion.sources(op)
+        return [var for var in read if self.is_shared(var)]
+
 
 def contracted(op: Op) -> str:
     """The axis a matmul contracts."""
@@ -132,7 +138,7 @@ def place(program: Program, split: str, parts: int) -> Placement:
     for op in program.ops():
         if op.kind == "mma":
             _place_operands(op, loads, shared, staged)
-    _check_readers(program, shared)
+    _check_readers(program, shared, fusion)
     rows, cols = _axes(program, shared, fusion)
     splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
@@ -222,13 +228,23 @@ def _staged_tile(op: Op, var: Var) -> SharedTile:
         raise InputError(f"{op.where}: {error}") from None
 
 
-def _check_readers(program: Program, shared: dict[str, tuple[Op, SharedTile]]) -> None:
+def _check_readers(
+    program: Program, shared: dict[str, tuple[Op, SharedTile]], fusion: Fusion
+) -> None:
     for op in program.ops():
-        found = [var.name for var in op.srcs if var.name in shared]
-        if found and op.kind != "mma":
+        found = [var for var in fusion.sources(op) if var.name in shared]
+        if op.kind == "mma" or op.id not in fusion.kept or not found:
+            continue
+        kind = op.srcs[0].type if op.dst is None else op.dst.type
+        plain = works_on_elements(op) and set(kind.names) == set(found[0].type.names)
+        wide = kind.dtype.bits != 8 and found[0].type.dtype.bytes == 2
+        if not plain or not wide or min(kind.shape) % SLOT_COLUMNS:
             raise InputError(
-                f"{op.where}: {op.kind} reads {found[0]}, which is loaded for a matmul and so lies "
-                f"in shared memory in the matmul's layout; load the tile a second time"
+                f"{op.where}: {op.kind} of {kind} reads {found[0].name}: {found[0].type}, which is "
+                "loaded for a matmul and so lies in shared memory in the matmul's layout: 16-bit "
+                f"tiles with a multiple of {SLOT_COLUMNS} columns come from there into arithmetic "
+                f"on each element ({found[0].name}.copy() keeps one in registers); load the tile a "
+                "second time"
             )
 
 

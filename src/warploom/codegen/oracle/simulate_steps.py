@@ -404,7 +404,7 @@ class Steps:
             if ours and inside(self.program, self.block.launch, symbols):
                 write_tile(
                     local,
-                    self._value(agent, op.srcs[0].name, symbols),
+                    self._value(agent, op.srcs[0], symbols),
                     self.memory[op.array.name],
                     symbols,
                 )
@@ -415,11 +415,23 @@ class Steps:
             assert op.array is not None
             agent.state[op.dst.name] = read_tile(local, self.source[op.array.name], symbols)
         else:
-            sources = [self._value(agent, src.name, symbols) for src in op.srcs]
+            sources = [self._value(agent, src, symbols) for src in op.srcs]
             agent.state[op.dst.name] = compute(local, sources, symbols)
         if op.dst.name in self.placement.common:
             self._stage(agent, op, op.dst.name)
         return True
+
+    def _landed(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:
+        """The group's part of a loaded tile, from its slot."""
+        ring, buffer = self.block.home(var.name)
+        slot = self._slot_of(agent, ring, symbols)
+        value = slot.values[ring.buffers.index(buffer)]
+        if slot.landing or value is None:
+            raise CheckFailed(f"race: {agent.name} reads {var} in {ring.name} before it landed")
+        for number, axis in enumerate(var.type.names if self.placement.parts > 1 else ()):
+            if axis in self.placement.splits:
+                value = np.split(value, self.placement.parts, axis=number)[agent.role.part]
+        return value
 
     def _cluster_reduce(self, agent: Agent, op: Op) -> bool:
         """Push each block its part, then add up what all blocks pushed here."""
@@ -452,15 +464,18 @@ class Steps:
         agent.reductions, agent.pushed = agent.reductions + 1, False
         return True
 
-    def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:
+    def _value(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:
+        name = var.name
         inner = (agent.view or self.placement).fusion.inlined.get(name)
+        if name in self.placement.shared:
+            return self._landed(agent, var, symbols)
         if inner is None:
             return agent.state[name]
         local = localise(self.placement, inner, agent.role.part)
         if inner.kind == "load":
             assert inner.array is not None
             return read_tile(local, self.source[inner.array.name], symbols)
-        sources = [self._value(agent, src.name, symbols) for src in inner.srcs]
+        sources = [self._value(agent, src, symbols) for src in inner.srcs]
         return compute(local, sources, symbols)
 
     def _turn_wait(self, agent: Agent) -> bool:
