@@ -111,7 +111,7 @@ def multistage(
     back behind the first matmul of the next iteration. `early_release`: a slot is given back before
     the first op that needs what was made of it, where the group waits anyway, not at the
     iteration's end. `prefetch`: vectors that a group shares are loaded an iteration ahead, behind
-    the last op that reads those of this one.
+    the last op of this one.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
@@ -149,24 +149,12 @@ def multistage(
 def _prefetched(
     placement: Placement, ops: Sequence[Op], order: Sequence[tuple[str, int]]
 ) -> list[tuple[str, int]]:
-    """The order with loads of shared vectors an iteration before the rest."""
-    loads = {
-        op.dst.name: op for op in ops if op.dst is not None and op.dst.name in placement.spread
-    }
-    readers = {
-        name: max(op.id for op in ops if name in {v.name for v in placement.fusion.sources(op)})
-        for name in loads
-    }
-    labels = {op.label: op.id for op in ops}
-    ahead = {op.label for op in loads.values()}
-    result: list[tuple[str, int]] = []
-    for label, stage in order:
-        if label in ahead:
-            continue
-        result.append((label, stage + bool(loads)))
-        due = [name for name, reader in readers.items() if reader == labels.get(label)]
-        result += [(loads[name].label, 0) for name in due]
-    return result
+    """The order with loads of shared vectors an iteration before the rest, behind its last op."""
+    loads = [op.label for op in ops if op.dst is not None and op.dst.name in placement.spread]
+    labels = {op.label for op in ops}
+    rest = [(label, stage + bool(loads)) for label, stage in order if label not in loads]
+    last = max(n for n, (label, _) in enumerate(rest) if label in labels)
+    return [*rest[: last + 1], *((label, 0) for label in loads), *rest[last + 1 :]]
 
 
 def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:

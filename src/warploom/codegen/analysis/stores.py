@@ -64,14 +64,12 @@ class StorePath:
 
     panels       through shared memory; None: from the registers
     wide         from the registers, 16 bytes a lane where the array's pitches allow it
-    paired       sums of fp32, from the registers, 8 bytes a lane where the pitches allow it
     first_group  all groups hold the same, and the first one stores it
     held_back    blocks of the last cluster that lie beyond the grid must not store
     """
 
     panels: StorePanels | None
     wide: bool
-    paired: bool
     first_group: bool
     held_back: bool
 
@@ -92,11 +90,7 @@ def store_paths(
         panels = _panels(placement, plan, op) if through else None
         same = placement.parts > 1 and not placement.is_split(op.srcs[0].type)
         found[op.id] = StorePath(
-            panels,
-            is_wide(placement, op),
-            is_paired(placement, op),
-            same,
-            stores_beyond(program, plan, op),
+            panels, is_wide(placement, op), same, stores_beyond(program, plan, op)
         )
     slot = _operand_slot(placement, plan, rings)
     if slot is not None:
@@ -149,24 +143,6 @@ def is_wide(placement: Placement, op: Op) -> bool:
         and all(span.stop is None for span in op.spans)
         and op.spans[-1].size is not None
         and multiple_of(op.spans[-1].start) % COLUMN_GROUP == 0
-    )
-
-
-def is_paired(placement: Placement, op: Op) -> bool:
-    """Whether the two columns that a lane holds side by side are added to memory together: a whole
-    tile of fp32 in the array's order, whose columns begin and end at a multiple of 8."""
-    kind = op.srcs[0].type
-    last = op.spans[-1]
-    return (
-        op.kind == "store_add"
-        and op.array is not None
-        and op.array.dtype.name == kind.dtype.name == "fp32"
-        and len(kind.axes) == 2
-        and kind.names == tuple(s.axis for s in op.spans if s.size is not None)
-        and not placement.transposed(kind)
-        and all(span.stop is None for span in op.spans)
-        and last.size is not None
-        and multiple_of(last.start) % COLUMN_GROUP == 0
     )
 
 

@@ -245,32 +245,6 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     return [*unrolled("t", blocks), *unrolled("i", count), f"    if ({inside}) {write}"]
 
 
-def paired_add_lines(values: Values, op: Op, names: Names) -> list[str]:
-    """Sums added from registers, two columns at a time where pitches allow it (`StorePath.paired`).
-
-    A pair is in the array or outside as a whole where the array has an even number of columns.
-    """
-    source, plain = op.srcs[0], direct_store_lines(values, op, names)
-    assert op.array is not None
-    array = op.array
-    offset, inside = values.address(op, source.type, At("tile", i="2 * p"), names)
-    pair = [
-        values.element(source, At("tile", i=f"2 * p{second}"), names) for second in ("", " + 1")
-    ]
-    strides = [f"{array.name}_stride{d}" for d in range(len(array.dims) - 1)]
-    odd = " | ".join([*strides, c_name(array.dims[-1])])
-    address = f"reinterpret_cast<unsigned long long>({array.name}_data)"
-    return [
-        f"if ((({odd}) & 1) == 0 && {address} % 8 == 0) {{",
-        *indent((*unrolled("t", values.blocks(source.type)),)),
-        *indent(unrolled("p", values.columns(source.type) // 4)),
-        f"    if ({inside}) add_fp32_pair({array.name}_data + {offset}, {', '.join(pair)});",
-        "} else {",
-        *indent(plain),
-        "}",
-    ]
-
-
 def wide_store_lines(values: Values, op: Op, names: Names) -> list[str]:
     """A store from registers, 16 bytes a lane where pitches allow it (`StorePath.wide`).
 

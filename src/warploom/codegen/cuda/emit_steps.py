@@ -26,7 +26,6 @@ from warploom.codegen.cuda.emit_mma import issue_lines
 from warploom.codegen.cuda.emit_ops import (
     compute_lines,
     direct_store_lines,
-    paired_add_lines,
     share_lines,
     wide_store_lines,
 )
@@ -347,8 +346,6 @@ class StepCode:
             lines = store_lines(path.panels, map_name, values, op, names, self.helpers)
         elif path.wide:
             lines = wide_store_lines(values, op, names)
-        elif path.paired:
-            lines = paired_add_lines(values, op, names)
         else:
             lines = direct_store_lines(values, op, names)
         checks = [in_grid(self.program, self.plan)] if path.held_back else []

@@ -181,10 +181,6 @@ DEVICE void add_{name}(unsigned short* p, float x) {{ add_to(reinterpret_cast<{w
         if name in HALVES
     },
     "add_fp32": "DEVICE void add_fp32(float* p, float x) { atomicAdd(p, x); }",
-    "add_fp32_pair": """\
-DEVICE void add_fp32_pair(float* p, float x, float y) {
-  atomicAdd(reinterpret_cast<float2*>(p), make_float2(x, y));
-}""",
     "add_int32": "DEVICE void add_int32(int* p, int x) { atomicAdd(p, x); }",
     "read_e4m3": "DEVICE float read_e4m3(const E4m3* p) { return value_of(*p); }",
     "read_e5m2": "DEVICE float read_e5m2(const E5m2* p) { return value_of(*p); }",

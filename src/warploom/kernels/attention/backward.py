@@ -260,7 +260,7 @@ def backward_schedule(config: BackwardConfig) -> KernelSchedule:
     """Program order, with the matmuls of an iteration in flight until their results are read."""
     launch = LaunchPlan(split="keys", tile_scheduler="dynamic" if config.causal else "static")
     groups = config.tile[1] // 64
-    return multistage(backward(config), 2, launch, groups, in_flight=0, prefetch=True)
+    return multistage(backward(config), 2, launch, groups, in_flight=0)
 
 
 def rows_schedule(config: BackwardConfig) -> KernelSchedule:
