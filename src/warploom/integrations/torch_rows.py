@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import check_devices, current_stream, torch_module
-from warploom.kernels.rows.choose import row_kernel
-from warploom.kernels.rows.program import OPS, RowConfig, column_sums, row_program
+from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.program import OPS, RowConfig, row_program
 from warploom.kernels.user import written_names
 from warploom.runtime.kernel import Kernel
 from warploom.runtime.tensors import element_type
@@ -27,6 +27,7 @@ from warploom.tile import BF16, FP32, Array, DType, dtype
 
 ARCH = "sm_90a"
 PARTS = "_parts"
+LINE = 16  # bytes that lines are multiples of at most
 # The tensor whose rows are the operation's, for each that has no x; flags and their operations.
 MAIN = {"softmax_backward": "y", "gated": "gate", "gated_backward": "gate"}
 FLAGS = {"softmax": "log", "softmax_backward": "log", "gated": "gelu", "gated_backward": "gelu"}
@@ -37,14 +38,14 @@ torch: Any = torch_module()
 class Signature:
     """What an operator takes and gives, from its program with every option.
 
-    `optional` says with which option an array goes.
+    `optional` says with which option an array goes; `flags` are options without an input.
     """
 
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     optional: Mapping[str, str]
     scalars: tuple[str, ...]
-    flag: str
+    flags: tuple[str, ...]
 
     @property
     def schema(self) -> str:
@@ -53,7 +54,7 @@ class Signature:
         words = [f"Tensor {one.name}" for one in self.inputs if one not in optional]
         words += [f"Tensor? {one.name}=None" for one in optional]
         words += [f"float {name}=1e-6" for name in self.scalars]
-        words += [f"bool {self.flag}=False"] * bool(self.flag)
+        words += [f"bool {name}=False" for name in self.flags]
         given = ", ".join(["Tensor"] * len(self.outputs))
         return f"({', '.join(words)}) -> {given if len(self.outputs) == 1 else f'({given})'}"
 
@@ -62,7 +63,7 @@ class Signature:
         """The operator's arguments in order."""
         first = [one.name for one in self.inputs if one.name not in self.optional]
         last = [one.name for one in self.inputs if one.name in self.optional]
-        return (*first, *last, *self.scalars, *([self.flag] if self.flag else []))
+        return (*first, *last, *self.scalars, *self.flags)
 
 
 def signature(op: str) -> Signature:
@@ -75,12 +76,14 @@ def signature(op: str) -> Signature:
         for word in text.split(",")
     }
     written = written_names(program)
+    given = {option for name, option in optional.items() if name not in written}
+    flags = dict.fromkeys(option for option in optional.values() if option not in given)
     return Signature(
         tuple(one for one in program.arrays if one.name not in written),
         tuple(one for one in program.arrays if one.name in written),
         optional,
         tuple(var.name for var in program.scalars),
-        FLAGS.get(op, ""),
+        (*flags, *((FLAGS[op],) if op in FLAGS else ())),
     )
 
 
@@ -117,7 +120,7 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
                 f"{op} {one.name} has shape {list(tensors[one.name].shape)}, expected {list(want)}"
             )
     options = {known.optional[name] for name in tensors if name in known.optional}
-    options |= {known.flag} if known.flag and values.get(known.flag) else set()
+    options |= {flag for flag in known.flags if values.get(flag)}
     scale = _type(op, tensors["w"], ("bf16", "fp16", "fp32")) if "w" in tensors else BF16
     config = RowConfig(
         op, columns, 1, _type(op, main, ("bf16", "fp16", "fp32")), scale, frozenset(options)
@@ -152,14 +155,13 @@ def _results(op: str, bound: Bound) -> dict[str, Any]:
 @cache
 def _kernel(config: RowConfig, device: int) -> tuple[Kernel, int]:
     """The kernel of a configuration, and how many rows a task of it takes."""
-    program, schedule, config = row_kernel(config)
-    return build(program, schedule, ARCH).kernel(device), config.rows
+    program, schedule, rows = row_kernel(config)
+    return build(program, schedule, ARCH).kernel(device), rows
 
 
 @cache
 def _sums(kind: DType, device: int) -> Kernel:
-    program = column_sums(kind)
-    return build(program, sums_schedule(), ARCH).kernel(device)
+    return build(*sums_kernel(kind), ARCH).kernel(device)
 
 
 def _run(op: str, args: tuple[Any, ...]) -> Any:
@@ -183,10 +185,7 @@ def _run(op: str, args: tuple[Any, ...]) -> Any:
         tensor = bound.given[name] if name in bound.given else made[name]
         tensor = tensor.to(torch.int32) if spec.dtype.name == "int32" else tensor
         shape = {"m n": (rows, columns), "m": (rows,), "n": (columns,)}[" ".join(spec.dims)]
-        tensor = tensor.reshape(shape)
-        arrays[name] = tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else (
-            tensor.contiguous()
-        )  # fmt: skip
+        arrays[name] = _aligned(tensor.reshape(shape))
     kernel(arrays, bound.scalars, stream)
     for name in wanted:
         if name.endswith(PARTS):
@@ -195,9 +194,22 @@ def _run(op: str, args: tuple[Any, ...]) -> Any:
     return _packed(made)
 
 
+def _aligned(tensor: Any) -> Any:
+    """The tensor, or a copy where it or its rows begin at no multiple of 16 bytes."""
+    size, pitches = tensor.element_size(), tensor.stride()[:-1]
+    fits = tensor.data_ptr() % LINE == 0 and tensor.stride(-1) == 1
+    if tensor.shape[-1] * size % LINE == 0:
+        fits = fits and all(step * size % LINE == 0 for step in pitches)
+    return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
+
+
 def _packed(made: Mapping[str, Any]) -> Any:
     values = tuple(made.values())
     return values[0] if len(values) == 1 else values
+
+
+def _several(results: Any) -> tuple[Any, ...]:
+    return cast("tuple[Any, ...]", results if isinstance(results, tuple) else (results,))
 
 
 def _operator(op: str) -> Any:
@@ -222,10 +234,11 @@ def _context(op: str) -> Callable[..., None]:
     needed = {one.name for one in SIGNATURES[f"{op}_backward"].inputs}
 
     def context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        results = output if isinstance(output, tuple) else (output,)
+        results = _several(output)
         values = dict(zip(known.names, inputs, strict=False))
         values |= dict(zip([one.name for one in known.outputs], results, strict=True))
-        ctx.bias, ctx.flag = values.get("b") is not None, bool(values.get(known.flag))
+        ctx.flags = {flag: bool(values.get(flag)) for flag in known.flags}
+        ctx.flags["bias"] = values.get("b") is not None
         ctx.residual = values.get("residual") is not None
         if ctx.residual:
             values["x"] = values["summed"]
@@ -245,21 +258,78 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
             values[f"d{one.name}"] = grad
         if not ctx.residual:
             values.pop("dsummed", None)
-        values[back.flag] = ctx.flag
+        values |= ctx.flags
         given = [values.get(name) for name in back.names]
         found = OPERATORS[f"{op}_backward"](*given)
-        results = found if isinstance(found, tuple) else (found,)
+        results = _several(found)
         names = [one.name.removesuffix(PARTS) for one in back.outputs]
         made = dict(zip(names, results, strict=True))
         made["dresidual"] = made.get("dx") if ctx.residual else None
-        if not ctx.bias:
+        if not ctx.flags["bias"]:
             made.pop("db", None)
         return tuple(made.get(f"d{name}") for name in known.names)
 
     return backward
 
 
-OPERATORS: dict[str, Any] = {op: _operator(op) for op in OPS}
+def _rotate(x: Any, cos: Any, sin: Any, pairs: bool = False, inverse: bool = False) -> Any:
+    config = _rotary_config(x, cos, sin, pairs, inverse)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    kernel, _ = _kernel(config, x.device.index)
+    split = (*x.shape[:-1], x.shape[-1] // 2, 2) if pairs else x.shape
+    arrays = {"x": _aligned(x).view(split), "y": y.view(split)}
+    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
+    return y
+
+
+def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> RowConfig:
+    check_devices("rotary", {"x": x, "cos": cos, "sin": sin})
+    if x.dim() != 4 or x.shape[-1] % 2:
+        raise InputError(f"rotary of {list(x.shape)}: expected [batch, rows, heads, even size]")
+    want = [x.shape[1], x.shape[3] // 2]
+    for name, one in (("cos", cos), ("sin", sin)):
+        if list(one.shape) != want or one.dtype != cos.dtype:
+            raise InputError(
+                f"rotary {name} is {one.dtype} {list(one.shape)}, expected {cos.dtype} {want}"
+            )
+    flags = {"pairs": pairs, "inverse": inverse}
+    options = frozenset(name for name, given in flags.items() if given)
+    return RowConfig(
+        "rotary",
+        x.shape[-1],
+        1,
+        _type("rotary", x, ("bf16", "fp16", "fp32")),
+        _type("rotary", cos, ("bf16", "fp16", "fp32")),
+        options,
+    )
+
+
+def _rotary_fake(x: Any, cos: Any, sin: Any, pairs: bool = False, inverse: bool = False) -> Any:
+    _rotary_config(x, cos, sin, pairs, inverse)
+    return x.new_empty(x.shape)
+
+
+def _rotary_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, cos, sin, *flags = inputs
+    ctx.pairs, ctx.inverse = (*flags, False, False)[:2]
+    ctx.save_for_backward(cos, sin)
+
+
+def _rotary_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    return OPERATORS["rotary"](grad, *ctx.saved_tensors, ctx.pairs, not ctx.inverse), *[None] * 4
+
+
+def _rotary_operator() -> Any:
+    schema = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> Tensor"
+    made = torch.library.custom_op("warploom::rotary", _rotate, mutates_args=(), schema=schema)
+    made.register_fake(_rotary_fake)
+    made.register_autograd(_rotary_backward, setup_context=_rotary_context)
+    return made
+
+
+OPERATORS: dict[str, Any] = {op: _operator(op) for op in OPS} | {"rotary": _rotary_operator()}
 
 
 def rms_norm(x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6) -> Any:
@@ -319,6 +389,12 @@ def geglu(gate: Any, up: Any) -> Any:
     return OPERATORS["gated"](gate, up, True)
 
 
+def rotary(x: Any, cos: Any, sin: Any, pairs: bool = False) -> Any:
+    """x [batch, rows, heads, d] turned by the angles of its row, cos and sin [rows, d / 2]: column
+    j with j + d / 2, or with `pairs` 2 j with 2 j + 1. cos and sin get no gradient."""
+    return OPERATORS["rotary"](x, cos, sin, pairs)
+
+
 def quantised_rows(x: Any) -> tuple[Any, Any]:
     """x as e4m3 with one scale a row: x = y * scale."""
     return OPERATORS["quantised"](x)
@@ -331,6 +407,7 @@ __all__ = [
     "log_softmax",
     "quantised_rows",
     "rms_norm",
+    "rotary",
     "softmax",
     "swiglu",
 ]

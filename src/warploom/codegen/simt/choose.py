@@ -1,9 +1,10 @@
 """A schedule of a program without a matmul, from the sizes of its tiles.
 
 A thread has 16 neighbouring bytes of a line and as many lines as its registers take: what it holds
-of one column is counted in words. Rows are over as few threads as hold them, so that reductions
-stay in warps; what 512 threads do not hold goes over a cluster, and rings take what they need to
-keep some iterations under way.
+of one column is counted in words. Blocks are small as long as that leaves a thread enough columns:
+several on an SM are in different phases, so that some load while others compute. What 512 threads
+do not hold goes over a cluster. Where an SM has one block alone, or a loop carries sums along,
+loads run ahead of the block's own computing.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from warploom.codegen.ir.plan import MOST_BLOCKS
+from warploom.codegen.ir.plan import MOST_BLOCKS, LaunchPlan
 from warploom.codegen.simt.ahead import ahead
 from warploom.codegen.simt.exchanges import needs_one_block
 from warploom.codegen.simt.forms import Layout, forms_of
-from warploom.codegen.simt.schedule import WARP, WIDEST_BYTES, SimtSchedule
+from warploom.codegen.simt.schedule import GRID, WARP, WIDEST_BYTES, SimtSchedule
 from warploom.tile import Loop, Op, Program, TileType
 from warploom.tile.ir import walk
-from warploom.tile.ops import OPS
 
 WORDS = 96  # of a thread's registers for what it holds of its columns
+MOST_WORDS = 192  # where blocks stay smaller for it
 AT_WORK = 2  # words of a column for what is being computed
+CARRYING = 0.25  # and where a loop carries others along
+SMALL = 128  # threads of a block, unless rows need more
 MOST_LANES = 512  # of a block: more threads have too few registers each
-RING_BYTES = 400  # of a thread: registers for `WORDS` leave an SM about 512 of them
+RING_BYTES = 1 << 15  # of a ring that has more stages than two
+MOST_RING = 200 << 10  # of a ring that has two
 STAGES = 4
 
 
@@ -39,43 +43,56 @@ def simt(program: Program, threads: int | None = None, lanes: int | None = None)
     cols = max(kind.shape[-1] for kind in types if len(kind.axes) > 1 or widest == kind.shape[0])
     size = min(array.dtype.bytes for array in program.arrays)
     vector = min(WIDEST_BYTES // size, cols & -cols)
-    held = max(vector, int(WORDS / _words(program, widest)))
-    wanted = _power(-(-widest // held))
-    along = lanes or min(_power(-(-cols // vector)), max(WARP, _power(-(-cols // held))))
-    chosen = threads or min(max(wanted, 4 * WARP, min(along, MOST_LANES)), MOST_LANES)
-    blocks = along // min(along, chosen)
+    carried = _carried(program)
+    words = _words(program, carried, widest)
+    few, many = (max(vector, int(most / words)) for most in (WORDS, MOST_WORDS))
+    most = MOST_LANES if carried else SMALL
+    along = max(min(most, _power(-(-cols // few))), _power(-(-cols // many)), WARP)
+    along = lanes or min(_power(-(-cols // vector)), along)
+    wanted = min(max(_power(-(-widest // few)), SMALL), along * _power(-(-widest // cols)))
+    chosen = threads or max(WARP, min(wanted, MOST_LANES))
     made = SimtSchedule("simt", chosen, min(along, chosen), vector)
-    if blocks > 1 and _shares_columns(program, made):
-        made = replace(made, cluster=min(blocks, MOST_BLOCKS))
-    return replace(made, stages=_stages(program, made))
+    return _shared(program, made, along // made.lanes)
 
 
-def _shares_columns(program: Program, schedule: SimtSchedule) -> bool:
-    """Whether several blocks can share the columns of a program."""
-    forms, layout = forms_of(program), Layout(schedule)
-    reduces = any(OPS[op.kind].group == "reduce" for op in program.ops())
-    return reduces and not any(needs_one_block(op, layout, forms) for op in program.ops())
+def _shared(program: Program, made: SimtSchedule, blocks: int) -> SimtSchedule:
+    """The schedule with its columns over so many blocks, or more where the ring is too large."""
+    forms = forms_of(program)
+    one_block = any(needs_one_block(op, Layout(made), forms) for op in program.ops())
+    most = 1 if one_block else MOST_BLOCKS
+    if made.lanes == MOST_LANES and not any(isinstance(item, Loop) for item in program.body):
+        made = replace(made, launch=LaunchPlan())
+    for cluster in (1, 2, 4, 8):
+        if min(blocks, most) <= cluster <= most:
+            given = replace(made, cluster=cluster)
+            stages = _stages(program, given)
+            if stages:
+                return replace(given, stages=stages)
+    return replace(made, cluster=min(blocks, most), launch=GRID)
 
 
 def _stages(program: Program, schedule: SimtSchedule) -> int:
-    """Stages of the loops' rings, as many as keep within a block's share of shared memory."""
+    """Stages of the rings, of loops or tasks: two, and more of small ones; 0 where two are too
+    large."""
     layout = Layout(replace(schedule, stages=2))
     bytes_ = sum(ahead(program, layout, forms_of(program), 0).stages.values())
-    return max(1, min(STAGES, RING_BYTES * schedule.threads // bytes_)) if bytes_ else 1
+    if 2 * bytes_ > MOST_RING:
+        return 0
+    return max(2, min(STAGES, RING_BYTES // bytes_)) if bytes_ else 1
 
 
-def _words(program: Program, widest: int) -> float:
+def _words(program: Program, carried: Mapping[str, TileType], widest: int) -> float:
     """Words that a thread holds of each of its columns: loads as they are in memory, and whole ones
     for what loops use that was made outside of them."""
 
     def wide(kind: TileType) -> bool:
         return bool(kind.axes) and prod(kind.shape) * 2 > widest
 
-    count = float(AT_WORK)
-    for op in program.ops():
-        if op.kind == "load" and op.dst is not None and wide(op.dst.type):
-            count += op.dst.type.dtype.bytes / 4
-    return count + sum(wide(kind) for kind in _carried(program).values())
+    loads = {(op.array, op.spans): op for op in program.ops() if op.kind == "load"}
+    held = [op.dst.type for op in loads.values() if op.dst is not None and wide(op.dst.type)]
+    words = sum(kind.dtype.bytes / 4 for kind in held)
+    words += sum(wide(kind) for kind in carried.values())
+    return AT_WORK + words + (CARRYING if carried else 0)
 
 
 def _carried(program: Program) -> Mapping[str, TileType]:

@@ -208,13 +208,6 @@ def _gated_backward(rows: Rows) -> None:
     rows.put("dgate", grad * up * slope)
 
 
-def _rotary(rows: Rows) -> None:
-    a, b = rows.get("a"), rows.get("b")
-    cos, sin = rows.get("cos"), rows.get("sin")
-    rows.put("ya", a * cos - b * sin)
-    rows.put("yb", a * sin + b * cos)
-
-
 def _quantised(rows: Rows) -> None:
     x = rows.get("x")
     # A row of zeros keeps a scale that can be divided by.
@@ -300,6 +293,36 @@ def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
         OPS[config.op].body(Rows(config, arrays, first, sums, scales))
     for name, total in sums.items():
         store(arrays[name], p, cols, tile=sum_along(total, "m"))
+
+
+def rotary(config: RowConfig) -> Program:
+    """Rotation of `columns` columns of every head by the angles of its row: y, from x [b, m, h, n].
+
+    Column j goes with j + n / 2, or with "pairs" 2 j with 2 j + 1: then x and y are
+    [b, m, h, n / 2, 2]. cos and sin are [m, n / 2]; "inverse" turns back.
+    """
+    dims = "b m h n two" if "pairs" in config.options else "b m h n"
+    angles = array(config.weight, "m half")
+    whole = array(config.dtype, dims)
+    specs = {"x": whole, "cos": angles, "sin": angles, "y": whole}
+    return trace(_rotary, specs, name="rotary", config=config)
+
+
+def _rotary(x: Array, cos: Array, sin: Array, y: Array, config: RowConfig) -> None:
+    half = config.columns // 2
+    b, i = grid(b=size("b"), m=cdiv(size("m"), config.rows))
+    rows, cols = span(i * config.rows, config.rows), span(0, half, "half")
+    turn, lift = load(cos, rows, cols).cast(FP32), load(sin, rows, cols).cast(FP32)
+    lift = -lift if "inverse" in config.options else lift
+    pairs = "pairs" in config.options
+    for h in loop(size("h")):
+        first: tuple[Span | Index | int, ...] = (b, rows, h, cols)
+        second = (b, rows, h, cols if pairs else span(half, half, "half"))
+        if pairs:
+            first, second = (*first, 0), (*second, 1)
+        left, right = load(x, *first).cast(FP32), load(x, *second).cast(FP32)
+        store(y, *first, tile=(left * turn - right * lift).cast(y.dtype))
+        store(y, *second, tile=(left * lift + right * turn).cast(y.dtype))
 
 
 def column_sums(dtype: DType) -> Program:

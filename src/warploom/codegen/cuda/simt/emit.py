@@ -92,7 +92,7 @@ class _Printer:
         code = [
             *note,
             *[f"{helper}\n" for helper in helpers],
-            f'extern "C" __global__ void{shape} __launch_bounds__({self.schedule.threads}) '
+            f'extern "C" __global__ void{shape} __launch_bounds__({self.schedule.threads}, 1) '
             f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
             *indent(lines),
