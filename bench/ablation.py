@@ -150,7 +150,7 @@ def _write(title: str, name: str, case: Case, schedule: KernelSchedule, built: B
     replace(built, source=source, cubin=cubin, resources=resources).write(
         _folder(title, name, True)
     )
-    found = replay(case.program, schedule, built.cubin)
+    found = replay(case.program, schedule, built.cubin).loops
     rows: dict[str, dict[str, Any]] = {
         loop: {"cycles": found[loop].cycles, "bound": found[loop].bound, "why": found[loop].reason}
         for loop in loops
@@ -268,7 +268,7 @@ def merge(files: list[Path]) -> None:
         if name not in CASES[title].schedules:
             continue
         program, schedule = CASES[title].program, scheduled(CASES[title], name)
-        (model,) = replay(program, schedule, build(program, schedule).cubin).values()
+        (model,) = replay(program, schedule, build(program, schedule).cubin).loops.values()
         counted = float(row.checks["counted cycles"])
         checks = {
             **row.checks,

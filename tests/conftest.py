@@ -1,24 +1,68 @@
-"""The corpus of real cubins, built and decoded once a session."""
+"""The corpus of real cubins, built and disassembled once; where what tests compile is kept."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache as memo
+from hashlib import sha256
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
-from warploom.sass.decode import kernel
+from warploom.files import write_text_atomically
 from warploom.sass.decode.cubin import Cubin, load
-from warploom.sass.decode.disassembly import Listing, disassemble
 from warploom.sass.decode.kernel import Kernel, decode_all
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.sass.rules import verify
 from warploom.sass.rules.verify import Verifier
+from warploom.toolchain import Tool
 
 BUILDER = Path(__file__).parent / "corpus" / "build.py"
+CORPUS = Path(__file__).parents[1] / "build" / "corpus"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests compile goes to one cache of this run, which its processes share, unless the
+    environment names one (that has kernels for a GPU machine without a compiler)."""
+    if "WARPLOOM_CACHE" in os.environ:
+        yield
+        return
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARPLOOM_CACHE", str(run / "warploom-cache"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def listings() -> Iterator[None]:
+    """What nvdisasm prints of a cubin of the corpus is kept beside it: half a second each time."""
+    run = Tool.run
+    folder = CORPUS / "listings"
+
+    def kept(tool: Tool, *args: str, timeout: float = 300.0) -> CompletedProcess[str]:
+        image = Path(args[-1])
+        if tool.name != "nvdisasm" or not image.is_file():
+            return run(tool, *args, timeout=timeout)
+        digest = sha256(image.read_bytes()).hexdigest()
+        manifest = CORPUS / "manifest.json"
+        if not manifest.is_file() or digest not in manifest.read_text():
+            return run(tool, *args, timeout=timeout)
+        path = folder / "".join((digest[:24], "-", tool.version, *args[:-1], ".txt"))
+        if path.is_file():
+            return CompletedProcess(args, 0, path.read_text(), "")
+        done = run(tool, *args, timeout=timeout)
+        if not done.returncode:
+            write_text_atomically(path, done.stdout)
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tool, "run", kept)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +81,7 @@ def corpus() -> list[Path]:
 def cubin_of(corpus: list[Path]) -> Callable[[str], Cubin]:
     """A cubin of the corpus by the start of its file name."""
 
-    @cache
+    @memo
     def find(start: str) -> Cubin:
         return load(next(path for path in corpus if path.name.startswith(start)))
 
@@ -48,30 +92,11 @@ def cubin_of(corpus: list[Path]) -> Callable[[str], Cubin]:
 def kernels_of(cubin_of: Callable[[str], Cubin]) -> Callable[[str], list[Kernel]]:
     """The kernels of a cubin of the corpus."""
 
-    @cache
+    @memo
     def find(start: str) -> list[Kernel]:
         return list(decode_all(cubin_of(start)).values())
 
     return find
-
-
-_LISTINGS: dict[tuple[str, bool], dict[str, Listing]] = {}
-
-
-@pytest.fixture(scope="module")
-def disassembled_once() -> Iterator[None]:
-    """One run of nvdisasm for each file and process: the same bytes give the same text."""
-
-    def listing(cubin: Cubin, with_source: bool = False) -> dict[str, Listing]:
-        key = (cubin.digest, with_source)
-        if key not in _LISTINGS:
-            _LISTINGS[key] = disassemble(cubin, with_source)
-        return _LISTINGS[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "disassemble", listing)
-        patch.setattr(verify, "disassemble", listing)
-        yield
 
 
 @pytest.fixture(scope="session")

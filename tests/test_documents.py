@@ -156,13 +156,8 @@ def has_gpu() -> bool:
 
 
 @pytest.fixture
-def here(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """A folder with the examples and the kernels of the emulation, in which what one page compiled
-    is there for the next."""
-    cache = tmp_path_factory.getbasetemp().parent / "warploom-documents"
-    monkeypatch.setenv("WARPLOOM_CACHE", str(cache))
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the examples and the kernels of the emulation."""
     for folder in ("examples", "bench"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)

@@ -21,8 +21,6 @@ from warploom.search.game import Candidate, Game
 from warploom.search.play import Score
 from warploom.search.players import PLAYERS
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
 COUNT = 24
 

@@ -1,22 +1,14 @@
 """Contention in graphs, and several schedules to choose from, each against what it keeps."""
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from warploom.autosched import portfolio as portfolio_module
-from warploom.autosched.named import overlapped
-from warploom.autosched.portfolio import portfolio
 from warploom.autosched.schedules import schedule_named
-from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.ir.text import block_text
-from warploom.codegen.passes.lower import lower
-from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.perf.contend import busy_cycles, crowded, slowdown, stretch, tensor_cycles
 from warploom.perf.extract import extract
@@ -87,33 +79,10 @@ def test_no_replay_is_faster_than_the_tensor_core_beside_arithmetic(tile, parts)
     beside = problem_of(program, parts=parts, crowded=True)
     bound = sum(map(tensor_cycles, beside.graph.nodes)) if parts > 1 else 512
     schedule = schedule_named(program, "overlapped", PLAN)
-    (found,) = replay(program, schedule, build(program, schedule).cubin).values()
+    (found,) = replay(program, schedule, build(program, schedule).cubin).loops.values()
     assert found.cycles >= 0.98 * bound
 
 
 def small():
     program, _, arrays = programs.attention_case(130, 200)
     return program, arrays
-
-
-def test_a_portfolio_is_distinct_and_begins_with_the_solvers_answer(monkeypatch):
-    program, _ = small()
-    asked: list[str] = []
-
-    def answers(program, name, plan, gpu, search):
-        asked.append(name)
-        if name == "inflight":
-            raise InputError("does not fit")
-        named = {"lcsf": 2, "overlapped": 3, "pingpong": 3}.get(name, 4)
-        made = overlapped(program, named, plan, 2, pingpong=False)
-        return replace(made, name=name)
-
-    monkeypatch.setattr(portfolio_module, "schedule_named", answers)
-    found = portfolio(program, PLAN, search=Search(seconds=1.0), count=9)
-    assert found[0].name == "solve" and len(asked) > 9
-    # What lowers alike is one: of three depths, each once.
-    steps = {block_text(replace(lower(program, one.schedule), name="")) for one in found}
-    assert len(found) == len(steps) == 4
-    assert [one.name for one in portfolio(program, PLAN, search=Search(seconds=1.0), count=2)] == [
-        one.name for one in found[:2]
-    ]

@@ -1,9 +1,11 @@
 """Kernels that ptxas is told fewer threads of: their images, and code that must not be one."""
 
+import io
 import re
 from dataclasses import replace
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from warploom.autosched.named import multistage
 from warploom.codegen.analysis.entry import entry_registers, threads_for
@@ -49,6 +51,29 @@ def test_the_image_begins_with_what_its_blocks_have(source):
     assert max(named) >= 128
     check_entry(kernel, 128)
     assert with_entry(cubin.data, 512) == cubin.data
+
+
+def test_an_image_that_lacks_a_record_is_refused(source):
+    """Planted fault: one of the three records that say how a block begins has another name."""
+    image = compile_source(source, "sm_90a")[0]
+    info = parse(image).kernels
+    (name,) = info
+    elf = ELFFile(io.BytesIO(image))
+    refused = 0
+    for section in (
+        elf.get_section_by_name(".nv.info"),
+        elf.get_section_by_name(f".nv.info.{name}"),
+    ):
+        for record in nvinfo.records(section.data()):
+            if record.attribute not in (nvinfo.REGISTER_COUNT, 0x05, 0x1B):
+                continue
+            at = section["sh_offset"] + record.offset - 3  # the byte that names it
+            assert image[at] == record.attribute
+            broken = image[:at] + b"\x7f" + image[at + 1 :]
+            with pytest.raises(CheckFailed, match="2 records of its entry, expected 3"):
+                with_entry(broken, 512)
+            refused += 1
+    assert refused == 3
 
 
 def test_a_role_that_keeps_its_registers_is_found(source):

@@ -74,15 +74,15 @@ def test_the_solved_schedule_gives_the_same():
     assert distance(got, attended(values)) == 0
 
 
-def _refused(operand, split="", groups=1):
+def _refused(operand, split="", groups=1, rows=64):
     def body(a, b, c):
         acc = t.zeros(m=128, n=64)
         for _ in t.loop(2):
             acc += t.load(a, t.span(0, 128), t.span(0, 16)) @ t.load(
                 b, t.span(0, 16), t.span(0, 64)
             )
-        left = t.load(a, t.span(0, 64, "q"), t.span(0, 128, "m"))
-        t.store(c, t.span(0, 64, "q"), t.span(0, 64), tile=left @ operand(acc))
+        left = t.load(a, t.span(0, rows, "q"), t.span(0, 128, "m"))
+        t.store(c, t.span(0, rows, "q"), t.span(0, 64), tile=left @ operand(acc))
 
     arrays = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"), "c": t.array(t.FP32, "m n")}
     program = t.trace(body, arrays)
@@ -92,7 +92,9 @@ def _refused(operand, split="", groups=1):
 
 def test_what_cannot_be_staged_is_refused_at_the_line():
     assert _refused(lambda acc: acc.cast(t.BF16))
-    with pytest.raises(InputError, match=r"test_state\.py.*which the schedule splits over 2"):
+    # The groups make the rows of the product, from what each has left of its part.
+    assert _refused(lambda acc: acc.cast(t.BF16), "m", 2, rows=128)
+    with pytest.raises(InputError, match=r"test_state\.py.*'q' of a_t_1 is 64 long; over 2 groups"):
         _refused(lambda acc: acc.cast(t.BF16), "m", 2)
     with pytest.raises(InputError, match=r"test_state\.py.*both must be one of bf16"):
         _refused(lambda acc: acc)

@@ -13,14 +13,20 @@ from random import Random
 
 import pytest
 
+from warploom import tile as t
 from warploom.autosched.schedules import schedule_named
 from warploom.cli.build import from_file
 from warploom.codegen.compile.build import program_key
-from warploom.engine.launch_time import launch_time
+from warploom.engine.launch_time import Launch, LaunchTime
 from warploom.engine.points import Point, Space, described, orders, plans
-from warploom.engine.search import bound_of, search, tried
+from warploom.engine.search import _Search, bound_of, search, tried
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
+from warploom.kernels.gemm.program import GemmConfig, default_schedule
+from warploom.kernels.gemm.program import gemm as gemm_program
+from warploom.kernels.select import Selected
+from warploom.machine import load
+from warploom.perf.replay import Ends, Prediction, Replay
 
 FILE = "examples/textbook_attention.py:kernel"
 SIZES = {"batch": 4, "heads": 16, "rows": 4096, "keys": 4096, "d": 128}
@@ -93,6 +99,10 @@ def test_a_rewritten_point_is_checked_against_the_textbook(space, monkeypatch) -
 # ---- the model of time
 
 
+def replayed(cycles: float, ends: Ends, events: dict[str, float] | None = None) -> Replay:
+    return Replay({"i": Prediction("i", cycles, 1, "", 1, 0, events or {})}, ends)
+
+
 def brute_force(tasks: list[float], places: int, dynamic: bool) -> float:
     ends = [0.0] * places
     for number, task in enumerate(tasks):
@@ -106,30 +116,105 @@ def test_tasks_are_shared_out_as_the_plan_says(space, dynamic) -> None:
     point = first_point(space)
     plan = ("dynamic",) if dynamic else ()
     selected = space.selected(replace(point, plan=plan), "h200")
-    clock, cycles = 1980.0, 2500.0
+    cycles, each = 2500.0, 1300.0
+    walked = replayed(cycles, Ends(tail=900.0, head=each - 900.0))
     for rows in (128, 7 * 128, 32 * 128):
         sizes = {**SIZES, "rows": rows, "keys": rows}
-        found = launch_time(selected, {"i": cycles}, sizes, "h200")
+        found = Launch(selected, sizes, "h200").time(walked)
         tiles = rows // 128
         row_tiles = range(tiles - 1, -1, -1) if dynamic else range(tiles)
         trips = [i + 1 for _ in range(64) for i in row_tiles]
         assert found.tasks == len(trips) and found.iterations == sum(trips)
-        # The ends of a task, from the share they take; then the makespan by another way.
-        each = sum(trips) * cycles * found.overhead / (1 - found.overhead) / len(trips)
-        right = brute_force([trip * cycles + each for trip in trips], 132, dynamic)
-        assert found.microseconds == pytest.approx(max(right / clock, found.memory), rel=1e-6)
+        # Queries have one slot: what is loaded into it is waited for beside the tail.
+        fill = 121 + 94 + 362 + 32 * 9.8
+        whole = max(900.0, fill) + each - 900.0
+        right = brute_force([trip * cycles + whole for trip in trips], 132, dynamic)
+        assert found.microseconds == pytest.approx(max(right / found.mhz, found.memory), rel=1e-6)
+        assert found.overhead == pytest.approx(
+            len(trips) * whole / (sum(trips) * cycles + len(trips) * whole)
+        )
 
 
 def test_a_balanced_order_is_faster_under_a_causal_mask(space) -> None:
     point = first_point(space)
+    walked = replayed(2500.0, Ends(tail=700.0, head=400.0))
     times = {
-        plan: launch_time(
-            space.selected(replace(point, plan=plan), "h200"), {"i": 2500.0}, SIZES, "h200"
-        ).microseconds
-        for plan in ((), ("longest_first",), ("dynamic",), ("overlap",))
+        plan: Launch(space.selected(replace(point, plan=plan), "h200"), SIZES, "h200")
+        .time(walked)
+        .microseconds
+        for plan in ((), ("longest_first",), ("dynamic",), ("prefetch",))
     }
     assert times["dynamic",] < times["longest_first",] <= times[()]
-    assert times["overlap",] < times[()]
+    assert times["prefetch",] < times[()]  # no slot to wait for
+
+
+def gemm(**plan) -> Selected:
+    config = GemmConfig()
+    program = gemm_program(config)
+    launch = default_schedule(config).launch.with_options(**plan)
+    return Selected("", {}, program, schedule_named(program, "inflight", launch))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"supergroup": 0},
+        {"supergroup": 3},
+        {"supergroup": 5, "cluster": ("m_tile", 2)},
+        {"supergroup": 64},
+    ],
+)
+def test_tasks_come_in_the_order_that_the_kernel_takes_them(plan) -> None:
+    """By the formula of the emitted kernel, task by task."""
+    rows, cols = 12, 7
+    sizes = {"m": rows * 128, "n": cols * 256, "k": 64}
+    launch = Launch(gemm(**plan), sizes, "h200")
+    expected = []
+    for task in range(rows * cols):
+        group = plan.get("supergroup", 0)
+        if not group:
+            expected.append((task // cols, task % cols))
+            continue
+        band, inside = divmod(task, group * cols)
+        high = min(group, rows - band * group)
+        expected.append((band * group + inside % high, inside // high))
+    assert launch.order == expected
+
+
+def test_loads_of_neighbours_are_served_together() -> None:
+    sizes = {"m": 4096, "n": 4096, "k": 4096}
+    one = Launch(gemm(supergroup=11, cluster=("", 1)), sizes, "h200")
+    a, b = sorted(one.shared().values())
+    # 132 tasks: 11 rows of tiles by 12 columns.
+    assert (a, b) == (11 / 132, 12 / 132)
+    alone = Launch(gemm(supergroup=0, cluster=("", 1)), {**sizes, "n": 256}, "h200")
+    assert sorted(alone.shared().values()) == [1 / 32, 1.0]
+
+
+def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
+    sizes = {"m": 8192, "n": 8192, "k": 8192}
+    launch, machine = Launch(gemm(), sizes, "h200"), load("h200")
+    cycles = 1030.0
+    little = launch.time(replayed(cycles, Ends(), {"matmul": 10.0})).mhz
+    assert little == machine.value("clock.tensor")
+    assert launch.time(replayed(cycles, Ends(), {"instruction": 10.0})).mhz == 1980
+    events = {"matmul": 1024.0, "operands": 80e3, "instruction": 100.0, "copy": 40e3}
+    short, long = (
+        launch.time(replayed(cycles, Ends(), events), burst=one) for one in (True, False)
+    )
+    assert long.mhz < short.mhz < 1830
+    # What the whole launch takes at that clock, added up here in joules.
+    steps, loaded = 64 * 32 * 128, 2 * 64 * (128 + 256)
+    apart = sum(
+        share * size
+        for share, size in zip(launch.shared().values(), (2 * 64 * 128, 2 * 64 * 256), strict=True)
+    )
+    assert loaded == 49152
+    on_chip = steps * (3145 * 1024 + 10.5 * 80e3 + 278 * 100 + 16.9 * 40e3 + apart * (29.5 - 16.9))
+    on_chip += 8192 * 8192 * 2 * 35
+    far = 3 * 8192 * 8192 * 2 * 84
+    joules = 1e-12 * (on_chip * (short.mhz / 1980) ** 1.8 + far)
+    assert 123 + joules / (short.microseconds * 1e-6) == pytest.approx(891, rel=0.01)
 
 
 def test_a_point_is_never_predicted_below_its_bound(space) -> None:
@@ -140,6 +225,55 @@ def test_a_point_is_never_predicted_below_its_bound(space) -> None:
     bound = bound_of(space.selected(point, "h200"), SIZES, "h200")
     assert bound == outcome["bound"]
     assert tried(space, point, SIZES, "h200", bound * 0.99)["pruned"]
+
+
+def test_a_point_is_pruned_at_its_bound_and_not_before(space, monkeypatch) -> None:
+    point = first_point(space)
+    bound = bound_of(space.selected(point, "h200"), SIZES, "h200")
+
+    def built(self):
+        raise CheckFailed("built")
+
+    monkeypatch.setattr("warploom.kernels.select.Selected.build", built)
+    assert tried(space, point, SIZES, "h200", bound)["pruned"]
+    for best in (bound * 1.001, bound * 1.5, bound * 100):
+        assert tried(space, point, SIZES, "h200", best) == {"refused": "built"}
+
+
+def test_the_bound_is_of_loops_on_all_sms_and_of_bytes(space, monkeypatch) -> None:
+    """SMs may have tasks all the time."""
+    selected = space.selected(first_point(space), "h200")
+    for memory, bound in ((10.0, 60.0), (70.0, 70.0)):
+        whole = LaunchTime(100.0, 7, 7, overhead=0.0, busy=0.6, memory=memory, mhz=1980.0)
+        monkeypatch.setattr(Launch, "time", lambda *_, t=whole: t)
+        assert bound_of(selected, SIZES, "h200") == pytest.approx(bound)
+
+
+def test_a_launch_takes_as_long_as_its_arrays_need(space) -> None:
+    """With loops that take no time what is left are the ends of tasks, and DRAM."""
+    selected = space.selected(first_point(space), "h200")
+    few = {"batch": 1, "heads": 132, "rows": 128, "keys": 1 << 20, "d": 128}
+    found = Launch(selected, few, "h200").time(replayed(1e-3, Ends()))
+    bytes_ = 2 * (2 * few["rows"] + 2 * few["keys"]) * few["heads"] * few["d"]
+    rate = load("h200").value("dram.copy_bandwidth")
+    assert found.memory == pytest.approx(bytes_ / rate * 1e6, rel=1e-9)
+    assert found.microseconds == found.memory and "arrays" in found.limits
+
+
+def test_loops_whose_length_an_array_gives_are_not_counted(space) -> None:
+    def ragged(x, lengths, y) -> None:
+        (i,) = t.grid(m=t.size("m"))
+        total = t.zeros(n=8)
+        for j in t.loop(t.read(lengths, i)):
+            total += t.load(x, i, t.span(j * 8, 8, "n"))
+        t.store(y, i, t.span(0, 8, "n"), tile=total)
+
+    kinds = {"x": t.array(t.FP32, "m n"), "lengths": t.array(t.INT32, "m")}
+    program = t.trace(ragged, {**kinds, "y": t.array(t.FP32, "m o")}, name="ragged")
+    selected = replace(space.selected(first_point(space), "h200"), program=program)
+    sizes = {"m": 4, "n": 64, "o": 8}
+    with pytest.raises(CheckFailed, match=r"iterations depend on .*, read by tasks"):
+        Launch(selected, sizes, "h200").trips  # noqa: B018 (it is counted when asked for)
 
 
 # ---- the store
@@ -203,6 +337,16 @@ def test_a_search_finds_the_best_of_its_stages_and_remembers(store) -> None:
     assert again.known == len(again.found) == len(found.found)  # no worker was asked
     other = search(space, {**SIZES, "rows": 512}, "h200", store, "quick", said.append, quick)
     assert other.known == 0
+
+
+def test_only_what_a_solver_finds_depends_on_its_seconds(space, store) -> None:
+    keys = {}
+    for seconds in (10.0, 11.0):
+        made = _Search(Space(FILE, {}, seconds=seconds), SIZES, "h200", store, "normal", print)
+        for order in ("pingpong", "solve"):
+            keys[order, seconds] = made._key(replace(first_point(space), order=order))
+    assert keys["pingpong", 10.0] == keys["pingpong", 11.0]
+    assert keys["solve", 10.0] != keys["solve", 11.0]
 
 
 def test_a_worker_that_dies_costs_its_point(store) -> None:

@@ -10,7 +10,6 @@ from tests.codegen.narrow_program import narrow_case
 from tests.runtime.fake_device import FakeDevice
 from typer.testing import CliRunner
 
-from warploom.autosched.portfolio import Candidate
 from warploom.autosched.schedules import NAMES
 from warploom.cli import app
 from warploom.codegen.compile.build import Built, build
@@ -31,14 +30,6 @@ from warploom.report.optimize_html import Page, page_html
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.rules.lint import lint
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    """Kernels and schedules of these tests stay out of the user's cache."""
-    root = tmp_path_factory.getbasetemp().parent / "warploom-optimize"
-    monkeypatch.setenv("WARPLOOM_CACHE", str(root))
-
 
 GEMM = OptimizeSettings("gemm", schedule="lcsf", measure="none")
 
@@ -248,12 +239,13 @@ def stubbed(monkeypatch):
 
 
 def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(stubbed, monkeypatch):
-    """Five candidates: slow, fast, wrong on the GPU, refused by the compiler, and one that nobody
+    """Five schedules: slow, fast, wrong on the GPU, refused by the compiler, and one that nobody
     compiled before, on a machine without a compiler."""
-    settings = replace(GEMM, schedule="solve", candidates=5)
-    plain = select("gemm", {}, policy="multistage").schedule
-    offered = [Candidate(name, plain) for name in ("slow", "fast", "wrong", "spills", "new")]
-    monkeypatch.setattr(choosing, "portfolio", lambda *args: offered)
+    settings = OptimizeSettings("gemm", compare=True)
+    plain = select("gemm", {}, policy="multistage")
+    names = ("slow", "fast", "wrong", "spills", "new")
+    offered = [(name, replace(plain, name=name)) for name in names]
+    monkeypatch.setattr(choosing, "_offers", lambda *args: offered)
     said: list[str] = []
     best, trials = choosing.choose(settings, True, said.append)
     assert best.selected.name == best.built == "fast" and stubbed == ["slow", "fast", "wrong"]
@@ -263,7 +255,7 @@ def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(stubbed, m
     best, trials = choosing.choose(settings, False, said.append)
     # Without a GPU nothing is known to be wrong: what replays fastest.
     assert best.built == "wrong" and all(trial.microseconds is None for trial in trials)
-    monkeypatch.setattr(choosing, "portfolio", lambda *args: offered[3:])
+    monkeypatch.setattr(choosing, "_offers", lambda *args: offered[3:])
     with pytest.raises(CheckFailed, match=r"spills: 8 B of registers spilled; new: nvcc"):
         choosing.choose(settings, False, said.append)
 
@@ -320,13 +312,9 @@ def test_an_effort_is_for_what_is_searched_only() -> None:
         OptimizeSettings(own, effort="fast")
 
 
-def test_candidates_go_with_solving_only():
-    with pytest.raises(InputError, match="--candidates goes with"):
-        replace(GEMM, candidates=2)
+def test_compare_goes_with_the_best_only():
     with pytest.raises(InputError, match="--compare goes with"):
         replace(GEMM, compare=True)
-    with pytest.raises(InputError, match="expected 1 to 32"):
-        replace(GEMM, schedule="solve", candidates=0)
 
 
 def test_no_rule_of_the_lint_is_excused(monkeypatch) -> None:

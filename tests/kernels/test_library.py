@@ -16,13 +16,6 @@ from warploom.kernels.library import KERNELS, configure
 RUNNER = CliRunner()
 
 
-@pytest.fixture(autouse=True)
-def cubin_cache(tmp_path_factory, monkeypatch):
-    """Keep the user's cache out of the tests."""
-    root = tmp_path_factory.getbasetemp().parent / "warploom-cubins"
-    monkeypatch.setenv("WARPLOOM_CACHE", str(root))
-
-
 def call(*words):
     done = RUNNER.invoke(app, list(words), catch_exceptions=False)
     return done.exit_code, done.output

@@ -37,11 +37,12 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
     if options.sample is not None:
         of: dict[str, list[Mutant]] = {}
         for mutant in found:
-            of.setdefault(mutant.checker, []).append(mutant)
-        rng = random.Random(options.seed)
-        found = [
-            m for all_ in of.values() for m in rng.sample(all_, min(options.sample, len(all_)))
-        ]
+            if mutant.kind == "generated":
+                of.setdefault(mutant.checker, []).append(mutant)
+        found = [mutant for mutant in found if mutant.kind == "semantic"]
+        for checker, all_ in of.items():
+            rng = random.Random(f"{options.seed} {checker}")
+            found += rng.sample(all_, min(options.sample, len(all_)))
     return found
 
 
@@ -51,7 +52,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--kind", choices=("semantic", "generated"), help="only these")
     parser.add_argument("--only", default="", help="only of checkers or files whose name has this")
     parser.add_argument(
-        "--sample", type=int, metavar="N", help="so many of each checker, at random"
+        "--sample", type=int, metavar="N", help="so many generated ones of each checker, at random"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=1, help="so many at once")

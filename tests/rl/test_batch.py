@@ -25,8 +25,6 @@ from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import Verifier
 from warploom.sass.rules.versions import KernelTables, Timed, Versions
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 KERNELS = (
     "triton_softmax_1x4096_w8_s1_sm90",
     "triton_attention_128x64_w8_s3_sm90",

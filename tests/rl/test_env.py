@@ -22,7 +22,6 @@ from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import verify
 from warploom.search.players import Score
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
 CubinOf = Callable[[str], Cubin]
 

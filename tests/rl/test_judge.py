@@ -20,7 +20,6 @@ from warploom.sass.decode.cubin import Cubin
 from warploom.sass.edit.rederive import BlockState
 from warploom.sass.rules.versions import Versions
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 MATRIX = "triton_attention_128x64_w8_s3_sm90"  # has WARPGROUP.DEPBAR, which takes no wait
 KERNELS = (MATRIX, "triton_rmsnorm_2x4096_w8_s2_sm80", "cuda_sgemm_sm90a")
 STEPS, EACH = 4, 30

@@ -18,7 +18,6 @@ from warploom.rl.patches import Patch
 from warploom.rl.trace import Trace
 from warploom.sass.decode.cubin import Cubin
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 KERNELS = (
     "triton_rmsnorm_2x4096_w8_s2_sm90",
     "triton_attention_128x64_w8_s3_sm90",

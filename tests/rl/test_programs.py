@@ -30,7 +30,6 @@ from warploom.search.game import Game
 from warploom.search.lineage import Base, Step, prove, prove_lineage
 from warploom.search.play import Score
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
 SMALL = replace(
     PROGRAMS,

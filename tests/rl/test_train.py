@@ -32,7 +32,6 @@ from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Game
 from warploom.search.players import Score
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
 SMALL = replace(WIDE, lines=96, horizon=6, ppo=replace(WIDE.ppo, steps=8, minibatch=4, epochs=2))
 CubinOf = Callable[[str], Cubin]

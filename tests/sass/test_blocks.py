@@ -15,11 +15,9 @@ from warploom.sass.decode.nvinfo import labelled_offsets
 from warploom.sass.decode.opcodes import TERMINATORS
 from warploom.sass.flow.loops import depths, natural_loops
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 
 @pytest.fixture(scope="module")
-def kernels(corpus: list[Path], disassembled_once: None) -> list[Kernel]:
+def kernels(corpus: list[Path]) -> list[Kernel]:
     """Every kernel of the corpus."""
     return [kernel for path in corpus for kernel in decode_all(load(path)).values()]
 

@@ -16,8 +16,6 @@ from warploom.sass.edit.rederive import BlockState
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import Verifier
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 SOFTMAX = "triton_softmax_1x4096_w8_s1_sm90"
 
 

@@ -15,8 +15,6 @@ from warploom.sass.decode.disassembly import Line
 from warploom.sass.decode.effects import effects_of
 from warploom.sass.decode.resources import resource_name
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 # What nvdisasm's table leaves out or adds; each is on the careful side in ours.
 EXCEPTIONS = {
     "LDGSTS": "the source predicate is read, the table leaves it out",

@@ -19,7 +19,6 @@ from warploom.sass.decode.kernel import RELATIVE, Instruction, Kernel, decode_al
 from warploom.sass.decode.opcodes import UNKNOWN
 from warploom.sass.decode.operand_slots import SLOTS, slot_registers, slot_words
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 IMAGES = {80: "SM80", 90: "SM90a"}
 VARIED = ("cuda_", "triton_attention_128x64", "triton_scan")
 _REFUSED = re.compile(r"at address (0x[0-9a-f]+)")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +29,6 @@ SMALL = "cuda_reduce_sm90a"
 COPIES = "cuda_mma_gemm_sm90a"
 MATRIX = "cuda_wgmma_gemm_sm90a"
 Kernels = Callable[[str], list[Kernel]]
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 
 
 def control(kernel: Kernel, index: int, **fields: int) -> Kernel:

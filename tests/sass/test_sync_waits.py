@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
-
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.edit.edit import Editor
 from warploom.sass.edit.rederive import BlockState
 from warploom.sass.flow.aliasing import AliasMode, is_sync
 from warploom.sass.rules.verify import Verifier
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 KERNEL = "triton_attention_128x64_w8_s3_sm90"
 
 

@@ -14,8 +14,6 @@ from warploom.sass.decode.kernel import Kernel
 from warploom.sass.edit.edit import Editor
 from warploom.sass.timing.timing_model import ModelSettings, TimingModel
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 Fields = tuple[tuple[int, ...], tuple[Control, ...]]
 
 

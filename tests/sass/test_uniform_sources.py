@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
-
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.edit.edit import Editor
 from warploom.sass.edit.rederive import BlockState
@@ -14,7 +12,6 @@ from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.flow.scoreboard import protected_sources
 from warploom.sass.rules.verify import Verifier
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 KERNEL = "triton_tma_gemm_sm90"
 WAITS = {"WAIT", "INHERITED_WAIT", "WAIT_BEFORE_EXIT"}
 

@@ -17,8 +17,6 @@ from warploom.sass.edit.edit import Editor
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import Verifier, verify
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 Verifiers = Callable[[Cubin, str, AliasMode], Verifier]
 STARTS = (
     "triton_softmax_1x4096_w8_s1",

@@ -22,8 +22,6 @@ from warploom.sass.decode.kernel import Kernel
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import Verifier
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 CUBINS = (
     "cuda_calls_sm90a",
     "cuda_cluster_sm90a",

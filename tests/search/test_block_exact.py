@@ -12,8 +12,6 @@ from warploom.sass.decode.cubin import Cubin
 from warploom.search.block_exact import BlockProblem, block_problem, solve
 from warploom.search.game import Game
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 
 def makespan(problem: BlockProblem, order: tuple[int, ...]) -> int | None:
     """The last issue time of an order when everything issues as early as it can; None: illegal."""

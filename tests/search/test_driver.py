@@ -14,8 +14,6 @@ from warploom.search.game import Candidate, Family, Game
 from warploom.search.play import Play, Player, next_legal
 from warploom.search.players import PLAYERS, Score
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.search.moves_made import moved
@@ -14,8 +13,6 @@ from warploom.sass.decode.cubin import Cubin
 from warploom.search.evolve import Evolution, evolve, listed
 from warploom.search.game import Game
 from warploom.search.play import Score
-
-pytestmark = pytest.mark.usefixtures("disassembled_once")
 
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
 

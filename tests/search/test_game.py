@@ -12,8 +12,6 @@ from warploom.sass.rules.verify import Verifier
 from warploom.search.actions import STEPS, Move, SetControl
 from warploom.search.game import MEMORY_MOVES, UNWANTED, Candidate, Family, Game, Refusal
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 SMALL = ("triton_rmsnorm_2x4096_w8_s2_sm90", "triton_batched_gemm_128x128x64_w8_s4_sm80")
 
 

@@ -15,8 +15,6 @@ from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Family, Game
 from warploom.search.players import PLAYERS, Annealing, Score, anneal
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
 COUNT = 25
 

@@ -17,8 +17,6 @@ from warploom.search.lineage import Base, Step, make_base, ordered, prove
 from warploom.search.players import PLAYERS, Score
 from warploom.search.tournament import BaseModel, tournament
 
-pytestmark = pytest.mark.usefixtures("disassembled_once")
-
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
 MODE = AliasMode.TRITON
 

@@ -27,13 +27,12 @@ from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError, WarploomError
 from warploom.files import cache_folder, keep, read_kept
-from warploom.perf.replay import cycles_of, replay
+from warploom.perf.replay import RULES, replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Program
 
 SHALLOW = 2  # slots: one is filled while one is read
 EQUAL = 0.002  # of the pace: less is no difference
-REPLAY_VERSION = 1  # of the replay's rules: choices made by other ones are not used
 
 
 def chosen_kernel(
@@ -54,7 +53,7 @@ def chosen_kernel(
     """
     asked = search or Search()
     table = costs(gpu)
-    text = repr((VERSION, REPLAY_VERSION, str(program), launch, table, asked, registers))
+    text = repr((VERSION, RULES, str(program), launch, table, asked, registers))
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
     kept = (cache or cache_folder()) / "chosen" / f"{key}.json"
     if (data := read_kept(kept)) is not None:
@@ -90,7 +89,7 @@ def paced(
 ) -> float:
     """Cycles an iteration of all loops, by the replay of what the schedule compiles to."""
     built = build(program, schedule, cache=cache)
-    return cycles_of(replay(program, schedule, built.cubin, gpu))
+    return replay(program, schedule, built.cubin, gpu).cycles
 
 
 def shallow(schedule: KernelSchedule) -> KernelSchedule:

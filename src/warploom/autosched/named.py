@@ -21,21 +21,28 @@ from warploom.tile import Loop, Op, Program
 # that a launch reserves (registers at entry times threads) once setmaxnreg has moved it.
 REGISTERS = {1: (40, 232), 2: (24, 240), 3: (32, 160), 4: (24, 112)}
 
+LEAST = 24  # registers of a producer thread
 
-def groups(compute: int, registers: tuple[int, int] | None = None) -> tuple[Group, ...]:
+
+def groups(
+    compute: int, registers: tuple[int, int] | None = None, resident: int = 1
+) -> tuple[Group, ...]:
     """A producer warp group and `compute` consumers with the register split that fits them.
 
-    `registers` is (producer, consumer) where the usual split does not fit.
+    `registers` is (producer, consumer) where the usual split does not fit; `resident` blocks share
+    the registers of an SM.
     """
     if compute not in REGISTERS:
         raise InputError(f"{compute} compute groups: expected one of {sorted(REGISTERS)}")
-    producer, consumer = registers or REGISTERS[compute]
     # What a block has at entry, in multiples of 8 a thread; asking for more waits for ever.
-    pool = (compute + 1) * entry_registers((compute + 1) * WARP_GROUP)
+    pool = (compute + 1) * entry_registers((compute + 1) * WARP_GROUP, resident=resident)
+    producer, consumer = registers or REGISTERS[compute]
+    if registers is None and producer + compute * consumer > pool:
+        producer, consumer = LEAST, (pool - LEAST) // compute // 8 * 8
     if producer + compute * consumer > pool or producer % 8 or consumer % 8:
         raise InputError(
             f"registers {producer} and {compute} x {consumer}: expected multiples of 8 that add up "
-            f"to at most {pool} (256 where two blocks share an SM)"
+            f"to at most {pool} with {resident} block{'s' * (resident > 1)} on an SM"
         )
     return (
         Group("load", 4, producer),
@@ -46,24 +53,24 @@ def groups(compute: int, registers: tuple[int, int] | None = None) -> tuple[Grou
 def write(
     program: Program,
     loop: Loop,
-    compute: int,
+    own: tuple[Group, ...],
     depth: int,
     order: Sequence[tuple[str, int]],
     shift: int = 0,
-    registers: tuple[int, int] | None = None,
     copies: Mapping[str, int] | None = None,
 ) -> Schedule:
-    """A schedule of one loop from an order of (node label or "release RING", stage) pairs.
+    """A schedule of one loop from an order of (node label or "release RING", stage) pairs, for the
+    warp groups `own`: the producer and the others.
 
     `copies` of register tiles by name (`passes.copies`); `shift` places group g's order g * shift
     positions later: that gives the groups their turns.
     """
+    compute = len(own) - 1
     interval = len(order) + max(0, compute - 1) * shift
     time: dict[str, int] = {}
     group: dict[str, str] = {}
     release: dict[str, int] = {}
     loads = matmul_loads(program, loop)
-    own = groups(compute, registers)
     for place_, op in enumerate(loads):
         if f"{op.label}" not in dict(order):
             time[op.label], group[op.label] = place_ % interval, own[0].name
@@ -98,35 +105,40 @@ def multistage(
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
-    `in_flight` matmuls of the last op stay unfinished across the back edge (0: drain every
-    iteration, as ThunderKittens' template does). `early_release`: a slot is given back before the
-    first op that needs what was made of it, where the group waits anyway, not at the iteration's
-    end.
+    With `in_flight` the last matmul stays unfinished across the back edge, where nothing after it
+    touches its result (0: drain every iteration, as ThunderKittens' template does): its slots go
+    back behind the first matmul of the next iteration. `early_release`: a slot is given back before
+    the first op that needs what was made of it, where the group waits anyway, not at the
+    iteration's end.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
+    own = groups(compute, registers, launch.resident)
+    program = placement.program
     for loop in program.loops():
         ops = _placed(program, loop, placement)
         order = [(op.label, 0) for op in ops]
         reader = {
-            ring: max(op.id for op in ops if any(v.name in names for v in op.srcs))
+            ring: max(op.id for op in _readers(placement, ops, names))
             for ring, names in _rings(placement, loop).items()
         }
         last = max((op.id for op in ops if op.kind == "mma"), default=-1)
-        position = 0 if in_flight == 0 else 1
+        sums = {op.dst for op in ops if op.id == last}
+        rests = all(sums.isdisjoint((op.dst, *op.srcs)) for op in ops if op.id > last)
+        position = 1 + next((n for n, op in enumerate(ops) if op.kind == "mma"), 0)
         by_label = {op.label: op for op in ops}
         for ring, op in sorted(reader.items()):
-            stays = in_flight and op == last and ops[-1].id == last
+            stays = in_flight and op == last and rests
             if stays:
                 order.insert(position, (f"release {ring}", 1))
             elif early_release:
-                own = next(other for other in ops if other.id == op)
-                after = [label for label, _ in order].index(own.label)
-                place_ = _first_toucher(placement, order, by_label, own, after)
+                last_reader = next(other for other in ops if other.id == op)
+                after = [label for label, _ in order].index(last_reader.label)
+                place_ = _first_toucher(placement, order, by_label, last_reader, after)
                 order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
-        loops[loop.index] = write(program, loop, compute, depth, order, registers=registers)
+        loops[loop.index] = write(program, loop, own, depth, order)
     return KernelSchedule("multistage", loops, launch)
 
 
@@ -157,7 +169,9 @@ def overlapped(
     the end of the iteration, where the tensor core would wait for it.
     """
     placement = place(program, launch.split, compute)
+    program = placement.program
     loops: dict[str, Schedule] = {}
+    own = groups(compute, registers, launch.resident)
     for loop in program.loops():
         ops = _placed(program, loop, placement)
         matmuls = [op for op in ops if op.kind == "mma"]
@@ -173,14 +187,14 @@ def overlapped(
         order += [(op.label, 0) for op in ops if op.kind != "mma" and op not in before]
         by_label = {op.label: op for op in ops}
         for ring, names in _rings(placement, loop).items():
-            reader = [op for op in ops if any(v.name in names for v in op.srcs)][-1]
+            reader = _readers(placement, ops, names)[-1]
             after = [label for label, _ in order].index(reader.label) if before else 0
             place_ = _first_toucher(placement, order, by_label, reader, after)
             order.insert(place_, (f"release {ring}", 1 if reader is last else 0))
         shift = len(matmuls) if pingpong else 0
         left = last.srcs[0].name
         named = {left: copies} if copies > 1 and not placement.is_shared(last.srcs[0]) else {}
-        loops[loop.index] = write(program, loop, compute, depth, order, shift, registers, named)
+        loops[loop.index] = write(program, loop, own, depth, order, shift, named)
     return KernelSchedule("overlapped" + ("-pingpong" if pingpong else ""), loops, launch, pingpong)
 
 
@@ -192,6 +206,11 @@ def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:
         and op.id in placement.fusion.kept
         and not (op.dst is not None and placement.is_shared(op.dst))
     ]
+
+
+def _readers(placement: Placement, ops: Sequence[Op], names: Sequence[str]) -> list[Op]:
+    """The ops that read one of the loaded tiles `names` in its slot."""
+    return [op for op in ops if any(var.name in names for var in placement.slots_read(op))]
 
 
 def _first_toucher(

@@ -141,6 +141,7 @@ def loop_problem(program: Program, launch: LaunchPlan, table: CostTable, name: s
     """
     plan = launch if launch.split else launch.with_options(split=row_axis(program))
     placement = place(program, plan.split, _parts_of(program, plan))
+    program = placement.program
     fixed = fixed_bytes(placement, plan)
     for loop in (loop for loop in program.loops() if name in ("", loop.index)):
         found = _extracted(placement, plan, table, fixed, loop)
@@ -201,6 +202,7 @@ def _solved(
     cache: Path | None,
 ) -> KernelSchedule:
     placement = place(program, plan.split, parts)
+    program = placement.program
     fixed = fixed_bytes(placement, plan)
     extracted = partial(_extracted, placement, plan, table, fixed)
     problems = [extracted(loop) for loop in program.loops()]
@@ -298,7 +300,7 @@ def assemble(
     registers: tuple[int, int] | None = None,
 ) -> KernelSchedule:
     """One kernel schedule from the schedules of its loops."""
-    own = groups(placement.parts, registers)
+    own = groups(placement.parts, registers, plan.resident)
     for name, answer in answers.items():
         need = max(g.registers for g in answer.groups if g.warps > 1)
         if need > own[1].registers:

@@ -31,9 +31,6 @@ def optimize(
         str, typer.Option(help="gpu, none, or auto: the GPU when there is one")
     ] = "auto",
     time_limit: Annotated[float, typer.Option(help="seconds of the solver, a loop")] = 10.0,
-    candidates: Annotated[
-        int, typer.Option(help="distinct schedules to build; the fastest measured is kept")
-    ] = 1,
     compare: Annotated[
         bool, typer.Option("--compare", help="compile every named schedule too, for the table")
     ] = False,
@@ -63,7 +60,6 @@ def optimize(
         schedule,
         measure,
         time_limit,
-        candidates,
         compare,
         effort or "",
     )

@@ -14,11 +14,10 @@ from warploom.derive.formula import frontend as f
 from warploom.derive.formula.frontend import build, tensor
 from warploom.derive.formula.graph import Diagram
 from warploom.errors import InputError
+from warploom.tile import dtype
 
 Settings = Mapping[str, Any]
 
-ELEMENTS = {"e4m3": "fp8", "e5m2": "fp8"}
-"""Element types of programs that this floor knows by another name."""
 IMPLEMENTATION = {
     "attention": (
         "dtype",
@@ -152,9 +151,7 @@ FORMULAS: dict[str, tuple[Callable[[Settings, Mapping[str, int]], Diagram], tupl
 
 def _element(settings: Settings) -> str:
     """This floor's name of the operands' type."""
-    given = settings.get("dtype", "bf16")
-    name = str(getattr(given, "name", given))
-    return ELEMENTS.get(name, name)
+    return dtype(settings.get("dtype", "bf16")).rate
 
 
 def _size(sizes: Mapping[str, int], dim: str, usual: int | None = None) -> int:

@@ -7,15 +7,17 @@ read outside gives NaN.
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from warploom.codegen.ir.source import CudaSource
-from warploom.emulate.build import compiled
+from warploom.emulate.build import MODEL, compiled
 from warploom.emulate.report import Fault, fault_of
 from warploom.emulate.source import as_cpp
 from warploom.runtime.encoding import decode, encode
@@ -24,7 +26,6 @@ from warploom.tile.dtypes import dtype
 from warploom.tile.interpret import bind, sizes
 
 CODES: dict[str, Any] = {"int32": np.int32, "bool": np.uint8, "fp32": np.float32}
-KINDS = ("bf16", "fp16", "e4m3", "e5m2", "fp32", "int32")  # as machine.h counts them
 GUARD = 64  # bytes around an array
 POISON = 0xFF
 SIDE_BY_SIDE = 4  # blocks, where a cluster has no more
@@ -137,6 +138,14 @@ class _Guarded:
         return decode(np.ascontiguousarray(self.array), dtype(self.kind)).astype(np.float32)
 
 
+@cache
+def kinds() -> list[str]:
+    """The element types of a tensor map by the machine's names, as `machine.h` counts them."""
+    found = re.search(r"enum Kind \{ (.*) \};", (MODEL / "machine.h").read_text())
+    assert found is not None
+    return found[1].split(", ")
+
+
 def _codes(values: NDArray[Any], kind: str) -> NDArray[Any]:
     if kind in CODES:
         return np.ascontiguousarray(values, CODES[kind])
@@ -177,8 +186,9 @@ def _map(parameter: Mapping[str, Any], array: _Guarded) -> Any:
     def five(items: Sequence[int]) -> list[int]:
         return [*items, *[1] * (5 - rank)]
 
+    number = kinds().index(f"k{parameter['dtype'].capitalize()}")
     packed = struct.pack(
-        "<Q4i5i5i5q", address, rank, array.element, parameter["swizzle"],
-        KINDS.index(parameter["dtype"]), *five(shape), *five(parameter["box"]), *five(pitches),
+        "<Q4i5i5i5q", address, rank, array.element, parameter["swizzle"], number,
+        *five(shape), *five(parameter["box"]), *five(pitches),
     )  # fmt: skip
     return ctypes.create_string_buffer(packed, 128)

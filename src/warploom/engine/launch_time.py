@@ -1,33 +1,40 @@
-"""How long a launch takes: its tasks on the GPU's SMs, from what one iteration of a loop takes.
+"""How long a launch takes: its tasks on the GPU's SMs, from what the machine code of one takes.
 
-    task    fill + sum over loops of iterations * cycles + drain
-    launch  the tasks in the order of the plan on the SMs, in rounds or the next free one
+    task    head + sum over loops of iterations * cycles + tail
+    launch  the tasks in the order of the plan on the SMs, in rounds or the next free one,
+            between the launch with its first copies and its last stores;
             no less than the bytes of its arrays at the rate of DRAM
+    clock   the highest at which the energy of all that leaves the power below its limit
 
-`cycles` come from the replay of the machine code (`perf.replay`). The fill is the way of a task's
-first operands into shared memory, the drain that of its results out of it and, in a pipelined
-order, of one iteration more; a plan that prefetches, or overlaps tasks, hides them from the next
-task. How many iterations a task has follows from its place in the grid, so causal masks and tails
-are as long as they are. Nothing here was fitted to a kernel; the costs are probes of the machine.
+Cycles come from the replay of the machine code (`perf.replay`), iterations from a task's place in
+the grid, so causal masks and tails are as long as they are. What is different among the bytes that
+all SMs ask L2 for at a time follows from the order of the tasks. The limit is that of short bursts
+(`power.burst`): a kernel that runs alone for longer gets `power.limit`. The costs are probes of the
+machine (bench/calibrate_schedule.py, bench/calibrate_launch.py), none was fitted to a kernel.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
-from math import prod
+from math import inf, prod
 
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import CheckFailed
 from warploom.kernels.select import Selected
+from warploom.machine import Machine
 from warploom.machine import load as load_machine
+from warploom.perf.replay import Ends, Prediction, Replay, Shared
 from warploom.schedule.model.costs import costs
-from warploom.tile import Index, Program
+from warploom.tile import Index, Loop, Op, Program
 
+MODEL = 2  # version of these rules: predictions by other ones are not used again
 KIB = 1024
-MOST_PLACES = 1 << 16  # of the grid, for which loops' iterations are counted one by one
+MOST_TASKS = 1 << 20  # whose places are counted one by one
+Place = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,10 @@ class LaunchTime:
     """Microseconds of a launch, and what it is made of.
 
     tasks, iterations   of all the launch, over all its loops
+    overhead            share of the tasks' cycles outside of their loops
     busy                share of the SMs' time, from the first to the last, in which they have tasks
     memory              microseconds that the arrays take at DRAM's rate: a floor
+    mhz                 the clock
     """
 
     microseconds: float
@@ -45,6 +54,7 @@ class LaunchTime:
     overhead: float
     busy: float
     memory: float
+    mhz: float
 
     @property
     def limits(self) -> str:
@@ -58,84 +68,275 @@ class LaunchTime:
         return "its loops"
 
 
-def launch_time(
-    selected: Selected, cycles: Mapping[str, float], sizes: Mapping[str, int], gpu: str
-) -> LaunchTime:
-    """The time of a launch at array sizes, from cycles an iteration by loop.
+@dataclass(frozen=True)
+class Launch:
+    """A kernel at array sizes on a GPU."""
 
-    Raises `CheckFailed` where iterations depend on numbers that a task reads from an array.
-    """
-    program, plan = selected.program, selected.launch
-    machine = load_machine(gpu)
-    extra = _ends(selected, cycles, gpu)
-    durations, order, iterations = _tasks(program, cycles, sizes, plan.reverse)
-    tasks = [durations[key] + extra for key in order]
-    places = machine.integer("sm.count") * plan.resident // max(1, plan.cluster[1])
-    whole = _makespan(tasks, places, plan.tile_scheduler == "dynamic")
-    clock = machine.value("clock.boost")
-    memory = _bytes(program, sizes) / machine.value("dram.copy_bandwidth") * 1e6
-    return LaunchTime(
-        max(whole / clock, memory),
-        len(tasks),
-        iterations,
-        extra * len(tasks) / (sum(tasks) or 1.0),
-        sum(tasks) / (places * whole or 1.0),
-        memory,
-    )
+    selected: Selected
+    sizes: Mapping[str, int]
+    gpu: str
 
+    @cached_property
+    def machine(self) -> Machine:
+        """The GPU's data."""
+        return load_machine(self.gpu)
 
-def _ends(selected: Selected, cycles: Mapping[str, float], gpu: str) -> float:
-    """Cycles of a task that are no iteration: until its first matmul, and after its last one."""
-    program, plan, table = selected.program, selected.launch, costs(gpu)
-    operands = {src.name for op in program.ops() if op.kind == "mma" for src in op.srcs[:2]}
-    first = [
-        prod(op.dst.type.shape) * op.dst.type.dtype.bytes
-        for op in program.ops()
-        if op.kind == "load" and op.dst is not None and op.dst.name in operands
-    ]
-    stored = [
-        prod(op.srcs[0].type.shape) * op.srcs[0].type.dtype.bytes
-        for op in program.ops()
-        if op.kind.startswith("store")
-    ]
-    fill = table.value("load.latency") + sum(first) / KIB * table.value("load.per_kib_all")
-    drain = table.value("store.latency") + sum(stored) / KIB * table.value("store.per_kib")
-    if plan.overlap_next_task:
-        return drain / 2
-    deep = max(cycles.values(), default=0.0)  # pipelined orders finish what they began ahead
-    return drain + deep / 2 + (0.0 if plan.task_rings else fill)
+    @property
+    def program(self) -> Program:
+        """What is launched."""
+        return self.selected.program
 
+    @property
+    def plan(self) -> LaunchPlan:
+        """How."""
+        return self.selected.launch
 
-def _tasks(
-    program: Program,
-    cycles: Mapping[str, float],
-    sizes: Mapping[str, int],
-    reverse: Sequence[str],
-) -> tuple[dict[tuple[int, ...], float], list[tuple[int, ...]], int]:
-    """Cycles by what tells tasks apart, that of every task in launch order, and all iterations."""
-    loops = program.loops()
-    needed = frozenset[str]().union(*(one.start.symbols() | one.stop.symbols() for one in loops))
-    if unknown := needed & {read.name for read in program.reads}:
-        raise CheckFailed(
-            f"{program.name}: iterations depend on {sorted(unknown)[0]}, read by tasks"
+    @property
+    def places(self) -> int:
+        """Clusters, or blocks without them, that run at a time."""
+        blocks = self.plan.cluster[1]
+        if blocks > 1:
+            return self.machine.integer(f"cluster.resident_{blocks}") * self.plan.resident
+        return self.machine.integer("sm.count") * self.plan.resident
+
+    @cached_property
+    def order(self) -> list[Place]:
+        """Places of all tasks in the grid, as blocks take them."""
+        extents = [max(0, extent.evaluate(self.sizes)) for _, extent in self.program.grid]
+        if prod(extents) > MOST_TASKS:
+            raise CheckFailed(f"{self.program.name}: too many tasks to count their iterations")
+        names = [name for name, _ in self.program.grid]
+        found = _in_bands(extents, self.plan) if self.plan.supergroup else _in_rows(extents)
+        far = [n for n, name in enumerate(names) if name in self.plan.reverse]
+        return [
+            tuple(extents[n] - 1 - at if n in far else at for n, at in enumerate(place))
+            for place in found
+        ]
+
+    def known(self, place: Place) -> dict[str, int]:
+        """Values of symbols for a task."""
+        names = (name for name, _ in self.program.grid)
+        return {**self.sizes, **dict(zip(names, place, strict=True))}
+
+    @cached_property
+    def trips(self) -> dict[Place, tuple[int, ...]]:
+        """Iterations of each loop, by place; raises where a task reads them from an array."""
+        loops = self.program.loops()
+        needed = frozenset[str]().union(
+            *(one.start.symbols() | one.stop.symbols() for one in loops)
         )
-    axes = [(name, max(0, extent.evaluate(sizes))) for name, extent in program.grid]
-    telling = [name for name, _ in axes if name in needed]
-    if prod(extent for name, extent in axes if name in needed) > MOST_PLACES:
-        raise CheckFailed(f"{program.name}: too many different tasks to count their iterations")
-    durations: dict[tuple[int, ...], float] = {}
-    trips: Counter[tuple[int, ...]] = Counter()
-    for place in product(*(range(extent) for name, extent in axes if name in needed)):
-        known = {**sizes, **dict(zip(telling, place, strict=True))}
-        count = [_trips(one.start, one.stop, known) for one in loops]
-        durations[place] = sum(
-            n * cycles.get(one.index, 0.0) for n, one in zip(count, loops, strict=True)
+        if unknown := needed & {read.name for read in self.program.reads}:
+            raise CheckFailed(
+                f"{self.program.name}: iterations depend on {sorted(unknown)[0]}, read by tasks"
+            )
+        telling = [n for n, (name, _) in enumerate(self.program.grid) if name in needed]
+        counted: dict[Place, tuple[int, ...]] = {}
+        found: dict[Place, tuple[int, ...]] = {}
+        for place in self.order:
+            key = tuple(place[n] for n in telling)
+            if key not in counted:
+                known = self.known(place)
+                counted[key] = tuple(_trips(one.start, one.stop, known) for one in loops)
+            found[place] = counted[key]
+        return found
+
+    def shared(self) -> Shared:
+        """Of each load, the share of what all SMs ask for at a time that is different."""
+        axes = {name for name, _ in self.program.grid}
+        first = self.order[: self.places * self.plan.cluster[1]]
+        found: dict[str, float] = {}
+        for op, around in _loads(self.program):
+            used = frozenset[str]().union(*(span.start.symbols() for span in op.spans))
+            used |= frozenset[str]().union(*(one.start.symbols() for one in around))
+            used &= axes
+            telling = [n for n, (name, _) in enumerate(self.program.grid) if name in used]
+            apart = {tuple(place[n] for n in telling) for place in first}
+            found[op.label] = len(apart) / max(1, len(first))
+        return found
+
+    def time(self, replay: Replay, burst: bool = True) -> LaunchTime:
+        """The time of the launch, from what its machine code takes.
+
+        burst   the clock is that of a few milliseconds; otherwise that of a long run
+        """
+        table, loops = costs(self.gpu), list(replay.loops.values())
+        index = [loop.index for loop in self.program.loops()]
+        at = [index.index(one.loop) for one in loops]
+        ends = _of_a_task(replay.ends, self._fill())
+        stored = self._stored() / KIB * table.value("store.per_kib_all")
+
+        def cycles(trips: Sequence[int]) -> float:
+            inside = sum(
+                max(0, trips[n] - one.ahead) * one.cycles for n, one in zip(at, loops, strict=True)
+            )
+            return max(inside + ends, stored)
+
+        tasks = [cycles(self.trips[place]) for place in self.order]
+        blocks = self.plan.cluster[1]
+        clusters = tasks[::blocks] if blocks > 1 else tasks
+        whole = _makespan(clusters, self.places, self.plan.tile_scheduler == "dynamic")
+        iterations = sum(sum(self.trips[place]) for place in self.order)
+        around = self._around(replay.ends)
+        mhz = self._clock(replay, whole + around, burst)
+        memory = self.bytes / self.machine.value("dram.copy_bandwidth") * 1e6
+        launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
+        return LaunchTime(
+            max((whole + around) / mhz + launch, memory),
+            len(tasks),
+            iterations,
+            ends * len(tasks) / (sum(tasks) or 1.0),
+            sum(clusters) / (self.places * whole or 1.0),
+            memory,
+            mhz,
         )
-        trips[place] = sum(count)
-    ranges = [range(e)[:: -1 if name in reverse else 1] for name, e in axes]
-    at = [number for number, (name, _) in enumerate(axes) if name in needed]
-    order = [tuple(place[n] for n in at) for place in product(*ranges)]
-    return durations, order, sum(trips[key] for key in order)
+
+    def _fill(self) -> float:
+        """Cycles until what is loaded once a task is there, where its slot has to be free first."""
+        table = costs(self.gpu)
+        waiting = [
+            prod(op.dst.type.shape) * op.dst.type.dtype.bytes
+            for op, around in _loads(self.program)
+            if not around and op.dst is not None and self.plan.task_rings.get(op.dst.name, 1) == 1
+        ]
+        if not waiting:
+            return 0.0
+        names = ("barrier.wait", "load.issue", "load.latency")
+        return sum(map(table.value, names)) + sum(waiting) / KIB * table.value("load.per_kib")
+
+    def _stored(self) -> float:
+        """Bytes that a task stores."""
+        return float(
+            sum(
+                prod(op.srcs[0].type.shape) * op.srcs[0].type.dtype.bytes
+                for op in self.program.ops()
+                if op.kind.startswith("store")
+            )
+        )
+
+    def _around(self, ends: Ends) -> float:
+        """Cycles before the first task and behind the last one."""
+        if not ends.begin:
+            return 0.0
+        table = costs(self.gpu)
+        sizes = [
+            prod(op.dst.type.shape) * op.dst.type.dtype.bytes
+            for op, _ in _loads(self.program)
+            if op.dst is not None
+        ]
+        load = table.at("high").value("load.latency") + sum(sizes) / KIB * table.value(
+            "load.per_kib_all"
+        )
+        store = table.value("store.latency") + self._stored() / KIB * table.value("store.per_kib")
+        return ends.begin + load + store
+
+    def _clock(self, replay: Replay, cycles: float, burst: bool) -> float:
+        """MHz at which the launch takes no more power than the limit allows."""
+        machine = self.machine
+        top = machine.value("clock.boost")
+        if "energy.exponent" not in machine.quantities or not cycles:
+            return top
+        shared = self.shared()
+
+        def one(name: str) -> float:
+            return machine.value(f"energy.{name}")
+
+        label = [loop.index for loop in self.program.loops()]
+        picojoules = 0.0
+        for loop in replay.loops.values():
+            times = sum(self.trips[place][label.index(loop.loop)] for place in self.order)
+            each = sum(count * one(name) for name, count in loop.events.items())
+            loads = [op for op, around in _loads(self.program) if loop.loop in _indices(around)]
+            for op in loads:
+                assert op.dst is not None
+                size = prod(op.dst.type.shape) * op.dst.type.dtype.bytes
+                each += size * shared[op.label] * (one("l2") - one("copy"))
+            picojoules += times * each
+        picojoules += len(self.order) * self._stored() * one("store")
+        if any(loop.events.get("matmul") for loop in replay.loops.values()):
+            top = min(top, machine.value("clock.tensor"))
+        limit = machine.value("power.burst" if burst else "power.limit")
+        room = limit - machine.value("power.static")
+        exponent = machine.value("energy.exponent")
+        boost = machine.value("clock.boost")
+        # watts(f) = chip * f ** (exponent + 1) + DRAM's, which goes with the rate only
+        chip = 1e-12 * picojoules * 1e6 / cycles  # watts a MHz at the highest clock
+        dram = 1e-12 * self.bytes * one("dram") * 1e6 / cycles
+        low, high = 0.0, top
+        for _ in range(40):
+            f = (low + high) / 2
+            fits = f * (chip * (f / boost) ** exponent + dram) <= room
+            low, high = (f, high) if fits else (low, f)
+        return low if high < top else top
+
+    @cached_property
+    def bytes(self) -> float:
+        """Of the arrays that the program loads from or stores to, each once."""
+        used = {op.array.name for op in self.program.ops() if op.array is not None}
+        return float(
+            sum(
+                prod(self.sizes[dim] for dim in one.dims) * one.dtype.bytes
+                for one in self.program.arrays
+                if one.name in used
+            )
+        )
+
+
+def at_bounds(cycles: Mapping[str, float]) -> Replay:
+    """Loops at their bounds, and nothing around them."""
+    return Replay({n: Prediction(n, one, round(one), "", 0) for n, one in cycles.items()}, Ends())
+
+
+def _of_a_task(ends: Ends, fill: float) -> float:
+    """Cycles of a task outside of its steady loops; `fill` runs beside the tail."""
+    if ends.tail == inf:  # a block has one task
+        return ends.begin + ends.between + ends.finish
+    return max(ends.tail, fill) + ends.head + ends.between
+
+
+def _loads(program: Program) -> list[tuple[Op, tuple[Loop, ...]]]:
+    """Loads with the loops around them, the outermost first."""
+    found: list[tuple[Op, tuple[Loop, ...]]] = []
+
+    def visit(body: Sequence[Op | Loop], around: tuple[Loop, ...]) -> None:
+        for item in body:
+            if isinstance(item, Loop):
+                visit(item.body, (*around, item))
+            elif item.kind == "load":
+                found.append((item, around))
+
+    visit(program.body, ())
+    return found
+
+
+def _indices(loops: Sequence[Loop]) -> set[str]:
+    return {loop.index for loop in loops}
+
+
+def _in_rows(extents: Sequence[int]) -> list[Place]:
+    return list(product(*map(range, extents)))
+
+
+def _in_bands(extents: Sequence[int], plan: LaunchPlan) -> list[Place]:
+    """Places of a super-grouped launch: `supergroup` rows at a time, column after column."""
+    outer = extents[:-2] if plan.grouped == "row" else list[int]()
+    before = [prod(extents[:-1])] if plan.grouped == "all" else [extents[-2]]
+    height, width = before[0], extents[-1]
+    plane: list[tuple[int, int]] = []
+    for band in range(0, height, plan.supergroup):
+        rows = range(band, min(band + plan.supergroup, height))
+        plane += [(row, col) for col in range(width) for row in rows]
+    found: list[Place] = []
+    for place in product(*map(range, outer)):
+        for row, col in plane:
+            if plan.grouped == "row":
+                found.append((*place, row, col))
+                continue
+            rest, split = row, list[int]()
+            for extent in reversed(extents[:-1]):
+                rest, at = divmod(rest, extent)
+                split.append(at)
+            found.append((*reversed(split), col))
+    return found
 
 
 def _trips(start: Index, stop: Index, known: Mapping[str, int]) -> int:
@@ -152,15 +353,3 @@ def _makespan(tasks: Sequence[float], places: int, dynamic: bool) -> float:
     for task in tasks:
         heapq.heapreplace(ends, ends[0] + task)
     return max(ends, default=0.0)
-
-
-def _bytes(program: Program, sizes: Mapping[str, int]) -> float:
-    """Of the arrays that the program loads from or stores to, each once."""
-    used = {op.array.name for op in program.ops() if op.array is not None}
-    return float(
-        sum(
-            prod(sizes[dim] for dim in one.dims) * one.dtype.bytes
-            for one in program.arrays
-            if one.name in used
-        )
-    )

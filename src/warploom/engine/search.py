@@ -30,13 +30,13 @@ from warploom import toolchain
 from warploom.codegen.compile.build import program_key
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.engine.launch_time import launch_time
+from warploom.engine.launch_time import MODEL, Launch, at_bounds
 from warploom.engine.points import Point, Space, orders, plans
 from warploom.engine.store import PointStore, Row
 from warploom.errors import ToolMissing, WarploomError
 from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
-from warploom.perf.replay import machine_bound, replay
+from warploom.perf.replay import RULES, machine_bound, replay
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import costs
 
@@ -270,7 +270,8 @@ class _Search:
         told = json.dumps(point.to_json())
         if point.order == SOLVED:
             told += f" in {self.space.seconds:g} s"
-        return self.programs[point.settings], told, sizes, self.gpu, self.compiler
+        machine = f"{self.gpu}, model {MODEL}.{RULES}"
+        return self.programs[point.settings], told, sizes, machine, self.compiler
 
 
 def compiler() -> str:
@@ -290,15 +291,18 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
             return {"pruned": True, "bound": bound}
         built = selected.build()
         assert isinstance(selected.schedule, KernelSchedule)
-        found = replay(selected.program, selected.schedule, built.cubin, gpu)
-        cycles = {loop: one.cycles for loop, one in found.items()}
-        time_ = launch_time(selected, cycles, sizes, gpu)
+        launch = Launch(selected, sizes, gpu)
+        found = replay(
+            selected.program, selected.schedule, built.cubin, gpu, shared=launch.shared()
+        )
+        time_ = launch.time(found)
     except WarploomError as error:
         return {"refused": str(error)}
     return {
         "predicted": time_.microseconds,
         "bound": bound,
-        "cycles": cycles,
+        "cycles": {loop: one.cycles for loop, one in found.loops.items()},
+        "mhz": time_.mhz,
         "limits": time_.limits,
         "busy": time_.busy,
         "overhead": time_.overhead,
@@ -324,9 +328,8 @@ def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     assert isinstance(schedule, KernelSchedule)
     placement = place(program, schedule.launch.split, len(schedule.compute))
     cycles: dict[str, float] = {}
-    for loop in program.loops():
+    for loop in placement.program.loops():
         problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
         cycles[loop.index] = float(machine_bound(lower_bounds(problem.graph, problem.target))[0])
-    ideal = launch_time(selected, cycles, sizes, gpu)
-    loops = (1.0 - ideal.overhead) * ideal.busy * ideal.microseconds
-    return max(ideal.memory, loops)
+    ideal = Launch(selected, sizes, gpu).time(at_bounds(cycles))
+    return max(ideal.memory, ideal.busy * ideal.microseconds)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from warploom.autosched.portfolio import portfolio
 from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
@@ -58,7 +57,7 @@ def choose(
     if settings.searches:
         usable, trials, keys = _searched(settings, measuring, say)
     for name, offer in () if usable else _offers(settings, say):
-        if usable and not settings.compares and name not in (usable[0].selected.name, SOLVE):
+        if usable and not settings.compare and name not in (usable[0].selected.name, SOLVE):
             break  # the other names are there for when none before them is of use
         found = _tried(name, offer, settings, say)
         usable += [found] if isinstance(found, Usable) else []
@@ -122,13 +121,6 @@ def _remember(timed: list[Usable], keys: Keys) -> None:
 def _offers(settings: OptimizeSettings, say: Say) -> Iterator[Offer]:
     """Schedules by name, the most promising first."""
     search = Search(seconds=settings.seconds, replayed=True)
-    if settings.candidates > 1:
-        first = _select(settings, "multistage", search, say)
-        say(f"solving for {settings.candidates} candidates, at most {settings.seconds:g} s each")
-        plan = first.launch
-        for one in portfolio(first.program, plan, settings.gpu, search, settings.candidates):
-            yield one.name, replace(first, name=one.name, schedule=one.schedule)
-        return
     if settings.schedule != BEST:
         if settings.schedule == SOLVE:
             _say_solving(settings, say)
@@ -137,7 +129,7 @@ def _offers(settings: OptimizeSettings, say: Say) -> Iterator[Offer]:
         return
     first = _select(settings, DEFAULT, search, say)
     yield first.name, first
-    if isinstance(first.schedule, SimtSchedule) or (first.tuned and not settings.compares):
+    if isinstance(first.schedule, SimtSchedule) or (first.tuned and not settings.compare):
         return
     # A variant's name is none of these: all of them are others.
     for name in (SOLVE, *(name for name in NAMES if name not in (SOLVE, first.name))):
@@ -195,7 +187,7 @@ def _replayed(selected: Selected, built: Built, gpu: str) -> Mapping[str, object
     try:
         found: Mapping[str, Prediction] = replay(
             selected.program, selected.schedule, built.cubin, gpu
-        )
+        ).loops
     except CheckFailed as error:
         return {"unpredicted": str(error)}
     return {"predicted": found}

@@ -22,9 +22,10 @@ from warploom.derive.lower.boxes import clean
 from warploom.derive.lower.lower import programs
 from warploom.errors import InputError
 from warploom.tile import Program
+from warploom.tile.dtypes import HALVES
 
 BAND = 8  # rows of tasks a band, as the library's GEMM
-ELEMENTS = ("bf16", "fp16")  # element types the emitter has matrix products for in any order
+ELEMENTS = HALVES  # element types the emitter has matrix products for in any order
 
 
 @dataclass(frozen=True)

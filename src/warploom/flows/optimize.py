@@ -93,8 +93,7 @@ def _derivation(settings: OptimizeSettings, selected: Selected) -> str:
 
 def check_rate(measured: Measured, program: Program, gpu: str) -> None:
     """Raise `CheckFailed` for a time in which the GPU's tensor cores cannot have done the work."""
-    operands = {op.srcs[0].type.dtype.name for op in program.ops() if op.kind == "mma"}
-    names = {"fp8" if name in ("e4m3", "e5m2") else name for name in operands}
+    names = {op.srcs[0].type.dtype.rate for op in program.ops() if op.kind == "mma"}
     peak = max((load_machine(gpu).value(f"peak.tensor_{name}") for name in names), default=0.0)
     rate = measured.flops / measured.microseconds * 1e-6  # TFLOP/s, as the peak
     if peak and rate > peak:

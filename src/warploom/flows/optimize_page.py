@@ -22,7 +22,7 @@ def pictures(selected: Selected, gpu: str) -> list[str]:
         return []
     placement = place(program, schedule.launch.split, len(schedule.compute))
     result: list[str] = []
-    for loop in program.loops():
+    for loop in placement.program.loops():
         problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
         drawn = schedule.loops[loop.index]
         # Times of named and walked schedules are positions, not cycles: there is nothing to draw.

@@ -21,7 +21,6 @@ from warploom.objects import names_object
 from warploom.perf.replay import Prediction, cycles_of
 
 SCHEMA, VERSION = "warploom.optimize", 2
-MOST_CANDIDATES = 32
 BEST, SOLVE = "best", "solve"  # schedules to ask for: the best of several, the solver's
 WRITTEN = "written"  # status of a proof: the order is a person's, its times are no cycles
 Say = Callable[[str], None]
@@ -36,9 +35,8 @@ class OptimizeSettings:
                 the named schedule that suits its loops and the solver's. Or one by name
     measure     "gpu", "none", or "auto": the GPU when there is one
     seconds     of the solver, a loop
-    candidates  distinct schedules to build (`autosched.portfolio`): the fastest measured is kept,
-                or without a GPU the one whose machine code replays fastest
-    compare     compile the other named schedules too, for the table
+    compare     compile the other named schedules too: the fastest measured is kept, or without a
+                GPU the one whose machine code replays fastest
     effort      of the search for a user's own program (`engine.search`); "": normal
     """
 
@@ -48,7 +46,6 @@ class OptimizeSettings:
     schedule: str = BEST
     measure: str = "auto"
     seconds: float = 10.0
-    candidates: int = 1
     compare: bool = False
     effort: str = ""
 
@@ -59,16 +56,7 @@ class OptimizeSettings:
         own = names_object(self.name) and self.schedule == BEST
         return own and not self.compare
 
-    @property
-    def compares(self) -> bool:
-        """Whether every schedule on offer is tried, or only as many as it takes."""
-        return self.compare or self.candidates > 1
-
     def __post_init__(self) -> None:
-        if not 1 <= self.candidates <= MOST_CANDIDATES:
-            raise InputError(f"--candidates {self.candidates}: expected 1 to {MOST_CANDIDATES}")
-        if self.candidates > 1 and (self.schedule != SOLVE or self.compare):
-            raise InputError("--candidates goes with --schedule solve and without --compare")
         if self.compare and self.schedule != BEST:
             raise InputError(f"--compare goes with --schedule {BEST}, not {self.schedule}")
         if self.gpu not in GPU_ARCHITECTURES:

@@ -39,7 +39,10 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("clock.boost", "MHz", "highest SM clock"),
     ("clock.base", "MHz", "guaranteed SM clock"),
     ("clock.tensor", "MHz", "SM clock at which the datasheet states its tensor-core peaks"),
+    ("launch.gap", "us", "one launch to the next in a graph, of kernels that do nothing"),
     ("power.limit", "W", "board power limit"),
+    ("power.burst", "W", "power at which the clock is held in the first milliseconds of a load"),
+    ("power.static", "W", "board power while every SM sleeps"),
     # tensor core, dense
     ("tensor.fp64", "FLOP/clk/SM", "tensor core, fp64 operands"),
     ("tensor.tf32", "FLOP/clk/SM", "tensor core, tf32 operands, fp32 accumulation"),
@@ -80,6 +83,10 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("mbarrier.latency", "clk", "mbarrier arrival to a waiter's release, one way"),
     ("cluster.size_portable", "block", "largest cluster every part of the family accepts"),
     ("cluster.size_max", "block", "largest cluster with the non-portable attribute"),
+    *(
+        (f"cluster.resident_{size}", "cluster", f"clusters of {size} that run, a block an SM")
+        for size in range(2, 9)
+    ),
     # memory levels, nearest first
     ("smem.per_sm", "B", "shared memory of one SM, reserved part included"),
     ("smem.per_block_max", "B", "shared memory one block may ask for (opt-in)"),
@@ -104,10 +111,16 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     ("dram.latency", "clk", "global load that misses L2, load to use"),
     ("dram.bandwidth", "B/s", "device-memory bandwidth by the datasheet"),
     ("dram.copy_bandwidth", "B/s", "measured large copy, bytes read plus bytes written"),
-    # energy to move data
+    # energy to move data and to compute, at the highest clock
     ("energy.dram", "pJ/B", "device memory to the chip"),
     ("energy.l2", "pJ/B", "L2 to an SM"),
     ("energy.smem", "pJ/B", "shared memory to registers"),
+    ("energy.copy", "pJ/B", "L2 to an SM, of bytes that several SMs ask for at a time"),
+    ("energy.store", "pJ/B", "bulk store from an SM to L2"),
+    ("energy.operands", "pJ/B", "shared memory to the tensor cores"),
+    ("energy.matmul", "pJ/clk", "tensor cores of one SM at full rate, operands not counted"),
+    ("energy.instruction", "pJ/warp-instruction", "arithmetic of 32 lanes"),
+    ("energy.exponent", "1", "energy on the chip goes with (clock / boost) to this power"),
     # bulk copies
     ("tma.rank_max", "1", "dimensions of a tensor map"),
     ("tma.box_dim_max", "element", "largest box extent in each dimension"),

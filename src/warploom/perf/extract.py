@@ -230,7 +230,7 @@ class _Extractor:
         local = self.placement.local(op.dst.type)
         a, b = op.srcs[:2]
         dtype = a.type.dtype
-        busy = costs.tensor(_flops(op) // self.placement.parts, _rate_name(dtype.name))
+        busy = costs.tensor(_flops(op) // self.placement.parts, dtype.rate)
         depth = a.type.size(contracted(op))
         read = prod(b.type.shape) * dtype.bytes
         if self.placement.is_shared(a):
@@ -343,10 +343,6 @@ class _Extractor:
 def _streams(node: Node) -> bool:
     """Whether results come element by element; a reduction's come at its end."""
     return OPS[node.op].group != "reduce"
-
-
-def _rate_name(dtype: str) -> str:
-    return "fp8" if dtype in ("e4m3", "e5m2") else dtype
 
 
 def _flops(op: Op) -> int:

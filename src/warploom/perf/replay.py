@@ -5,11 +5,12 @@ of the program is found in the cubin, one warp of each compute group runs it (`t
 and the gates are those of the block program:
 
     loads     one thread fills the rings in the order of its steps; a copy takes `load.latency` and
-              its time on the link: at an SM's own rate while the SM asks for less, on average, than
-              its share when all of them load, as they are not in step; always at that share in a
-              cluster, whose blocks wait for each other
+              its time on the link: an SM's own rate, or its share of L2's when all of them load.
+              Neighbours that ask for the same bytes are served together (`Shared`)
     slots     a ring's slot is filled again when every group gave it back
     turns     a group's turn begins when the one before passes it on
+
+Between the loops the warps take the usual way through the machine code, its gates open.
 
 Groups that begin together come to rest in one of few phases, and which one depends on when each
 begins. On the machine small differences move them out of the slow ones (of 25 traced orders of
@@ -20,9 +21,10 @@ is the fastest of several starts.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
-from math import ceil
+from itertools import pairwise
+from math import ceil, inf
 
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline
@@ -42,9 +44,11 @@ from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.perf.extract import extract
 from warploom.sass.decode.cubin import parse
-from warploom.sass.decode.kernel import decode
-from warploom.sass.flow.steady import steady_loops
-from warploom.sass.timing.costs import PartitionCosts
+from warploom.sass.decode.kernel import Kernel, decode
+from warploom.sass.decode.opcodes import Pipe
+from warploom.sass.flow.loops import natural_loops
+from warploom.sass.flow.steady import SteadyLoop, steady_loops, way_between
+from warploom.sass.timing.costs import hopper
 from warploom.sass.timing.partition import Partition
 from warploom.sass.timing.slots import Line, slots_of
 from warploom.schedule.model.bounds import Bounds, lower_bounds
@@ -52,23 +56,68 @@ from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.tile import Program
 
+RULES = 2  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
 KIB = 1024
 BOX = 128  # bytes of a row that one copy instruction brings
+WARPS = 4  # of a group
+MATMUL_ROWS = 64  # of the first operand of a matrix instruction
+OPERAND_BYTES = 32  # of a row that a matrix instruction reads
+BANK_BYTES, LANE_CYCLES = 128, 4  # of a warp's access of 32 bits a lane, and its cycles in the pipe
 WAITS = Wait | TurnWait
 SIGNALS = Release | TurnPass
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One loop: cycles an iteration in the steady state, and what no schedule can beat."""
+    """One loop: cycles an iteration in the steady state, and what no schedule can beat.
+
+    ahead   iterations of which a part runs before the steady state and the rest after it
+    events  what a block does in an iteration, by the names that `machine.keys` has behind "energy."
+    """
 
     loop: str
     cycles: float
     bound: int
     reason: str
     flops: int
+    ahead: int = 0
+    events: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Cycles outside of the steady loops; infinite where the code has no such way.
+
+    begin    from the kernel's entry to the first loop
+    between  from each loop to the next one, in the order of the program
+    tail     from the last loop to the end of its task
+    head     from there to the first loop of the next task
+    finish   from the last loop to the kernel's end
+    """
+
+    begin: float = 0.0
+    between: float = 0.0
+    tail: float = 0.0
+    head: float = 0.0
+    finish: float = 0.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Predictions by loop, in the order of the program, and what lies around the loops."""
+
+    loops: Mapping[str, Prediction]
+    ends: Ends
+
+    @property
+    def cycles(self) -> float:
+        """Cycles an iteration of all loops together."""
+        return cycles_of(self.loops)
+
+
+Shared = Mapping[str, float]  # share of all SMs' bytes of a load, by label, that L2 sends apart
 
 
 def replay(
@@ -77,16 +126,19 @@ def replay(
     cubin: bytes,
     gpu: str = "h200",
     table: CostTable | None = None,
-    partition: PartitionCosts | None = None,
-) -> dict[str, Prediction]:
-    """Predictions by loop, of the machine code that `schedule` was built to.
+    shared: Shared | None = None,
+) -> Replay:
+    """What the walk of the machine code says that `schedule` was built to.
 
-    Raises `CheckFailed` where a loop of the program has no counterpart in the cubin, or where the
-    walk comes to a halt.
+    `shared` says of a load how much of what all SMs ask for at a time is different (1, unless it is
+    given: everything). Raises `CheckFailed` where a loop of the program has no counterpart in the
+    cubin, or where the walk comes to a halt.
     """
     block, chosen = lower(program, schedule), table or costs(gpu)
-    loops = [slots_of(loop) for loop in steady_loops(decode(parse(cubin, program.name)))]
+    kernel = decode(parse(cubin, program.name))
+    loops = steady_loops(kernel)
     found: dict[str, Prediction] = {}
+    passed: list[SteadyLoop] = []
     for loop in program.loops():
         copies = dict(schedule.loops[loop.index].params.get("copies", {}))
         problem = extract(
@@ -96,17 +148,24 @@ def replay(
         sections = [_section(block, loop.index, part) for part in range(block.placement.parts)]
         if not sections[0].steady or not any(isinstance(s, Issue) for s in sections[0].steady):
             continue
-        code, unroll = _counterpart(loops, sections[0], problem.graph)
+        steady, unroll = _counterpart(loops, sections[0], problem.graph)
+        passed.append(steady)
+        code = slots_of(steady)
         starts = [share * bounds.minimum for share in STARTS]
-        if len(sections) == 1:
+        if len(sections) * schedule.launch.resident == 1:
             starts = [0.0]
         cycles = min(
-            _pace(block, loop.index, code, unroll, start, chosen, partition) for start in starts
+            _pace(block, loop.index, code, unroll, start, chosen, shared or {}) for start in starts
         )
         found[loop.index] = Prediction(
-            loop.index, cycles, *machine_bound(bounds), problem.graph.flops
+            loop.index,
+            cycles,
+            *machine_bound(bounds),
+            problem.graph.flops,
+            len(sections[0].prologue),
+            _events(block, loop.index, code, unroll),
         )
-    return found
+    return Replay(found, _ends(kernel, passed, block) if passed else Ends())
 
 
 def machine_bound(bounds: Bounds) -> tuple[int, str]:
@@ -143,14 +202,14 @@ def _loader(block: BlockProgram, index: str) -> Pipeline:
 
 
 def _counterpart(
-    loops: Sequence[tuple[Line, ...]], section: Pipeline, graph: Graph
-) -> tuple[tuple[Line, ...], int]:
+    loops: Sequence[SteadyLoop], section: Pipeline, graph: Graph
+) -> tuple[SteadyLoop, int]:
     """The steady loop in the cubin, and iterations a pass: as many gates, signals and matmuls as
     the steps have, in the most similar order (the loop for few iterations has the same ones)."""
     wanted = _steps_as_tokens(section.steady, graph)
-    best: tuple[float, tuple[Line, ...], int] | None = None
+    best: tuple[float, SteadyLoop, int] | None = None
     for code in loops:
-        tokens = _code_as_tokens(code)
+        tokens = _code_as_tokens(slots_of(code))
         unroll, rest = divmod(len(tokens), len(wanted))
         if rest or sorted(tokens) != sorted(wanted * unroll):
             continue
@@ -197,6 +256,68 @@ def _code_as_tokens(code: Sequence[Line]) -> list[str]:
 # ---- the walk
 
 
+def _ends(kernel: Kernel, loops: Sequence[SteadyLoop], block: BlockProgram) -> Ends:
+    first, last = loops[0], loops[-1]
+    groups = block.placement.parts
+
+    def cycles(*ends: tuple[SteadyLoop | int, int | None]) -> float:
+        total = 0.0
+        for one, other in ends:
+            way = way_between(kernel, one, other)
+            total += inf if way is None else _walked(slots_of(way), groups)
+        return total
+
+    around = [
+        loop
+        for loop in natural_loops(kernel)
+        if all(one.header in loop.blocks and one.header != loop.header for one in (first, last))
+    ]
+    tail, head = inf, inf
+    if around:  # blocks take several tasks: the innermost loop around all others
+        task = min(around, key=lambda loop: len(loop.blocks))
+        tail, head = cycles((last, task.header)), cycles((task.header, first.header))
+    return Ends(
+        cycles((0, first.header)),
+        cycles(*((one, other.header) for one, other in pairwise(loops))),
+        tail,
+        head,
+        cycles((last, None)),
+    )
+
+
+def _walked(code: tuple[Line, ...], groups: int) -> float:
+    """Cycles of code outside of loops, by as many groups at a time, with its gates open."""
+    if not code:
+        return 0.0
+    walk = Partition([code] * groups, [0.0] * groups)
+    return max(own[0] for own in walk.run(1))
+
+
+def _events(
+    block: BlockProgram, index: str, code: tuple[Line, ...], unroll: int
+) -> Mapping[str, float]:
+    """What all groups do in an iteration, and the KiB that are loaded for it."""
+    found: dict[str, float] = {}
+
+    def add(name: str, count: float) -> None:
+        found[name] = found.get(name, 0.0) + count
+
+    groups = block.placement.parts / unroll
+    for slot, _ in code:
+        if slot.matmul:
+            rows = slot.matmul * hopper().columns + (0 if slot.from_registers else MATMUL_ROWS)
+            add("matmul", groups * slot.matmul)
+            add("operands", groups * rows * OPERAND_BYTES)
+        elif slot.pipe is Pipe.LSU:
+            add("smem", groups * WARPS * slot.occupancy * BANK_BYTES / LANE_CYCLES)
+        elif slot.reads:
+            add("instruction", groups * WARPS)
+    for step in _loader(block, index).steady:
+        if isinstance(step, Fill) and step.op.dst is not None:
+            add("copy", block.home(step.op.dst.name)[1].tile.bytes)
+    return found
+
+
 def _pace(
     block: BlockProgram,
     index: str,
@@ -204,12 +325,12 @@ def _pace(
     unroll: int,
     late: float,
     table: CostTable,
-    partition: PartitionCosts | None,
+    shared: Shared,
 ) -> float:
-    parts = block.placement.parts
+    groups = block.placement.parts * block.launch.resident
     passes = max(8, ITERATIONS // unroll)
-    gates = _Gates(block, index, table)
-    walk = Partition([code] * parts, [late * part for part in range(parts)], partition, gates)
+    gates = _Blocks([_Gates(block, index, table, shared) for _ in range(block.launch.resident)])
+    walk = Partition([code] * groups, [late * group for group in range(groups)], None, gates)
     ends = walk.run(passes)
     half = passes // 2
     return max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
@@ -220,11 +341,28 @@ def _uses(steps: Sequence[Step], ring: str) -> int:
     return sum(isinstance(step, Wait | Release) and step.ring == ring for step in steps)
 
 
+class _Blocks:
+    """Gates of the blocks that share an SM: groups of one, then those of the next."""
+
+    def __init__(self, blocks: Sequence[_Gates]) -> None:
+        self.blocks = blocks
+
+    def opens(self, group: int, number: int) -> float | None:
+        """As of the group's own block."""
+        block, part = divmod(group, self.blocks[0].parts)
+        return self.blocks[block].opens(part, number)
+
+    def signals(self, group: int, number: int, now: float) -> None:
+        """As of the group's own block."""
+        block, part = divmod(group, self.blocks[0].parts)
+        self.blocks[block].signals(part, number, now)
+
+
 class _Gates:
     """Loads, slots and turns of one loop, as `partition.Gates`."""
 
-    def __init__(self, block: BlockProgram, index: str, table: CostTable) -> None:
-        self.block, self.table = block, table
+    def __init__(self, block: BlockProgram, index: str, table: CostTable, shared: Shared) -> None:
+        self.block, self.table, self.shared = block, table, shared
         self.parts = block.placement.parts
         self.sections = [_section(block, index, part) for part in range(self.parts)]
         self.waits = [[s for s in one.steady if isinstance(s, WAITS)] for one in self.sections]
@@ -319,9 +457,12 @@ class _Gates:
                 elif isinstance(step, Fill):
                     size, issues = self._copy(step)
                     now += issues * self.table.value("load.issue")
-                    share = size / KIB * self.table.value("load.per_kib_all")
-                    together = self.block.launch.cluster[1] > 1
-                    link = max(link, now if together else now - share) + share
+                    apart = self.table.value("load.per_kib_all") * self.shared.get(
+                        step.op.label, 1.0
+                    )
+                    share = size / KIB * max(self.table.value("load.per_kib"), apart)
+                    share *= self.block.launch.resident
+                    link = max(link, now - share) + share
                     alone = now + size / KIB * self.table.value("load.per_kib")
                     arrived = max(alone, link) + self.table.value("load.latency")
                     complete = max(complete, arrived)

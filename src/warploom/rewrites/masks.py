@@ -76,8 +76,10 @@ def _only_sums(softmax: OnlineSoftmax, ops: list[Op]) -> bool:
     if carried & written != sums | {softmax.base.name}:
         return False
     packed = softmax.packed.dst
-    products = [op for op in ops if op.kind == "mma" and op.dst in softmax.sums]
-    return all(packed in op.srcs[:2] for op in products)
+    written_to = [op for op in ops if op.dst in (*softmax.sums, softmax.base)]
+    return all(
+        op in softmax.own or (op.kind == "mma" and packed in op.srcs[:2]) for op in written_to
+    )
 
 
 def _definitions(program: Program) -> Mapping[str, Op]:

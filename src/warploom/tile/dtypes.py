@@ -62,6 +62,11 @@ class DType:
             return (2 - 2.0**-self.mantissa) * 2.0 ** (1 - self.least)
         return (2 - 2.0 ** (1 - self.mantissa)) * 2.0 ** (2 - self.least)
 
+    @property
+    def rate(self) -> str:
+        """The name of its products' rate in machine data, where both 8-bit types have one."""
+        return "fp8" if self.is_float and self.bits == 8 else self.name
+
     def __str__(self) -> str:
         return self.name
 
@@ -78,6 +83,10 @@ BOOL = DType("bool", 8, "bool", "bool")
 
 # Types of programs.
 DTYPES: Mapping[str, DType] = {t.name: t for t in (FP32, BF16, FP16, E4M3, E5M2, INT32, BOOL)}
+# Names of the floating types of 16 and of 8 bits, which tensor cores multiply.
+HALVES, FP8 = (
+    tuple(t.name for t in DTYPES.values() if t.is_float and t.bits == bits) for bits in (16, 8)
+)
 # Types of a launch's buffers and scalars, where 32-bit integers also go by the name "i32".
 MEMORY: Mapping[str, DType] = {
     **{t.name: t for t in (FP64, FP32, BF16, FP16, E4M3, E5M2, INT32)},

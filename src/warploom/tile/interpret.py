@@ -73,13 +73,13 @@ def companies(
 
 
 def share_sum(op: Op, tiles: Sequence[Value]) -> list[Value]:
-    """Each task's part of the sum of the tasks' tiles, added in order and rounded each time; zeros
-    for tasks beyond its last part."""
+    """Each task's part of the sum of the tasks' fp32 tiles, added in order; zeros for tasks beyond
+    its last part."""
     assert op.dst is not None
     source, axis = op.srcs[0].type, op.srcs[0].type.names.index(op.axis)
     total = tiles[0]
     for tile in tiles[1:]:
-        total = np.asarray(round_to(source.dtype, total + tile), dtype=total.dtype)
+        total = total + tile
     shares = np.split(total, source.size(op.axis) // op.dst.type.size(op.axis), axis=axis)
     return shares + [np.zeros_like(shares[0])] * (len(tiles) - len(shares))
 

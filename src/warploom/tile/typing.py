@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.errors import InputError
-from warploom.tile.dtypes import BOOL, FP32, INT32
+from warploom.tile.dtypes import BOOL, FP8, FP32, HALVES, INT32
 from warploom.tile.ir import Array, Span, TileType
 from warploom.tile.ops import OpSpec
 
-# Element types the tensor cores multiply, and the type they add up in.
-MATMUL_TYPES = {"bf16": FP32, "fp16": FP32, "e4m3": FP32, "e5m2": FP32}
+MATMUL_TYPES = (*HALVES, *FP8)  # their products are added up in fp32
 
 
 def join_axes(types: Sequence[TileType]) -> tuple[tuple[str, int], ...]:
@@ -116,7 +115,7 @@ def matmul_type(a: TileType, b: TileType) -> TileType:
             f"a @ b of {a} and {b}: both must be one of {', '.join(MATMUL_TYPES)}; cast first"
         )
     axes = (*a.without(axis).axes, *b.without(axis).axes)
-    return TileType(MATMUL_TYPES[a.dtype.name], axes)
+    return TileType(FP32, axes)
 
 
 def slice_type(source: TileType, axis: str, start: int, size: int) -> TileType:

@@ -21,12 +21,8 @@ def pitch(cols: int) -> int:
 
 
 def crosses_rows(placement: Placement, op: Op) -> bool:
-    """Whether an op runs along the rows of a tile, which are spread over the warps."""
-    return (
-        OPS[op.kind].group in ("reduce", "scan")
-        and len(op.srcs[0].type.axes) == 2
-        and op.axis in placement.rows
-    )
+    """Whether an op runs along rows, which are spread over the warps."""
+    return OPS[op.kind].group in ("reduce", "scan") and op.axis in placement.rows
 
 
 def exchanges(placement: Placement, op: Op) -> bool:
@@ -46,7 +42,7 @@ def words(placement: Placement, op: Op) -> int:
         return 0
     kind = placement.oriented(placement.local(op.srcs[0].type))
     if crosses_rows(placement, op):
-        rows, cols = kind.shape
+        rows, cols = (*kind.shape, 1)[:2]
         blocks = rows // 64 if op.kind == "cumsum" else 1
         return WARPS * cols * blocks * (2 if op.kind == "argmax" else 1)
     if exchanges(placement, op):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from warploom.codegen.ir.block import BlockProgram, Role, Straight
 from warploom.codegen.ir.place import Placement
-from warploom.codegen.ir.steps import Issue, Join, Release, Run, Step
+from warploom.codegen.ir.steps import Issue, Join, Meet, Release, Run, Step
 from warploom.tile import Op
 
 
@@ -54,6 +54,8 @@ class Effects:
         assert started.dst is not None
         if isinstance(step, Release):
             return token.op in self.readers[step.ring] and token.age >= step.stage
+        if isinstance(step, Meet):
+            return step.tile in self._staged(started)
         if not isinstance(step, Run | Issue):
             return False
         reads = {var.name for var in self.placement.fusion.sources(step.op)}
@@ -66,6 +68,11 @@ class Effects:
         touched = result in reads | writes and same(result)
         operands = {var.name for var in started.srcs[:2]} & writes
         return touched or any(same(name) for name in operands)
+
+    def _staged(self, op: Op) -> set[str]:
+        """The tiles made in registers that a matmul reads from shared memory."""
+        first = 1 if self.placement.from_registers(op) else 0
+        return {var.name for var in op.srcs[first:2]} & set(self.placement.staged)
 
 
 def effects_of(block: BlockProgram, role: Role) -> Effects:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from warploom.codegen.ir.fuse import Fusion
 from warploom.errors import InputError
 from warploom.tile import BOOL, Op
+from warploom.tile.dtypes import FP8, HALVES
 from warploom.tile.ops import OPS
 
 PIPES: tuple[str, ...] = ("fma", "alu", "mufu")
@@ -117,7 +118,7 @@ def _instructions(op: Op, rows: frozenset[str]) -> tuple[float, float, float]:
     if op.kind == "cast":
         assert op.dst is not None
         return _cast(op.srcs[0].type.dtype.name, op.dst.type.dtype.name)
-    if op.kind in ALONG_ROWS and op.axis in rows and len(op.srcs[0].type.axes) == 2:
+    if op.kind in ALONG_ROWS and op.axis in rows:
         return ALONG_ROWS[op.kind]
     if op.kind not in INSTRUCTIONS:
         raise InputError(f"{op.where}: {op.kind} has no instruction count, so it cannot be timed")
@@ -129,9 +130,9 @@ def _cast(source: str, target: str) -> tuple[float, float, float]:
         return (0, 0, 0)
     if "int32" in (source, target):
         return (0, 0, 1)
-    if target in ("bf16", "fp16"):
+    if target in HALVES:
         return (0, 0.5, 0)  # F2FP packs two
-    if target in ("e4m3", "e5m2"):
+    if target in FP8:
         return (0, 0.75, 0)  # F2FP packs two, PRMT joins pairs
     return (0, 1, 0)
 

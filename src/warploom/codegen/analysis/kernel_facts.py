@@ -33,6 +33,7 @@ class KernelFacts:
     threads      of a block; `declared`: as many as its launch bounds say
     moves_registers  the groups give registers to one another once they run
     crossing     rings with a tile that is multicast over the cluster
+    read_by_lanes  rings with a tile that a group also reads into registers
     overwritten  sums that the first matmul overwrites
     loader       the code of the role that copies
     codes        the code of the compute roles: of one for all groups where they do the same
@@ -45,6 +46,7 @@ class KernelFacts:
     declared: int
     moves_registers: bool
     crossing: frozenset[str]
+    read_by_lanes: frozenset[str]
     overwritten: frozenset[str]
     loader: RoleCode
     codes: tuple[RoleCode, ...]
@@ -79,6 +81,12 @@ def kernel_facts(block: BlockProgram, arch: str = HOPPER) -> KernelFacts:
         declared_threads(block) if hopper else threads,
         hopper,
         frozenset(ring.name for ring in block.rings if crosses_blocks(program, plan, ring)),
+        frozenset(
+            ring.name
+            for op in program.ops()
+            if op.kind != "mma" and op.id in placement.fusion.kept
+            for ring in block.rings_read(op)
+        ),
         sums,
         role_code(block, loader, sums),
         tuple(role_code(block, role, sums) for role in _distinct(block)),

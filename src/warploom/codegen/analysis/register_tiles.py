@@ -16,10 +16,10 @@ from __future__ import annotations
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement
 from warploom.errors import InputError
 from warploom.tile import TileType, Var
+from warploom.tile.dtypes import FP8, HALVES
 
 COLUMN_GROUP = 8  # columns that the four lanes of a row hold two by two
-PACKED = ("bf16", "fp16")  # element types of which a register holds two
-FP8 = ("e4m3", "e5m2")
+PACKED = HALVES  # element types of which a register holds two
 
 
 class RegisterTiles:
@@ -73,6 +73,6 @@ class RegisterTiles:
 
     def part_rows(self, axis: str, size: int) -> int:
         """Rows from one group's part to the next along an axis of that size; 0: all have all."""
-        if axis != self.placement.split or self.placement.parts == 1:
+        if axis not in self.placement.splits or self.placement.parts == 1:
             return 0
         return size // self.placement.parts

@@ -21,7 +21,7 @@ from warploom.codegen.analysis.uniform import everywhere
 from warploom.codegen.analysis.voted_skip import skip_guard
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Section, Straight
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.ir.steps import Issue, OpStep, Run, Step, Wait
+from warploom.codegen.ir.steps import OpStep, Run, Step, Wait
 from warploom.tile import Loop, Op, Program
 
 # Ops that run along the columns have code of their own and are never left out.
@@ -327,7 +327,7 @@ def _by_iteration(block: BlockProgram, section: Pipeline) -> frozenset[str]:
     return frozenset(
         ring.name
         for step in section.steady
-        if isinstance(step, Issue)
+        if isinstance(step, OpStep)
         for ring in block.rings_read(step.op)
         if ring.name in waits and waits[ring.name] != step.stage
     )

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from warploom.codegen.analysis.cluster_reduce import BARRIERS, exchange_bytes, reduces_in_cluster
-from warploom.codegen.analysis.exchanges import region_bytes
+from warploom.codegen.analysis.exchanges import WORD, region_bytes
 from warploom.codegen.analysis.grid import TASK_SLOTS
 from warploom.codegen.analysis.stores import over_ring, panel_bytes, store_paths
 from warploom.codegen.ir.block import BlockProgram, Ring
-from warploom.codegen.ir.layout import ALIGNMENT
+from warploom.codegen.ir.layout import ALIGNMENT, CHUNK
 from warploom.codegen.ir.place import Placement
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
@@ -33,9 +33,10 @@ class SharedLayout:
     rings, full, empty   the slots of every ring and the first of its barriers
     panels               of stores; over an operand's slot where the plan says so
     scratch              what each group exchanges (`scratch_bytes` of each)
+    vectors              that each group shares among its threads (`vector_bytes` of each)
     parts                of sums over a cluster (`parts_bytes` of each group)
-    staged               operands made in registers, by variable, of the first group
-                         (`staged_bytes` of each)
+    staged               operands made in registers, by variable: those of all groups, then of the
+                         first group its own (`staged_bytes` of each)
     parts_full           barriers of the sums
     tasks                barriers and numbers of the tasks that are handed over
     total                bytes of the block, the alignment of its base included
@@ -48,6 +49,8 @@ class SharedLayout:
     panel_bytes: int
     scratch: int
     scratch_bytes: int
+    vectors: Mapping[str, int]
+    vector_bytes: int
     parts: int
     parts_bytes: int
     staged: Mapping[str, int]
@@ -78,13 +81,22 @@ def shared_layout(
     over = over_ring(plan, rings)
     panels_at = used.take(panels * groups) if over is None else slots[over.name]
     scratch_at = used.take(scratch * groups)
+    among = _Cursor()
+    kinds = {op.dst.name: op.dst.type for op in placement.program.ops() if op.dst is not None}
+    vectors = {
+        name: used.at + among.take(-(-kinds[name].shape[0] * WORD // CHUNK) * CHUNK)
+        for name in sorted(placement.spread)
+    }
+    used.take(among.at * groups)
     parts_at = used.take(parts * groups)
     if placement.staged:
         used.align(ALIGNMENT)
+    tiles = placement.staged.items()
+    room = {name: -(-tile.bytes // ALIGNMENT) * ALIGNMENT for name, tile in tiles}
+    staged = {name: used.take(room[name]) for name in room if name in placement.common}
     inside = _Cursor()
-    staged = {
-        name: used.at + inside.take(-(-tile.bytes // ALIGNMENT) * ALIGNMENT)
-        for name, tile in placement.staged.items()
+    staged |= {
+        name: used.at + inside.take(room[name]) for name in room if name not in placement.common
     }
     used.take(inside.at * groups)
     full: dict[str, int] = {}
@@ -98,8 +110,8 @@ def shared_layout(
     tasks = used.take(TASK_SLOTS * (2 * BARRIER_BYTES + TASK_BYTES) * dynamic)
     total = used.at + (BASE_ALIGNMENT if plan.resident == 1 else 0)
     found = SharedLayout(
-        slots, full, empty, panels_at, panels, scratch_at, scratch, parts_at, parts,
-        staged, inside.at, parts_full, tasks, total,
+        slots, full, empty, panels_at, panels, scratch_at, scratch, vectors, among.at,
+        parts_at, parts, staged, inside.at, parts_full, tasks, total,
     )  # fmt: skip
     _check_fit(found, placement, plan.resident, rings, arch)
     return found
@@ -131,6 +143,7 @@ def _check_fit(
     others = {
         "store panels": layout.panel_bytes,
         "exchanges": layout.scratch_bytes,
+        "vectors": layout.vector_bytes,
         "operands": layout.staged_bytes,
     }
     rest = "".join(f", {what} {n * placement.parts:,}" for what, n in others.items() if n)

@@ -88,9 +88,9 @@ def store_paths(
     for op in stores:
         through = through_shared(placement, plan, op)
         panels = _panels(placement, plan, op) if through else None
-        split = placement.parts > 1 and placement.split not in op.srcs[0].type.names
+        same = placement.parts > 1 and not placement.is_split(op.srcs[0].type)
         found[op.id] = StorePath(
-            panels, is_wide(placement, op), split, stores_beyond(program, plan, op)
+            panels, is_wide(placement, op), same, stores_beyond(program, plan, op)
         )
     slot = _operand_slot(placement, plan, rings)
     if slot is not None:
@@ -172,7 +172,7 @@ def _panels(placement: Placement, plan: LaunchPlan, op: Op) -> StorePanels:
             f"{op.where}: store add=True of {rows} x {cols} elements a group in panels of "
             f"{tile.rows} x {tile.cols}: these would add some twice; make the tile a multiple"
         )
-    slots = plan.store_panels
+    slots = min(plan.store_panels, len(found))
     return StorePanels(tile, found, transposed, slots, tile.panel_bytes, tile.panel_bytes * slots)
 
 

@@ -20,6 +20,7 @@ from warploom.codegen.cuda.emit_steps import StepCode
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import BOUNDED_WAIT, needed
+from warploom.codegen.cuda.prelude_simt import memory_type
 from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
@@ -30,6 +31,10 @@ from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.copies import extra_tiles
 from warploom.errors import InputError
 from warploom.tile import Var
+from warploom.tile.dtypes import HALVES, dtype
+
+# Device functions of sm_80 that read and write tiles in shared memory from registers.
+SLOT_READS = ("tile_offset", "load_matrix", "load_matrix_transposed", "read_left")
 
 
 def emit(block: BlockProgram, debug: bool = False) -> CudaSource:
@@ -51,7 +56,8 @@ class Printer:
         self.layout = facts.layout
         self.stores = any(path.panels is not None for path in self.facts.stores.values())
         self.helpers: dict[str, str] = {"barrier_wait": BOUNDED_WAIT} if debug else {}
-        self.helpers["tile_offset"] = SM80_PRELUDE["tile_offset"]
+        for name in SLOT_READS:
+            self.helpers[name] = SM80_PRELUDE[name]
         self.cluster = self.plan.cluster[1]
         self.parts = self.placement.parts
         self.reduces = reduces_in_cluster(self.program)
@@ -235,10 +241,20 @@ class Printer:
             lines.append(
                 f"void* const scratch = shared_raw + {shift} + part * {layout.scratch_bytes};"
             )
+        for op in self.program.ops():
+            if op.dst is not None and op.dst.name in layout.vectors:
+                name, word = op.dst.name, "int" if op.dst.type.dtype.name == "int32" else "float"
+                shift = f"(shared - smem_address(shared_raw)) + {layout.vectors[name]}"
+                lines.append(
+                    f"{word}* const {name}_shared = reinterpret_cast<{word}*>("
+                    f"shared_raw + {shift} + part * {layout.vector_bytes});"
+                )
         for name, at in layout.staged.items():
+            common = name in self.placement.common
+            own = "" if common else f" + part * {layout.staged_bytes}"
             lines += [
                 # Writes need the block's number in a cluster, descriptors must not have it.
-                f"const unsigned {name}_room = shared + {at} + part * {layout.staged_bytes};",
+                f"const unsigned {name}_room = shared + {at}{own};",
                 f"const unsigned {name}_staged = in_block({name}_room);",
             ]
         return lines
@@ -294,24 +310,15 @@ def _declared_note(facts: KernelFacts) -> list[str]:
     ]
 
 
-_POINTEE = {
-    "fp32": "float",
-    "int32": "int",
-    "bf16": "unsigned short",
-    "fp16": "unsigned short",
-    "e4m3": "E4m3",
-    "e5m2": "E5m2",
-    "bool": "unsigned char",
-}
-
-
 def _declaration(parameter: dict[str, Any]) -> str:
     kind = parameter["kind"]
     if kind == "map":
         return f"const __grid_constant__ TensorMap {parameter['name']}"
     if kind == "pointer":
         const = "" if parameter["written"] else "const "
-        return f"{const}{_POINTEE[parameter['dtype']]}* __restrict__ {parameter['array']}_data"
+        element = dtype(parameter["dtype"])
+        pointee = "unsigned short" if element.name in HALVES else memory_type(element)
+        return f"{const}{pointee}* __restrict__ {parameter['array']}_data"
     if kind == "stride":
         return f"long long {parameter['array']}_stride{parameter['dim']}"
     if kind == "counter":

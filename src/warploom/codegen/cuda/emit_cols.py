@@ -1,7 +1,8 @@
 """Code along the columns of register tiles: argmax, running sums, parts.
 
 A row's columns are spread over the 4 lanes of a quad, two neighbours of every eight each
-(`cuda.values`), so everything here ends with shuffles inside quads.
+(`cuda.values`), so everything here ends with shuffles inside quads. A vector along columns is one
+row, which all quads hold.
 """
 
 from __future__ import annotations
@@ -18,17 +19,25 @@ Names = dict[str, str]
 def _columns(values: Values, op: Op) -> int:
     """The columns of the source; raises when the op does not run along a tile's columns."""
     source = values.placement.oriented(op.srcs[0].type)
-    odd = source.shape[-1] % COLUMN_GROUP
-    if values.form(source) != "tile" or op.axis != source.names[1] or odd:
+    if source.shape[-1] % COLUMN_GROUP or op.axis != source.names[-1]:
         raise InputError(
             f"{op.where}: {op.kind} along {op.axis!r} of {source}: beside matmuls there is code "
             f"for tiles with a multiple of {COLUMN_GROUP} columns; other programs take a SIMT "
             "schedule"
         )
-    return source.shape[1]
+    return source.shape[-1]
+
+
+def _at(values: Values, op: Op, pair: str, which: str) -> At:
+    """Where a thread's element `which` (0 or 1) of the eight columns `pair` is."""
+    if values.form(op.srcs[0].type) == "col":
+        return At("col", i=f"(2 * {pair} + {which})")
+    return At("tile", "t", f"(4 * {pair} + 2 * h + {which})")
 
 
 def _loops(values: Values, op: Op, body: list[str]) -> list[str]:
+    if values.form(op.srcs[0].type) == "col":
+        return ["{", *[f"  {line}" for line in body], "}"]
     blocks = values.blocks(op.srcs[0].type)
     return [
         "#pragma unroll",
@@ -47,7 +56,8 @@ def argmax_lines(values: Values, op: Op, names: Names) -> list[str]:
     source = op.srcs[0]
     integer = source.type.dtype.name == "int32"
     word, least = ("FoundInt", "-2147483647 - 1") if integer else ("Found", "-INFINITY")
-    element = values.element(source, At("tile", "t", "(4 * j + 2 * h + i)"), names)
+    element = values.element(source, _at(values, op, "j", "i"), names)
+    place = "" if values.form(source.type) == "col" else "[t][h]"
     body = [
         f"{word} best{{{least}, 2147483647}};",
         "#pragma unroll",
@@ -57,7 +67,7 @@ def argmax_lines(values: Values, op: Op, names: Names) -> list[str]:
         f"{word}{{{element}, j * 8 + thread_col + i}});",
         "best = better(best, swap_with(best, 1));",
         "best = better(best, swap_with(best, 2));",
-        f"{c_name(op.dst.name)}[t][h] = best.place;",
+        f"{c_name(op.dst.name)}{place} = best.place;",
     ]
     return _loops(values, op, body)
 
@@ -68,12 +78,12 @@ def cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
     groups = _columns(values, op) // COLUMN_GROUP
     source = op.srcs[0]
     word = "int" if source.type.dtype.name == "int32" else "float"
-    low, high = (
-        values.element(source, At("tile", "t", f"(4 * j + 2 * h + {i})"), names) for i in (0, 1)
-    )
+    low, high = (values.element(source, _at(values, op, "j", str(i)), names) for i in (0, 1))
     into = c_name(op.dst.name)
     sums = ("before + low", "before + low + high")
-    if op.dst.type.dtype.name in PACKED:
+    if values.form(op.dst.type) == "col":
+        written = [f"  {into}[2 * j + {i}] = {rounded(op, sums[i])};" for i in (0, 1)]
+    elif op.dst.type.dtype.name in PACKED:
         written = [f"  {into}[t][2 * j + h] = pack_{op.dst.type.dtype}({', '.join(sums)});"]
     else:
         written = [

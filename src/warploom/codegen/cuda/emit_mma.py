@@ -76,7 +76,7 @@ def _descriptor(block: BlockProgram, op: Op, name: str, operand: Operand, step: 
     kind = op.srcs[0].type
     axis = next(n for n in kind.names if n != contracted(op))
     text = _slot_descriptor(block, name, operand, operand.offset(step, t * ROWS_PER_GROUP))
-    if axis == placement.split and placement.parts > 1:
+    if op.dst is not None and placement.is_split(op.dst.type):
         rows = kind.size(axis) // placement.parts
         text = f"{text[:-1]} + part * {operand.offset(0, rows)})"
     return text

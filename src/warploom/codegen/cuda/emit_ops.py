@@ -5,7 +5,7 @@ Every function gives the lines of one op; loops over elements are unrolled by th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
 from warploom.codegen.analysis.register_tiles import PACKED
@@ -13,6 +13,7 @@ from warploom.codegen.cuda.emit_cols import argmax_lines, cumsum_lines, slice_li
 from warploom.codegen.cuda.emit_exchange import exchange_lines
 from warploom.codegen.cuda.emit_rows import (
     combining,
+    group_sync,
     row_argmax_lines,
     row_cumsum_lines,
     row_reduce_lines,
@@ -20,6 +21,7 @@ from warploom.codegen.cuda.emit_rows import (
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import (
+    GROUP,
     REDUCE,
     At,
     Values,
@@ -44,6 +46,8 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
         return ALONG_ROWS[op.kind](values, op, names)
     if exchanges(values.placement, op):
         return exchange_lines(values, op, names, _assign)
+    if op.dst.name in values.placement.spread:
+        return spread_lines(values, op, names)
     if op.kind in REDUCE:
         return reduce_lines(values, op, names)
     if op.kind in ALONG_COLUMNS:
@@ -78,6 +82,32 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
         return text if packed else rounded(op, text)
 
     return _assign(values, op.dst, value)
+
+
+def spread_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """Each thread loads its elements of a vector that the group shares."""
+    assert op.dst is not None
+    length, name = op.dst.type.shape[0], c_name(op.dst.name)
+    read = f"{name}[n] = {values.load(op, At('spread', i='column'), names)};"
+    return [
+        *unrolled("n", values.pieces(op.dst.type)),
+        "{",
+        f"  const int column = threadIdx.x % {GROUP} + n * {GROUP};",
+        f"  if (column < {length}) {read}",
+        "}",
+    ]
+
+
+def share_lines(values: Values, tiles: Sequence[Var]) -> list[str]:
+    """Put vectors into the group's shared memory."""
+    sync = group_sync(values.placement.parts)
+    written: list[str] = []
+    for var in tiles:
+        for n in range(values.pieces(var.type)):
+            column = f"threadIdx.x % {GROUP} + {n * GROUP}"
+            into = f"{var.name}_shared[{column}] = {c_name(var.name)}[{n}];"
+            written.append(f"if ({column} < {var.type.shape[0]}) {into}")
+    return [sync, *written, sync]
 
 
 def _chosen_words(values: Values, op: Op, names: Names) -> list[str]:
@@ -135,15 +165,23 @@ def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     """One value a row: over this thread's columns, then over the 4 lanes of the row."""
     assert op.dst is not None
     source = op.srcs[0]
-    if values.form(source.type) != "tile" or op.axis not in values.placement.cols:
-        raise InputError(
-            f"{op.where}: {op.kind} along {op.axis!r} of {source.type}: only reductions along the "
-            "columns of a register tile have sm_90a code"
-        )
     _, join, identity = combining(op)
+    name = c_name(op.dst.name)
+    if values.form(source.type) == "col":
+        element = values.element(source, At("col"), names)
+        shuffled = f"__shfl_xor_sync(0xffffffffu, {name}, step)"
+        return [
+            "{",
+            f"  {name} = {identity};",
+            *indent(unrolled("i", values.extents(source.type)[0])),
+            f"    {name} = {join(name, element)};",
+            "  #pragma unroll",
+            f"  for (int step = 1; step < 4; step *= 2) {name} = {join(name, shuffled)};",
+            *rounded_in_place(op, name),
+            "}",
+        ]
     blocks = values.extents(op.dst.type)[0]
     count = values.columns(source.type) // 2
-    name = c_name(op.dst.name)
     element = values.element(source, At("tile"), names)
     half = f"{name}[t][i >> 1 & 1]"
     lane = f"{name}[t][i]"

@@ -2,6 +2,7 @@
 
 A column's rows are spread over the blocks of 64 rows, the 4 warps and the 8 quads of a warp: each
 thread combines its own, shuffles combine the quads, shared memory (`analysis.exchanges`) the warps.
+A vector along rows is one column, which the 4 lanes of a row all hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from warploom.tile import Op
 
 Names = dict[str, str]
 WARP = "threadIdx.x % 128 / 32"
-COLUMN = "(i >> 1) * 8 + thread_col + (i & 1)"
 
 
 def combining(op: Op) -> tuple[str, Callable[[str, str], str], str]:
@@ -35,24 +35,28 @@ class _Rows:
     def __init__(self, values: Values, op: Op, names: Names) -> None:
         assert op.dst is not None
         kind = values.placement.oriented(op.srcs[0].type)
-        if values.form(kind) != "tile" or op.axis != kind.names[0]:
-            raise InputError(f"{op.where}: {op.kind} along {op.axis!r} of {kind}: no code for it")
-        self.cols, self.blocks = kind.shape[1], values.blocks(kind)
-        if self.cols % 8 or (len(op.dst.type.axes) == 1 and values.form(op.dst.type) != "col"):
+        self.vector = values.form(kind) == "row"
+        self.blocks, self.cols = values.blocks(kind), (*kind.shape, 1)[1]
+        if self.cols % 8 and not self.vector:
             raise InputError(
-                f"{op.where}: {op.kind} along {op.axis!r} of {kind}: its columns must be "
-                "columns everywhere in the program, a multiple of 8"
+                f"{op.where}: {op.kind} along {op.axis!r} of {kind}: its columns must be a "
+                "multiple of 8"
             )
         self.name, self.parts = c_name(op.dst.name), values.placement.parts
-        at = At("tile", "t", "((i >> 1) * 4 + h * 2 + (i & 1))")
+        self.one = self.name if self.vector else f"{self.name}[i]"
+        place = "((i >> 1) * 4 + h * 2 + (i & 1))"
+        self.own_place = f"{self.name}[t][{'h' if self.vector else place}]"
+        at = At("row", "t", "h") if self.vector else At("tile", "t", place)
         self.element = values.element(op.srcs[0], at, names)
+        self.column = "0" if self.vector else "(i >> 1) * 8 + thread_col + (i & 1)"
+        self.writers = f"lane < {1 if self.vector else 4}"
         self.sync = group_sync(self.parts)
 
     def columns(self, body: list[str]) -> list[str]:
         """`body` for every column i that a thread holds."""
         return [
-            "#pragma unroll",
-            f"for (int i = 0; i < {self.cols // 4}; ++i) {{",
+            *([] if self.vector else ["#pragma unroll"]),
+            "{" if self.vector else f"for (int i = 0; i < {self.cols // 4}; ++i) {{",
             *indent(body),
             "}",
         ]
@@ -76,32 +80,32 @@ def row_reduce_lines(values: Values, op: Op, names: Names) -> list[str]:
     """One value a column, the same in all threads that hold the column."""
     rows = _Rows(values, op, names)
     word, join, identity = combining(op)
-    name = rows.name
-    shuffled = f"__shfl_xor_sync(0xffffffffu, {name}[i], step)"
-    whole = join(f"{name}[i]", f"met[0][s][{COLUMN}]")
-    done = rounded(op, f"{name}[i]")
+    one = rows.one
+    shuffled = f"__shfl_xor_sync(0xffffffffu, {one}, step)"
+    whole = join(one, f"met[0][s][{rows.column}]")
+    done = rounded(op, one)
     return [
         "{",
         rows.region(word),
         *rows.columns(
             [
-                f"{name}[i] = {identity};",
-                *rows.own(f"{name}[i] = {join(f'{name}[i]', rows.element)};"),
+                f"{one} = {identity};",
+                *rows.own(f"{one} = {join(one, rows.element)};"),
                 "#pragma unroll",
                 "for (int step = 4; step < 32; step *= 2)",
-                f"  {name}[i] = {join(f'{name}[i]', shuffled)};",
+                f"  {one} = {join(one, shuffled)};",
             ]
         ),
         rows.sync,
-        "if (lane < 4) {",
-        *rows.columns([f"met[0][{WARP}][{COLUMN}] = {name}[i];"]),
+        f"if ({rows.writers}) {{",
+        *rows.columns([f"met[0][{WARP}][{rows.column}] = {one};"]),
         "}",
         rows.sync,
         *rows.columns(
             [
-                f"{name}[i] = met[0][0][{COLUMN}];",
-                f"for (int s = 1; s < {WARPS}; ++s) {name}[i] = {whole};",
-                *([] if done == f"{name}[i]" else [f"{name}[i] = {done};"]),
+                f"{one} = met[0][0][{rows.column}];",
+                f"for (int s = 1; s < {WARPS}; ++s) {one} = {whole};",
+                *([] if done == one else [f"{one} = {done};"]),
             ]
         ),
         "}",
@@ -125,15 +129,15 @@ def row_argmax_lines(values: Values, op: Op, names: Names) -> list[str]:
                 "#pragma unroll",
                 "for (int step = 4; step < 32; step *= 2) best = better(best, "
                 "swap_with(best, step));",
-                f"if (lane < 4) met[0][{WARP}][{COLUMN}] = best;",
+                f"if ({rows.writers}) met[0][{WARP}][{rows.column}] = best;",
             ]
         ),
         rows.sync,
         *rows.columns(
             [
-                f"{word} best = met[0][0][{COLUMN}];",
-                f"for (int s = 1; s < {WARPS}; ++s) best = better(best, met[0][s][{COLUMN}]);",
-                f"{rows.name}[i] = best.place;",
+                f"{word} best = met[0][0][{rows.column}];",
+                f"for (int s = 1; s < {WARPS}; ++s) best = better(best, met[0][s][{rows.column}]);",
+                f"{rows.one} = best.place;",
             ]
         ),
         "}",
@@ -145,9 +149,9 @@ def row_cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
     assert op.dst is not None
     rows = _Rows(values, op, names)
     word = "int" if op.srcs[0].type.dtype.name == "int32" else "float"
-    if op.dst.type.dtype.name in PACKED:
+    if op.dst.type.dtype.name in PACKED and not rows.vector:
         raise InputError(f"{op.where}: cumsum of {op.dst.type} along rows: cast to fp32 first")
-    into = f"{rows.name}[t][(i >> 1) * 4 + h * 2 + (i & 1)]"
+    into = rows.own_place
     scan = [
         f"{word} above = 0;",
         "#pragma unroll",
@@ -161,7 +165,7 @@ def row_cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
         f"  {into} = above + running;",
         "  above += __shfl_sync(0xffffffffu, running, 28 + (lane & 3));",
         "}",
-        f"if (lane < 4) met[t][{WARP}][{COLUMN}] = above;",
+        f"if ({rows.writers}) met[t][{WARP}][{rows.column}] = above;",
     ]
     whole = rounded(op, f"{into} + before")
     return [
@@ -187,7 +191,7 @@ def row_cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
                 "#pragma unroll",
                 f"      for (int h = 0; h < 2; ++h) {into} = {whole};",
                 "    }",
-                f"    before += met[t][s][{COLUMN}];",
+                f"    before += met[t][s][{rows.column}];",
                 "  }",
             ]
         ),

@@ -223,7 +223,7 @@ def _left(block: BlockProgram, op: Op, name: str) -> str:
     kind = op.srcs[0].type
     axis = next(n for n in kind.names if n != contracted(op))
     row = f"t * {ROWS_PER_GROUP} + int(threadIdx.x % 128 / 32) * 16"
-    if axis == placement.split and placement.parts > 1:
+    if op.dst is not None and placement.is_split(op.dst.type):
         row = f"part * {kind.size(axis) // placement.parts} + {row}"
     deep = str(operand.k_major).lower()
     return (

@@ -1,17 +1,59 @@
 """Register tiles that a matmul reads from shared memory: a copy after every op that writes one.
 
-The copy lies in the layout of a loaded operand (`ir.layout`), in a region of the group's own.
+The copy lies in the layout of a loaded operand (`ir.layout`), in a region of the group's own, or
+where every group writes its part in one of all, between two meetings (`passes.meetings`).
 Joins keep the op behind the matmuls that read the copy before (`analysis.hazards`).
+The way back is `from_slots_lines`: an op works on the elements of a loaded operand.
 """
 
 from __future__ import annotations
 
+from warploom.codegen.analysis.register_tiles import PACKED
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.values import Values
+from warploom.codegen.cuda.lines import indent, unrolled
+from warploom.codegen.cuda.names import c_name
+from warploom.codegen.cuda.values import At, Values, rounded
+from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.place import SLOT_COLUMNS
 from warploom.errors import InputError
 from warploom.tile import Op
 
 Names = dict[str, str]
+
+
+def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) -> list[str]:
+    """An op on elements of what lies in slots: `ldmatrix` brings 16 columns at a time into
+    registers, transposing where the tile has its rows along the columns there."""
+    assert op.dst is not None
+    kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
+    first = values.first_row(kind.names[0], kind.shape[0])
+    row = f"{first} + t * 64 + int(threadIdx.x % 128 / 32 * 16)"
+    reads: list[str] = []
+    for var in values.placement.slots_read(op):
+        tile, (ring, buffer) = values.placement.shared[var.name][1], block.home(var.name)
+        deep = str(kind.names[0] == var.type.names[0]).lower()
+        words = f"{c_name(var.name)}_words"
+        reads += [
+            f"unsigned {words}[4];",
+            f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
+            f"{buffer.offset}, {row}, s * 16);",
+        ]
+    if op.dst.type.dtype.name in PACKED:
+        low, high = (
+            values.expression(op, At("tile", i=f"(8 * s + 2 * i + {c})"), names, rounds=False)
+            for c in (0, 1)
+        )
+        count, body = 4, f"{name}[t][4 * s + i] = pack_{op.dst.type.dtype}({low}, {high});"
+    else:
+        text = rounded(op, values.expression(op, At("tile", i="(8 * s + i)"), names))
+        count, body = 8, f"{name}[t][8 * s + i] = {text};"
+    return [
+        *unrolled("t", values.blocks(op.dst.type)),
+        *unrolled("s", kind.shape[1] // SLOT_COLUMNS),
+        "{",
+        *indent([*reads, *unrolled("i", count), f"  {body}"]),
+        "}",
+    ]
 
 
 def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
@@ -23,12 +65,14 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
             f"{op.where}: tile {op.dst.name} is transposed in its registers and a matmul's operand "
             "in shared memory: there is no code for both; let the matmul contract its other axis"
         )
-    sync = group_sync(values.placement.parts)
-    row = "t * 64 + thread_row + i % 2 * 8"
+    common = op.dst.name in values.placement.common
+    sync = [] if common else [group_sync(values.placement.parts)]
+    first = values.first_row(op.dst.type.names[0], op.dst.type.shape[0])
+    row = f"{f'{first} + ' if common else ''}t * 64 + thread_row + i % 2 * 8"
     byte = "(i / 2 * 8 + thread_col) * 2"
     offset = f"tile_offset<{tile.width}, {tile.rows}>({row}, {byte})"
     return [
-        sync,
+        *sync,
         "#pragma unroll",
         f"for (int t = 0; t < {values.blocks(op.dst.type)}; ++t)",
         "#pragma unroll",
@@ -36,5 +80,5 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
         f"    shared_write({op.dst.name}_room + {offset}, "
         f"int({values.word(op.dst, 't', 'i', names)}));",
         *(["fence_async();"] if fence else []),
-        sync,
+        *sync,
     ]

@@ -23,10 +23,15 @@ from warploom.codegen.cuda.emit_cluster_reduce import cluster_reduce_lines
 from warploom.codegen.cuda.emit_expand import Emit, Expanded
 from warploom.codegen.cuda.emit_guards import guarded
 from warploom.codegen.cuda.emit_mma import issue_lines
-from warploom.codegen.cuda.emit_ops import compute_lines, direct_store_lines, wide_store_lines
+from warploom.codegen.cuda.emit_ops import (
+    compute_lines,
+    direct_store_lines,
+    share_lines,
+    wide_store_lines,
+)
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_staged import stage_lines
+from warploom.codegen.cuda.emit_staged import from_slots_lines, stage_lines
 from warploom.codegen.cuda.emit_store import LEADER, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
@@ -40,10 +45,12 @@ from warploom.codegen.ir.steps import (
     Fill,
     Issue,
     Join,
+    Meet,
     OpStep,
     Publish,
     Release,
     Run,
+    Share,
     Step,
     TurnPass,
     TurnWait,
@@ -237,6 +244,8 @@ class StepCode:
                 return self._join(step)
             case Run():
                 return self._run(step, here)
+            case Meet() | Share():
+                return self._together(step, here)
             case TurnWait():
                 return self._turn_wait()
             case TurnPass():
@@ -286,6 +295,8 @@ class StepCode:
         if over is not None and over.name == name:
             # The group's rows of the slot are free when its stores have read them.
             stored = [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
+        if name in self.facts.read_by_lanes:
+            stored.append("__syncwarp();  // every lane has read its part of the slot")
         return [*stored, arrive, f"if (++{name}_oldest == {ring.depth}) {name}_oldest = 0;"]
 
     def _issue(self, step: Issue, here: Here) -> list[str]:
@@ -295,8 +306,8 @@ class StepCode:
             step, here, issue_lines(self.block, here.values, step.op, self.helpers, first)
         )
 
-    def _addressed(self, step: Issue, here: Here, lines: list[str]) -> list[str]:
-        """The lines of a matmul, with the slots of its own iteration of late rings."""
+    def _addressed(self, step: OpStep, here: Here, lines: list[str]) -> list[str]:
+        """The lines of an op, with the slots of its own iteration of late rings."""
         found: list[str] = []
         for ring in self.block.rings_read(step.op):
             name, index = ring.name, here.index
@@ -319,6 +330,8 @@ class StepCode:
         if op.kind == "reduce_scatter":
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         assert op.dst is not None
+        if self.block.placement.slots_read(op):
+            return self._addressed(step, here, from_slots_lines(self.block, values, op, names))
         if op.dst.name in self.facts.overwritten and op.kind == "fill":
             return [f"{op.dst.name}_live = 0;"]
         lines = compute_lines(values, op, names)
@@ -338,6 +351,12 @@ class StepCode:
         checks = [in_grid(self.program, self.plan)] if path.held_back else []
         checks += ["part == 0"] if path.first_group else []
         return [f"if ({' && '.join(checks)}) {{", *indent(lines), "}"] if checks else lines
+
+    def _together(self, step: Meet | Share, here: Here) -> list[str]:
+        if isinstance(step, Meet):
+            return [f"named_sync<{1 + 2 * self.parts}, {128 * self.parts}>();"]
+        tiles = {op.dst.name: op.dst for op in self.program.ops() if op.dst is not None}
+        return share_lines(here.values, [tiles[name] for name in step.tiles])
 
     def _turn_wait(self) -> list[str]:
         return [

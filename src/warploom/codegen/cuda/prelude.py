@@ -11,6 +11,7 @@ import re
 
 from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
 from warploom.codegen.cuda.prelude_values import VALUE_PRELUDE
+from warploom.tile.dtypes import HALVES
 
 PRELUDE: dict[str, str] = {
     "TensorMap": "struct alignas(64) TensorMap { unsigned long long opaque[16]; };",
@@ -275,17 +276,13 @@ DEVICE void {name}(const TensorMap* map, unsigned from, {coords}) {{
     return name, text
 
 
-# wgmma element names of the tile types
-WGMMA_TYPES = {"bf16": "bf16", "fp16": "f16", "e4m3": "e4m3", "e5m2": "e5m2"}
-
-
 def wgmma(n: int, dtype: str, registers: bool, transposed: tuple[bool, bool]) -> tuple[str, str]:
     """Name and text of one m64 wgmma; A from registers or shared memory.
 
     `transposed` sets the MN-major bits of A and B (16-bit types only).
     """
-    kind = WGMMA_TYPES[dtype]
-    sixteen = dtype in ("bf16", "fp16")
+    kind = "f16" if dtype == "fp16" else dtype
+    sixteen = dtype in HALVES
     k = 16 if sixteen else 32
     count = n // 2
     name = f"wgmma_m64n{n}_{dtype}_{'rs' if registers else 'ss'}"

@@ -6,6 +6,9 @@ plain C++, so that tests run the emitted text on a CPU with their own conversion
 
 from __future__ import annotations
 
+from warploom.tile import DType
+from warploom.tile.dtypes import FP8, HALVES
+
 # Element types in memory and the conversions of each; tests replace exactly these.
 TYPES: dict[str, str] = {
     "Bf16": """\
@@ -472,3 +475,10 @@ DEVICE void scan(T* x, T* total, void* shared) {
   }
 }""",
 }
+
+
+def memory_type(kind: DType) -> str:
+    """The C++ type of an element in memory; a narrow floating type's is a struct of the prelude."""
+    if kind.kind == "bool":
+        return "unsigned char"
+    return kind.name.capitalize() if kind.name in (*HALVES, *FP8) else kind.kind

@@ -5,10 +5,11 @@ Sources: PTX ISA 9.x, sections 9.7.3 (ex2, lg2, rcp, tanh), 9.7.9.21 (cvt).
 
 from __future__ import annotations
 
-from warploom.codegen.cuda.prelude_simt import TYPES
+from warploom.codegen.cuda.prelude_simt import TYPES, memory_type
+from warploom.tile.dtypes import FP8, HALVES, dtype
 
 # the struct of each narrow type that holds one value of it
-NARROW = {"bf16": "Bf16", "fp16": "Fp16", "e4m3": "E4m3", "e5m2": "E5m2"}
+NARROW = {name: memory_type(dtype(name)) for name in (*HALVES, *FP8)}
 
 VALUE_PRELUDE: dict[str, str] = {
     "pack_bf16": """\
@@ -177,7 +178,7 @@ DEVICE float rounded_{name}(float x) {{
         f"add_{name}": f"""\
 DEVICE void add_{name}(unsigned short* p, float x) {{ add_to(reinterpret_cast<{word}*>(p), x); }}"""
         for name, word in NARROW.items()
-        if name in ("bf16", "fp16")
+        if name in HALVES
     },
     "add_fp32": "DEVICE void add_fp32(float* p, float x) { atomicAdd(p, x); }",
     "add_int32": "DEVICE void add_int32(int* p, int x) { atomicAdd(p, x); }",

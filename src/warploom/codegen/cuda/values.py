@@ -15,11 +15,9 @@ from warploom.codegen.cuda.names import c_name
 from warploom.errors import InputError
 from warploom.tile import Index, Op, TileType, Var, round_to
 
-C_TYPES = {"fp32": "float", "int32": "int", "e4m3": "float", "e5m2": "float"} | dict.fromkeys(
-    ("bf16", "fp16"), "unsigned"
-)
 # Ops whose result is a value of the type when the operands are: nothing to round.
 EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
+GROUP = 128  # threads of a compute group
 PASSED_ON = ("where", "copy", "transpose")
 
 # Expression of each elementwise op on floats; {0}, {1}, {2} are the operands.
@@ -119,7 +117,8 @@ def rounded(op: Op, text: str) -> str:
 
 @dataclass(frozen=True)
 class At:
-    """Which element: `kind` is tile, row, col or scalar; the others are C++ index expressions."""
+    """Which element: `kind` is tile, row, col, scalar, or spread, where `i` is the column; the
+    others are C++ index expressions."""
 
     kind: str
     t: str = "t"
@@ -142,10 +141,13 @@ class Values(RegisterTiles):
     def declare(self, var: Var) -> str:
         """The declaration of a variable."""
         kind = var.type
-        if kind.dtype.name not in C_TYPES:
+        if kind.dtype.kind == "bool":
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
-        word = C_TYPES[kind.dtype.name] if self.form(kind) == "tile" else self._word(kind)
-        extents = self.extents(kind)
+        if var.name in self.placement.spread:
+            return f"{self._word(kind)} {c_name(var.name)}[{self.pieces(kind)}];"
+        word, extents = kind.dtype.kind, self.extents(kind)
+        if self.form(kind) == "tile" and kind.dtype.name in PACKED:
+            word = "unsigned"
         if self.is_fragment(var):
             word, extents = "unsigned", (self.blocks(kind), self.columns(kind) // 8)
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
@@ -154,7 +156,8 @@ class Values(RegisterTiles):
         return "int" if kind.dtype.name == "int32" else "float"
 
     def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
-        """The expression of one element of a variable, inlined ops expanded.
+        """The expression of one element of a variable, inlined ops expanded. Of a tile in a slot
+        the words of 16 columns are at hand (`emit_staged.from_slots_lines`).
 
         Without `rounds` an inlined result of a narrow type is left as it was computed, for a reader
         that rounds it (a pack or a store).
@@ -164,10 +167,14 @@ class Values(RegisterTiles):
             text = self.expression(inner, at, names, rounds)
             return rounded(inner, text) if rounds else text
         form, name = self.form(var.type), c_name(var.name)
+        if self.placement.is_shared(var):
+            return f"half_{var.type.dtype}({name}_words[({at.i}) >> 1 & 3], ({at.i}) & 1)"
         if form == "scalar":
             return name
         if form == "row":
             return f"{name}[{at.t}][{at.h}]"
+        if var.name in self.placement.spread:
+            return f"{var.name}_shared[{self.col(at)}]"
         if form == "col":
             return f"{name}[{at.c}]"
         if var.type.dtype.name in PACKED:
@@ -279,8 +286,14 @@ class Values(RegisterTiles):
         first = self.first_row(axis, size)
         return f"({first} + ({at.t}) * 64 + thread_row + ({at.h}) * 8)"
 
+    def pieces(self, kind: TileType) -> int:
+        """Elements that a thread of a group holds of a vector that the group shares."""
+        return -(-kind.shape[0] // GROUP)
+
     def col(self, at: At) -> str:
         """The column in the tile of an element."""
+        if at.kind == "spread":
+            return at.i
         if at.kind == "col":
             return f"((({at.i}) >> 1) * 8 + thread_col + (({at.i}) & 1))"
         return f"((({at.i}) >> 2) * 8 + thread_col + (({at.i}) & 1))"

@@ -175,10 +175,8 @@ class BlockProgram:
         raise KeyError(name)
 
     def rings_read(self, op: Op) -> list[Ring]:
-        """The rings that a matmul reads, in order of its operands; none of another op."""
-        if op.kind != "mma":
-            return []
-        shared = [src.name for src in op.srcs[:2] if self.placement.is_shared(src)]
+        """The rings that an op reads, in order of its operands."""
+        shared = [var.name for var in self.placement.slots_read(op)]
         return list({ring.name: ring for ring, _ in map(self.home, shared)}.values())
 
     def filled_in(self, loop: Loop) -> set[str]:

@@ -2,7 +2,8 @@
 
 An op is *inlined* when its value is cheap to compute again (a coordinate, a constant, a condition)
 or when it ends up in one op of the same shape that works element by element (a store is one). A
-load from an array that the program does not write is inlined too. What is left are the ops that a
+load from an array that the program does not write is inlined too, in a loop only where its readers
+have its shape. What is left are the ops that a
 schedule places; the emitter expands inlined ops into their reader's expression.
 """
 
@@ -49,6 +50,9 @@ def fuse(program: Program) -> Fusion:
         for src in op.srcs:
             readers[src.name].append(op)
     inlined: dict[str, Op] = {}
+    by_id = {op.id: op for op in program.ops()}
+    loaded = {op.dst.name for op in program.ops() if op.kind == "load" and op.dst is not None}
+    slots = {v.name for op in program.ops() if op.kind == "mma" for v in op.srcs[:2]} & loaded
     stored = {op.array for op in program.ops() if OPS[op.kind].group == "sink"}
     # Readers first: whether an op is inlined depends on the op its value ends up in.
     root: dict[int, set[int]] = {}
@@ -60,7 +64,12 @@ def fuse(program: Program) -> Fusion:
         if op.kind == "load" and op.array in stored:
             continue
         roots = set[int]().union(*(root[use.id] for use in uses))
-        if _inlinable(op, uses, roots, body_of) and _stable(op, max(roots, default=op.id), writers):
+        fits = _inlinable(op, uses, roots, body_of, program.body)
+        # What lies in a matmul's slot comes into registers by an op that works on its elements.
+        fits &= all(works_on_elements(by_id[number]) for number in roots) or not any(
+            src.name in slots for src in op.srcs
+        )
+        if fits and _stable(op, max(roots, default=op.id), writers):
             inlined[op.dst.name] = op
             root[op.id] = roots
         elif op.dst.type.dtype is BOOL:
@@ -82,7 +91,13 @@ def _index(body: tuple[Op | Loop, ...], body_of: dict[int, int]) -> None:
             body_of[item.id] = id(body)
 
 
-def _inlinable(op: Op, uses: list[Op], roots: set[int], body_of: dict[int, int]) -> bool:
+def _inlinable(
+    op: Op,
+    uses: list[Op],
+    roots: set[int],
+    body_of: dict[int, int],
+    program_body: tuple[Op | Loop, ...],
+) -> bool:
     assert op.dst is not None
     if any(not _elementwise_reader(use) for use in uses):
         return False
@@ -96,8 +111,11 @@ def _inlinable(op: Op, uses: list[Op], roots: set[int], body_of: dict[int, int])
         return True
     if len(roots) != 1 or len(uses) > MOST_USES:
         return False
-    # A load is read where it is used, so its shape does not matter; arithmetic is not repeated.
-    return op.kind == "load" or all(_shape_of(u) == set(op.dst.type.names) for u in uses)
+    # A load is read where it is used, so its shape does not matter; arithmetic is not repeated. In
+    # a loop the schedule says when a vector that a tile needs is read.
+    if op.kind == "load" and body_of[op.id] == id(program_body):
+        return True
+    return all(_shape_of(u) == set(op.dst.type.names) for u in uses)
 
 
 def _shape_of(op: Op) -> set[str]:
@@ -107,12 +125,13 @@ def _shape_of(op: Op) -> set[str]:
     return widest
 
 
+def works_on_elements(op: Op) -> bool:
+    """Whether every element of an op's result comes from the elements in its place."""
+    return OPS[op.kind].group in ELEMENTWISE or op.kind in ("cast", "copy", "transpose")
+
+
 def _elementwise_reader(op: Op) -> bool:
-    return OPS[op.kind].group in (*ELEMENTWISE, "reduce", "sink") or op.kind in (
-        "cast",
-        "copy",
-        "transpose",
-    )
+    return works_on_elements(op) or OPS[op.kind].group in ("reduce", "sink")
 
 
 def _stable(op: Op, last: int, writers: dict[str, list[Op]]) -> bool:

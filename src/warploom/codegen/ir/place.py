@@ -1,17 +1,22 @@
 """Where every tile lives: shared memory (loads that feed a matmul) or registers (the rest).
 
 Register tiles have the accumulator layout of wgmma: rows over warps and lanes, columns over
-registers. An axis is therefore a *row* axis or a *column* axis throughout a kernel, as the results
-of its matmuls have it, and the split axis must be a row axis that no operation reduces over. A
-transposed tile keeps every element in its register: only the order of its axes' names changes.
+registers. An axis of a tile is therefore a *row* axis or a *column* axis, as the matmuls have it
+that the tile takes part in; names are made to say so (`ir.axes`). The split axis must be a row axis
+that no operation reduces over in registers. A matmul may contract it: its operand then lies in
+shared memory, where every group leaves its part, and the groups share out the rows of the result.
+A transposed tile keeps every element in its register: only the order of its axes' names changes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from warploom.codegen.ir.fuse import Fusion, fuse
+from warploom.codegen.ir.axes import separate_axes
+from warploom.codegen.ir.fuse import ELEMENTWISE, Fusion, fuse, works_on_elements
 from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
@@ -19,18 +24,26 @@ from warploom.tile import Index, Loop, Op, Program, TileType, Var
 from warploom.tile.ops import OPS
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
+SLOT_COLUMNS = 16  # of a tile that one ldmatrix brings from a slot into registers
 
 
 @dataclass(frozen=True)
 class Placement:
     """The place of every variable of a program.
 
+    program     with one name for each layout of an axis (`ir.axes`)
     shared      loads that land in shared memory, by variable: (load, layout)
     staged      register tiles that a matmul wants in shared memory, with their layout there: every
-                op that writes one leaves a copy in the group's own region
+                op that writes one leaves a copy in the group's own region, or where the tile is cut
+                over the groups its part in the region of all
     whole       parts do not leave loops early
     rows, cols  the row axes and column axes of register tiles
     parts       compute groups the split axis is cut into
+    splits      the axes that are cut: the split axis, and the rows of matmuls that contract a cut
+                axis of a staged tile
+    common      the staged tiles of which every group leaves its part in one region
+    spread      vectors along columns that loops load for elementwise ops: each thread loads some
+                elements, and all of the group read them from its shared memory
     """
 
     program: Program
@@ -42,17 +55,24 @@ class Placement:
     parts: int
     staged: dict[str, SharedTile] = field(default_factory=dict[str, SharedTile])
     whole: bool = False
+    splits: frozenset[str] = frozenset()
+    common: frozenset[str] = frozenset()
+    spread: frozenset[str] = frozenset()
+
+    def is_split(self, kind: TileType) -> bool:
+        """Whether every compute group holds a part of its own of a tile."""
+        return self.parts > 1 and not self.splits.isdisjoint(kind.names)
 
     def local(self, kind: TileType) -> TileType:
         """The part of a tile that one compute group holds."""
-        if self.split not in kind.names:
-            return kind
-        return kind.resized(self.split, kind.size(self.split) // self.parts)
+        for axis in self.splits.intersection(kind.names) if self.parts > 1 else ():
+            kind = kind.resized(axis, kind.size(axis) // self.parts)
+        return kind
 
     def until(self, loop: Loop) -> Index | None:
         """Where a part may leave a loop early, if the loop says so for the split axis."""
         ours = {f"{self.split}.begin", f"{self.split}.end"}
-        if loop.until is None or self.parts == 1 or self.whole:
+        if loop.until is None or self.parts == 1 or self.whole or self.common:
             return None
         parts = {name for name in loop.until.symbols() if "." in name}
         return loop.until if parts <= ours else None
@@ -88,12 +108,17 @@ class Placement:
 
     def from_registers(self, op: Op) -> bool:
         """Whether a matmul takes its first operand from registers."""
-        name = op.srcs[0].name
-        return name not in self.shared and name not in self.staged
+        left = op.srcs[0]
+        return left.name not in self.shared and left.type.names[1] == contracted(op)
 
     def is_shared(self, var: Var) -> bool:
         """Whether the variable lives in shared memory."""
         return var.name in self.shared
+
+    def slots_read(self, op: Op) -> list[Var]:
+        """The tiles that an op reads in their slots: as a matmul, or element by element."""
+        read = op.srcs[:2] if op.kind == "mma" else self.fusion.sources(op)
+        return [var for var in read if self.is_shared(var)]
 
 
 def contracted(op: Op) -> str:
@@ -104,6 +129,7 @@ def contracted(op: Op) -> str:
 
 def place(program: Program, split: str, parts: int) -> Placement:
     """Place every variable; raises `InputError` at the user's line when that cannot be done."""
+    program = separate_axes(program)
     check_memory(program)
     fusion = fuse(program)
     loads = {op.dst.name: op for op in program.ops() if op.kind == "load" and op.dst is not None}
@@ -112,11 +138,51 @@ def place(program: Program, split: str, parts: int) -> Placement:
     for op in program.ops():
         if op.kind == "mma":
             _place_operands(op, loads, shared, staged)
-    _check_readers(program, shared)
+    _check_readers(program, shared, fusion)
     rows, cols = _axes(program, shared, fusion)
-    placement = Placement(program, fusion, shared, rows, cols, split, parts, staged)
+    splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
+    kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
+    common = frozenset(name for name in staged if not splits.isdisjoint(kinds[name].names))
+    spread = _spread(program, cols, fusion)
+    placement = Placement(
+        program, fusion, shared, rows, cols, split, parts, staged,
+        splits=splits, common=common, spread=spread,
+    )  # fmt: skip
     _check_split(placement)
     return placement
+
+
+def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> frozenset[str]:
+    """The axes that are cut over the groups (`Placement.splits`)."""
+    found, before = {split} - {""}, set[str]()
+    while found != before:
+        before = set(found)
+        for op in program.ops():
+            reads = op.kind == "mma" and any(var.name in staged for var in op.srcs[:2])
+            if reads and op.dst is not None and contracted(op) in found:
+                found.add(op.dst.type.names[0])
+    return frozenset(found)
+
+
+def _spread(program: Program, cols: frozenset[str], fusion: Fusion) -> frozenset[str]:
+    """The vectors that a group shares (`Placement.spread`)."""
+    inside = [op for loop in program.loops() for op in loop.body if isinstance(op, Op)]
+    loads = {op.dst.name: op.dst.type for op in inside if op.kind == "load" and op.dst}
+    writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
+    other = {
+        src.name
+        for op in program.ops()
+        for src in op.srcs
+        if OPS[op.kind].group not in ELEMENTWISE and op.kind != "cast"
+    }
+    return frozenset(
+        name
+        for name, kind in loads.items()
+        if len(kind.axes) == 1
+        and kind.names[0] in cols
+        and name not in {*fusion.inlined, *other}
+        and writers[name] == 1
+    )
 
 
 def _place_operands(
@@ -162,13 +228,23 @@ def _staged_tile(op: Op, var: Var) -> SharedTile:
         raise InputError(f"{op.where}: {error}") from None
 
 
-def _check_readers(program: Program, shared: dict[str, tuple[Op, SharedTile]]) -> None:
+def _check_readers(
+    program: Program, shared: dict[str, tuple[Op, SharedTile]], fusion: Fusion
+) -> None:
     for op in program.ops():
-        found = [var.name for var in op.srcs if var.name in shared]
-        if found and op.kind != "mma":
+        found = [var for var in fusion.sources(op) if var.name in shared]
+        if op.kind == "mma" or op.id not in fusion.kept or not found:
+            continue
+        kind = op.srcs[0].type if op.dst is None else op.dst.type
+        plain = works_on_elements(op) and set(kind.names) == set(found[0].type.names)
+        wide = kind.dtype.bits != 8 and found[0].type.dtype.bytes == 2
+        if not plain or not wide or min(kind.shape) % SLOT_COLUMNS:
             raise InputError(
-                f"{op.where}: {op.kind} reads {found[0]}, which is loaded for a matmul and so lies "
-                f"in shared memory in the matmul's layout; load the tile a second time"
+                f"{op.where}: {op.kind} of {kind} reads {found[0].name}: {found[0].type}, which is "
+                "loaded for a matmul and so lies in shared memory in the matmul's layout: 16-bit "
+                f"tiles with a multiple of {SLOT_COLUMNS} columns come from there into arithmetic "
+                f"on each element ({found[0].name}.copy() keeps one in registers); load the tile a "
+                "second time"
             )
 
 
@@ -218,23 +294,33 @@ def _check_split(placement: Placement) -> None:
             f"{placement.program.name}; its row axes are {sorted(placement.rows)}"
         )
     for op in placement.program.ops():
-        if op.dst is not None and op.dst.name in placement.staged and split in op.dst.type.names:
-            raise InputError(
-                f"{op.where}: tile {op.dst.name} is a matmul's operand in shared memory and has "
-                f"axis {split!r}, which the schedule splits over {parts} groups; give it one group"
-            )
-        if runs_along(op, split):
-            raise InputError(
-                f"{op.where}: {op.kind} along {split!r}, which the schedule splits over {parts} "
-                f"groups: register tiles do not move between them; give {split!r} one group"
-            )
-        if op.dst is not None and split in op.dst.type.names:
-            size = op.dst.type.size(split)
-            if size % (parts * ROWS_PER_GROUP):
+        if op.dst is None:
+            continue
+        kind = op.dst.type
+        for axis in sorted(placement.splits):
+            if runs_along(op, axis):
                 raise InputError(
-                    f"{op.where}: axis {split!r} of {op.dst.name} is {size} long; over {parts} "
-                    f"groups it must be a multiple of {parts * ROWS_PER_GROUP}"
+                    f"{op.where}: {op.kind} along {axis!r}, which the schedule splits over {parts} "
+                    f"groups: register tiles do not move between them; give {axis!r} one group"
                 )
+            if axis in kind.names and kind.size(axis) % (parts * ROWS_PER_GROUP):
+                raise InputError(
+                    f"{op.where}: axis {axis!r} of {op.dst.name} is {kind.size(axis)} long; over "
+                    f"{parts} groups it must be a multiple of {parts * ROWS_PER_GROUP}"
+                )
+        if op.kind == "mma" and op.dst.type.names[0] not in placement.splits:
+            _check_whole(placement, op)
+
+
+def _check_whole(placement: Placement, op: Op) -> None:
+    """Refuse a matmul of which every group makes the whole, from an operand it has a part of."""
+    for var in op.srcs[:2]:
+        if placement.is_split(var.type) and not placement.is_shared(var):
+            raise InputError(
+                f"{op.where}: every group makes the whole of {op.dst}, but has a part of "
+                f"{var.name}, whose axis {placement.split!r} the schedule splits over "
+                f"{placement.parts} groups"
+            )
 
 
 def runs_along(op: Op, axis: str) -> bool:

@@ -152,7 +152,7 @@ class _Filled:
         """The slots that an op reads, or stores through; ("", 0) for what was never loaded."""
         over = block.launch.store_over
         used = [over] if over and op.kind.startswith("store") else []
-        used += [var.name for var in op.srcs if block.placement.is_shared(var)]
+        used += [var.name for var in block.placement.slots_read(op)]
         return {self.slots.get(_loaded(event, name), ("", 0)) for name in used}
 
 

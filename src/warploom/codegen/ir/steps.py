@@ -40,6 +40,28 @@ class _OfOp(_OfIteration):
 
 
 @dataclass(frozen=True)
+class Meet(_OfIteration):
+    """Consumer: wait for all compute groups, before and after they write an operand of all."""
+
+    tile: str
+    stage: int = 0
+
+    def __str__(self) -> str:
+        return f"Meet {self.tile}{_lag(self.stage)}"
+
+
+@dataclass(frozen=True)
+class Share(_OfIteration):
+    """Consumer: put vectors of which each thread holds a part into the group's shared memory."""
+
+    tiles: tuple[str, ...]
+    stage: int = 0
+
+    def __str__(self) -> str:
+        return f"Share {', '.join(self.tiles)}{_lag(self.stage)}"
+
+
+@dataclass(frozen=True)
 class _OfGroup:
     stage: ClassVar[int] = 0
 
@@ -118,7 +140,7 @@ class Ahead(_OfGroup):
 RingStep = Acquire | Publish | Wait | Release
 OpStep = Fill | Issue | Run
 GroupStep = Join | TurnWait | TurnPass
-Step = RingStep | OpStep | GroupStep | Ahead
+Step = RingStep | OpStep | GroupStep | Meet | Share | Ahead
 
 
 def start_of(op: Op) -> Issue | Run:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from warploom import machine
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import Op
+from warploom.tile.dtypes import FP8
 
-FP8 = ("e4m3", "e5m2")
 FP8_FROM = 89  # sm_89 is the first with conversions of fp8 (PTX ISA 9.7.9.21)
 BF16_ADD_FROM = 90  # red.add.noftz.bf16 (PTX ISA 9.7.13.6)
 ADDED = ("fp32", "fp16", "bf16", "int32")  # element types the GPU adds in memory

@@ -43,11 +43,13 @@ from warploom.codegen.ir.steps import (
     Fill,
     Issue,
     Join,
+    Meet,
     OpStep,
     Publish,
     Release,
     RingStep,
     Run,
+    Share,
     Step,
     TurnPass,
     TurnWait,
@@ -219,6 +221,8 @@ class _Reader:
             return OF_GROUP[text]()
         if text.startswith("Join "):
             return self._join(line, text)
+        if text.startswith("Share "):
+            return self._share(line, text)
         form = rf"(\w+) (\S+?)(?: into (\S+))?{LAG}(?:, turn (\d+))?"
         kind, what, ring, lag, turn = _match((line[0], text), form)
         stage = int(lag or 0)
@@ -230,7 +234,21 @@ class _Reader:
             return Run(self._op(line, what), stage)
         if kind in ON_RING:
             return ON_RING[kind](what, stage)
+        if kind == "Meet":
+            return self._meet(line, what, stage)
         raise _wrong(line, f"no step is called {kind}")
+
+    def _meet(self, line: Line, tile: str, stage: int) -> Meet:
+        if tile not in self.placement.common:
+            raise _wrong(line, f"groups write no part of {tile} into shared memory")
+        return Meet(tile, stage)
+
+    def _share(self, line: Line, text: str) -> Share:
+        names, lag = _match((line[0], text), rf"Share (\S+(?:, \S+)*?){LAG}")
+        tiles = tuple(names.split(", "))
+        if odd := set(tiles) - self.placement.spread:
+            raise _wrong(line, f"{min(odd)} is no vector that a group shares")
+        return Share(tiles, int(lag or 0))
 
     def _join(self, line: Line, text: str) -> Join:
         count, names = _match((line[0], text), r"Join <= (\d+)(?:: (.+))?")

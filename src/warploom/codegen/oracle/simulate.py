@@ -66,6 +66,8 @@ class Simulator(Steps):
             ]
             for b in range(self.cluster)
         ]
+        self.met = [[0] * self.placement.parts for _ in range(self.cluster)]
+        self.rooms = [{} for _ in range(self.cluster)]
         self.handed = [
             TaskRing(f"block {n}", TASK_SLOTS, self.placement.parts) for n in range(self.cluster)
         ]

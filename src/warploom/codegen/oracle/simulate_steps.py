@@ -24,11 +24,13 @@ from warploom.codegen.ir.steps import (
     GroupStep,
     Issue,
     Join,
+    Meet,
     OpStep,
     Publish,
     Release,
     RingStep,
     Run,
+    Share,
     Step,
     TurnPass,
     TurnWait,
@@ -37,7 +39,7 @@ from warploom.codegen.ir.steps import (
 from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, Push
 from warploom.codegen.passes.localise import localise
 from warploom.errors import CheckFailed
-from warploom.tile import Op, Program
+from warploom.tile import Op, Program, Var
 from warploom.tile.evaluate import Value, compute, read_tile, write_tile
 
 
@@ -59,6 +61,16 @@ class SharedRing:
     slots: list[Slot]
     full: list[PhaseBarrier]
     empty: list[PhaseBarrier]
+
+
+@dataclass
+class Room:
+    """An operand in shared memory that every group writes a part of: the parts, how often their
+    writers had met before, and the matmuls under way that read it."""
+
+    parts: list[Value | None]
+    written: list[int]
+    readers: int = 0
 
 
 @dataclass
@@ -94,6 +106,8 @@ class Agent:
     flying: deque[Matmul] = field(default_factory=deque[Matmul])
     waits_for: str = ""
     view: Placement | None = None  # with the copies of the iteration at hand
+    meetings: int = 0  # of the block's groups that this one has come to
+    waiting: bool = False  # at the last of them
     reductions: int = 0  # in the cluster, so far
     pushed: bool = False  # in the present one of them
 
@@ -111,6 +125,8 @@ class Steps:
     turns: list[list[NamedBarrier]]
     copies: list[Any]
     company: list[list[Company]]
+    met: list[list[int]]  # meetings that each group of each block has come to
+    rooms: list[dict[str, Room]]
 
     def _step(self, agent: Agent, step: Step, symbols: dict[str, int]) -> Iterator[bool]:
         if isinstance(step, Ahead):
@@ -122,7 +138,10 @@ class Steps:
         yield True
 
     def _do(
-        self, agent: Agent, step: RingStep | OpStep | GroupStep, symbols: dict[str, int]
+        self,
+        agent: Agent,
+        step: RingStep | OpStep | GroupStep | Meet | Share,
+        symbols: dict[str, int],
     ) -> bool:
         match step:
             case Acquire():
@@ -141,6 +160,10 @@ class Steps:
                 return self._join(agent, step)
             case Run():
                 return self._run(agent, step, symbols)
+            case Meet():
+                return self._meet(agent)
+            case Share():  # a group is one agent, which has the whole vector
+                return True
             case TurnWait():
                 return self._turn_wait(agent)
             case TurnPass():
@@ -240,7 +263,10 @@ class Steps:
         assert op.dst is not None
         slots: list[tuple[Slot, int, int]] = []
         registers = {op.dst.name}
-        for src in op.srcs[:2]:
+        for number, src in enumerate(op.srcs[:2]):
+            if self._in_room(op, number):
+                self._enter(agent, op, src.name)
+                continue
             if not self.placement.is_shared(src):
                 self._touch(agent, op, src.name)
                 registers.add(src.name)
@@ -281,7 +307,10 @@ class Steps:
             return True
         shared = iter(matmul.slots)
         sources: list[Value] = []
-        for src in op.srcs:
+        for number, src in enumerate(op.srcs):
+            if self._in_room(op, number):
+                sources.append(self._rows(op, number, self._leave(agent, src), agent.role.part))
+                continue
             if not self.placement.is_shared(src):
                 sources.append(agent.state[src.name])
                 continue
@@ -290,17 +319,62 @@ class Steps:
             if slot.landing or slot.version != version or value is None:
                 raise CheckFailed(f"race: {op.label} of {agent.name} reads an overwritten slot")
             slot.readers -= 1
-            sources.append(self._rows(op, src.type.names, value, agent.role.part))
+            sources.append(self._rows(op, number, value, agent.role.part))
         local = localise(self.placement, op, agent.role.part)
         agent.state[op.dst.name] = compute(local, sources, matmul.symbols)
         return True
 
-    def _rows(self, op: Op, names: tuple[str, ...], value: Value, part: int) -> Value:
-        split = self.placement.split
-        if split not in names or split == contracted(op) or self.placement.parts == 1:
+    def _rows(self, op: Op, number: int, value: Value, part: int) -> Value:
+        """Of a first operand the rows of a group's part of the result, of others all."""
+        assert op.dst is not None
+        if number or not self.placement.is_split(op.dst.type):
             return value
-        axis = names.index(split)
+        axis = 1 - op.srcs[0].type.names.index(contracted(op))
         return np.split(value, self.placement.parts, axis=axis)[part]
+
+    def _in_room(self, op: Op, number: int) -> bool:
+        """Whether a matmul's operand is one that every group has written a part of."""
+        if number > 1 or op.srcs[number].name not in self.placement.common:
+            return False
+        return number == 1 or not self.placement.from_registers(op)
+
+    def _meet(self, agent: Agent) -> bool:
+        met = self.met[agent.block]
+        if not agent.waiting:
+            met[agent.role.part] += 1
+            agent.meetings, agent.waiting = met[agent.role.part], True
+        agent.waits_for = "the other groups"
+        agent.waiting = min(met) < agent.meetings
+        return not agent.waiting
+
+    def _room(self, agent: Agent, name: str) -> Room:
+        parts = self.placement.parts
+        return self.rooms[agent.block].setdefault(name, Room([None] * parts, [0] * parts))
+
+    def _enter(self, agent: Agent, op: Op, name: str) -> None:
+        room = self._room(agent, name)
+        for part, (value, written) in enumerate(zip(room.parts, room.written, strict=True)):
+            if value is None or (written >= agent.meetings and part != agent.role.part):
+                raise CheckFailed(
+                    f"race: {agent.name} {op.label} reads group {part}'s part of {name} before "
+                    "the groups have met"
+                )
+        room.readers += 1
+
+    def _leave(self, agent: Agent, src: Var) -> Value:
+        room = self._room(agent, src.name)
+        room.readers -= 1
+        parts = [part for part in room.parts if part is not None]
+        (axis,) = [n for n, a in enumerate(src.type.names) if a in self.placement.splits]
+        return np.concatenate(parts, axis=axis)
+
+    def _stage(self, agent: Agent, op: Op, name: str) -> None:
+        """A group writes its part of an operand of all."""
+        room = self._room(agent, name)
+        if room.readers:
+            raise CheckFailed(f"race: {agent.name} {op.label} writes {name} under a matmul")
+        room.parts[agent.role.part] = agent.state[name].copy()
+        room.written[agent.role.part] = agent.meetings
 
     def _join(self, agent: Agent, step: Join) -> bool:
         while len(agent.flying) > step.count:
@@ -326,11 +400,11 @@ class Steps:
             return self._cluster_reduce(agent, op)
         if op.kind in ("store", "store_add"):
             assert op.array is not None
-            ours = part == 0 or self.placement.split in op.srcs[0].type.names
+            ours = part == 0 or self.placement.is_split(op.srcs[0].type)
             if ours and inside(self.program, self.block.launch, symbols):
                 write_tile(
                     local,
-                    self._value(agent, op.srcs[0].name, symbols),
+                    self._value(agent, op.srcs[0], symbols),
                     self.memory[op.array.name],
                     symbols,
                 )
@@ -340,10 +414,24 @@ class Steps:
         if op.kind == "load":
             assert op.array is not None
             agent.state[op.dst.name] = read_tile(local, self.source[op.array.name], symbols)
-            return True
-        sources = [self._value(agent, src.name, symbols) for src in op.srcs]
-        agent.state[op.dst.name] = compute(local, sources, symbols)
+        else:
+            sources = [self._value(agent, src, symbols) for src in op.srcs]
+            agent.state[op.dst.name] = compute(local, sources, symbols)
+        if op.dst.name in self.placement.common:
+            self._stage(agent, op, op.dst.name)
         return True
+
+    def _landed(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:
+        """The group's part of a loaded tile, from its slot."""
+        ring, buffer = self.block.home(var.name)
+        slot = self._slot_of(agent, ring, symbols)
+        value = slot.values[ring.buffers.index(buffer)]
+        if slot.landing or value is None:
+            raise CheckFailed(f"race: {agent.name} reads {var} in {ring.name} before it landed")
+        for number, axis in enumerate(var.type.names if self.placement.parts > 1 else ()):
+            if axis in self.placement.splits:
+                value = np.split(value, self.placement.parts, axis=number)[agent.role.part]
+        return value
 
     def _cluster_reduce(self, agent: Agent, op: Op) -> bool:
         """Push each block its part, then add up what all blocks pushed here."""
@@ -376,15 +464,18 @@ class Steps:
         agent.reductions, agent.pushed = agent.reductions + 1, False
         return True
 
-    def _value(self, agent: Agent, name: str, symbols: dict[str, int]) -> Value:
+    def _value(self, agent: Agent, var: Var, symbols: dict[str, int]) -> Value:
+        name = var.name
         inner = (agent.view or self.placement).fusion.inlined.get(name)
+        if name in self.placement.shared:
+            return self._landed(agent, var, symbols)
         if inner is None:
             return agent.state[name]
         local = localise(self.placement, inner, agent.role.part)
         if inner.kind == "load":
             assert inner.array is not None
             return read_tile(local, self.source[inner.array.name], symbols)
-        sources = [self._value(agent, src.name, symbols) for src in inner.srcs]
+        sources = [self._value(agent, src, symbols) for src in inner.srcs]
         return compute(local, sources, symbols)
 
     def _turn_wait(self, agent: Agent) -> bool:

@@ -45,7 +45,7 @@ def expandable(placement: Placement, loop: Loop) -> tuple[str, ...]:
         if op.dst is None or op.dst.name in found:
             continue
         name = op.dst.name
-        if name in placement.shared or name in placement.staged:
+        if name in placement.shared or name in placement.staged or name in placement.spread:
             continue
         first = next(o for o in own if touches(placement, o, name))
         fresh = first is op and name not in {v.name for v in placement.fusion.sources(op)}

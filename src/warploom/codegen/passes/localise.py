@@ -11,16 +11,16 @@ from warploom.tile import Op, Span, Var
 def localise(placement: Placement, op: Op, part: int) -> Op:
     """`op` with every register tile cut to the group's part.
 
-    Types shrink along the split axis; coordinates and array ranges along it start at the part.
+    Types shrink along the axes that are cut; coordinates and array ranges along them start at the
+    part.
     Shared operands keep their whole type: the group reads its rows of them.
     """
-    split = placement.split
-    if not split or placement.parts == 1:
+    if not placement.splits or placement.parts == 1:
         return op
     spans = tuple(_span(placement, span, part) for span in op.spans)
     start = op.start
-    if start is not None and op.axis == split and op.dst is not None:
-        start = start + part * (op.dst.type.size(split) // placement.parts)
+    if start is not None and op.axis in placement.splits and op.dst is not None:
+        start = start + part * (op.dst.type.size(op.axis) // placement.parts)
     return replace(
         op,
         dst=None if op.dst is None else _var(placement, op.dst),
@@ -35,7 +35,7 @@ def _var(placement: Placement, var: Var) -> Var:
 
 
 def _span(placement: Placement, span: Span, part: int) -> Span:
-    if span.axis != placement.split or span.size is None:
+    if span.axis not in placement.splits or span.size is None:
         return span
     size = span.size // placement.parts
     return replace(span, start=span.start + part * size, size=size)

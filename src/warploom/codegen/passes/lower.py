@@ -13,10 +13,12 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.spec import verify
 from warploom.codegen.passes.early_end import early_end
 from warploom.codegen.passes.joins import joins
+from warploom.codegen.passes.meetings import meetings
 from warploom.codegen.passes.overlap import overlap_next_task
 from warploom.codegen.passes.pingpong import number_turns, take_turns
 from warploom.codegen.passes.pipeline import pipeline
 from warploom.codegen.passes.scheduled import scheduled
+from warploom.codegen.passes.shares import shares
 from warploom.codegen.passes.slots import early_release, loader_slots, task_slots, waits
 from warploom.errors import CheckFailed
 from warploom.tile import Program
@@ -33,6 +35,8 @@ PASSES: dict[str, Pass] = {
     "pipeline": pipeline,
     "early_release": early_release,
     "take_turns": take_turns,
+    "shares": shares,
+    "meetings": meetings,
     "joins": joins,
     "early_end": early_end,
     "overlap_next_task": overlap_next_task,

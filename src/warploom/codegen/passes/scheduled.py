@@ -27,6 +27,7 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
     launch = schedule.launch
     placement = replace(place(program, launch.split, parts), whole=launch.overlap_next_task)
+    program = placement.program
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
         raise InputError(

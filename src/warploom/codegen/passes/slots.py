@@ -21,7 +21,7 @@ from warploom.codegen.ir.block import (
     ops_of,
     steps_of,
 )
-from warploom.codegen.ir.steps import Acquire, Fill, Issue, Publish, Release, Wait
+from warploom.codegen.ir.steps import Acquire, Fill, OpStep, Publish, Release, Wait
 
 
 def loader_slots(block: BlockProgram) -> BlockProgram:
@@ -76,7 +76,7 @@ def waited(block: BlockProgram, section: Scheduled) -> tuple[At, ...]:
     local = block.filled_in(section.loop)
     first: dict[str, tuple[int, int]] = {}
     for place, at in enumerate(section.steps):
-        for ring in block.rings_read(at.step.op) if isinstance(at.step, Issue) else ():
+        for ring in block.rings_read(at.step.op) if isinstance(at.step, OpStep) else ():
             if ring.name in local:
                 first[ring.name] = min(first.get(ring.name, (at.time, place)), (at.time, place))
     result: list[At] = []
@@ -155,7 +155,7 @@ def _released_early(block: BlockProgram, sections: Sequence[Section]) -> tuple[S
         behind = {
             ring.name
             for step in loop.steady
-            if isinstance(step, Issue) and step.stage > 0
+            if isinstance(step, OpStep) and step.stage > 0
             for ring in block.rings_read(step.op)
         }
         early = tuple(s for s in after.steps if isinstance(s, Release) and s.ring not in behind)

@@ -10,12 +10,16 @@ Formula: an array loaded at depth D crosses
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from warploom.derive.cost.posynomial import ZERO, Posynomial, constant, product, total, variable
 from warploom.derive.formula.evaluate import scan_state_axes
 from warploom.derive.formula.graph import Node
 from warploom.derive.kernel.kernel import Kernel, Loop
+
+ASKED_AGAIN = 256  # kernels whose costs are kept: the search asks once for every grid of tiles
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ def _window_tile(kernel: Kernel, value: str, view: Node, depth: int) -> Posynomi
     return product(factors)
 
 
-def transfers(kernel: Kernel) -> dict[str, Posynomial]:
+@lru_cache(ASKED_AGAIN)
+def transfers(kernel: Kernel) -> Mapping[str, Posynomial]:
     """Values moved by the whole dispatch, array by array, in tile and axis sizes."""
     moved: dict[str, Posynomial] = {}
     for array in kernel.body.inputs:
@@ -160,12 +165,14 @@ def shortened(kernel: Kernel, whole: Posynomial, loops: list[Loop]) -> Posynomia
     return whole
 
 
+@lru_cache(ASKED_AGAIN)
 def traffic(kernel: Kernel) -> Posynomial:
     """All values moved by the dispatch."""
     return total(transfers(kernel).values())
 
 
-def columns(kernel: Kernel, accounting: Accounting = FULL) -> dict[str, Posynomial]:
+@lru_cache(ASKED_AGAIN)
+def columns(kernel: Kernel, accounting: Accounting = FULL) -> Mapping[str, Posynomial]:
     """Resident values at each box: inputs, states, and what is live between boxes.
 
     Input slices of a step are resident together. A map writes over an input that dies at it.
@@ -245,6 +252,7 @@ def _scan_state(kernel: Kernel, node: Node) -> Posynomial:
     return product(extent(kernel, a) for a in scan_state_axes(k, v, str(node.attr("time"))))
 
 
+@lru_cache(ASKED_AGAIN)
 def memory(kernel: Kernel, accounting: Accounting = FULL) -> tuple[Posynomial, ...]:
     """The distinct columns that no other column contains: the capacity constraints."""
     unique = list(dict.fromkeys(columns(kernel, accounting).values()))

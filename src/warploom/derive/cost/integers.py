@@ -9,6 +9,7 @@ coordinate descent over all candidates. The few best are re-scored with the exac
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -123,8 +124,12 @@ def _thinned(option: list[int], keep: int) -> list[int]:
     """A logarithmic selection that keeps both ends."""
     if len(option) <= keep:
         return option
-    wanted = np.geomspace(option[0], option[-1], keep)
-    return sorted({min(option, key=lambda tile: abs(math.log(tile / w))) for w in wanted})
+    kept: set[int] = set()
+    for wanted in np.geomspace(option[0], option[-1], keep):
+        place = bisect_left(option, wanted)
+        near = option[max(0, place - 1) : place + 1]
+        kept.add(min(near, key=lambda tile: abs(math.log(tile / wanted))))
+    return sorted(kept)
 
 
 def _grid_best(

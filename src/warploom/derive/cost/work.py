@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import lru_cache
 
-from warploom.derive.cost.cost import extent, shortened, trips_of
+from warploom.derive.cost.cost import ASKED_AGAIN, extent, shortened, trips_of
 from warploom.derive.cost.posynomial import ZERO, Posynomial, product, variable
 from warploom.derive.formula.external import sympy
 from warploom.derive.formula.graph import Node
@@ -13,7 +15,8 @@ from warploom.derive.kernel.kernel import Kernel, Loop
 from warploom.derive.lemmas.streaming import parse
 
 
-def operations(kernel: Kernel) -> dict[str, Posynomial]:
+@lru_cache(ASKED_AGAIN)
+def operations(kernel: Kernel) -> Mapping[str, Posynomial]:
     """Operations of the dispatch by pipe: "tensor" (FLOP), "special" and "fp" (results)."""
     work: dict[str, Posynomial] = {"tensor": ZERO, "special": ZERO, "fp": ZERO}
     for node in kernel.body.nodes:
@@ -80,6 +83,7 @@ def pipe_of(kernel: Kernel, node: Node) -> str:
     return "fp"
 
 
+@lru_cache(ASKED_AGAIN)
 def shared_reads(kernel: Kernel, rows: int) -> Posynomial:
     """Values the tensor cores read from shared memory: one instruction covers `rows` rows.
 

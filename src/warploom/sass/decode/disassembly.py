@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from warploom import toolchain
 from warploom.errors import InputError
 from warploom.sass.decode.cubin import TEXT_PREFIX, Cubin
 
+KEPT = 64  # listings
 _SECTION: Final = re.compile(r"^//-+ (\.\S+)\s+-+$")
 _INSTRUCTION: Final = re.compile(
     r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;?\s*/\* 0x([0-9a-f]{16}) \*/"
@@ -61,15 +63,10 @@ def disassemble(cubin: Cubin, with_source: bool = False) -> dict[str, Listing]:
     disagrees with the file about a single word.
     """
     tool = toolchain.find("nvdisasm")
-    with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
-        path = Path(folder) / "image.cubin"
-        path.write_bytes(cubin.data)
-        flags = ["-c", "-hex", *(["-g"] if with_source else [])]
-        done = tool.run(*flags, str(path))
-    if done.returncode != 0:
-        reason = " ".join((done.stderr or done.stdout).split())[:300]
-        raise InputError(f"{cubin.origin}: nvdisasm {tool.version} refuses it: {reason}")
-    listings = _parse(done.stdout)
+    try:
+        listings = _listings(tool, cubin.data, with_source)
+    except InputError as error:
+        raise InputError(f"{cubin.origin}: {error}") from None
     for name, kernel in cubin.kernels.items():
         words = [word for word, _ in listings.get(name, ([], {}))[0]]
         if tuple(words) != kernel.words:
@@ -84,6 +81,20 @@ def disassemble(cubin: Cubin, with_source: bool = False) -> dict[str, Listing]:
 
 
 _Rows = tuple[list[tuple[tuple[int, int], Line]], dict[int, tuple[str, ...]]]
+
+
+# A run takes half a second however small the file is, and the same bytes give the same text.
+@lru_cache(KEPT)
+def _listings(tool: toolchain.Tool, image: bytes, with_source: bool) -> dict[str, _Rows]:
+    with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
+        path = Path(folder) / "image.cubin"
+        path.write_bytes(image)
+        flags = ["-c", "-hex", *(["-g"] if with_source else [])]
+        done = tool.run(*flags, str(path))
+    if done.returncode != 0:
+        reason = " ".join((done.stderr or done.stdout).split())[:300]
+        raise InputError(f"nvdisasm {tool.version} refuses it: {reason}")
+    return _parse(done.stdout)
 
 
 def _parse(text: str) -> dict[str, _Rows]:

@@ -7,22 +7,30 @@ masks of whole tiles, corrections that a vote skips and polls that failed stand 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.flow.loops import Loop, natural_loops
+from warploom.sass.flow.paths import block_edges
 
 MATRIX: Final = "HGMMA", "QGMMA", "IGMMA"  # 16-bit and tf32, 8-bit, integer
 
 
 @dataclass(frozen=True)
-class SteadyLoop:
-    """One pass: its instructions in order, and of each whether control jumps behind it."""
+class Way:
+    """Instructions that a warp takes one after the other, and whether control jumps behind each."""
 
-    header: int
     instructions: tuple[Instruction, ...]
     jumps: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class SteadyLoop(Way):
+    """One pass of a loop, from its header (a block) on."""
+
+    header: int
 
     @property
     def matmuls(self) -> int:
@@ -53,40 +61,75 @@ def _matmuls(kernel: Kernel, loop: Loop) -> bool:
     )
 
 
+def way_between(kernel: Kernel, first: SteadyLoop | int, then: int | None) -> Way | None:
+    """The usual way from behind a loop, or from a block on, to a block; None: there is none.
+
+    `then` None is any exit. Loops on the way are passed once, as short as they can be: what stands
+    beside the usual way (few iterations, tails) is not taken.
+    """
+    edges = block_edges(kernel)
+    if isinstance(first, int):
+        starts, closed = {first}, set[int]()
+    else:
+        inside = {loop.header: set(loop.blocks) for loop in natural_loops(kernel)}
+        closed = inside[first.header]
+        starts = {after for block in closed for after in edges[block]} - closed
+    goals = {b for b, after in enumerate(edges) if not after} if then is None else {then}
+    order = _shortest(kernel, edges, starts, goals, set(range(len(edges))) - closed | goals)
+    if order is None:
+        return None
+    kept = order if then is None else order[:-1]
+    return Way(*_taken(kernel, kept, order[-1]))
+
+
 def _pass(kernel: Kernel, loop: Loop) -> SteadyLoop:
-    order = _shortest(kernel, loop)
+    edges = [block.successors for block in kernel.blocks]
+    inside, start = set(loop.blocks), loop.header
+    after = set(edges[start]) & inside
+    order = [start]
+    if start not in after:
+        order += (_shortest(kernel, edges, after, {start}, inside) or [start])[:-1]
+    return SteadyLoop(*_taken(kernel, order, start), start)
+
+
+def _taken(
+    kernel: Kernel, order: Sequence[int], then: int
+) -> tuple[tuple[Instruction, ...], tuple[bool, ...]]:
+    """Instructions of blocks in order, and where control jumps; `then` comes behind the last."""
     instructions: list[Instruction] = []
     jumps: list[bool] = []
-    for number, block in enumerate(order):
+    for block, following in zip(order, [*order[1:], then], strict=True):
         span = kernel.blocks[block]
         instructions += kernel.instructions[span.start : span.end]
         jumps += [False] * span.size
-        jumps[-1] = order[(number + 1) % len(order)] != block + 1
-    return SteadyLoop(loop.header, tuple(instructions), tuple(jumps))
+        jumps[-1] = following != block + 1
+    return tuple(instructions), tuple(jumps)
 
 
-def _shortest(kernel: Kernel, loop: Loop) -> list[int]:
-    """Blocks of the way from the header back to it with the fewest instructions (Dijkstra)."""
-    inside, start = set(loop.blocks), loop.header
-    cost = {block: kernel.blocks[block].size for block in loop.blocks}
-    best = {start: cost[start]}
+def _shortest(
+    kernel: Kernel,
+    edges: Sequence[Sequence[int]],
+    starts: set[int],
+    goals: set[int],
+    inside: set[int],
+) -> list[int] | None:
+    """Blocks from a start to a goal, both included, with the fewest instructions before the goal
+    (Dijkstra); None: no way leads there inside of the given blocks."""
+    heap = [(0, block) for block in sorted(starts & inside)]
+    best = {block: 0 for _, block in heap}
     before: dict[int, int] = {}
-    heap = [(cost[start], start)]
-    last, least = start, None
     while heap:
         so_far, block = heapq.heappop(heap)
         if so_far > best[block]:
             continue
-        for successor in kernel.blocks[block].successors:
-            if successor == start:
-                if least is None or so_far < least:
-                    last, least = block, so_far
-            elif successor in inside:
-                further = so_far + cost[successor]
-                if further < best.get(successor, further + 1):
-                    best[successor], before[successor] = further, block
-                    heapq.heappush(heap, (further, successor))
-    way = [last]
-    while way[-1] != start:
-        way.append(before[way[-1]])
-    return way[::-1]
+        if block in goals:
+            way = [block]
+            while way[-1] in before:
+                way.append(before[way[-1]])
+            return way[::-1]
+        further = so_far + kernel.blocks[block].size
+        for after in edges[block]:
+            if after in inside and further < best.get(after, further + 1):
+                best[after], before[after] = further, block
+                heapq.heappush(heap, (further, after))
+    return None

@@ -10,7 +10,7 @@ from warploom.errors import CheckFailed
 from warploom.sass.decode.control import Control
 from warploom.sass.decode.kernel import Instruction
 from warploom.sass.decode.opcodes import Pipe
-from warploom.sass.flow.steady import MATRIX, SteadyLoop
+from warploom.sass.flow.steady import MATRIX, Way
 from warploom.sass.timing.costs import hopper
 
 READERS: Final = frozenset({Pipe.FMA, Pipe.IMAD, Pipe.HALF, Pipe.ALU, Pipe.XU, Pipe.LSU})
@@ -80,13 +80,16 @@ def _count(operands: str) -> int:
     return int(operands.rsplit(",", 1)[-1], 16)
 
 
-def slots_of(loop: SteadyLoop) -> tuple[Line, ...]:
-    """A steady loop. Gates are its barrier polls and named-barrier waits, signals its barrier
-    arrivals, in the order of the code. Of a named barrier that each group takes under another
-    number, one behind the other under guards, the first stands for all."""
+def slots_of(way: Way) -> tuple[Line, ...]:
+    """The code of a loop or of another way.
+
+    Gates are its barrier polls and named-barrier waits, signals its barrier arrivals, in the order
+    of the code. Of a named barrier that each group takes under another number, one behind the other
+    under guards, the first stands for all.
+    """
     found: list[Line] = []
     guarded = ""
-    for item, jumps in zip(loop.instructions, loop.jumps, strict=True):
+    for item, jumps in zip(way.instructions, way.jumps, strict=True):
         barrier = item.base == "BAR" and bool(item.line.guard)
         if barrier and item.line.opcode == guarded:
             continue

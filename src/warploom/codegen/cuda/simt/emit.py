@@ -23,7 +23,6 @@ from warploom.codegen.cuda.simt.emit_ahead import (
 )
 from warploom.codegen.cuda.simt.emit_map import NAMES, expression
 from warploom.codegen.cuda.simt.emit_memory import Access, pointer_type, unroll
-from warploom.codegen.cuda.simt.places import C_TYPES
 from warploom.codegen.cuda.tasks import (
     count_lines,
     first_and_stride,
@@ -167,7 +166,7 @@ class _Printer:
 
     def _declare(self, var: Var) -> str:
         extents = self.layout.extents(var.type, self.facts.forms[var.name])
-        word = C_TYPES[var.type.dtype.kind]
+        word = var.type.dtype.kind
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
 
     # ---- the body
@@ -258,7 +257,7 @@ class _Printer:
         name = f"held{self.temporaries}_at"
         self.temporaries += 1
         extents = "".join(f"[{n}]" for n in self.layout.extents(kind, form))
-        return name, f"{C_TYPES[kind.dtype.kind]} {name}{extents};"
+        return name, f"{kind.dtype.kind} {name}{extents};"
 
     def _operand(self, var: Var, wanted: str) -> tuple[str, list[str]]:
         """(name, lines before) of a variable in the form that is wanted."""

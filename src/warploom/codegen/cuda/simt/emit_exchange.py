@@ -7,7 +7,7 @@ then lie in different banks), and read again by those who need it.
 from __future__ import annotations
 
 from warploom.codegen.cuda.simt.emit_memory import unroll
-from warploom.codegen.cuda.simt.places import C_TYPES, col, row
+from warploom.codegen.cuda.simt.places import col, row
 from warploom.codegen.simt.exchanges import pitch
 from warploom.codegen.simt.forms import COL, ROW, TILE, Layout
 from warploom.tile import Op, TileType
@@ -15,7 +15,7 @@ from warploom.tile import Op, TileType
 
 def put_lines(layout: Layout, kind: TileType, form: str, name: str) -> list[str]:
     """Write a tile to shared memory, once everybody has read what was there before."""
-    word = C_TYPES[kind.dtype.kind]
+    word = kind.dtype.kind
     extents = layout.extents(kind, form)
     to = f"static_cast<{word}*>(static_cast<void*>(shared))"
     conditions: list[str] = []
@@ -47,7 +47,7 @@ def get_lines(
 
     `outside` is a condition under which there is no such position, and the value then.
     """
-    word = C_TYPES[source.dtype.kind]
+    word = source.dtype.kind
     place = f"({at[0]}) * {pitch(source)} + {at[1]}" if len(at) == 2 else at[0]
     read = f"static_cast<const {word}*>(static_cast<void*>(shared))[{place}]"
     conditions: list[str] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from warploom.codegen.cuda.simt.places import MEMORY_TYPES, col, row
+from warploom.codegen.cuda.prelude_simt import memory_type
+from warploom.codegen.cuda.simt.places import col, row
 from warploom.codegen.cuda.values import ANY_OPS, FLOAT_OPS, INT_OPS, c_index, literal
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.errors import InputError
@@ -47,7 +48,7 @@ def fill_value(op: Op, kind: DType) -> str:
 
 def rounded(text: str, kind: DType) -> str:
     """`text` rounded to a floating type."""
-    return text if kind is FP32 else f"rounded<{MEMORY_TYPES[kind.name]}>({text})"
+    return text if kind is FP32 else f"rounded<{memory_type(kind)}>({text})"
 
 
 def cast(value: str, source: DType, target: DType) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.simt.places import MEMORY_TYPES, row
+from warploom.codegen.cuda.prelude_simt import memory_type
+from warploom.codegen.cuda.simt.places import row
 from warploom.codegen.cuda.values import c_index, literal
 from warploom.codegen.simt.ahead import Slot
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.tile import Op, TileType
+from warploom.tile.dtypes import dtype
 
 
 def unroll(name: str, count: int, body: list[str]) -> list[str]:
@@ -80,7 +82,7 @@ class Access:
         self.layout, self.op, self.kind, self.form = layout, op, kind, form
         self.place = place = Place(op, kind, form)
         self.vector = layout.schedule.vector if form in (TILE, COL) else 1
-        self.type = f"{MEMORY_TYPES[op.array.dtype.name]}, {self.vector}"
+        self.type = f"{memory_type(op.array.dtype)}, {self.vector}"
         self.checks, line, self.step = list(place.checks), place.base, ""
         if place.row is not None:
             dim, start, size = place.row
@@ -217,4 +219,4 @@ class Access:
 
 def pointer_type(name: str, written: bool) -> str:
     """The C type of an array parameter."""
-    return f"{'' if written else 'const '}{MEMORY_TYPES[name]}* __restrict__"
+    return f"{'' if written else 'const '}{memory_type(dtype(name))}* __restrict__"

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from warploom.codegen.simt.forms import COL, Layout
 
-C_TYPES = {"float": "float", "int": "int", "bool": "bool"}
-# element types as they are in memory
-MEMORY_TYPES = {
-    "fp32": "float",
-    "int32": "int",
-    "bf16": "Bf16",
-    "fp16": "Fp16",
-    "e4m3": "E4m3",
-    "e5m2": "E5m2",
-    "bool": "unsigned char",
-}
-
 
 def row(layout: Layout, i: str = "i") -> str:
     """The row of group i."""

@@ -1,0 +1,550 @@
+"""Measure what a whole launch needs beyond its loops: the clock that power leaves, and L2's rate.
+
+    python -m bench.calibrate_launch --build cal.cubin                compile (no GPU; nvcc >= 13.3)
+    python -m bench.calibrate_launch --cubin cal.cubin --out m.json   measure (H100 / H200)
+    python -m bench.calibrate_launch --fit m.json                     constants, with residuals
+
+`power` runs small kernels that do one thing (matmuls, arithmetic, copies) twice: in bursts of 4 ms
+after 12 ms of rest, and alone for half a second. Each reads its own cycles and nanoseconds, so the
+clock is the one it ran at; NVML tells the watts of the second kind. `copies` fills a ring of every
+SM from L2, with groups of neighbouring blocks that read the same bytes. `launches` times kernels
+that do nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.calibrate_kernels import HEADER
+from warploom.errors import CheckFailed, InputError
+from warploom.files import write_text_atomically
+from warploom.runtime.device import Shape
+from warploom.runtime.driver import CudaDevice
+from warploom.runtime.launch import Params
+from warploom.toolchain import find
+
+SHARED = 200 * 1024
+BURST, REST, BURSTS = 4e-3, 12e-3, 6
+SETTLE, ALONE = 0.25, 0.35
+DATA = 1 << 30  # bytes that copies read
+KIB = 1024
+LAUNCHES = 200  # in a graph
+
+BODY = """
+DEV u64 nanoseconds() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }
+DEV u64 cycles() { u64 c; asm volatile("mov.u64 %0, %%clock64;" : "=l"(c) :: "memory"); return c; }
+struct Span {
+  u64 c, t;
+  DEV void begin() { __syncthreads(); c = cycles(); t = nanoseconds(); }
+  DEV void end(u64* out) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      out[2 * blockIdx.x] = cycles() - c;
+      out[2 * blockIdx.x + 1] = nanoseconds() - t;
+    }
+  }
+};
+// Operands as matmuls have them: numbers of a normal distribution, `data` holds 1 MiB of them.
+DEV void fill(u32 base, u32 bytes, const u32* data) {
+  for (u32 at = threadIdx.x * 4; at < bytes; at += blockDim.x * 4)
+    asm volatile("st.shared.u32 [%0], %1;" :: "r"(base + at), "r"(data[at / 4]) : "memory");
+  async_fence();
+  __syncthreads();
+}
+// Sleeping warps: what the GPU takes while nothing happens.
+extern "C" __global__ void asleep(u64* out, int reps) {
+  Span span; span.begin();
+  for (int r = 0; r < reps; ++r) __nanosleep(1000);
+  span.end(out);
+}
+"""
+
+COPIES = """
+// A ring of slots kept full. Block b reads the bytes of group b / share, from the group's own place
+// on, over and over `wrap` slots.
+extern "C" __global__ void stream(u64* out, int reps, const char* data, u32 bytes, int wrap,
+                                  int share, int slots) {
+  extern __shared__ unsigned char raw[];
+  __shared__ alignas(8) u64 full[8];
+  u32 to = shared_base(raw), first_bar = address(&full[0]);
+  if (threadIdx.x == 0) for (int s = 0; s < 8; ++s) barrier_init(first_bar + 8 * s, 1);
+  async_fence();
+  Span span; span.begin();
+  const char* from = data + (u64)(blockIdx.x / share) * wrap * bytes;
+  int slot = 0, phase = 1, place = 0;
+  for (int r = 0; r < reps + slots; ++r) {
+    u32 bar = first_bar + 8 * slot;
+    if (r >= slots && !wait(bar, phase)) break;
+    if (r < reps) {
+      expect(bar, bytes);
+      bulk_load(to + slot * bytes, from + (u64)place * bytes, bytes, bar);
+    }
+    if (++place == wrap) place = 0;
+    if (++slot == slots) { slot = 0; phase ^= 1; }
+  }
+  span.end(out);
+}
+// Bulk stores of a slot, as many in flight as groups allow.
+extern "C" __global__ void bulk_stores(u64* out, int reps, char* data, u32 bytes, int wrap) {
+  extern __shared__ unsigned char raw[];
+  u32 from = shared_base(raw);
+  fill(from, bytes, (const u32*)data);
+  Span span; span.begin();
+  if (threadIdx.x == 0) {
+    u64 first = (u64)blockIdx.x * wrap;
+    for (int r = 0; r < reps; ++r) {
+      asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                   :: "l"(data + (first + r % wrap) * bytes), "r"(from), "r"(bytes) : "memory");
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      asm volatile("cp.async.bulk.wait_group.read 3;" ::: "memory");
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  }
+  span.end(out);
+}
+"""
+
+# What a thread of 256 does over and over, with eight values of its own.
+LANES = {
+    "ffma": 'asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(x[i]) : "f"(c), "f"(d));',
+    "ex2": 'asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x[i]));',
+    "fmax": 'asm volatile("max.f32 %0, %0, %1;" : "+f"(x[i]) : "f"(x[(i + 1) % 8]));',
+    "lds": 'asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]),'
+    ' "=f"(x[2]), "=f"(x[3]) : "r"(at + (i + (u & 3)) * 4096) : "memory");'
+    " x[4 + i % 4] += x[i % 4];",
+    "sts": 'asm volatile("st.shared.v4.f32 [%4], {%0, %1, %2, %3};" :: "f"(x[0]), "f"(x[1]),'
+    ' "f"(x[2]), "f"(x[3]), "r"(at + (i + (u & 3)) * 4096) : "memory");',
+}
+LANE_STEPS = 64  # operations of a thread in one repetition
+
+
+def lanes(name: str, text: str) -> str:
+    """A kernel in which every thread does `LANE_STEPS` of one operation a repetition."""
+    return f"""
+extern "C" __global__ void __launch_bounds__(256) lanes_{name}(u64* out, int reps,
+                                                                 const u32* data) {{
+  extern __shared__ unsigned char raw[];
+  u32 at = shared_base(raw) + threadIdx.x * 16;
+  fill(shared_base(raw), 64 * 1024, data);
+  float x[8], c = 0.999f - 1e-6f * threadIdx.x, d = 1e-3f * (threadIdx.x % 7);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = __uint_as_float(data[threadIdx.x * 8 + i]);
+  (void)at; (void)c; (void)d;
+  Span span; span.begin();
+#pragma unroll 1
+  for (int r = 0; r < reps; ++r) {{
+#pragma unroll
+    for (int u = 0; u < {LANE_STEPS // 8}; ++u) {{
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {{ {text} }}
+    }}
+  }}
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += x[i];
+  span.end(out);
+  if (sum == 12345.f) out[0] = 0;
+}}
+"""
+
+
+BATCH = 8  # matmul instructions of a group in one repetition
+
+
+def products(columns: int, *, registers: bool = False, narrow: bool = False) -> str:
+    """A kernel whose two groups multiply without end: `BATCH` m64n{columns} a repetition each."""
+    count = columns // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    shape = f"m64n{columns}k32.f32.e4m3.e4m3" if narrow else f"m64n{columns}k16.f32.bf16.bf16"
+    shape = f"wgmma.mma_async.sync.aligned.{shape}"
+    tail = "1, 1, 1" if narrow else ("1, 1, 1, 0" if registers else "1, 1, 1, 0, 0")
+    if registers:
+        operands = f"{{%{count}, %{count + 1}, %{count + 2}, %{count + 3}}}, %{count + 4}"
+        inputs = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(db)'
+    else:
+        operands, inputs = f"%{count}, %{count + 1}", '"l"(da), "l"(db)'
+    steps = "\n".join(
+        f"    {{ u64 da = first_a + {(s // 4 * 8192 + s % 4 * 32) >> 4};"
+        f" u64 db = first_b + {(s // 4 * columns * 128 + s % 4 * 32) >> 4}; (void)da;\n"
+        f'      asm volatile("{shape} {{{sums}}}, {operands}, {tail};"\n'
+        f"                   : {outputs} : {inputs}); }}"
+        for s in range(BATCH)
+    )
+    name = products_name(columns, registers, narrow)
+    return f"""
+extern "C" __global__ void __launch_bounds__(256) {name}(u64* out, int reps, u32 base,
+                                                               const u32* data) {{
+  // The base of shared memory comes in as a parameter, so that descriptors stay out of the loop.
+  extern __shared__ unsigned char raw[];
+  if (base != shared_base(raw)) {{ out[0] = 0; return; }}
+  fill(base, {4 * 8192 + 2 * columns * 128}, data{" + (1 << 17)" if narrow else ""});
+  const u64 layout = (1ull << 62) | (64ull << 32) | (1ull << 16);
+  u64 first_a = layout | (((base + threadIdx.x / 128 * 16384) & 0x3FFFF) >> 4);
+  u64 first_b = layout | (((base + 32768) & 0x3FFFF) >> 4);
+  u32 a[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = data[threadIdx.x * 4 + i];
+  float d[{count}];
+#pragma unroll
+  for (int i = 0; i < {count}; ++i) d[i] = 0.f;
+  (void)a;
+  Span span; span.begin();
+#pragma unroll 1
+  for (int r = 0; r < reps; ++r) {{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+{steps}
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  }}
+  span.end(out);
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < {count}; ++i) sum += d[i];
+  if (sum == 12345.f) out[0] = 0;
+}}
+"""
+
+
+def products_name(columns: int, registers: bool, narrow: bool) -> str:
+    """The name of that kernel."""
+    return f"products_{columns}" + "_registers" * registers + "_narrow" * narrow
+
+
+MATMULS = (
+    (256, False, False),
+    (128, False, False),
+    (64, False, False),
+    (256, True, False),
+    (256, False, True),
+)
+
+
+def source() -> str:
+    """The whole file."""
+    made = [products(c, registers=r, narrow=n) for c, r, n in MATMULS]
+    return "\n".join([HEADER, BODY, COPIES, *(lanes(*one) for one in LANES.items()), *made])
+
+
+def build(path: Path) -> None:
+    """Compile the kernels to a cubin; a note that wgmma is serialised is an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "launch.cu"
+        text.write_text(source())
+        done = find("nvcc").run("-cubin", "-arch=sm_90a", "-O3", "-w", "-o", str(path), str(text))
+    if done.returncode or "serializ" in done.stdout + done.stderr:
+        raise CheckFailed(f"nvcc: {(done.stdout + done.stderr).strip()[-400:]}")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A kernel to run: `events` are what one repetition of one block does, by name."""
+
+    name: str
+    kernel: str
+    events: dict[str, float]
+    threads: int = 256
+    blocks: int = 0  # 0: every SM
+    arguments: tuple[bytes, ...] = ()
+
+
+def i32(value: int) -> bytes:
+    """A 32-bit kernel argument."""
+    return struct.pack("<i", value)
+
+
+def u64(value: int) -> bytes:
+    """A 64-bit kernel argument."""
+    return struct.pack("<Q", value)
+
+
+def power_probes(sms: int, data: int) -> list[Probe]:
+    """Kernels that do one thing each."""
+    base = (i32(1024), u64(data))
+    found = [Probe("asleep", "asleep", {}, 32)]
+    for columns, registers, narrow in MATMULS:
+        events = {
+            "matmul": 2 * BATCH * columns / 2,  # cycles
+            "operands": 2
+            * BATCH
+            * (columns + (0 if registers else 64)),  # of 32 bytes, read by wgmma
+        }
+        if narrow:
+            events["narrow"] = events.pop("matmul")
+        name = products_name(columns, registers, narrow)
+        found.append(Probe(name, name, events, arguments=base))
+    wide = found[1]
+    found += [
+        Probe(f"{wide.name} on {count}", wide.kernel, wide.events, 256, count, base)
+        for count in (sms // 4, sms // 2, sms * 3 // 4)
+    ]
+    for name in LANES:
+        warps = LANE_STEPS * 256 / 32
+        events = {name: warps} | ({"ffma": warps} if name == "lds" else {})
+        found.append(Probe(name, f"lanes_{name}", events, arguments=(u64(data),)))
+    for name, kib, wrap, share in (
+        ("from L2", 32, 4, 1),
+        ("from L2, shared by 12", 32, 32, 12),
+        ("from DRAM", 32, 240, 1),
+    ):
+        events = {"copied": float(kib)} | ({"dram": float(kib)} if "DRAM" in name else {})
+        events |= {} if "shared" in name else {"distinct": float(kib)}
+        arguments = (u64(data), i32(kib * KIB), i32(wrap), i32(share), i32(6))
+        found.append(Probe(name, "stream", events, 1, arguments=arguments))
+    arguments = (u64(data), i32(32 * KIB), i32(4))
+    found.append(Probe("stores", "bulk_stores", {"stored": 32.0}, 32, 0, arguments))
+    return found
+
+
+def copy_probes(data: int) -> list[Probe]:
+    """Rings filled from L2 in several ways; 16 MiB in all where that is enough for six slots."""
+    found: list[Probe] = []
+    for kib, slots in ((1, 6), (16, 6), (32, 6)):
+        for share in (1, 2, 3, 4, 6, 11, 12, 33, 132):
+            wrap = max(4, 16 * KIB // kib * share // 132)
+            arguments = (u64(data), i32(kib * KIB), i32(wrap), i32(share), i32(slots))
+            name = f"{slots} x {kib} KiB, shared by {share}"
+            found.append(Probe(name, "stream", {"copied": float(kib)}, 1, 0, arguments))
+    for kib in (16, 32):
+        arguments = (u64(data), i32(kib * KIB), i32(4))
+        found.append(
+            Probe(f"stores of {kib} KiB", "bulk_stores", {"stored": float(kib)}, 32, 0, arguments)
+        )
+    return found
+
+
+def noise_of_products() -> bytes:
+    """A MiB: half of it numbers of a normal distribution in bf16, half of it random e4m3."""
+    made = np.random.default_rng(0)
+    wide = made.standard_normal(1 << 18, dtype=np.float32).view(np.uint32) >> 16
+    narrow = made.integers(0, 256, 1 << 19, dtype=np.uint8) & 0xBF  # no NaN, at most 2
+    return wide.astype(np.uint16).tobytes() + narrow.tobytes()
+
+
+class Bench:
+    """Runs probes of the cubin."""
+
+    def __init__(self, cubin: Path) -> None:
+        self.device = CudaDevice()
+        self.module = self.device.load(cubin.read_bytes())
+        self.out = self.device.allocate(4096)
+        self.sms = self.device.info.sm_count
+        self.data = self.device.allocate(DATA)
+        noise = noise_of_products()
+        self.device.upload(self.data, noise)
+        for at in range(1 << 20, DATA, 1 << 20):
+            self.device.copy(self.data + at, self.data, 1 << 20)
+
+    def prepared(self, probe: Probe, reps: int) -> tuple[Any, Shape, Params]:
+        """What a launch takes."""
+        function = self.device.function(self.module, probe.kernel, SHARED)
+        blocks = probe.blocks or self.sms
+        shape = Shape((blocks, 1, 1), (probe.threads, 1, 1), SHARED)
+        return function, shape, Params((u64(self.out), i32(reps), *probe.arguments))
+
+    def spans(self, probe: Probe) -> list[tuple[int, int]]:
+        """(cycles, nanoseconds) of each block of the last launch."""
+        blocks = probe.blocks or self.sms
+        words = struct.unpack(f"<{2 * blocks}Q", self.device.download(self.out, 16 * blocks))
+        return list(zip(words[::2], words[1::2], strict=True))
+
+    def once(self, probe: Probe, reps: int) -> tuple[float, float]:
+        """(cycles a repetition, MHz) of one launch: the medians of its blocks."""
+        self.device.memset(self.out, 0, 4096)
+        self.device.launch(*self.prepared(probe, reps))
+        self.device.synchronize()
+        spans = self.spans(probe)
+        if not all(c and t for c, t in spans):
+            raise CheckFailed(f"{probe.name}: a wait gave up")
+        cycles = statistics.median(c for c, _ in spans)
+        return cycles / reps, statistics.median(1e3 * c / t for c, t in spans)
+
+    def reps(self, probe: Probe, seconds: float) -> int:
+        """Repetitions that take about so long."""
+        self.once(probe, 64)
+        cycles, mhz = self.once(probe, 512)
+        return max(64, round(seconds * mhz * 1e6 / cycles))
+
+
+def power(bench: Bench, meter: Any) -> list[dict[str, Any]]:
+    """Every kernel in bursts, then alone with the watts it takes."""
+    rows: list[dict[str, Any]] = []
+    for probe in power_probes(bench.sms, bench.data):
+        reps = bench.reps(probe, BURST)
+        bursts: list[tuple[float, float]] = []
+        for _ in range(BURSTS):
+            time.sleep(REST)
+            bursts.append(bench.once(probe, reps))
+        prepared = bench.prepared(probe, reps)
+        began, first = time.perf_counter(), 0.0
+        spans: list[tuple[int, int]] = []
+        while (now := time.perf_counter() - began) < SETTLE + ALONE:
+            for _ in range(5):
+                bench.device.launch(*prepared)
+            bench.device.synchronize()
+            if now > SETTLE:
+                first = first or time.perf_counter()
+                spans += bench.spans(probe)
+        watts = [w for t, w, _ in list(meter.samples) if t > first]
+        rows.append(
+            {
+                "name": probe.name,
+                "blocks": probe.blocks or bench.sms,
+                "events": probe.events,
+                "cycles": statistics.median(c for c, _ in spans) / reps,
+                "mhz": statistics.median(1e3 * c / t for c, t in spans),
+                "watts": statistics.median(watts),
+                "burst cycles": statistics.median(c for c, _ in bursts),
+                "burst mhz": statistics.median(mhz for _, mhz in bursts),
+                "bursts": [round(mhz) for _, mhz in bursts],
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def launches(bench: Bench) -> list[dict[str, Any]]:
+    """Microseconds from one launch to the next in a graph, of kernels that do nothing."""
+    rows: list[dict[str, Any]] = []
+    for blocks, threads in ((bench.sms, 384), (bench.sms, 128), (1, 32)):
+        prepared = bench.prepared(Probe("nothing", "asleep", {}, threads, blocks), 0)
+
+        def work(prepared: Any = prepared) -> None:
+            for _ in range(LAUNCHES):
+                bench.device.launch(*prepared)
+
+        graph = bench.device.capture(work)
+        found: list[float] = []
+        for _ in range(6):
+            marks = bench.device.event(), bench.device.event()
+            bench.device.record(marks[0])
+            bench.device.replay(graph)
+            bench.device.record(marks[1])
+            bench.device.synchronize()
+            found.append(bench.device.elapsed_us(*marks) / LAUNCHES)
+        rows.append({"blocks": blocks, "threads": threads, "us": statistics.median(found)})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def copies(bench: Bench) -> list[dict[str, Any]]:
+    """Cycles a KiB of an SM, by who shares what."""
+    rows: list[dict[str, Any]] = []
+    for probe in copy_probes(bench.data):
+        try:
+            found = [bench.once(probe, 400)[0] for _ in range(5)][2:]
+        except CheckFailed as error:
+            print(error)
+            continue
+        (kib,) = probe.events.values()
+        rows.append({"name": probe.name, "per_kib": statistics.median(found) / kib})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def measure(cubin: Path, out: Path) -> None:
+    """Both sections."""
+    import torch  # noqa: PLC0415
+
+    from bench.sitting import Meter  # noqa: PLC0415
+
+    meter = Meter(torch)
+    bench = Bench(cubin)
+    found: dict[str, Any] = {"device": bench.device.info.to_json(), "limit": meter.limit()}
+    found["launches"] = launches(bench)
+    found["copies"] = copies(bench)
+    write_text_atomically(out, json.dumps(found, indent=1) + "\n")
+    found["power"] = power(bench, meter)
+    write_text_atomically(out, json.dumps(found, indent=1) + "\n")
+
+
+NAMES = (
+    "matmul", "operands", "narrow", "ffma", "ex2", "fmax", "sts", "copied", "distinct", "dram",
+    "stored",
+)  # fmt: skip
+UNITS = {"operands": 32.0, "sts": 512.0, "copied": 1024.0, "distinct": 1024.0, "dram": 1024.0}
+UNITS |= {"stored": 1024.0}  # bytes of an event, where the energy is of a byte
+CAPPED = 1780.0  # MHz: matmuls run at less only under the limit
+
+
+def fit(raw: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """(constants, residuals by kernel) of watts = static + energies * (clock / boost) ^ exponent.
+
+    Under the limit NVML's watts scatter by 3 %, so that the limit itself is taken. Energies are in
+    pJ, of a byte where the machine's data have them so. `burst` is the median power of the matmul
+    kernels with operands in shared memory at their clocks in bursts.
+    """
+    from scipy.optimize import least_squares  # noqa: PLC0415
+
+    rows, limit = raw["power"], raw["limit"]
+    boost = max(row["mhz"] for row in rows)
+
+    def watts(at: Sequence[float], row: Mapping[str, Any], mhz: float) -> float:
+        energy = dict(zip(NAMES, at[2:], strict=True))
+        each = sum(count * energy[name] for name, count in row["events"].items() if name in energy)
+        rate = row["blocks"] / row["cycles"] * mhz * 1e6
+        return at[0] + 1e-12 * each * rate * (mhz / boost) ** at[1]
+
+    known = [row for row in rows if row["name"] != "lds"]  # loads of one address are merged
+
+    def residuals(at: Sequence[float]) -> list[float]:
+        return [
+            math.log(watts(at, row, row["mhz"]) / (limit if _capped(row) else row["watts"]))
+            for row in known
+        ]
+
+    start = [120.0, 1.8, *(100.0 for _ in NAMES)]
+    least = [50.0, 0.5, *(0.0 for _ in NAMES)]
+    found = least_squares(residuals, start, bounds=(least, [200.0, 4.0, *(1e7 for _ in NAMES)]))
+    at = list(found.x)
+    constants = {"static": at[0], "exponent": at[1]}
+    constants |= {n: one / UNITS.get(n, 1.0) for n, one in zip(NAMES, at[2:], strict=True)}
+    shared = [
+        row for row in known if row["name"] in ("products_256", "products_128", "products_64")
+    ]
+    constants["burst"] = statistics.median(watts(at, row, row["burst mhz"]) for row in shared)
+    names = [row["name"] for row in known]
+    return constants, dict(zip(names, residuals(at), strict=True))
+
+
+def _capped(row: Mapping[str, Any]) -> bool:
+    return "products" in row["name"] and row["mhz"] < CAPPED
+
+
+def main() -> int:
+    """Build, measure or fit."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--build", type=Path, help="compile the kernels to this cubin")
+    parser.add_argument("--cubin", type=Path, help="measure with this cubin")
+    parser.add_argument("--out", type=Path, help="where the raw figures go")
+    parser.add_argument("--fit", type=Path, help="raw figures to turn into constants")
+    given = parser.parse_args()
+    if given.fit:
+        constants, residuals = fit(json.loads(given.fit.read_text()))
+        for name, value in constants.items():
+            print(f"{name:10} {value:10.4g}")
+        print(f"largest residual {max(map(abs, residuals.values())):.1%}")
+    elif given.build:
+        build(given.build)
+    elif given.cubin and given.out:
+        measure(given.cubin, given.out)
+    else:
+        raise InputError("give --build FILE, --cubin FILE --out FILE, or --fit FILE")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Axes that are rows in one register tile and columns in another get two names.
+
+A register tile has the layout of wgmma's accumulator, so that each of its axes is a row or a column
+axis. Which of the two follows from the matmuls that the tile takes part in, through every op
+between: it belongs to the tile, not to the name. Where tiles that never meet in registers have one
+axis name and different layouts, the columns get a name of their own, or the rows where a matmul
+contracts the columns; tiles in shared memory keep theirs, as a matmul takes them either way.
+
+*requires*  nothing
+*before -> after*  `y[m, n] = a @ b; z[n, k] = c @ d` -> `y[m, n_columns] = a @ b; z[n, k] = c @ d`
+*keeps*  every op, its number, its order and its value
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from warploom.tile import Loop, Op, Program, TileType, Var
+
+Axis = tuple[str, str]  # of a variable
+ROWS, COLUMNS = "rows", "columns"
+Names = Mapping[Axis, str]
+
+
+def separate_axes(program: Program) -> Program:
+    """The program whose axes are either row or column axes; itself where they are already.
+
+    An axis that keeps its name although it would have to be both is refused by `place`.
+    """
+    found = _Layouts()
+    loads = {op.dst.name for op in program.ops() if op.kind == "load" and op.dst is not None}
+    operands = {var.name for op in program.ops() if op.kind == "mma" for var in op.srcs[:2]}
+    for op in program.ops():
+        found.add(op, loads & operands)
+    names = found.renamed()
+    return program if not names else replace(program, body=_body(program.body, names))
+
+
+@dataclass
+class _Layouts:
+    """Axes of variables that have one layout, and what matmuls say it is."""
+
+    above: dict[Axis, Axis] = field(default_factory=dict[Axis, Axis])
+    said: list[tuple[Axis, str]] = field(default_factory=list[tuple[Axis, str]])
+    contracted: set[Axis] = field(default_factory=set[Axis])
+
+    def add(self, op: Op, shared: set[str]) -> None:
+        """What an op says of the tiles it touches."""
+        if op.kind == "mma":
+            self._matmul(op, shared)
+            return
+        names = [v for v in (*op.srcs, *((op.dst,) if op.dst else ())) if v.name not in shared]
+        for var in names:
+            for axis in var.type.names:
+                for other in names:
+                    if axis in other.type.names:
+                        self._join((var.name, axis), (other.name, axis))
+
+    def _matmul(self, op: Op, shared: set[str]) -> None:
+        assert op.dst is not None
+        left = op.srcs[0]
+        row, column = ((op.dst.name, axis) for axis in op.dst.type.names)
+        self.said += [(row, ROWS), (column, COLUMNS)]
+        for src in op.srcs[:2]:
+            other = op.srcs[1 if src is op.srcs[0] else 0]
+            for axis in src.type.names:
+                if axis in other.type.names:
+                    self._root((src.name, axis))
+                    self.contracted.add((src.name, axis))
+        if left.name not in shared and left.type.names[1] in op.srcs[1].type.names:
+            self._join((left.name, left.type.names[0]), row)
+            self.said.append(((left.name, left.type.names[1]), COLUMNS))
+
+    def renamed(self) -> dict[Axis, str]:
+        """The axes that get another name."""
+        layouts: dict[Axis, set[str]] = defaultdict(set)
+        for axis, layout in self.said:
+            layouts[self._root(axis)].add(layout)
+        kinds: dict[str, set[str]] = defaultdict(set)
+        for (_, name), layout in self.said:
+            kinds[name].add(layout)
+        fixed = {(self._root(axis), axis[1]) for axis in self.contracted}
+        result: dict[Axis, str] = {}
+        for name in (name for name, found in kinds.items() if len(found) > 1):
+            own = [axis for axis in self.above if axis[1] == name]
+            for layout in (COLUMNS, ROWS):
+                of = [axis for axis in own if layouts[self._root(axis)] == {layout}]
+                if all((self._root(axis), name) not in fixed for axis in of):
+                    result |= dict.fromkeys(of, f"{name}_{layout}")
+                    break
+        return result
+
+    def _root(self, axis: Axis) -> Axis:
+        self.above.setdefault(axis, axis)
+        while self.above[axis] != axis:
+            axis = self.above[axis]
+        return axis
+
+    def _join(self, one: Axis, other: Axis) -> None:
+        self.above[self._root(one)] = self._root(other)
+
+
+def _body(body: tuple[Op | Loop, ...], names: Names) -> tuple[Op | Loop, ...]:
+    return tuple(
+        replace(item, body=_body(item.body, names)) if isinstance(item, Loop) else _op(item, names)
+        for item in body
+    )
+
+
+def _op(op: Op, names: Names) -> Op:
+    # The axis of a reduction or a range is one of the tile that is read or, of a load, made.
+    tile = op.srcs[0] if op.srcs else op.dst
+    own = {axis: name for (var, axis), name in names.items() if tile and var == tile.name}
+    return replace(
+        op,
+        dst=None if op.dst is None else _var(op.dst, names),
+        srcs=_sources(op, names),
+        axis=own.get(op.axis, op.axis),
+        spans=tuple(replace(span, axis=own.get(span.axis, span.axis)) for span in op.spans),
+    )
+
+
+def _sources(op: Op, names: Names) -> tuple[Var, ...]:
+    """What an op reads. A tile in shared memory, which has no layout, is called as it is used: by
+    a matmul like the axis of the operand in registers, by other ops like their result."""
+    srcs = tuple(_var(src, names) for src in op.srcs)
+    if op.kind == "mma":
+        (axis,) = [name for name in op.srcs[0].type.names if name in op.srcs[1].type.names]
+        now = names.get((op.srcs[0].name, axis), axis)
+        if (op.srcs[1].name, axis) in names or now == axis:
+            return srcs
+        return (srcs[0], _var(srcs[1], {(srcs[1].name, axis): now}), *srcs[2:])
+    if op.dst is None:
+        return srcs
+    result = {axis: name for (var, axis), name in names.items() if var == op.dst.name}
+    return tuple(_var(src, {(src.name, a): n for a, n in result.items()}) for src in srcs)
+
+
+def _var(var: Var, names: Names) -> Var:
+    axes = tuple((names.get((var.name, axis), axis), size) for axis, size in var.type.axes)
+    return Var(var.name, TileType(var.type.dtype, axes))

@@ -1,0 +1,34 @@
+"""A change of straight runs of steps, made wherever a consumer has some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Scheduled, Section, Straight
+from warploom.codegen.ir.steps import Step
+
+
+def every_sequence(
+    block: BlockProgram, change: Callable[[Sequence[Step]], tuple[Step, ...]]
+) -> BlockProgram:
+    """The block program with every run of steps of a consumer that does ops replaced."""
+
+    def changed(role: Role, section: Section) -> list[Section]:
+        match section:
+            case Straight() if not role.loads:
+                return [Straight(change(section.steps))]
+            case Pipeline() if not role.loads:
+                return [
+                    replace(
+                        section,
+                        prologue=tuple(map(change, section.prologue)),
+                        steady=change(section.steady),
+                        epilogue=tuple(map(change, section.epilogue)),
+                        plain=change(section.plain),
+                    )
+                ]
+            case Straight() | Pipeline() | Scheduled():
+                return [section]
+
+    return block.rewritten(changed)

@@ -1,0 +1,1 @@
+"""Linear attention with a decaying state: program, reference, schedules."""

@@ -1,0 +1,57 @@
+"""Small inputs of attention backward, and what float64 makes of them."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.kernels.attention.backward import LOG2E, BackwardConfig
+
+Values = dict[str, NDArray[Any]]
+
+
+def gradients(config: BackwardConfig, values: Values) -> Values:
+    """dq, dk and dv in float64, beside o, lse, and `base` and `delta` of the rows."""
+    q, k, v, do = (np.asarray(values[name], np.float64) for name in ("q", "k", "v", "do"))
+    k, v = (np.repeat(x, config.group, axis=1) for x in (k, v))
+    scores = config.factor * q @ k.swapaxes(-1, -2)
+    if config.causal:
+        rows, keys = scores.shape[-2:]
+        seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
+        scores = np.where(seen, scores, -np.inf)
+    top = np.max(scores, axis=-1, keepdims=True)
+    exps = np.exp(scores - np.where(np.isinf(top), 0.0, top))
+    total = exps.sum(-1, keepdims=True)
+    weights = exps / np.where(total == 0.0, 1.0, total)
+    with np.errstate(divide="ignore"):
+        lse = (np.where(np.isinf(top), 0.0, top) + np.log(total))[..., 0]
+    grad = do @ v.swapaxes(-1, -2)
+    delta = (do * (weights @ v)).sum(-1)
+    change = weights * (grad - delta[..., None])
+    shape = (k.shape[0], -1, config.group, *k.shape[2:])
+    return {
+        "dq": config.factor * change @ k,
+        "dk": config.factor * (change.swapaxes(-1, -2) @ q).reshape(shape).sum(2),
+        "dv": (weights.swapaxes(-1, -2) @ do).reshape(shape).sum(2),
+        "o": weights @ v,
+        "lse": lse,
+        "base": np.where(np.isinf(lse), np.inf, lse * LOG2E),
+        "delta": delta,
+    }
+
+
+def backward_case(
+    config: BackwardConfig, rows: int, keys: int, batch: int = 1, heads: int = 1, seed: int = 0
+) -> tuple[Values, Values]:
+    """(arrays of the kernel, the gradients)."""
+    random = np.random.default_rng(seed)
+    d = config.head_dim
+    shapes = dict.fromkeys(("q", "do"), (batch, heads, rows, d))
+    shapes |= dict.fromkeys(("k", "v"), (batch, heads // config.group, keys, d))
+    values: Values = {name: random.integers(-4, 5, shape) * 0.25 for name, shape in shapes.items()}
+    want = gradients(config, values)
+    values |= {name: want[name].astype(np.float32) for name in ("base", "delta")}
+    sums = (d, rows) if config.transposed else (rows, d)
+    values["dq_sum"] = np.zeros((batch, heads, *sums), np.float32)
+    values |= {name: np.full(shapes["k"], np.nan, np.float32) for name in ("dk", "dv")}
+    return values, want
