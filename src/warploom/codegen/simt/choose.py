@@ -26,6 +26,7 @@ WORDS = 96  # of a thread's registers for what it holds of its columns
 MOST_WORDS = 192  # where blocks stay smaller for it
 AT_WORK = 2  # words of a column for what is being computed
 CARRYING = 0.25  # and where a loop carries others along
+MOST_RESIDENT = 4  # blocks of an SM that a schedule asks for
 SMALL = 128  # threads of a block, unless rows need more
 MOST_LANES = 512  # of a block: more threads have too few registers each
 RING_BYTES = 1 << 15  # of a ring that has more stages than two
@@ -44,14 +45,17 @@ def simt(program: Program, threads: int | None = None, lanes: int | None = None)
     size = min(array.dtype.bytes for array in program.arrays)
     vector = min(WIDEST_BYTES // size, cols & -cols)
     carried = _carried(program)
-    words = _words(program, carried, widest)
+    words = _words(program, carried, cols)
     few, many = (max(vector, int(most / words)) for most in (WORDS, MOST_WORDS))
     most = MOST_LANES if carried else SMALL
     along = max(min(most, _power(-(-cols // few))), _power(-(-cols // many)), WARP)
     along = lanes or min(_power(-(-cols // vector)), along)
     wanted = min(max(_power(-(-widest // few)), SMALL), along * _power(-(-widest // cols)))
     chosen = threads or max(WARP, min(wanted, MOST_LANES))
-    made = SimtSchedule("simt", chosen, min(along, chosen), vector)
+    launch = GRID
+    if not carried and len(_wide_loads(program, cols, 2)) == 1:
+        launch = replace(GRID, resident=max(1, min(MOST_RESIDENT, MOST_LANES // chosen)))
+    made = SimtSchedule("simt", chosen, min(along, chosen), vector, launch)
     return _shared(program, made, along // made.lanes)
 
 
@@ -81,18 +85,28 @@ def _stages(program: Program, schedule: SimtSchedule) -> int:
     return max(2, min(STAGES, RING_BYTES // bytes_)) if bytes_ else 1
 
 
-def _words(program: Program, carried: Mapping[str, TileType], widest: int) -> float:
+def _words(program: Program, carried: Mapping[str, TileType], cols: int) -> float:
     """Words that a thread holds of each of its columns: loads as they are in memory, and whole ones
     for what loops use that was made outside of them."""
 
-    def wide(kind: TileType) -> bool:
-        return bool(kind.axes) and prod(kind.shape) * 2 > widest
-
-    loads = {(op.array, op.spans): op for op in program.ops() if op.kind == "load"}
-    held = [op.dst.type for op in loads.values() if op.dst is not None and wide(op.dst.type)]
-    words = sum(kind.dtype.bytes / 4 for kind in held)
-    words += sum(wide(kind) for kind in carried.values())
+    words = sum(kind.dtype.bytes / 4 for kind in _wide_loads(program, cols))
+    words += sum(_is_wide(kind, cols) for kind in carried.values())
     return AT_WORK + words + (CARRYING if carried else 0)
+
+
+def _is_wide(kind: TileType, cols: int) -> bool:
+    """Whether a tile has most of so many columns."""
+    return bool(kind.axes) and kind.shape[-1] * 2 > cols
+
+
+def _wide_loads(program: Program, cols: int, least_axes: int = 1) -> list[TileType]:
+    """The type of every range of an array that is loaded and has most of the columns."""
+    loads = {
+        (op.array, op.spans): op.dst.type
+        for op in program.ops()
+        if op.kind == "load" and op.dst is not None
+    }
+    return [k for k in loads.values() if len(k.axes) >= least_axes and _is_wide(k, cols)]
 
 
 def _carried(program: Program) -> Mapping[str, TileType]:

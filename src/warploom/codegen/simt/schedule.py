@@ -30,9 +30,9 @@ class SimtSchedule:
     `cluster` blocks share the columns of a task. The loads of a loop run `stages` - 1 iterations
     ahead; with one stage they are made in their own iteration. `aligned` promises that pointers,
     pitches and lengths are multiples of a line, which the launch checks: other lines have no code.
-    Of the launch plan only the walk
-    over the tasks counts (persistent, super-group, reverse), and whether the kernel begins before
-    the previous one has ended (dependent).
+    Of the launch plan only the walk over the tasks counts (persistent, super-group, reverse),
+    whether the kernel begins before the previous one has ended (dependent) and how many blocks of
+    an SM registers must do for (resident).
     """
 
     name: str

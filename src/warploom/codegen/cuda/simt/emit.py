@@ -88,10 +88,12 @@ class _Printer:
             "",
         ]
         shape = f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""
+        resident = self.schedule.launch.resident
+        bounds = f"{self.schedule.threads}{f', {resident}' if resident > 1 else ''}"
         code = [
             *note,
             *[f"{helper}\n" for helper in helpers],
-            f'extern "C" __global__ void{shape} __launch_bounds__({self.schedule.threads}, 1) '
+            f'extern "C" __global__ void{shape} __launch_bounds__({bounds}) '
             f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
             *indent(lines),
