@@ -51,6 +51,8 @@ LOG2E = 1.4426950408889634
 SQRT_HALF = 0.7071067811865476
 DENSITY = 0.3989422804014327  # of the normal distribution at 0
 SUMMED = (32, 32)  # rows and columns that a task of `column_sums` takes at a time
+PIECE = 2048  # columns of a task where a row can be cut
+LINE = 16  # elements that lines are multiples of at most
 IGNORED = -100  # torch's class that a loss leaves out
 
 
@@ -72,7 +74,8 @@ class RowConfig:
 
 
 class Rows:
-    """The rows of one task: what an operation loads and stores, by the arrays' names.
+    """The rows of one task, or `width` columns of them from `column` on: what an operation loads
+    and stores, by the arrays' names.
 
     Where a task takes many rows, `sums` are what it adds up over them and `scales` its columns'.
     """
@@ -82,11 +85,13 @@ class Rows:
         config: RowConfig,
         arrays: dict[str, Array],
         first: Index,
+        column: Index | int = 0,
         sums: dict[str, Tile] | None = None,
         scales: Tile | None = None,
     ) -> None:
         self.config, self.arrays, self.sums, self.scales = config, arrays, sums or {}, scales
-        self.rows, self.cols = span(first, config.rows), span(0, config.columns)
+        self.column, self.width = column, width_of(config)
+        self.rows, self.cols = span(first, config.rows), span(column, self.width)
 
     def __contains__(self, option: str) -> bool:
         return option in self.config.options
@@ -170,16 +175,17 @@ def _softmax_backward(rows: Rows) -> None:
 def _of_class(rows: Rows) -> tuple[Tile, Tile]:
     """Which element of a row is its class', and whether the row counts."""
     target = rows.get("target")
-    columns = coordinate("n", rows.config.columns)
+    columns = coordinate("n", rows.width, rows.column)
     return target.equals(columns), target.differs(full(IGNORED, INT32))
 
 
 def _cross_entropy(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
+    chosen = sum_along(where(own, x, 0.0), "n")
     top = max_along(x, "n")
     lse = top + log(sum_along(exp2(x * LOG2E - top * LOG2E), "n"))
     rows.put("lse", lse)
-    rows.put("loss", where(counts, lse - sum_along(where(own, x, 0.0), "n"), 0.0))
+    rows.put("loss", where(counts, lse - chosen, 0.0))
 
 
 def _cross_entropy_backward(rows: Rows) -> None:
@@ -224,11 +230,13 @@ class RowOp:
               rows, columns and parts
     body      what a task does
     optional  arrays that go with an option
+    pointwise whether the columns of a row know nothing of each other: a task takes some of them
     """
 
     arrays: str
     body: Callable[[Rows], None]
     optional: tuple[tuple[str, str], ...] = ()
+    pointwise: bool = False
 
 
 FORWARD = (("residual", "residual:x mn, summed:x mn"), ("bias", "b:w n"))
@@ -252,13 +260,22 @@ OPS: dict[str, RowOp] = {
     "softmax_backward": RowOp("y:x mn, dy:x mn, dx:x mn", _softmax_backward),
     "cross_entropy": RowOp("x:x mn, target:int32 m, loss:fp32 m, lse:fp32 m", _cross_entropy),
     "cross_entropy_backward": RowOp(
-        "x:x mn, target:int32 m, lse:fp32 m, dloss:fp32 m, dx:x mn", _cross_entropy_backward
+        "x:x mn, target:int32 m, lse:fp32 m, dloss:fp32 m, dx:x mn", _cross_entropy_backward,
+        pointwise=True,
     ),
-    "gated": RowOp("gate:x mn, up:x mn, y:x mn", _gated),
-    "gated_backward": RowOp("gate:x mn, up:x mn, dy:x mn, dgate:x mn, dup:x mn", _gated_backward),
+    "gated": RowOp("gate:x mn, up:x mn, y:x mn", _gated, pointwise=True),
+    "gated_backward": RowOp(
+        "gate:x mn, up:x mn, dy:x mn, dgate:x mn, dup:x mn", _gated_backward, pointwise=True
+    ),
     "quantised": RowOp("x:x mn, y:e4m3 mn, scale:fp32 m", _quantised),
 }  # fmt: skip
 DIMS = {"m": "m", "n": "n", "p": "parts"}
+
+
+def width_of(config: RowConfig) -> int:
+    """Columns of a task: all, or some where that may be and lines stay whole."""
+    cut = OPS[config.op].pointwise and config.columns % LINE == 0
+    return min(config.columns, PIECE) if cut else config.columns
 
 
 def row_program(config: RowConfig) -> Program:
@@ -275,8 +292,9 @@ def row_program(config: RowConfig) -> Program:
         if any(name.endswith("_parts") for name in arrays):
             _many_rows(config, arrays)
         else:
-            (i,) = grid(m=cdiv(size("m"), config.rows))
-            entry.body(Rows(config, arrays, i * config.rows))
+            width, tasks = width_of(config), cdiv(size("m"), config.rows)
+            i, *j = grid(m=tasks, n=cdiv(size("n"), width)) if entry.pointwise else grid(m=tasks)
+            entry.body(Rows(config, arrays, i * config.rows, j[0] * width if j else 0))
 
     return trace(body, specs, name=config.op)
 
@@ -290,7 +308,7 @@ def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
     sums = {name: zeros(m=config.rows, n=config.columns) for name in names}
     for i in loop((cdiv(size("m"), config.rows) - p + parts - 1) // parts):
         first = (i * parts + p) * config.rows
-        OPS[config.op].body(Rows(config, arrays, first, sums, scales))
+        OPS[config.op].body(Rows(config, arrays, first, 0, sums, scales))
     for name, total in sums.items():
         store(arrays[name], p, cols, tile=sum_along(total, "m"))
 

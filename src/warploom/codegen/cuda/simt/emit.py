@@ -312,7 +312,7 @@ class _Printer:
         form = self._form(source)
         if pick := self.facts.picks.get(op.id):
             into, before, after = self._into(op, ROW)
-            return [*before, *emit_axis.pick_lines(self.layout, op, pick, into), *after]
+            return [*before, *emit_axis.pick_lines(self.layout, pick, into), *after]
         make = emit_axis.argmax_lines if op.kind == "argmax" else emit_axis.reduce_lines
         if form != TILE:
             return make(self.layout, op, form, c_name(source.name), f"&{c_name(op.dst.name)}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.simt.emit_map import rounded
-from warploom.codegen.cuda.simt.emit_memory import unroll
+from warploom.codegen.cuda.simt.emit_memory import Access, unroll
 from warploom.codegen.cuda.simt.places import col, peers, row
 from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, c_index
 from warploom.codegen.simt.forms import COL, TILE, Layout, axis_form
@@ -78,27 +77,22 @@ def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
     return lines
 
 
-def pick_lines(layout: Layout, op: Op, pick: Pick, into: str) -> list[str]:
-    """`into` = one element of each row, which one of the threads has."""
-    kind, vector = pick.tile.type, layout.schedule.vector
-    rows, columns = layout.extents(kind, TILE)
-    tile, place = c_name(pick.tile.name), f"{c_name(pick.place.name)}[t]"
-    word = "int" if kind.dtype.kind == "int" else "float"
-    body = [
-        f"const int h = at - (s * {layout.lanes} + thread_col) * {vector};",
-        f"if (unsigned(h) < {vector}u) {{",
-        *indent(unroll("k", vector, [f"if (k == h) picked += {tile}[t][s * {vector} + k];"])),
-        "}",
-    ]
+def pick_lines(layout: Layout, pick: Pick, into: str) -> list[str]:
+    """`into` = one element of each row, from memory."""
+    load = pick.load
+    assert load.dst is not None
+    access = Access(layout, load, load.dst.type, TILE)
+    inside = access.inside(f"unsigned(at) < {load.dst.type.shape[1]}u")
+    edge = access.edge()
     lines = [
-        f"const int at = {place} - ({c_index(pick.start)});",
-        f"{word} picked = 0;",
-        f"if (unsigned(at) < {kind.shape[1]}u) {{",
-        *indent(unroll("s", columns // vector, body)),
-        "}",
-        f"({into})[t] = picked;",
+        f"const int at = {c_name(pick.place.name)}[i] - ({c_index(pick.start)});",
+        f"Line<{access.element}, 1> one;",
+        f"read_any(one, {access.line}, {access.first_column} + at, {access.length}, "
+        f"{access.step or 1}, {inside}, {edge});",
+        f"values_of(&({into})[i], one);",
+        f"if (unsigned(at) >= {load.dst.type.shape[1]}u) ({into})[i] = 0;",
     ]
-    return [*unroll("t", rows, lines), *combined(layout, COL, rows, into, word, "(a + b)")]
+    return unroll("i", layout.groups(load.dst.type.shape[0]), lines)
 
 
 def argmax_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:

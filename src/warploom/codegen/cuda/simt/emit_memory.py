@@ -82,7 +82,8 @@ class Access:
         self.layout, self.op, self.kind, self.form = layout, op, kind, form
         self.place = place = Place(op, kind, form)
         self.vector = layout.schedule.vector if form in (TILE, COL) else 1
-        self.type = f"{memory_type(op.array.dtype)}, {self.vector}"
+        self.element = memory_type(op.array.dtype)
+        self.type = f"{self.element}, {self.vector}"
         self.checks, line, self.step = list(place.checks), place.base, ""
         if place.row is not None:
             dim, start, size = place.row
@@ -92,9 +93,11 @@ class Access:
                 self.checks.insert(0, f"{inner} < {size}")
             line += f" + {place.offset(dim, f'{start} + {inner}')}"
         self.line, self.first, self.length = line, "0", "1"
+        self.first_column = "0"
         self.fits = ["0"]
         if place.col is not None:
             dim, start, size = place.col
+            self.first_column = start
             self.first = f"{start} + (s * {layout.lanes} + thread_col) * {self.vector}"
             self.length = place.length(dim)
             if layout.ragged_cols(size):
