@@ -26,7 +26,7 @@ from warploom.autosched.named import multistage
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.simt.schedule import simt
+from warploom.codegen.simt.choose import simt
 from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.kernels.check import run_on_gpu
