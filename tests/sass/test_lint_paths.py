@@ -27,6 +27,7 @@ from warploom.sass.rules.lint import lint
 
 NO_BOARD = 7
 KERNELS = 12
+PLAIN = ("FFMA", "FADD", "FMUL", "IADD3", "MOV", "F2FP")
 Found = set[tuple[str, int, str, str]]
 
 
@@ -308,27 +309,30 @@ def matrices(kernels_of: Callable[[str], list[Kernel]]) -> list[Kernel]:
 
 
 def loosened(kernel: Kernel, seed: int) -> Kernel:
-    """The kernel with some waits and fences of groups gone, some waits for other counts, and
-    arithmetic on registers of matrix instructions."""
+    """The kernel with some waits and fences of groups gone, some waits for other counts, more
+    groups, and arithmetic on registers of matrix instructions."""
     random = Random(f"{kernel.name} {seed}")
     padding = next(item for item in reversed(kernel.instructions) if item.base == "NOP")
+    groups = [item for item in kernel.instructions if _commits(item)]
+    waits = [i for i in kernel.instructions if i.line.opcode.startswith("WARPGROUP.DEPBAR")]
     used = sorted({r for item in kernel.instructions if _runs(item) for r in _registers(item)})
     items: list[Instruction] = []
-    for item in kernel.instructions:
+    for original in kernel.instructions:
+        item = original
         if item.base == "WARPGROUP" and random.random() < 0.3:
             items.append(replace(padding, index=item.index))
             continue
+        if item.base in PLAIN and random.random() < 0.03:
+            item = random.choice((*groups, *waits))
         effects = item.effects
-        if item.line.opcode.startswith("WARPGROUP.DEPBAR") and random.random() < 0.5:
-            count = replace(effects.operands[-1], text=hex(random.randrange(3)))
+        if item in waits and random.random() < 0.5:
+            count = replace(effects.operands[-1], text=hex(random.randrange(4)))
             effects = replace(effects, operands=(*effects.operands[:-1], count))
-        elif (
-            item.base in ("FFMA", "FADD", "FMUL", "IADD3", "MOV", "F2FP") and random.random() < 0.1
-        ):
+        elif item.base in PLAIN and random.random() < 0.1:
             one = (Access(random.choice(used), "d0"),)
             writes = random.random() < 0.5
             effects = replace(effects, **{"writes" if writes else "reads": one})
-        items.append(replace(item, effects=effects))
+        items.append(replace(item, index=len(items), effects=effects))
     return replace(kernel, instructions=tuple(items))
 
 
