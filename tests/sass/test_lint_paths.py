@@ -258,6 +258,26 @@ def test_a_kept_operand_is_read_after_its_rewrite_on_some_path(bases: list[Kerne
     assert seen > 10
 
 
+def test_an_instruction_overwrites_what_it_keeps_itself(bases: list[Kernel]) -> None:
+    """The very first one, too: the next one reads the old value through the slot."""
+    met = 0
+    for kernel in bases:
+        donors = [i for i in kernel.instructions if slot_words(i) and i.effects.writes]
+        for donor in donors[:5]:
+            ((slot, words), *_) = slot_words(donor).items()
+            writes = (Access(words[0], "d0"),)
+            control = replace(donor.control, stay=True, reuse=1 << slot)
+            made = replace(donor, effects=replace(donor.effects, writes=writes), control=control)
+            for place in (0, 3):
+                items = list(kernel.instructions)
+                items[place : place + 2] = [replace(made, index=place + n) for n in (0, 1)]
+                other = replace(kernel, instructions=tuple(items))
+                want = stale(other)
+                assert found_by_lint(other, "STALE_REUSE") == want
+                met += any(offset == items[place + 1].offset for _, offset, *_ in want)
+    assert met > 5
+
+
 # --- distances -----------------------------------------------------------------------------------
 
 
