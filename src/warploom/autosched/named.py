@@ -102,6 +102,7 @@ def multistage(
     in_flight: int = 1,
     registers: tuple[int, int] | None = None,
     early_release: bool = False,
+    prefetch: bool = False,
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
@@ -109,7 +110,8 @@ def multistage(
     touches its result (0: drain every iteration, as ThunderKittens' template does): its slots go
     back behind the first matmul of the next iteration. `early_release`: a slot is given back before
     the first op that needs what was made of it, where the group waits anyway, not at the
-    iteration's end.
+    iteration's end. `prefetch`: vectors that a group shares are loaded an iteration ahead, behind
+    the last op of this one.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
@@ -138,8 +140,21 @@ def multistage(
                 order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
+        if prefetch:
+            order = _prefetched(placement, ops, order)
         loops[loop.index] = write(program, loop, own, depth, order)
     return KernelSchedule("multistage", loops, launch)
+
+
+def _prefetched(
+    placement: Placement, ops: Sequence[Op], order: Sequence[tuple[str, int]]
+) -> list[tuple[str, int]]:
+    """The order with loads of shared vectors an iteration before the rest, behind its last op."""
+    loads = [op.label for op in ops if op.dst is not None and op.dst.name in placement.spread]
+    labels = {op.label for op in ops}
+    rest = [(label, stage + bool(loads)) for label, stage in order if label not in loads]
+    last = max(n for n, (label, _) in enumerate(rest) if label in labels)
+    return [*rest[: last + 1], *((label, 0) for label in loads), *rest[last + 1 :]]
 
 
 def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:
@@ -196,6 +211,79 @@ def overlapped(
         named = {left: copies} if copies > 1 and not placement.is_shared(last.srcs[0]) else {}
         loops[loop.index] = write(program, loop, own, depth, order, shift, named)
     return KernelSchedule("overlapped" + ("-pingpong" if pingpong else ""), loops, launch, pingpong)
+
+
+def skewed(
+    program: Program,
+    depth: int,
+    launch: LaunchPlan,
+    compute: int = 2,
+    registers: tuple[int, int] | None = None,
+) -> KernelSchedule:
+    """What needs a sum that loops carry runs one iteration behind what does not.
+
+    The latter then runs beside the matmuls of the former: of a recurrence, the weights of a chunk
+    beside the state of the one before. Behind the sum's matmuls come those that only need what is
+    loaded, and beside all of them what needs none.
+    """
+    placement = place(program, launch.split, compute)
+    program = placement.program
+    loops: dict[str, Schedule] = {}
+    own = groups(compute, registers, launch.resident)
+    for loop in program.loops():
+        ops = _placed(program, loop, placement)
+        behind = _needing_sums(placement, ops)
+        matmuls = [op for op in ops if op.kind == "mma"]
+        late = [op for op in matmuls if op in behind]
+        if not late or late == matmuls:
+            raise InputError(
+                f"loop {loop.index} of {program.name} has {len(late)} of {len(matmuls)} matmuls "
+                "that need a sum of the iterations before; the skewed schedule needs some that do "
+                "and some that do not, use multistage"
+            )
+        early = [op for op in ops if op not in behind]
+        start = [op for op in early if op.kind == "mma" and not _made(placement, op)]
+        middle = [op for op in early if op not in start]
+        made = {op.dst for op in start}
+        waiting = (n for n, op in enumerate(middle) if made & {*placement.fusion.sources(op)})
+        cut = next(waiting, len(middle))
+        last = behind.index(late[-1]) + 1
+        order = [(op, 1) for op in behind[:last]] + [(op, 0) for op in (*start, *middle[:cut])]
+        order += [(op, 1) for op in behind[last:]] + [(op, 0) for op in middle[cut:]]
+        labels = [(op.label, stage) for op, stage in order]
+        by_label = {op.label: op for op in ops}
+        for ring, names in _rings(placement, loop).items():
+            stage, at, reader = max(
+                (stage, number, op)
+                for number, (op, stage) in enumerate(order)
+                if any(var.name in names for var in placement.slots_read(op))
+            )
+            place_ = at + 1
+            if reader.kind == "mma":
+                here = [label for label, _ in labels].index(reader.label)
+                place_ = _first_toucher(placement, labels, by_label, reader, here + 1)
+            labels.insert(place_, (f"release {ring}", stage))
+        loops[loop.index] = write(program, loop, own, depth, labels)
+    return KernelSchedule("skewed", loops, launch)
+
+
+def _made(placement: Placement, op: Op) -> bool:
+    """Whether a matmul takes an operand that is made in registers."""
+    return any(not placement.is_shared(var) for var in op.srcs[:2])
+
+
+def _needing_sums(placement: Placement, ops: Sequence[Op]) -> list[Op]:
+    """The ops of an iteration that need a sum of matmuls which the one before has left."""
+    sums = {op.dst.name for op in ops if op.kind == "mma" and len(op.srcs) == 3 and op.dst}
+    written, needing, found = set[str](), set[str](), list[Op]()
+    for op in ops:
+        read = {var.name for var in placement.fusion.sources(op)}
+        needing |= (read & sums) - written
+        if read & needing or (op.dst is not None and op.dst.name in needing):
+            found.append(op)
+            needing |= {op.dst.name} if op.dst is not None else set()
+        written |= {op.dst.name} if op.dst is not None else set()
+    return found
 
 
 def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:

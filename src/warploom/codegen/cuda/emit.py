@@ -243,7 +243,7 @@ class Printer:
             )
         for op in self.program.ops():
             if op.dst is not None and op.dst.name in layout.vectors:
-                name, word = op.dst.name, "int" if op.dst.type.dtype.name == "int32" else "float"
+                name, word = op.dst.name, op.dst.type.dtype.kind
                 shift = f"(shared - smem_address(shared_raw)) + {layout.vectors[name]}"
                 lines.append(
                     f"{word}* const {name}_shared = reinterpret_cast<{word}*>("
