@@ -14,7 +14,8 @@ from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, rounded
 from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.place import SLOT_COLUMNS
+from warploom.codegen.ir.layout import CHUNK, CORE_ROWS, SWIZZLES
+from warploom.codegen.ir.place import ROWS_PER_GROUP, SLOT_COLUMNS
 from warploom.errors import InputError
 from warploom.tile import Op
 
@@ -65,14 +66,14 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
             f"{op.where}: tile {op.dst.name} is transposed in its registers and a matmul's operand "
             "in shared memory: there is no code for both; let the matmul contract its other axis"
         )
-    common = op.dst.name in values.placement.common
-    sync = [] if common else [group_sync(values.placement.parts)]
-    first = values.first_row(op.dst.type.names[0], op.dst.type.shape[0])
-    row = f"{f'{first} + ' if common else ''}t * 64 + thread_row + i % 2 * 8"
+    if op.dst.name in values.placement.common:
+        return [*_part_lines(values, op, names), *(["fence_async();"] if fence else [])]
+    sync = group_sync(values.placement.parts)
+    row = "t * 64 + thread_row + i % 2 * 8"
     byte = "(i / 2 * 8 + thread_col) * 2"
     offset = f"tile_offset<{tile.width}, {tile.rows}>({row}, {byte})"
     return [
-        *sync,
+        sync,
         "#pragma unroll",
         f"for (int t = 0; t < {values.blocks(op.dst.type)}; ++t)",
         "#pragma unroll",
@@ -80,5 +81,28 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
         f"    shared_write({op.dst.name}_room + {offset}, "
         f"int({values.word(op.dst, 't', 'i', names)}));",
         *(["fence_async();"] if fence else []),
-        *sync,
+        sync,
+    ]
+
+
+def _part_lines(values: Values, op: Op, names: Names) -> list[str]:
+    """This group's rows of a copy that all groups write."""
+    assert op.dst is not None
+    kind, name = op.dst.type, op.dst.name
+    tile, width = values.placement.staged[name], values.placement.staged[name].width
+    chunks, mask = width // CHUNK, SWIZZLES[width][0]
+    first = values.first_row(kind.names[0], kind.shape[0])
+    # All that depends on the thread is in `corner`: chunks, rows and panels differ in other bits.
+    at = f"{name}_room + i / {2 * chunks} * {tile.panel_bytes} + t * {ROWS_PER_GROUP * width}"
+    at += f" + i % 2 * {CORE_ROWS * width} + (corner ^ (i / 2 % {chunks} * {CHUNK}))"
+    return [
+        "{",
+        f"  unsigned corner = ({first} + thread_row) * {width} + thread_col * 2;",
+        f"  corner ^= corner >> 3 & {mask:#x};",
+        "#pragma unroll",
+        f"  for (int t = 0; t < {values.blocks(kind)}; ++t)",
+        "#pragma unroll",
+        f"    for (int i = 0; i < {tile.cols // 4}; ++i)",
+        f"      shared_write({at}, int({values.word(op.dst, 't', 'i', names)}));",
+        "}",
     ]
