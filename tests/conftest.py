@@ -38,6 +38,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own: what it keeps is nobody else's."""
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def listings() -> Iterator[None]:
     """What nvdisasm prints of a cubin of the corpus is kept beside it: half a second each time."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.errors import InputError
-from warploom.runtime.stats import Ratio, bootstrap_ratio, geometric_mean, palindrome, round_ratios
+from warploom.runtime.stats import Ratio, bootstrap_ratio, palindrome, round_ratios
 
 
 def simulate(
@@ -107,19 +107,12 @@ def test_bad_series_are_refused() -> None:
     for groups in ([[]], [], [[1.0], []]):
         with pytest.raises(InputError, match="at least one ratio"):
             bootstrap_ratio(groups)
-    for values in ([0.0], [1.0, -1.0]):
-        with pytest.raises(InputError, match="geometric mean"):
-            geometric_mean(values)
-    with pytest.raises(InputError, match="geometric mean"):
-        geometric_mean([])
-    assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
 
 
 def test_one_round_and_one_reload_are_enough() -> None:
     assert round_ratios([3.0], [2.0]).tolist() == [1.5]
     assert round_ratios([0.5], [0.25]).tolist() == [2.0]  # milliseconds
     assert bootstrap_ratio([[1.5]]) == Ratio(1.5, 1.5, 1.5, 1, 1)
-    assert geometric_mean([3.0]) == pytest.approx(3.0)
 
 
 def test_two_reloads_are_resampled() -> None:

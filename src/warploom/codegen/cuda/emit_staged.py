@@ -9,13 +9,12 @@ The way back is `from_slots_lines`: an op works on the elements of a loaded oper
 from __future__ import annotations
 
 from warploom.codegen.analysis.register_tiles import PACKED
-from warploom.codegen.cuda.emit_rows import group_sync
+from warploom.codegen.cuda.emit_rows import WARP, group_sync
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, rounded
 from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.layout import CHUNK, CORE_ROWS, SWIZZLES
-from warploom.codegen.ir.place import ROWS_PER_GROUP, SLOT_COLUMNS
+from warploom.codegen.ir.place import SLOT_COLUMNS
 from warploom.errors import InputError
 from warploom.tile import Op
 
@@ -66,43 +65,31 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
             f"{op.where}: tile {op.dst.name} is transposed in its registers and a matmul's operand "
             "in shared memory: there is no code for both; let the matmul contract its other axis"
         )
-    if op.dst.name in values.placement.common:
-        return [*_part_lines(values, op, names), *(["fence_async();"] if fence else [])]
-    sync = group_sync(values.placement.parts)
-    row = "t * 64 + thread_row + i % 2 * 8"
-    byte = "(i / 2 * 8 + thread_col) * 2"
-    offset = f"tile_offset<{tile.width}, {tile.rows}>({row}, {byte})"
+    common = op.dst.name in values.placement.common
+    sync = [] if common else [group_sync(values.placement.parts)]
+    first = values.first_row(op.dst.type.names[0], op.dst.type.shape[0])
+    begin = f"{f'{first} + ' if common else ''}t * 64"
+    head = [*unrolled("t", values.blocks(op.dst.type))]
+    room, panel = f"{op.dst.name}_room", f"tile_offset<{tile.width}, {tile.rows}>"
+    if fence and tile.cols % SLOT_COLUMNS == 0:  # stmatrix came with Hopper, as the proxy did
+        words = ", ".join(values.word(op.dst, "t", f"4 * s + {i}", names) for i in range(4))
+        place = f"{begin} + {WARP} * 16 + lane % 16, (s * 16 + lane / 16 * 8) * 2"
+        lines = [
+            *head,
+            *unrolled("s", tile.cols // SLOT_COLUMNS),
+            f"    stmatrix({room} + {panel}({place}), {words});",
+        ]
+    else:
+        place = f"{begin} + thread_row + i % 2 * 8, (i / 2 * 8 + thread_col) * 2"
+        word = values.word(op.dst, "t", "i", names)
+        lines = [
+            *head,
+            *unrolled("i", tile.cols // 4),
+            f"    shared_write({room} + {panel}({place}), int({word}));",
+        ]
     return [
-        sync,
-        "#pragma unroll",
-        f"for (int t = 0; t < {values.blocks(op.dst.type)}; ++t)",
-        "#pragma unroll",
-        f"  for (int i = 0; i < {tile.cols // 4}; ++i)",
-        f"    shared_write({op.dst.name}_room + {offset}, "
-        f"int({values.word(op.dst, 't', 'i', names)}));",
+        *sync,
+        *lines,
         *(["fence_async();"] if fence else []),
-        sync,
-    ]
-
-
-def _part_lines(values: Values, op: Op, names: Names) -> list[str]:
-    """This group's rows of a copy that all groups write."""
-    assert op.dst is not None
-    kind, name = op.dst.type, op.dst.name
-    tile, width = values.placement.staged[name], values.placement.staged[name].width
-    chunks, mask = width // CHUNK, SWIZZLES[width][0]
-    first = values.first_row(kind.names[0], kind.shape[0])
-    # All that depends on the thread is in `corner`: chunks, rows and panels differ in other bits.
-    at = f"{name}_room + i / {2 * chunks} * {tile.panel_bytes} + t * {ROWS_PER_GROUP * width}"
-    at += f" + i % 2 * {CORE_ROWS * width} + (corner ^ (i / 2 % {chunks} * {CHUNK}))"
-    return [
-        "{",
-        f"  unsigned corner = ({first} + thread_row) * {width} + thread_col * 2;",
-        f"  corner ^= corner >> 3 & {mask:#x};",
-        "#pragma unroll",
-        f"  for (int t = 0; t < {values.blocks(kind)}; ++t)",
-        "#pragma unroll",
-        f"    for (int i = 0; i < {tile.cols // 4}; ++i)",
-        f"      shared_write({at}, int({values.word(op.dst, 't', 'i', names)}));",
-        "}",
+        *sync,
     ]
