@@ -18,12 +18,13 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import geometric_mean
 
 from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows
 from warploom.files import write_text_atomically
 from warploom.rewrites.rules import RULES
-from warploom.runtime.stats import Ratio, geometric_mean
+from warploom.runtime.stats import Ratio
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -13,6 +14,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+import warploom
 from warploom.files import write_text_atomically
 from warploom.sass.decode.cubin import Cubin, load
 from warploom.sass.decode.kernel import Kernel, decode_all
@@ -21,21 +23,50 @@ from warploom.sass.rules.verify import Verifier
 from warploom.toolchain import Tool
 
 BUILDER = Path(__file__).parent / "corpus" / "build.py"
-CORPUS = Path(__file__).parents[1] / "build" / "corpus"
+BUILD = Path(__file__).parents[1] / "build"
+CORPUS = BUILD / "corpus"
+PACKAGE = Path(warploom.__file__).parent
+# A folder of the cache -> what calls the compiler whose results it holds.
+COMPILED = {
+    "cubin": (
+        *sorted((PACKAGE / "codegen" / "compile").glob("*.py")),
+        PACKAGE / "codegen" / "analysis" / "entry.py",
+        PACKAGE / "runtime" / "nvrtc.py",
+        PACKAGE / "files.py",
+    ),
+    "emulate": (PACKAGE / "emulate" / "build.py", PACKAGE / "files.py"),
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests compile goes to one cache of this run, which its processes share, unless the
-    environment names one (that has kernels for a GPU machine without a compiler)."""
+    """What tests make goes to one cache of this run, which its processes share, unless the
+    environment names one (that has kernels for a GPU machine without a compiler).
+
+    Schedules and points in it are as good as the code that made them, so they end with the run.
+    Compiled code is kept in `build`: its key is its source, its compiler and what calls that.
+    """
     if "WARPLOOM_CACHE" in os.environ:
         yield
         return
     base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    run = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "warploom-cache"
+    run.mkdir(exist_ok=True)
+    for name, sources in COMPILED.items():
+        code = b"".join(path.read_bytes() for path in sources)
+        kept = BUILD / "compiled" / f"{name}-{sha256(code).hexdigest()[:16]}"
+        kept.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (run / name).symlink_to(kept)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WARPLOOM_CACHE", str(run / "warploom-cache"))
+        patch.setenv("WARPLOOM_CACHE", str(run))
         yield
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own: what it keeps is nobody else's."""
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from warploom import tile as t
 from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.simt.schedule import simt
+from warploom.codegen.simt.choose import simt
 from warploom.errors import DeviceError, InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.runtime import driver as road

@@ -111,31 +111,36 @@ def answers(program: Program, monkeypatch: pytest.MonkeyPatch) -> dict[str, floa
 
 
 def test_the_fastest_answer_is_chosen_and_kept(
-    program: Program, answers: dict[str, float], tmp_path: Path
+    program: Program, answers: dict[str, float], empty_cache: None
 ) -> None:
     answers |= {"multistage": 2000.0, "overlapped": 1900.0}
-    found = chosen_kernel(program, PLAN, cache=tmp_path)
+    found = chosen_kernel(program, PLAN)
     assert found.name == "overlapped"
     answers.clear()  # the second time nothing is asked
-    assert chosen_kernel(program, PLAN, cache=tmp_path) == found
+    assert chosen_kernel(program, PLAN) == found
 
 
 def test_what_does_not_compile_is_left_out(
-    program: Program, answers: dict[str, float], tmp_path: Path
+    program: Program,
+    answers: dict[str, float],
+    empty_cache: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers["multistage"] = 2000.0
-    assert chosen_kernel(program, PLAN, cache=tmp_path).name == "multistage"
+    assert chosen_kernel(program, PLAN).name == "multistage"
     answers.clear()
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path))
     with pytest.raises(CheckFailed, match="spills"):
-        chosen_kernel(program, PLAN, cache=tmp_path / "other")
+        chosen_kernel(program, PLAN)
 
 
 @pytest.mark.parametrize(("cycles", "kept"), [(1900.0, True), (1950.0, False)])
 def test_shallow_rings_where_nothing_is_lost(
-    program: Program, answers: dict[str, float], tmp_path: Path, cycles: float, kept: bool
+    program: Program, answers: dict[str, float], empty_cache: None, cycles: float, kept: bool
 ) -> None:
     answers |= {"overlapped": 1900.0, "overlapped-shallow": cycles}
-    found = chosen_kernel(program, PLAN, cache=tmp_path)
+    found = chosen_kernel(program, PLAN)
     (loop,) = found.loops.values()
     assert (set(loop.ring_depth.values()) == {2}) == kept
     assert set(next(iter(shallow(found).loops.values())).ring_depth.values()) == {2}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from warploom import tile as t
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.codegen.simt.schedule import SimtSchedule, simt
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
 
 from .wild_program import KINDS, Missing, fp32, snap
 
@@ -191,10 +193,9 @@ def wild_layout(program: t.Program, draw: random.Random) -> SimtSchedule:
         reverse=tuple(name for name, _ in program.grid if draw.random() < 0.3),
     )  # fmt: skip
     if draw.random() < 0.4:
-        return SimtSchedule(
-            "simt", *[getattr(simt(program), n) for n in ("threads", "lanes", "vector")], launch
-        )
+        return replace(simt(program), launch=launch)
     threads = draw.choice((32, 64, 128))
     return SimtSchedule(
-        "drawn", threads, draw.choice((1, 2, 8, 32)), draw.choice((1, 2, 4, 8)), launch
-    )
+        "drawn", threads, draw.choice((1, 2, 8, 32)), draw.choice((1, 2, 4, 8)), launch,
+        stages=draw.choice((1, 2, 3)),
+    )  # fmt: skip

@@ -2,10 +2,9 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
+from tests.command import warploom
 from typer.testing import CliRunner
 
 from warploom.cli import app
@@ -106,9 +105,6 @@ def test_an_unwritten_output_counts_as_wrong(monkeypatch):
 def test_run_says_one_line_and_ends_with_its_code(words, code, says):
     if "gpu" in words and shutil.which("nvidia-smi"):
         pytest.skip("there is a GPU here")
-    done = subprocess.run(
-        [sys.executable, "-m", "warploom", "run", *words],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = warploom("run", *words)
     text = done.stdout + done.stderr
     assert done.returncode == code and says in text and len(text.splitlines()) == 1

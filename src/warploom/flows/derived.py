@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from warploom.autosched.schedules import fitting_name, schedule_named
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.simt.schedule import SimtSchedule, simt
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.derive.cost.timing import WARP_GROUP_ROWS, row_axis
 from warploom.derive.derive import Derivation
 from warploom.derive.kernel.kernel import Kernel

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from warploom.autosched.schedules import fitting_name, schedule_named
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.simt.schedule import SimtSchedule, simt
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.objects import called, load_object
 from warploom.tile import DType, Program, Tunable, interpret

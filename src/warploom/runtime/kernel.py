@@ -135,6 +135,10 @@ class Kernel:
         self._launches += 1
         self._context.launch_on(stream, self._function, call.shape, call.params)
 
+    def resident_tasks(self, tasks: int) -> int:
+        """Of so many tasks, those that the GPU does at a time."""
+        return max(1, min(tasks, self._blocks // self.interface.cluster))
+
     def global_memory(self, name: str) -> tuple[int, int]:
         """Address and bytes of a `__device__` variable of the kernel's file."""
         return self._context.global_memory(self._module, name)
@@ -163,7 +167,7 @@ class Kernel:
             )
         if blocks == 0:
             return _Call(None, Params([]), -1)
-        self._check_parameters(views)
+        self._check_parameters(views, sizes)
         shapes = {name: of.shape for name, of in views.items()}
         strides = {name: of.strides for name, of in views.items()}
         arguments = own.arguments(shapes, strides, sizes, scalars)
@@ -211,8 +215,13 @@ class Kernel:
                     )
         return sizes
 
-    def _check_parameters(self, views: Mapping[str, View]) -> None:
+    def _check_parameters(self, views: Mapping[str, View], sizes: Mapping[str, int]) -> None:
         for p in self.interface.parameters:
+            if sizes.get(p.get("name", ""), 0) % p.get("multiple", 1):
+                raise InputError(
+                    f"kernel {self.interface.name}: dimension {p['name']} is {sizes[p['name']]}, "
+                    f"expected a multiple of {p['multiple']}: it was built for aligned lines"
+                )
             if "array" not in p:
                 continue
             of, name = views[p["array"]], p["array"]
@@ -220,6 +229,13 @@ class Kernel:
                 raise InputError(f"array {name} is read-only, the kernel writes to it")
             if p["kind"] == "map" or p.get("aligned"):
                 check_copies(of, name, "TMA" if p["kind"] == "map" else "copies of 16 B")
+            line = p.get("line", 1)
+            steps = [s for s, n in zip(of.strides[:-1], of.shape[:-1], strict=True) if n > 1]
+            if of.address % line or any(s * dtype(of.dtype).bytes % line for s in steps):
+                raise InputError(
+                    f"array {name} at {of.address:#x} with strides {list(of.strides)}: expected "
+                    f"multiples of {line} B: the kernel was built for aligned lines"
+                )
 
     def _check_memory(self, name: str, of: View) -> None:
         """Raise for elements across their own size, and for outputs that overlap themselves."""

@@ -17,6 +17,11 @@ DEVICE float value_of(Bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); 
 DEVICE void set(Bf16& y, float x) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 }
+DEVICE unsigned pair_of(Bf16*, float low, float high) {
+  unsigned y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
 DEVICE void add_to(Bf16* p, float x) {
   Bf16 y;
   set(y, x);
@@ -32,6 +37,11 @@ DEVICE float value_of(Fp16 x) {
 DEVICE void set(Fp16& y, float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 }
+DEVICE unsigned pair_of(Fp16*, float low, float high) {
+  unsigned y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
 DEVICE void add_to(Fp16* p, float x) {
   Fp16 y;
   set(y, x);
@@ -45,11 +55,12 @@ DEVICE float value_of(E4m3 x) {
       "mov.b32 {low, high}, pair; cvt.f32.f16 %0, low; }" : "=f"(y) : "h"((unsigned short)x.bits));
   return y;
 }
-DEVICE void set(E4m3& y, float x) {
+DEVICE unsigned pair_of(E4m3*, float low, float high) {
   unsigned short pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-  y.bits = (unsigned char)pair;
-}""",
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+DEVICE void set(E4m3& y, float x) { y.bits = (unsigned char)pair_of(&y, x, 0.0f); }""",
     "E5m2": """\
 struct E5m2 { unsigned char bits; };
 DEVICE float value_of(E5m2 x) {
@@ -58,11 +69,12 @@ DEVICE float value_of(E5m2 x) {
       "mov.b32 {low, high}, pair; cvt.f32.f16 %0, low; }" : "=f"(y) : "h"((unsigned short)x.bits));
   return y;
 }
-DEVICE void set(E5m2& y, float x) {
+DEVICE unsigned pair_of(E5m2*, float low, float high) {
   unsigned short pair;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-  y.bits = (unsigned char)pair;
-}""",
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+DEVICE void set(E5m2& y, float x) { y.bits = (unsigned char)pair_of(&y, x, 0.0f); }""",
 }
 
 SIMT_PRELUDE: dict[str, str] = {
@@ -104,44 +116,193 @@ template <int kBytes> DEVICE void copy_bytes(void* to, const void* from) {
 template <int kBytes> DEVICE bool is_aligned(const void* p) {
   return reinterpret_cast<unsigned long long>(p) % (kBytes < 16 ? kBytes : 16) == 0;
 }""",
-    "read_line": """\
-// kCount neighbours, from `place` on, of a line that ends at `length`; elsewhere `edge`.
-template <int kCount, class X, class T>
-DEVICE void read_line(X* x, const T* line, int place, int length, bool inside, X edge) {
-  constexpr int kBytes = kCount * int(sizeof(T));
-  alignas(16) T raw[kCount];
-  if (inside && place >= 0 && place + kCount <= length && is_aligned<kBytes>(line + place)) {
-    copy_bytes<kBytes>(raw, line + place);
+    "bits_of": """\
+DEVICE void memory_word(float& y, unsigned bits) { y = __uint_as_float(bits); }
+DEVICE void memory_word(int& y, unsigned bits) { y = int(bits); }
+DEVICE void memory_byte(unsigned char& y, unsigned bits) { y = (unsigned char)bits; }
+template <class T> DEVICE void memory_byte(T& y, unsigned bits) { y.bits = (unsigned char)bits; }
+DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
+DEVICE unsigned bits_of(int x) { return unsigned(x); }
+DEVICE unsigned bits_of(unsigned char x) { return x; }
+template <class T> DEVICE unsigned bits_of(T x) { return x.bits; }""",
+    "Line": """\
+// kCount neighbours as they are in memory, in words of registers.
+template <int kBytes> struct WordOf { typedef unsigned Type; };
+template <> struct WordOf<1> { typedef unsigned char Type; };
+template <> struct WordOf<2> { typedef unsigned short Type; };
+template <class T, int kCount> struct Line {
+  static constexpr int kBytes = kCount * int(sizeof(T));
+  typedef typename WordOf<kBytes>::Type Word;
+  static constexpr int kIn = int(sizeof(Word) / sizeof(T));
+  alignas(kBytes < 16 ? kBytes : 16) Word words[kCount / kIn];
+  DEVICE T get(int h) const {
+    T x;
+    const unsigned bits = unsigned(words[h / kIn]) >> (h % kIn * 8 * int(sizeof(T)));
+    if constexpr (sizeof(T) == 4) memory_word(x, bits);
+    else if constexpr (sizeof(T) == 2) x.bits = (unsigned short)bits;
+    else memory_byte(x, bits);
+    return x;
+  }
+  DEVICE void put(int h, T x) {
+    const unsigned bits = bits_of(x), at = h % kIn * 8 * int(sizeof(T));
+    words[h / kIn] = Word(h % kIn ? words[h / kIn] | bits << at : bits << at);
+  }
+};""",
+    "values_of": """\
+template <int kCount, class X, class T> DEVICE void values_of(X* x, const Line<T, kCount>& line) {
 #pragma unroll
-    for (int h = 0; h < kCount; ++h) x[h] = value_of(raw[h]);
+  for (int h = 0; h < kCount; ++h) x[h] = value_of(line.get(h));
+}""",
+    "line_of": """\
+// Values rounded to a line; two at a time where the type is narrow.
+template <int kCount, class X, class T> DEVICE void line_of(Line<T, kCount>& line, const X* x) {
+  constexpr int kIn = Line<T, kCount>::kIn;
+  if constexpr (kIn > 1 && sizeof(X) == 4) {
+#pragma unroll
+    for (int h = 0; h < kCount; h += 2) {
+      const unsigned pair = pair_of((T*)0, x[h], x[h + 1]), at = h % kIn * 8 * sizeof(T);
+      auto& word = line.words[h / kIn];
+      word = h % kIn ? word | pair << at : pair;
+    }
   } else {
 #pragma unroll
-    for (int h = 0; h < kCount; ++h)
-      x[h] = inside && place + h >= 0 && place + h < length ? value_of(line[place + h]) : edge;
+    for (int h = 0; h < kCount; ++h) {
+      T y;
+      set(y, x[h]);
+      line.put(h, y);
+    }
   }
 }""",
-    "write_line": """\
-// The same places written; those outside of the line stay as they are.
+    "lines_fit": """\
+// Whether every line is one access: `sizes` are the pitches, lengths and starts, or'ed.
+template <class T, int kCount> DEVICE bool lines_fit(const T* data, long long sizes) {
+  return (sizes & (kCount - 1)) == 0 && is_aligned<kCount * int(sizeof(T))>(data);
+}""",
+    "edge_line": """\
+template <class T, int kCount, class X> DEVICE void edge_line(Line<T, kCount>& x, X edge) {
+  T y;
+  set(y, edge);
+#pragma unroll
+  for (int h = 0; h < kCount; ++h) x.put(h, y);
+}""",
+    "read_whole": """\
+// Neighbours from `place` on of a line of memory that ends at `length`: all of them, or no one is
+// inside and they are `edge`.
+template <class T, int kCount, class X>
+DEVICE void read_whole(Line<T, kCount>& x, const T* line, int place, int length, bool inside,
+                       X edge) {
+  edge_line(x, edge);
+  if (inside && unsigned(place) < unsigned(length))
+    copy_bytes<kCount * int(sizeof(T))>(x.words, line + place);
+}""",
+    "read_any": """\
+// Some of them may be outside, `step` apart, or the line at no multiple of its size.
+template <class T, int kCount, class X>
+DEVICE void read_any(Line<T, kCount>& x, const T* line, int place, int length, long long step,
+                     bool inside, X edge) {
+  T y;
+  set(y, edge);
+#pragma unroll
+  for (int h = 0; h < kCount; ++h)
+    x.put(h, inside && place + h >= 0 && place + h < length ? line[(place + h) * step] : y);
+}""",
+    "write_whole": """\
 template <int kCount, class X, class T>
-DEVICE void write_line(const X* x, T* line, int place, int length, bool inside) {
-  constexpr int kBytes = kCount * int(sizeof(T));
-  alignas(16) T raw[kCount];
+DEVICE void write_whole(const X* x, T* line, int place, int length, bool inside) {
+  Line<T, kCount> y;
+  line_of(y, x);
+  if (inside && unsigned(place) < unsigned(length))
+    copy_bytes<kCount * int(sizeof(T))>(line + place, y.words);
+}""",
+    "write_any": """\
+// Places outside of the line stay as they are.
+template <int kCount, class X, class T>
+DEVICE void write_any(const X* x, T* line, int place, int length, long long step, bool inside) {
+  Line<T, kCount> y;
+  line_of(y, x);
 #pragma unroll
-  for (int h = 0; h < kCount; ++h) set(raw[h], x[h]);
-  if (inside && place >= 0 && place + kCount <= length && is_aligned<kBytes>(line + place)) {
-    copy_bytes<kBytes>(line + place, raw);
-  } else {
-#pragma unroll
-    for (int h = 0; h < kCount; ++h)
-      if (inside && place + h >= 0 && place + h < length) line[place + h] = raw[h];
+  for (int h = 0; h < kCount; ++h)
+    if (inside && place + h >= 0 && place + h < length) line[(place + h) * step] = y.get(h);
+}""",
+    "Pieces": """\
+// A line in a ring: pieces of at most 16 bytes, each thread's beside those of its neighbours.
+template <int kThreads, int kBytes> struct Pieces {
+  static constexpr int kPiece = kBytes < 16 ? kBytes : 16;
+  static DEVICE int at(int number, int p) {
+    return ((number + p) * kThreads + int(threadIdx.x)) * kPiece;
   }
+};""",
+    "copy_some": """\
+template <int kBytes> DEVICE void copy_some(void* to, const void* from) {
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 ::"r"(smem_address(to)), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 ::"r"(smem_address(to)), "l"(from), "n"(kBytes) : "memory");
+}""",
+    "copies_commit": """\
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }""",
+    "copies_wait": """\
+template <int kPending> DEVICE void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}""",
+    "put_line": """\
+template <int kThreads, class T, int kCount>
+DEVICE void put_line(unsigned char* stage, int number, const Line<T, kCount>& x) {
+  using Of = Pieces<kThreads, kCount * int(sizeof(T))>;
+#pragma unroll
+  for (int p = 0; p < kCount * int(sizeof(T)) / Of::kPiece; ++p)
+    copy_bytes<Of::kPiece>(stage + Of::at(number, p), (const unsigned char*)x.words + p * 16);
+}""",
+    "copy_whole": """\
+template <int kThreads, class T, int kCount, class X>
+DEVICE void copy_whole(unsigned char* stage, int number, const T* line, int place, int length,
+                       bool inside, X edge, Line<T, kCount> x) {
+  using Of = Pieces<kThreads, kCount * int(sizeof(T))>;
+  const unsigned char* const from = (const unsigned char*)(line + place);
+  if (inside && unsigned(place) < unsigned(length)) {
+#pragma unroll
+    for (int p = 0; p < kCount * int(sizeof(T)) / Of::kPiece; ++p)
+      copy_some<Of::kPiece>(stage + Of::at(number, p), from + p * 16);
+  } else {
+    edge_line(x, edge);
+    put_line<kThreads>(stage, number, x);
+  }
+}""",
+    "copy_any": """\
+template <int kThreads, class T, int kCount, class X>
+DEVICE void copy_any(unsigned char* stage, int number, const T* line, int place, int length,
+                     long long step, bool inside, X edge, Line<T, kCount> x) {
+  read_any(x, line, place, length, step, inside, edge);
+  put_line<kThreads>(stage, number, x);
+}""",
+    "take_words": """\
+// Volatile: what is taken again is read again, so that it need not stay in registers.
+template <int kBytes> DEVICE void take_words(unsigned* x, unsigned at) {
+  if constexpr (kBytes == 16)
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+  else if constexpr (kBytes == 8)
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(x[0]), "=r"(x[1]) : "r"(at) : "memory");
+  else
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at) : "memory");
+}""",
+    "take_line": """\
+template <int kThreads, class T, int kCount>
+DEVICE void take_line(Line<T, kCount>& x, const unsigned char* stage, int number) {
+  using Of = Pieces<kThreads, kCount * int(sizeof(T))>;
+#pragma unroll
+  for (int p = 0; p < kCount * int(sizeof(T)) / Of::kPiece; ++p)
+    take_words<Of::kPiece>(x.words + p * 4, smem_address(stage + Of::at(number, p)));
 }""",
     "add_line": """\
 template <int kCount, class X, class T>
-DEVICE void add_line(const X* x, T* line, int place, int length, bool inside) {
+DEVICE void add_line(const X* x, T* line, int place, int length, long long step, bool inside) {
 #pragma unroll
   for (int h = 0; h < kCount; ++h)
-    if (inside && place + h >= 0 && place + h < length) add_to(line + place + h, x[h]);
+    if (inside && place + h >= 0 && place + h < length) add_to(line + (place + h) * step, x[h]);
 }""",
     "Found": """\
 // A value and where it is: the larger wins, of equals the first; NaN is larger than every number.
@@ -203,6 +364,71 @@ DEVICE void combine(T* x, void* shared, F f) {
       for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
     }
   }
+}""",
+    "push_word": """\
+// A word into the shared memory of a block of the cluster; a barrier there counts its bytes.
+DEVICE void push_word(unsigned to, unsigned x, unsigned bar) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+               ::"r"(to), "r"(x), "r"(bar) : "memory");
+}""",
+    "cluster_arrive": """\
+DEVICE void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}""",
+    "cluster_wait": """\
+DEVICE void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}""",
+    "words_of": """\
+DEVICE void words_of(unsigned* w, float x) { w[0] = __float_as_uint(x); }
+DEVICE void words_of(unsigned* w, int x) { w[0] = unsigned(x); }
+DEVICE void of_words(float& x, const unsigned* w) { x = __uint_as_float(w[0]); }
+DEVICE void of_words(int& x, const unsigned* w) { x = int(w[0]); }
+template <class T> DEVICE void words_of(unsigned* w, T x) {
+  words_of(w, x.value);
+  w[1] = unsigned(x.place);
+}
+template <class T> DEVICE void of_words(T& x, const unsigned* w) {
+  of_words(x.value, w);
+  x.place = int(w[1]);
+}""",
+    "combine_blocks": """\
+// x[.] that the peers of a block have in common, put together by f over the blocks of the cluster.
+// Every block pushes its values to all, once all have read those of the turn before.
+template <int kBlocks, int kPeers, int kStride, int kOthers, int kCount, class T, class F>
+DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
+  using Of = Peers<kPeers, kStride>;
+  constexpr int kWords = int(sizeof(T)) / 4;
+  const unsigned own = Of::other() * kCount * int(sizeof(T));
+  const unsigned base = bar + 16, part = kOthers * kCount * int(sizeof(T));
+  cluster_wait();
+  if (threadIdx.x == 0) barrier_expect(bar, kBlocks * part);
+  if (Of::mine() < kBlocks) {
+    const unsigned to = in_peer(base + cluster_rank() * part + own, Of::mine());
+    const unsigned there = in_peer(bar, Of::mine());
+#pragma unroll
+    for (int s = 0; s < kCount; ++s) {
+      unsigned words[kWords];
+      words_of(words, x[s]);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) push_word(to + (s * kWords + w) * 4, words[w], there);
+    }
+  }
+  barrier_wait(bar, turn++ & 1);
+#pragma unroll
+  for (int s = 0; s < kCount; ++s) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      unsigned words[kWords];
+      T y;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w)
+        words[w] = unsigned(shared_read(base + block * part + own + (s * kWords + w) * 4));
+      of_words(y, words);
+      x[s] = block ? f(x[s], y) : y;
+    }
+  }
+  cluster_arrive();
 }""",
     "scan": """\
 // x[.] becomes the sum over the peers before this one, total[.] the sum over all.

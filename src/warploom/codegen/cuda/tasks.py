@@ -23,12 +23,15 @@ def in_grid(program: Program, plan: LaunchPlan) -> str:
     return f"{c_name(name)} < {c_index(extent)}"
 
 
-def task_lines(program: Program, plan: LaunchPlan, loads: bool = True) -> tuple[list[str], str]:
+def task_lines(
+    program: Program, plan: LaunchPlan, loads: bool = True, sharing: int = 1
+) -> tuple[list[str], str]:
     """The head and the last lines of the loop over tasks; the head defines every grid index.
 
-    With clusters a task is a cluster's: its blocks take neighbouring positions of the axis.
+    With clusters a task is a cluster's: its blocks take neighbouring positions of the axis, or all
+    `sharing` of them do the same one.
     """
-    opening, closing = _walk(plan, plan.cluster[1], loads)
+    opening, closing = _walk(plan, plan.cluster[1] * sharing, loads)
     body = indent(position_lines(program, plan, loads))
     return [*count_lines(program, plan), *opening, *body], closing
 
@@ -118,7 +121,7 @@ def _read(read: Read, loads: bool, guarded: bool) -> str:
     )
 
 
-def _first_and_stride(blocks: int) -> tuple[str, str]:
+def first_and_stride(blocks: int) -> tuple[str, str]:
     """The first task of a block in clusters of so many, and from one to the next."""
     if blocks > 1:
         return f"blockIdx.x / {blocks}", f"gridDim.x / {blocks}"
@@ -126,7 +129,7 @@ def _first_and_stride(blocks: int) -> tuple[str, str]:
 
 
 def _walk(plan: LaunchPlan, blocks: int, loads: bool) -> tuple[list[str], str]:
-    first, stride = _first_and_stride(blocks)
+    first, stride = first_and_stride(blocks)
     if plan.tile_scheduler == "static":
         loop = f"for (int task = {first}; task < tasks; task += {stride}) {{"
         return ["#pragma unroll 1", loop], "}"

@@ -144,17 +144,14 @@ class Values(RegisterTiles):
         kind = var.type
         if kind.dtype.kind == "bool":
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
-        if var.name in self.placement.spread:
-            return f"{self._word(kind)} {c_name(var.name)}[{self.pieces(kind)}];"
         word, extents = kind.dtype.kind, self.extents(kind)
+        if var.name in self.placement.spread:
+            extents = (self.pieces(kind),)
         if self.form(kind) == "tile" and kind.dtype.name in PACKED:
             word = "unsigned"
         if self.is_fragment(var):
             word, extents = "unsigned", (self.blocks(kind), self.columns(kind) // 8)
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
-
-    def _word(self, kind: TileType) -> str:
-        return "int" if kind.dtype.name == "int32" else "float"
 
     def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
         """The expression of one element of a variable, inlined ops expanded. Of a tile in a slot

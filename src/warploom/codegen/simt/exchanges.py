@@ -35,6 +35,22 @@ def shared_bytes(program: Program, layout: Layout, forms: Forms) -> int:
     return max((n for op in program.ops() for n in _needs(op, layout, forms)), default=0)
 
 
+def cluster_room(program: Program, layout: Layout, forms: Forms) -> int:
+    """Bytes of one exchange of the neediest reduction among the blocks that share the columns."""
+    if layout.schedule.cluster == 1:
+        return 0
+    needs = [0]
+    for op in program.ops():
+        if OPS[op.kind].group != "reduce":
+            continue
+        kind, form = op.srcs[0].type, forms[op.srcs[0].name]
+        if axis_form(kind, form, op.axis) == COL:
+            results = layout.extents(kind, form)[0] if form == TILE else 1
+            each = PLACED if op.kind == "argmax" else WORD
+            needs.append(layout.schedule.cluster * layout.schedule.rows * results * each)
+    return -(-max(needs) // 16) * 16
+
+
 def converts(form: str, wanted: str) -> bool:
     """Whether an operand of one form is exchanged to have another."""
     return form not in (wanted, SCALAR, TILE)
@@ -63,6 +79,22 @@ def _needs(op: Op, layout: Layout, forms: Forms) -> Iterator[int]:
             yield from _operand(src, wanted_form(op.dst.type, own, src.type), forms)
     if form != own:
         yield exchange_bytes(op.dst.type)
+
+
+def needs_one_block(op: Op, layout: Layout, forms: Forms) -> bool:
+    """Whether an op moves elements between columns, which only the threads of a block can."""
+    group = OPS[op.kind].group
+    if op.dst is None or op.kind == "load" or group == "reduce":
+        return group == "reduce" and forms[op.srcs[0].name] == TILE and _changes(op, forms)
+    if group == "scan" or op.kind in EXCHANGES:
+        return True
+    return any(True for _ in _needs(op, layout, forms))
+
+
+def _changes(op: Op, forms: Forms) -> bool:
+    assert op.dst is not None
+    along = axis_form(op.srcs[0].type, TILE, op.axis)
+    return forms[op.dst.name] != (ROW if along == COL else COL)
 
 
 def _operand(var: Var, wanted: str, forms: Forms) -> Iterator[int]:

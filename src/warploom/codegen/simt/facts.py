@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from warploom.codegen.analysis.entry import entry_registers
 from warploom.codegen.analysis.parameters import array_parameters, scalar_parameters
 from warploom.codegen.analysis.stores import STORES
 from warploom.codegen.ir.targets import check_threads, check_types, shared_limit
-from warploom.codegen.simt.exchanges import shared_bytes
+from warploom.codegen.simt.ahead import Ahead, ahead, line_bytes
+from warploom.codegen.simt.exchanges import cluster_room, needs_one_block, shared_bytes
 from warploom.codegen.simt.forms import Layout, check_registers, forms_of
+from warploom.codegen.simt.picks import Pick, picks
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import DoesNotFit, InputError
 from warploom.tile import BOOL, Program
+from warploom.tile.index import multiple_of
 from warploom.tile.ops import OPS
+
+EARLY_SHARE = 3  # of a thread's registers, one part is for values loaded early
+BARRIER = 16  # bytes, aligned for what follows
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,14 @@ class SimtFacts:
 
     forms           of every variable (`simt.forms`)
     parameters      of the kernel, in order
-    shared_bytes    that the ops exchange in turn
+    shared_bytes    of the ops' exchanges, which they use in turn, what a cluster's blocks exchange
+                    and the rings of loops
+    cluster_at      where the blocks of a cluster exchange: a barrier, then their values;
+                    None where they exchange nothing
+    rings           where the ring of a loop begins, by its index
+    ahead           loads that begin early
+    picks, idle     sums that are one element each, and ops that have no code for that
+    stored_only     variables that only stores read, which round them
     stored, loaded  arrays that are written and read: what other threads of the block stored is read
                     only after all of them did
     """
@@ -32,6 +47,12 @@ class SimtFacts:
     forms: Mapping[str, str]
     parameters: tuple[dict[str, Any], ...]
     shared_bytes: int
+    cluster_at: int | None
+    rings: Mapping[str, int]
+    ahead: Ahead
+    picks: Mapping[int, Pick]
+    idle: frozenset[int]
+    stored_only: frozenset[str]
     stored: frozenset[str]
     loaded: frozenset[str]
 
@@ -44,24 +65,70 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
     """
     layout, forms = Layout(schedule), forms_of(program)
     _check(program, layout, forms, arch)
-    shared = shared_bytes(program, layout, forms)
+    early = ahead(program, layout, forms, entry_registers(schedule.threads, arch) // EARLY_SHARE)
+    cluster_at = -(-shared_bytes(program, layout, forms) // 16) * 16
+    room = cluster_room(program, layout, forms)
+    shared = cluster_at + (BARRIER + room if room else 0)
+    rings: dict[str, int] = {}
+    for index, stage in early.stages.items():
+        rings[index] = shared
+        shared += schedule.stages * stage
     if shared > (limit := shared_limit(arch=arch)):
         raise DoesNotFit(
             f"kernel {program.name} needs {shared:,} B of shared memory for its largest "
-            f"exchange, {arch} has {limit:,}; make the tile smaller"
+            f"exchange and its rings, {arch} has {limit:,}; make the tile smaller"
         )
     stored = frozenset(op.array.name for op in program.ops() if op.array and op.kind in STORES)
     loaded = frozenset(op.array.name for op in program.ops() if op.array and op.kind == "load")
     used = stored | loaded | {one.array.name for one in program.reads}
-    parameters = [
+    parameters = _parameters(program, layout, forms, used)
+    found, idle = picks(program, forms)
+    return SimtFacts(
+        layout, forms, tuple(parameters), shared, cluster_at if room else None, rings, early,
+        found, idle, _stored_only(program), stored, loaded,
+    )  # fmt: skip
+
+
+def _parameters(
+    program: Program, layout: Layout, forms: Mapping[str, str], used: Collection[str]
+) -> list[dict[str, Any]]:
+    """The kernel's parameters; where it is promised lines, with what they must be multiples of."""
+    found = [
         one
         for array in program.arrays
         if array.name in used
         for one in array_parameters(program, array.name)
     ]
-    parameters += [{"kind": "dim", "name": dim} for dim in program.dims]
-    parameters += scalar_parameters(program)
-    return SimtFacts(layout, forms, tuple(parameters), shared, stored, loaded)
+    dims: dict[str, int] = {}
+    for op in program.ops() if layout.schedule.aligned else ():
+        var = op.srcs[0] if op.kind in STORES else op.dst
+        if op.array is None or var is None or op.kind == "store_add":
+            continue
+        line = line_bytes(op, layout, forms[var.name])
+        vector, last = line // op.array.dtype.bytes, op.spans[-1]
+        if vector == 1:
+            continue
+        if multiple_of(last.start) % vector or last.stop is not None:
+            raise InputError(
+                f"{op.where}: {op.kind} from {last.start}, where lines begin at multiples of "
+                f"{vector}; leave out aligned=True"
+            )
+        dims[op.array.dims[-1]] = max(vector, dims.get(op.array.dims[-1], 1))
+        for one in found:
+            if one["array"] == op.array.name:
+                one["line"] = max(line, int(one.get("line", 1)))
+    found += [
+        {"kind": "dim", "name": dim} | ({"multiple": dims[dim]} if dim in dims else {})
+        for dim in program.dims
+    ]
+    return [*found, *scalar_parameters(program)]
+
+
+def _stored_only(program: Program) -> frozenset[str]:
+    """Variables whose one writer computes them for stores alone."""
+    writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
+    others = {src.name for op in program.ops() if op.kind not in STORES for src in op.srcs}
+    return frozenset(name for name, count in writers.items() if count == 1) - others
 
 
 def _check(program: Program, layout: Layout, forms: Mapping[str, str], arch: str) -> None:
@@ -71,7 +138,14 @@ def _check(program: Program, layout: Layout, forms: Mapping[str, str], arch: str
             f"schedule {schedule.name}: dependent launch has code for sm_90, not {arch}"
         )
     check_threads(program.name, schedule.threads, 1, arch)
+    if schedule.cluster > 1 and not arch.startswith("sm_9"):
+        raise InputError(f"schedule {schedule.name}: clusters have code for sm_90, not {arch}")
     for op in program.ops():
+        if schedule.cluster > 1 and needs_one_block(op, layout, forms):
+            raise InputError(
+                f"{op.where}: {op.kind} exchanges columns, which a cluster of {schedule.cluster} "
+                "blocks shares"
+            )
         if op.kind == "mma":
             raise InputError(f"{op.where}: a matmul; SIMT schedules are for programs without one")
         if op.dst is not None:

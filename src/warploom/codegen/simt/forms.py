@@ -29,13 +29,18 @@ class Layout:
 
     schedule: SimtSchedule
 
+    @property
+    def lanes(self) -> int:
+        """Threads along the columns, of all blocks that share them."""
+        return self.schedule.lanes * self.schedule.cluster
+
     def groups(self, rows: int) -> int:
         """Row groups of that many rows."""
         return -(-rows // self.schedule.rows)
 
     def chunks(self, cols: int) -> int:
         """Chunks of that many columns."""
-        return -(-cols // (self.schedule.lanes * self.schedule.vector))
+        return -(-cols // (self.lanes * self.schedule.vector))
 
     def held(self, cols: int) -> int:
         """Columns a thread holds."""
@@ -47,7 +52,7 @@ class Layout:
 
     def ragged_cols(self, cols: int) -> bool:
         """The same for columns."""
-        return cols % (self.schedule.lanes * self.schedule.vector) != 0
+        return cols % (self.lanes * self.schedule.vector) != 0
 
     def extents(self, kind: TileType, form: str) -> tuple[int, ...]:
         """The array extents of a tile of that form in one thread."""

@@ -409,16 +409,15 @@ static int copy_agent() {
 void copy_async(u32 to, const void* from, u32 bytes, u32 count) {
   ENTER;
   Thread& mine = me();
-  if (to % bytes || (count && uintptr_t(from) % bytes) ||
+  if ((bytes != 4 && bytes != 8 && bytes != 16) || to % bytes || (count && uintptr_t(from) % bytes) ||
       count > bytes) fail("a cp.async that is misaligned or reads beyond its %u bytes", bytes);
   if (count) watch(from, count, false);
-  Copy one{mine.copy_number, global_of(to), {}};
+  Copy one{mine.copy_number, global_of(to), bytes, {}};
   memcpy(one.bytes, from, count);
   // The record's agent writes for the generic proxy.
   touch(one.to, bytes, {copy_agent(), mine.copy_number, known(current), fenced(current),
       site_here(), true, false, "cp.async"});
   mine.copies.push_back(one);
-  if (bytes != 16) fail("cp.async of %u bytes: the emulation has those of 16", bytes);
 }
 void copies_commit() {
   me().copy_groups.push_back(me().copy_number++);
@@ -453,7 +452,8 @@ static void copies_land(bool all) {
     if (!all && !chance(4)) continue;
     size_t count = all ? one.copies.size() : random_of() % (one.copies.size() + 1);
     for (; count; --count) {
-      memcpy(at(one.copies.front().to, 16), one.copies.front().bytes, 16);
+      const Copy& first = one.copies.front();
+      memcpy(at(first.to, first.size), first.bytes, first.size);
       one.copies.pop_front();
     }
     while (!one.arrivals.empty() && (one.copies.empty() ||

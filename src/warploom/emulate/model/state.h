@@ -76,7 +76,7 @@ struct Store {
   TensorView map; std::array<int, 5> at; u32 place, bytes; unsigned char* to; bool add, read;
       u32 site;
 };
-struct Copy { u32 number, to; unsigned char bytes[16]; };
+struct Copy { u32 number, to, size; unsigned char bytes[16]; };
 struct Arrival { u32 number, bar; bool counted; };
 struct Box {
   TensorView map; std::array<int, 5> at; u32 place, bar, mask; int row, block; u32 site;

@@ -13,9 +13,22 @@ from warploom.codegen.cuda.names import c_name, kernel_name
 from warploom.codegen.cuda.prelude import needed
 from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
 from warploom.codegen.cuda.simt import emit_axis, emit_exchange
+from warploom.codegen.cuda.simt.emit_ahead import (
+    STAGE,
+    Early,
+    Ring,
+    Walk,
+    carried_lines,
+    ring_lines,
+)
 from warploom.codegen.cuda.simt.emit_map import NAMES, expression
-from warploom.codegen.cuda.simt.emit_memory import access_lines, pointer_type, unroll
-from warploom.codegen.cuda.tasks import task_lines
+from warploom.codegen.cuda.simt.emit_memory import Access, pointer_type, unroll
+from warploom.codegen.cuda.tasks import (
+    count_lines,
+    first_and_stride,
+    position_lines,
+    task_lines,
+)
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.exchanges import EXCHANGES, converts
@@ -40,16 +53,18 @@ class _Printer:
         self.temporaries = 0
 
     def source(self) -> CudaSource:
-        head, tail = task_lines(self.program, self.schedule.launch)
+        blocks = self.schedule.cluster
+        head, tail = self._tasks()
         declared = [self._declare(var) for var in self._variables()]
         body = self._body(self.program.body)
         lines = [
             "extern __shared__ __align__(16) unsigned char shared[];",
             *(BETWEEN_GRIDS if self.schedule.launch.dependent else ()),
             *self._positions(),
+            *self._cluster(),
             *head,
             *indent((*declared, *body)),
-            *tail.split("\n"),
+            *tail,
         ]
         signature = ",\n    ".join(_declaration(p) for p in self.facts.parameters)
         text = "\n".join(lines)
@@ -60,8 +75,8 @@ class _Printer:
         note = [
             f"// {self.program.name}: emitted by warploom from a tile program and the schedule "
             f'"{self.schedule.name}":',
-            f"// {self.schedule.threads} threads, {self.schedule.lanes} along the columns, "
-            f"{self.schedule.vector} columns each.",
+            f"// {blocks} blocks of {self.schedule.threads} threads for a task, "
+            f"{self.schedule.lanes} along the columns, {self.schedule.vector} columns each.",
             "//",
             *[f"//   {line}" for line in str(self.program).splitlines()],
             "",
@@ -72,10 +87,13 @@ class _Printer:
             "#endif",
             "",
         ]
+        shape = f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""
+        resident = self.schedule.launch.resident
+        bounds = f"{self.schedule.threads}{f', {resident}' if resident > 1 else ''}"
         code = [
             *note,
             *[f"{helper}\n" for helper in helpers],
-            f'extern "C" __global__ void __launch_bounds__({self.schedule.threads}) '
+            f'extern "C" __global__ void{shape} __launch_bounds__({bounds}) '
             f"{kernel_name(self.program.name)}(",
             f"    {signature}) {{",
             *indent(lines),
@@ -88,7 +106,7 @@ class _Printer:
             self.facts.parameters,
             self.facts.shared_bytes,
             self.schedule.threads,
-            1,
+            blocks,
             self.program.grid,
             "",
             self.schedule.launch.persistent,
@@ -96,13 +114,49 @@ class _Printer:
             self.schedule.launch.dependent,
         )
 
+    def _tasks(self) -> tuple[list[str], list[str]]:
+        """The head and the last lines of the loop over tasks."""
+        plan, blocks = self.schedule.launch, self.schedule.cluster
+        if not self.facts.ahead.of_tasks:
+            head, tail = task_lines(self.program, plan, sharing=blocks)
+            return head, tail.split("\n")
+        start, step = first_and_stride(blocks)
+        inside = position_lines(self.program, plan, loads=True)
+        walk = Walk("task", f"int({start})", f"int({step})", "tasks", "turn", tuple(inside))
+        before, first, last = self._early(walk, "", self.program.body)
+        return [
+            *count_lines(self.program, plan),
+            *before,
+            "int turn = 0;",
+            "#pragma unroll 1",
+            f"for (int task = {start}; task < tasks; task += {step}, ++turn) {{",
+            *indent((*inside, *first)),
+        ], [*indent(last), "}"]
+
     def _positions(self) -> list[str]:
         lanes = self.schedule.lanes
         col = "threadIdx.x" if lanes == self.schedule.threads else f"threadIdx.x % {lanes}"
         row = "0" if self.schedule.rows == 1 else f"int(threadIdx.x / {lanes})"
+        if self.schedule.cluster > 1:
+            col = f"cluster_rank() * {lanes} + {col}"
         return [
             f"const int thread_col = int({col});" if lanes > 1 else "const int thread_col = 0;",
             f"const int thread_row = {row};",
+        ]
+
+    def _cluster(self) -> list[str]:
+        """The barrier of the blocks that share the columns; the first exchange waits until all
+        blocks have theirs."""
+        if self.facts.cluster_at is None:
+            return []
+        return [
+            f"const unsigned cluster_at = smem_address(shared + {self.facts.cluster_at});",
+            "unsigned cluster_turn = 0;",
+            "if (threadIdx.x == 0) {",
+            "  barrier_init(cluster_at, 1);",
+            "  fence_barrier_init();",
+            "}",
+            "cluster_arrive();",
         ]
 
     def _variables(self) -> list[Var]:
@@ -120,21 +174,62 @@ class _Printer:
     # ---- the body
 
     def _body(self, items: tuple[Op | Loop, ...]) -> list[str]:
-        lines: list[str] = []
+        first = [
+            item for item in items if isinstance(item, Op) and item.id in self.facts.ahead.first
+        ]
+        lines = [line for op in first for line in self._fetch(op)]
         for item in items:
+            if isinstance(item, Op) and item.id in self.facts.idle:
+                continue
             if isinstance(item, Op):
                 where = item.where.rsplit("/", 1)[-1]
                 lines += [f"// {item}  {where}", *self._op(item)]
-                continue
-            index = c_name(item.index)
-            start, stop = c_index(item.start), c_index(item.stop)
-            lines += [
-                "#pragma unroll 1",
-                f"for (int {index} = {start}; {index} < {stop}; ++{index}) {{",
-                *indent(self._body(item.body)),
-                "}",
-            ]
+            else:
+                lines += self._loop(item)
         return lines
+
+    def _loop(self, loop: Loop) -> list[str]:
+        index, start, stop = c_name(loop.index), c_index(loop.start), c_index(loop.stop)
+        walk = Walk(index, start, "1", stop, f"{index} - ({start})")
+        before, first, last = self._early(walk, loop.index, loop.body)
+        return [
+            "{",
+            *indent(before),
+            "  #pragma unroll 1",
+            f"  for (int {index} = {start}; {index} < {stop}; ++{index}) {{",
+            *indent(indent((*first, *self._body(loop.body), *last))),
+            "  }",
+            "}",
+        ]
+
+    def _early(
+        self, walk: Walk, index: str, body: tuple[Op | Loop, ...]
+    ) -> tuple[list[str], list[str], list[str]]:
+        """Before a loop, where its iterations begin, and where they end: loads that run ahead."""
+        ahead, ops = self.facts.ahead, [op for op in body if isinstance(op, Op)]
+        slots = [(op, ahead.slots.get(op.id)) for op in ops if op.id in ahead.copies | ahead.next]
+        early = [Early(self._access(op), self._lines(op), slot) for op, slot in slots]
+        copied = [one for one in early if one.slot]
+        carried = [one for one in early if not one.slot]
+        before, first, last = carried_lines(walk, carried) if carried else ([], [], [])
+        if copied:
+            ring = Ring(self.facts.rings[index], ahead.stages[index], self.schedule.stages)
+            start, head = ring_lines(walk, copied, ring)
+            before, first = [*start, *before], [*head, *first]
+        return before, first, last
+
+    def _access(self, op: Op) -> Access:
+        var = op.srcs[0] if op.dst is None else op.dst
+        return Access(self.layout, op, var.type, self._form(var))
+
+    @staticmethod
+    def _lines(op: Op) -> str:
+        """The name of what a load reads, as it is in memory."""
+        return f"lines{op.id}_at"
+
+    def _fetch(self, op: Op) -> list[str]:
+        access, name = self._access(op), self._lines(op)
+        return [access.declared(name), *access.load_lines(name)]
 
     def _op(self, op: Op) -> list[str]:
         if op.kind == "load":
@@ -200,7 +295,8 @@ class _Printer:
             before += lines
             own = SCALAR if self._form(src) == SCALAR else wanted
             operands.append(f"{name}{NAMES[own]}")
-        value = expression(self.layout, op, form, operands)
+        exact = op.dst.name in self.facts.stored_only
+        value = expression(self.layout, op, form, operands, exact)
         name = c_name(op.dst.name)
         extents = self.layout.extents(op.dst.type, form)
         line = [f"{name}{NAMES[form]} = {value};"]
@@ -214,6 +310,9 @@ class _Printer:
         assert op.dst is not None
         source = op.srcs[0]
         form = self._form(source)
+        if pick := self.facts.picks.get(op.id):
+            into, before, after = self._into(op, ROW)
+            return [*before, *emit_axis.pick_lines(self.layout, pick, into), *after]
         make = emit_axis.argmax_lines if op.kind == "argmax" else emit_axis.reduce_lines
         if form != TILE:
             return make(self.layout, op, form, c_name(source.name), f"&{c_name(op.dst.name)}")
@@ -252,18 +351,21 @@ class _Printer:
 
     def _load(self, op: Op) -> list[str]:
         assert op.dst is not None and op.array is not None
-        form = self._form(op.dst)
-        lines = access_lines(self.layout, op, op.dst.type, form, c_name(op.dst.name))
+        values = self._access(op).value_lines(self._lines(op), c_name(op.dst.name))
+        ahead = self.facts.ahead
+        if op.id in ahead.first or op.id in ahead.next:
+            return values
+        if slot := ahead.slots.get(op.id):
+            access, name = self._access(op), self._lines(op)
+            taken = access.take_lines(slot, STAGE, name)
+            return ["{", *indent([access.declared(name), *taken, *values]), "}"]
         # What other threads of the block stored before is read only after all of them did.
-        return ["__syncthreads();", *lines] if op.array.name in self.facts.stored else lines
+        sync = ["__syncthreads();"] if op.array.name in self.facts.stored else []
+        return ["{", *indent([*sync, *self._fetch(op), *values]), "}"]
 
     def _store(self, op: Op) -> list[str]:
         assert op.array is not None
-        source = op.srcs[0]
-        write = "add" if op.kind == "store_add" else "write"
-        lines = access_lines(
-            self.layout, op, source.type, self._form(source), c_name(source.name), write
-        )
+        lines = self._access(op).store_lines(c_name(op.srcs[0].name))
         return ["__syncthreads();", *lines] if op.array.name in self.facts.loaded else lines
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.simt.emit_map import rounded
-from warploom.codegen.cuda.simt.emit_memory import unroll
+from warploom.codegen.cuda.simt.emit_memory import Access, unroll
 from warploom.codegen.cuda.simt.places import col, peers, row
-from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS
+from warploom.codegen.cuda.values import FLOAT_OPS, INT_OPS, c_index
 from warploom.codegen.simt.forms import COL, TILE, Layout, axis_form
+from warploom.codegen.simt.picks import Pick
 from warploom.tile import Op, TileType
 
 FLOAT_IDENTITY = {"add": "0.0f", "max": "-INFINITY", "min": "INFINITY", "mul": "1.0f"}
@@ -38,6 +40,18 @@ def element(form: str, along: str, name: str) -> str:
     return f"{name}[t][s]" if along == COL else f"{name}[s][t]"
 
 
+def combined(
+    layout: Layout, along: str, results: int, name: str, word: str, function: str
+) -> list[str]:
+    """What threads hold of each result, put together over a block and then over a cluster."""
+    schedule, combine = layout.schedule, f"[]({word} a, {word} b) {{ return {function}; }}"
+    lines = [f"combine<{peers(layout, along)}, {results}>({name}, shared, {combine});"]
+    if schedule.cluster > 1 and along == COL:
+        shape = f"{schedule.cluster}, {peers(layout, along)}, {schedule.rows}, {results}"
+        lines.append(f"combine_blocks<{shape}>({name}, cluster_at, cluster_turn, {combine});")
+    return lines
+
+
 def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:
     """`into` (an array of results, or the address of a scalar) = the reduction of `source`."""
     assert op.dst is not None
@@ -55,13 +69,30 @@ def reduce_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
     body = [f"{word} total = {identity[combine]};", *unroll("s", count, [f"total = {step};"])]
     lines = [
         *unroll("t", results, [*body, f"({into})[t] = total;"]),
-        f"combine<{peers(layout, along)}, {results}>({into}, shared, "
-        f"[]({word} a, {word} b) {{ return {function}; }});",
+        *combined(layout, along, results, into, word, function),
     ]
     if not integer and op.dst.type.dtype.bits < 32:
         text = rounded(f"({into})[t]", op.dst.type.dtype)
         lines += unroll("t", results, [f"({into})[t] = {text};"])
     return lines
+
+
+def pick_lines(layout: Layout, pick: Pick, into: str) -> list[str]:
+    """`into` = one element of each row, from memory."""
+    load = pick.load
+    assert load.dst is not None
+    access = Access(layout, load, load.dst.type, TILE)
+    inside = access.inside(f"unsigned(at) < {load.dst.type.shape[1]}u")
+    edge = access.edge()
+    lines = [
+        f"const int at = {c_name(pick.place.name)}[i] - ({c_index(pick.start)});",
+        f"Line<{access.element}, 1> one;",
+        f"read_any(one, {access.line}, {access.first_column} + at, {access.length}, "
+        f"{access.step or 1}, {inside}, {edge});",
+        f"values_of(&({into})[i], one);",
+        f"if (unsigned(at) >= {load.dst.type.shape[1]}u) ({into})[i] = 0;",
+    ]
+    return unroll("i", layout.groups(load.dst.type.shape[0]), lines)
 
 
 def argmax_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:
@@ -83,8 +114,7 @@ def argmax_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> l
     return [
         f"{word} found[{results}];",
         *unroll("t", results, body),
-        f"combine<{peers(layout, along)}, {results}>(found, shared, "
-        f"[]({word} a, {word} b) {{ return better(a, b); }});",
+        *combined(layout, along, results, "found", word, "better(a, b)"),
         *unroll("t", results, [f"({into})[t] = found[t].place;"]),
     ]
 

@@ -15,10 +15,10 @@ EXACT = ("abs", "neg", "relu", "max", "min", "where", "copy", "rename")
 NAMES = {TILE: "[i][j]", ROW: "[i]", COL: "[j]", SCALAR: ""}
 
 
-def expression(layout: Layout, op: Op, form: str, operands: list[str]) -> str:
-    """One element of the result, from one of each operand."""
+def expression(layout: Layout, op: Op, form: str, operands: list[str], exact: bool) -> str:
+    """One element of the result, from one of each operand; with `exact` its reader rounds it."""
     assert op.dst is not None
-    kind = op.dst.type.dtype
+    kind = FP32 if exact and op.dst.type.dtype.is_float else op.dst.type.dtype
     if op.kind == "fill":
         return fill_value(op, kind)
     if op.kind == "coordinate":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude_simt import memory_type
 from warploom.codegen.cuda.simt.places import row
 from warploom.codegen.cuda.values import c_index, literal
+from warploom.codegen.simt.ahead import Slot
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
 from warploom.tile import Op, TileType
 from warploom.tile.dtypes import dtype
@@ -66,81 +69,155 @@ class Place:
         return f"static_cast<unsigned>({place}) < static_cast<unsigned>({self.length(dim)})"
 
 
-def access_lines(
-    layout: Layout, op: Op, kind: TileType, form: str, name: str, write: str = ""
-) -> list[str]:
-    """A load into `name`, or with `write` ("write" or "add") a store from it."""
-    place = Place(op, kind, form)
-    call = _Call(layout, place, kind, write)
-    groups, vector = layout.extents(kind, form), layout.schedule.vector
-    if form == SCALAR:
-        only = ["threadIdx.x == 0"] if write else []
-        return call.single(f"&{name}", place.base, [*place.checks, *only])
-    if form == ROW:
-        assert place.row is not None
-        line = f"{place.base} + {place.offset(place.row[0], call.place_of(place.row, row(layout)))}"
-        only = ["thread_col == 0"] if write else []
-        checks = [*place.checks, *call.bounds(place.row, row(layout), layout.ragged_rows), *only]
-        return unroll("i", groups[0], call.single(f"&{name}[i]", line, checks))
-    assert place.col is not None
-    if form == COL:
-        only = ["thread_row == 0"] if write and layout.schedule.rows > 1 else []
-        inner = call.columns(f"{name}", place.base, [*place.checks, *only])
-        return unroll("s", groups[0] // vector, inner)
-    assert place.row is not None
-    at = call.place_of(place.row, row(layout))
-    checks = [*place.checks, *call.bounds(place.row, row(layout), layout.ragged_rows)]
-    line = f"{place.base} + {place.offset(place.row[0], at)}"
-    inner = call.columns(f"{name}[i]", line, checks)
-    return unroll("i", groups[0], unroll("s", groups[1] // vector, inner))
+class Access:
+    """The code of one load or store: a thread's lines of neighbouring elements.
 
+    A line is as it is in memory (`Line`). Where pointer, pitches, ranges and lengths are multiples
+    of it, which is one question for the whole op, every line is one access or none at all;
+    elsewhere each line is asked about, and its elements.
+    """
 
-class _Call:
-    """One call of read_line, write_line or add_line."""
+    def __init__(self, layout: Layout, op: Op, kind: TileType, form: str) -> None:
+        assert op.array is not None
+        self.layout, self.op, self.kind, self.form = layout, op, kind, form
+        self.place = place = Place(op, kind, form)
+        self.vector = layout.schedule.vector if form in (TILE, COL) else 1
+        self.element = memory_type(op.array.dtype)
+        self.type = f"{self.element}, {self.vector}"
+        self.checks, line, self.step = list(place.checks), place.base, ""
+        if place.row is not None:
+            dim, start, size = place.row
+            inner = row(layout)
+            self.checks.append(place.inside(dim, f"{start} + {inner}"))
+            if layout.ragged_rows(size):
+                self.checks.insert(0, f"{inner} < {size}")
+            line += f" + {place.offset(dim, f'{start} + {inner}')}"
+        self.line, self.first, self.length = line, "0", "1"
+        self.first_column = "0"
+        self.fits = ["0"]
+        if place.col is not None:
+            dim, start, size = place.col
+            self.first_column = start
+            self.first = f"{start} + (s * {layout.lanes} + thread_col) * {self.vector}"
+            self.length = place.length(dim)
+            if layout.ragged_cols(size):
+                self.length = f"::min({self.length}, {start} + {size})"
+            self.step = place.stride(dim)
+            strides = map(place.stride, range(len(op.spans)))
+            self.fits = [start, self.length, *(one for one in strides if one)]
 
-    def __init__(self, layout: Layout, place: Place, kind: TileType, write: str) -> None:
-        self.layout, self.place, self.kind, self.write = layout, place, kind, write
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Lines of a thread: (groups of rows, chunks of columns), as far as the form has them."""
+        held = self.layout.extents(self.kind, self.form)
+        return (*held[:-1], held[-1] // self.vector) if self.form in (TILE, COL) else held
 
-    def place_of(self, span: tuple[int, str, int], inner: str) -> str:
-        return f"{span[1]} + {inner}"
+    @property
+    def at(self) -> str:
+        """The subscripts of a line."""
+        return {TILE: "[i][s]", ROW: "[i]", COL: "[s]", SCALAR: ""}[self.form]
 
-    def bounds(self, span: tuple[int, str, int], inner: str, ragged: object) -> list[str]:
-        dim, _, size = span
-        checks = [self.place.inside(dim, self.place_of(span, inner))]
-        if callable(ragged) and ragged(size):
-            checks.insert(0, f"{inner} < {size}")
-        return checks
+    def values(self, name: str) -> str:
+        """Where the elements of a line lie in a tile."""
+        at = {TILE: f"[i][s * {self.vector}]", ROW: "[i]", COL: f"[s * {self.vector}]", SCALAR: ""}
+        return f"&{name}{at[self.form]}"
 
-    def single(self, at: str, line: str, checks: list[str]) -> list[str]:
-        return [self._line(1, at, line, "0", "1", checks)]
+    def each(self, line: str) -> list[str]:
+        """A statement for every line of a thread."""
+        extents, body = self.extents, [line]
+        if self.form in (TILE, COL):
+            body = unroll("s", extents[-1], body)
+        return unroll("i", extents[0], body) if self.form in (TILE, ROW) else body
 
-    def columns(self, name: str, line: str, checks: list[str]) -> list[str]:
-        assert self.place.col is not None
-        dim, start, size = self.place.col
-        vector, lanes = self.layout.schedule.vector, self.layout.schedule.lanes
-        first = f"(s * {lanes} + thread_col) * {vector}"
-        length = self.place.length(dim)
-        if self.layout.ragged_cols(size):
-            length = f"::min({length}, {start} + {size})"
-        if not self.place.stride(dim):
-            at = f"&{name}[s * {vector}]"
-            return [self._line(vector, at, line, f"{start} + {first}", length, checks)]
-        # The columns are not neighbours in memory: one element at a time.
-        place = f"{start} + {first} + h"
-        inside = [*checks, f"{place} >= 0", f"{place} < {length}"]
-        where = f"{line} + {self.place.offset(dim, place)}"
-        return unroll("h", vector, self.single(f"&{name}[s * {vector} + h]", where, inside))
+    def cases(self, make: Callable[[str], str]) -> list[str]:
+        """`make("whole")` for every line where all lines are whole, else `make("any")`."""
+        if (self.vector == 1 or self.layout.schedule.aligned) and not self.step:
+            return self.each(make("whole"))
+        if self.step:
+            return self.each(make("any"))
+        asked = f"{self.op.array.name}_data" if self.op.array else ""
+        return [
+            f"if (lines_fit<{self.type}>({asked}, {' | '.join(self.fits)})) {{",
+            *indent(self.each(make("whole"))),
+            "} else {",
+            *indent(self.each(make("any"))),
+            "}",
+        ]
 
-    def _line(
-        self, count: int, at: str, line: str, place: str, length: str, checks: list[str]
-    ) -> str:
-        inside = " && ".join(checks) or "true"
-        if self.write:
-            return f"{self.write}_line<{count}>({at}, {line}, {place}, {length}, {inside});"
-        value = float(self.place.op.value or 0)
-        kind = self.kind.dtype
-        edge = "false" if kind.kind == "bool" else literal(value, kind.name)
-        return f"read_line<{count}>({at}, {line}, {place}, {length}, {inside}, {edge});"
+    def inside(self, *more: str) -> str:
+        """The condition under which a line is one of the array's."""
+        return " && ".join([*self.checks, *more]) or "true"
+
+    def places(self, how: str, *more: str) -> str:
+        """The arguments that say where a line is in memory."""
+        step = f", {self.step or 1}" if how == "any" else ""
+        return f"{self.line}, {self.first}, {self.length}{step}, {self.inside(*more)}"
+
+    def edge(self) -> str:
+        """What a load gives outside of its array."""
+        if self.kind.dtype.kind == "bool":
+            return "false"
+        return literal(float(self.op.value or 0), self.kind.dtype.name)
+
+    def declared(self, name: str) -> str:
+        """A declaration of a thread's lines."""
+        return f"Line<{self.type}> {name}{''.join(f'[{n}]' for n in self.extents)};"
+
+    def load_lines(self, name: str) -> list[str]:
+        """Lines `name` from memory."""
+        return self.cases(
+            lambda how: f"read_{how}({name}{self.at}, {self.places(how)}, {self.edge()});"
+        )
+
+    def value_lines(self, name: str, into: str) -> list[str]:
+        """The tile `into` from lines."""
+        return self.each(f"values_of({self.values(into)}, {name}{self.at});")
+
+    def store_lines(self, name: str) -> list[str]:
+        """The tile `name` to memory; what several threads hold is written by one."""
+        only = {
+            TILE: [],
+            ROW: ["thread_col == 0"],
+            COL: ["thread_row == 0"] if self.layout.schedule.rows > 1 else [],
+            SCALAR: ["thread_col == 0 && thread_row == 0"],
+        }[self.form]
+        if self.op.kind == "store_add":
+            call = f"add_line<{self.vector}>({self.values(name)}, {self.places('any', *only)});"
+            return self.each(call)
+        return self.cases(
+            lambda how: (
+                f"write_{how}<{self.vector}>({self.values(name)}, {self.places(how, *only)});"
+            )
+        )
+
+    # ---- through a ring
+
+    def copy_lines(self, slot: Slot, stage: str) -> list[str]:
+        """Copies of a thread's lines to its places in a stage, some iterations before their use."""
+        number = self._number(slot)
+        return self.cases(
+            lambda how: (
+                f"copy_{how}<{self.layout.schedule.threads}>({stage} + {slot.at}, {number}, "
+                f"{self.places(how)}, {self.edge()}, Line<{self.type}>());"
+            )
+        )
+
+    def take_lines(self, slot: Slot, stage: str, name: str) -> list[str]:
+        """Lines `name` from a stage."""
+        number = self._number(slot)
+        return self.each(
+            f"take_line<{self.layout.schedule.threads}>({name}{self.at}, {stage} + {slot.at}, "
+            f"{number});"
+        )
+
+    def _number(self, slot: Slot) -> str:
+        """The number of a line's first piece in its stage."""
+        lines = 1
+        for extent in self.extents:
+            lines *= extent
+        pieces = slot.pieces // lines
+        number = {TILE: f"(i * {self.extents[-1]} + s)", ROW: "i", COL: "s", SCALAR: "0"}
+        return f"{number[self.form]} * {pieces}"
 
 
 def pointer_type(name: str, written: bool) -> str:

@@ -14,7 +14,7 @@ def row(layout: Layout, i: str = "i") -> str:
 
 def col(layout: Layout, j: str = "j") -> str:
     """The column of held element j."""
-    lanes, vector = layout.schedule.lanes, layout.schedule.vector
+    lanes, vector = layout.lanes, layout.schedule.vector
     if vector == 1:
         return f"(({j}) * {lanes} + thread_col)"
     return f"((({j}) / {vector} * {lanes} + thread_col) * {vector} + ({j}) % {vector})"

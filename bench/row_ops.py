@@ -1,0 +1,371 @@
+"""Row operations beside torch.compile and QuACK, in bytes a second.
+
+    python -m bench.row_ops build             compile our kernels into the cache, without a GPU
+    python -m bench.row_ops run --only softmax --out OUT
+    python -m bench.row_ops merge FILES       into bench/results/row_ops.json
+
+A rate counts the bytes that an operation must read and write, each array once: `checks.floor` is
+its part of the rate at which this GPU copies. Every candidate gets the same tensors of 2^27
+elements, far beyond L2; torch.compile gets the formula of the operation, forward or backward, with
+static shapes. Bursts in shuffled rounds, with a second copy of torch.compile's as A/A control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import kernel_bench as kb
+from bench import sitting
+from warploom import machine
+from warploom.codegen.compile.build import build
+from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.program import RowConfig
+from warploom.runtime.stats import median_interval
+from warploom.tile import BF16
+
+RESULTS = Path(__file__).parent / "results" / "row_ops.json"
+ELEMENTS = 1 << 27
+COMPARED = 64  # rows against float64
+ROUNDS = 15
+HEAD = 128  # columns of a head that is rotated, of HEADS
+HEADS = 32
+LONG = (1024, 4096, 8192, 16384, 32768, 65536, 131072)
+CASES: dict[str, tuple[int, ...]] = {
+    "rmsnorm": (*LONG, 1000, 5003),
+    "rmsnorm_backward": (*LONG, 1000, 5003),
+    "softmax": (*LONG, 5003),
+    "softmax_backward": (1024, 4096, 16384, 65536),
+    "cross_entropy": (*LONG, 5003),
+    "cross_entropy_backward": (4096, 32768, 131072),
+    "layernorm": (1024, 4096, 16384, 65536),
+    "layernorm_backward": (1024, 4096, 16384, 65536),
+    "gated": (4096, 14336),
+    "gated_backward": (4096, 14336),
+    "quantised": (4096, 16384),
+    "rotary": (HEAD,),
+    "rotary pairs": (HEAD,),
+}
+# Arrays of the size of rows that an operation reads and writes, in bytes an element.
+BYTES = {
+    "rmsnorm": 4, "rmsnorm_backward": 6, "softmax": 4, "softmax_backward": 6, "cross_entropy": 2,
+    "cross_entropy_backward": 4, "layernorm": 4, "layernorm_backward": 6, "gated": 6,
+    "gated_backward": 10, "quantised": 3, "rotary": 4, "rotary pairs": 4,
+}  # fmt: skip
+
+
+def config(case: str, columns: int) -> RowConfig:
+    """The configuration of a case."""
+    op, _, option = case.partition(" ")
+    return RowConfig(op, columns, options=frozenset({option} if option else ()))
+
+
+def build_all(only: str) -> None:
+    """Compile every kernel that the cases launch."""
+    for case, lengths in CASES.items():
+        for columns in lengths if only in case else ():
+            program, schedule, _ = row_kernel(config(case, columns))
+            print(case, columns, build(program, schedule).resources, flush=True)
+    build(*sums_kernel(BF16))
+
+
+def tensors(torch: Any, case: str, columns: int) -> dict[str, Any]:
+    """Random operands of a case, with the statistics that backward passes are given."""
+    rows = ELEMENTS // columns
+    torch.manual_seed(1)
+
+    def made(*shape: int) -> Any:
+        return torch.cat([torch.randn(p, *shape[1:], device="cuda").bfloat16()
+                          for p in _parts(shape[0])])  # fmt: skip
+
+    if case.startswith("rotary"):
+        positions = ELEMENTS // (HEADS * HEAD)
+        angles = torch.rand(positions, HEAD // 2, device="cuda") * 6.28
+        x = made(positions, HEADS, HEAD)[None]
+        return {"x": x, "cos": angles.cos().bfloat16(), "sin": angles.sin().bfloat16()}
+    x, dy, w = made(rows, columns), made(rows, columns), made(columns)
+    found = {"x": x, "dy": dy, "w": w, "gate": x, "up": w.expand(1, -1) + dy, "eps": 1e-6}
+    found["target"] = torch.randint(0, columns, (rows,), device="cuda")
+    found["dloss"] = torch.rand(rows, device="cuda")
+    pieces = x.split(max(1, rows // 16))
+    found["mean"] = torch.cat([one.float().mean(1) for one in pieces])
+    squares = torch.cat([one.float().square().mean(1) for one in pieces])
+    centred = squares - found["mean"] ** 2 if case.startswith("layernorm") else squares
+    found["rstd"] = torch.rsqrt(centred + 1e-6)
+    if case == "softmax_backward":
+        found["y"] = torch.cat([one.float().softmax(1).bfloat16() for one in pieces])
+    if case == "cross_entropy_backward":
+        found["lse"] = torch.cat([one.float().logsumexp(1) for one in pieces])
+    return found
+
+
+def _parts(rows: int) -> list[int]:
+    step = max(1, -(-rows // 16))
+    return [min(step, rows - at) for at in range(0, rows, step)]
+
+
+def formulas(torch: Any) -> dict[str, Callable[..., Any]]:
+    """The operations as torch formulas, in the type of `wide` (fp32 or float64), results cast."""
+
+    def rmsnorm(x: Any, w: Any, eps: float, wide: Any) -> Any:
+        a = x.to(wide)
+        scale = torch.rsqrt(a.square().mean(-1) + eps)
+        return (a * scale[:, None] * w.to(wide)).to(_out(x, wide)), scale
+
+    def layernorm(x: Any, w: Any, eps: float, wide: Any) -> Any:
+        a = x.to(wide)
+        mean = a.mean(-1)
+        a = a - mean[:, None]
+        scale = torch.rsqrt(a.square().mean(-1) + eps)
+        return (a * scale[:, None] * w.to(wide)).to(_out(x, wide)), mean, scale
+
+    def norm_backward(x: Any, w: Any, dy: Any, mean: Any, rstd: Any, wide: Any) -> Any:
+        scale = rstd.to(wide)[:, None]
+        a = (x.to(wide) - (0 if mean is None else mean.to(wide)[:, None])) * scale
+        grad = dy.to(wide)
+        weighed = grad * w.to(wide)
+        dx = weighed - a * (weighed * a).mean(-1, keepdim=True)
+        dx = dx if mean is None else dx - weighed.mean(-1, keepdim=True)
+        return (dx * scale).to(_out(x, wide)), (grad * a).sum(0).to(_out(x, wide))
+
+    def rmsnorm_backward(x: Any, w: Any, dy: Any, rstd: Any, wide: Any) -> Any:
+        return norm_backward(x, w, dy, None, rstd, wide)
+
+    def layernorm_backward(x: Any, w: Any, dy: Any, mean: Any, rstd: Any, wide: Any) -> Any:
+        return norm_backward(x, w, dy, mean, rstd, wide)
+
+    def softmax(x: Any, wide: Any) -> Any:
+        return torch.softmax(x.to(wide), -1).to(_out(x, wide))
+
+    def softmax_backward(y: Any, dy: Any, wide: Any) -> Any:
+        p, grad = y.to(wide), dy.to(wide)
+        return (p * (grad - (p * grad).sum(-1, keepdim=True))).to(_out(y, wide))
+
+    def cross_entropy(x: Any, target: Any, wide: Any) -> Any:
+        lse = torch.logsumexp(x.to(wide), -1)
+        return lse - x.gather(1, target[:, None])[:, 0].to(wide), lse
+
+    def cross_entropy_backward(x: Any, target: Any, lse: Any, dloss: Any, wide: Any) -> Any:
+        own = torch.arange(x.shape[1], device=x.device)[None] == target[:, None]
+        weights = torch.exp(x.to(wide) - lse.to(wide)[:, None])
+        weights = torch.where(own, weights - 1, weights)
+        return (weights * dloss.to(wide)[:, None]).to(_out(x, wide))
+
+    def gated(gate: Any, up: Any, wide: Any) -> Any:
+        return (torch.nn.functional.silu(gate.to(wide)) * up.to(wide)).to(_out(gate, wide))
+
+    def gated_backward(gate: Any, up: Any, dy: Any, wide: Any) -> Any:
+        a, b, grad = gate.to(wide), up.to(wide), dy.to(wide)
+        share = torch.sigmoid(a)
+        slope = share * (1 + a * (1 - share))
+        out = _out(gate, wide)
+        return (grad * b * slope).to(out), (grad * a * share).to(out)
+
+    def quantised(x: Any, wide: Any) -> Any:
+        a = x.to(wide)
+        scale = (a.abs().amax(-1) / 448).clamp(min=1e-12)
+        y = a / scale[:, None]
+        return (y.to(torch.float8_e4m3fn) if wide is torch.float32 else y), scale
+
+    def rotary(x: Any, cos: Any, sin: Any, wide: Any) -> Any:
+        a, b = x.to(wide).chunk(2, -1)
+        c, s = cos.to(wide)[:, None], sin.to(wide)[:, None]
+        return torch.cat((a * c - b * s, a * s + b * c), -1).to(_out(x, wide))
+
+    def pairs(x: Any, cos: Any, sin: Any, wide: Any) -> Any:
+        a, b = x.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
+        c, s = cos.to(wide)[:, None], sin.to(wide)[:, None]
+        return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2).to(_out(x, wide))
+
+    def _out(like: Any, wide: Any) -> Any:
+        return like.dtype if wide is torch.float32 else wide
+
+    found = (
+        rmsnorm, layernorm, rmsnorm_backward, layernorm_backward, softmax, softmax_backward,
+        cross_entropy, cross_entropy_backward, gated, gated_backward, quantised, rotary,
+    )  # fmt: skip
+    return {one.__name__: one for one in found} | {"rotary pairs": pairs}
+
+
+def ours(rows: Any, case: str, given: dict[str, Any]) -> Callable[[], Any]:
+    """Our operator on the operands of a case."""
+    if case.startswith("rotary"):
+        return lambda: rows.rotary(given["x"], given["cos"], given["sin"], "pairs" in case)
+    known = rows.SIGNATURES[case]
+    args = [given.get(name) if name not in known.optional else None for name in known.names]
+    args = args[: len(args) - len(known.flags)]
+    return lambda: rows.OPERATORS[case](*args)
+
+
+def quack(case: str, given: dict[str, Any]) -> Callable[[], Any] | None:
+    """QuACK's kernel for a case, where it is installed and has one."""
+    try:
+        # The package has functions of the names of these modules.
+        norms, weights, losses = (
+            importlib.import_module(f"quack.{name}")
+            for name in ("rmsnorm", "softmax", "cross_entropy")
+        )
+    except ImportError:
+        return None
+    x, w, dy = (given.get(name) for name in ("x", "w", "dy"))
+    known: dict[str, Callable[[], Any]] = {
+        "rmsnorm": lambda: norms.rmsnorm_fwd(x, w, eps=1e-6, store_rstd=True),
+        "rmsnorm_backward": lambda: norms.rmsnorm_bwd(x, w, dy, given["rstd"])[:2],
+        "layernorm": lambda: norms.layernorm_fwd(
+            x, w.float(), eps=1e-6, return_rstd=True, return_mean=True
+        ),
+        "softmax": lambda: weights.softmax_fwd(x),
+        "softmax_backward": lambda: weights.softmax_bwd(dy, given["y"]),
+        "cross_entropy": lambda: losses.cross_entropy_fwd(x, given["target"], return_lse=True),
+        "cross_entropy_backward": lambda: losses.cross_entropy_bwd(
+            x, given["target"], given["dloss"], given["lse"]
+        ),
+    }
+    return known.get(case)
+
+
+def measured(torch: Any, rows: Any, case: str, columns: int) -> Evidence:
+    """One case, checked and timed."""
+    given = tensors(torch, case, columns)
+    formula = formulas(torch)[case]
+    names = [n for n in formula.__code__.co_varnames[: formula.__code__.co_argcount] if n != "wide"]
+    operands = [given[name] for name in names]
+    torch._dynamo.reset()
+    compiled = torch.compile(formula, dynamic=False)
+    calls: dict[str, Callable[[], Any]] = {
+        "warploom": ours(rows, case, given),
+        "torch.compile": lambda: compiled(*operands, torch.float32),
+    }
+    if (rival := quack(case, given)) is not None:
+        calls["QuACK"] = rival
+    error = _error(torch, case, formula, names, given, calls["warploom"]())
+    gpu = sitting.Gpu(torch, calls)
+    gpu.again("torch.compile")
+    bursts = sitting.measure(gpu, ROUNDS, False, 0)["bursts"]
+    samples = {name: one["ms"] for name, one in bursts.items()}
+    bytes_ = ELEMENTS // columns * columns * BYTES[case]
+    rates = {n: bytes_ / statistics.median(one) * 1e-9 for n, one in samples.items()}
+    rivals = {n: rate for n, rate in rates.items() if n not in ("warploom", sitting.CONTROL)}
+    best = max(rivals, key=lambda name: rivals[name])
+    middle, *interval = median_interval(samples["warploom"], samples[best])
+    _, *control = median_interval(samples["torch.compile"], samples[sitting.CONTROL])
+    environment = kb.environment()
+    floor = rates["warploom"] * 1e12 / machine.load("h200").value("dram.copy_bandwidth")
+    return Evidence(
+        claim="row-ops",
+        kernel=case,
+        shape=f"{ELEMENTS // columns} x {columns}",
+        dtype="bf16",
+        device=environment["device"],
+        driver=environment["driver"],
+        compiler=build(*row_kernel(config(case, columns))[:2]).resources.compiler,
+        date=environment["date"],
+        command=kb.command_line(),
+        unit="TB/s",
+        better="higher",
+        ours=rates["warploom"],
+        baselines=rivals,
+        ratio_to_best=middle,
+        ci95=(interval[0], interval[1]),
+        control=(control[0], control[1]),
+        samples=ROUNDS,
+        checks={
+            "numerics": "pass" if error < BOUND.get(case, 4e-3) else "fail",
+            "error": float(f"{error:.2g}"),
+            "floor": round(floor, 3),
+            "refused": gpu.refused,
+        },
+    )
+
+
+BOUND = {"quantised": 0.04, "cross_entropy": 1e-5}
+
+
+def _error(
+    torch: Any, case: str, formula: Callable[..., Any], names: list[str], given: dict[str, Any],
+    found: Any,
+) -> float:  # fmt: skip
+    """The largest relative error of a result against float64: of some rows, and sums of all."""
+    whole = 1 if case.startswith("rotary") else 0
+    rows = given["x"].shape[whole]
+
+    def part(name: str, first: int, count: int) -> Any:
+        one = given[name]
+        if not hasattr(one, "dim") or name == "w":
+            return one
+        if one.dim() > whole and one.shape[0] == 1 and whole:
+            return one[:, first : first + count]
+        return one[first : first + count]
+
+    results = found if isinstance(found, tuple) else (found,)
+    results = [one for one in results if one.numel()]
+    want = formula(*[part(name, 0, COMPARED) for name in names], torch.float64)
+    want = list(want) if isinstance(want, tuple) else [want]
+    sums = case.endswith("norm_backward")
+    if sums:
+        want[1] = torch.zeros_like(want[1])
+        for first in range(0, rows, step := max(1, (1 << 22) // given["x"].shape[-1])):
+            pieces = [part(name, first, min(step, rows - first)) for name in names]
+            want[1] += formula(*pieces, torch.float64)[1]
+    worst = 0.0
+    by_name = zip(sorted(want, key=lambda t: -t.dim()), sorted(results, key=lambda t: -t.dim()),
+                  strict=False)  # fmt: skip
+    for right, ours_ in by_name:
+        got = ours_ if sums and right.dim() == 1 else _first(ours_, whole, right.shape[whole])
+        off = (got.double() - right).norm() / right.norm()
+        worst = max(worst, float(off) if math.isfinite(float(off)) else math.inf)
+    return worst
+
+
+def _first(tensor: Any, dim: int, count: int) -> Any:
+    return tensor.narrow(dim, 0, count)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("build", "run", "merge"))
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--only", default="", help="cases that contain this")
+    parser.add_argument("--columns", default="", help="lengths of rows, with commas; all")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    args = parser.parse_args()
+    if args.what == "merge":
+        old = read_rows(RESULTS) if RESULTS.exists() else []
+        fresh = [row for file in args.files for row in read_rows(file)]
+        known = {(row.kernel, row.shape): row for row in (*old, *fresh)}
+        write_rows(RESULTS, known.values())
+        return
+    if args.what == "build":
+        build_all(args.only)
+        return
+    import torch  # noqa: PLC0415
+
+    from warploom.integrations import torch_rows  # noqa: PLC0415
+
+    wanted = [int(one) for one in args.columns.split(",") if one]
+    rows: list[Evidence] = []
+    for case, lengths in CASES.items():
+        for columns in lengths:
+            if args.only not in case or (wanted and columns not in wanted):
+                continue
+            try:
+                rows.append(measured(torch, torch_rows, case, columns))
+            except Exception as error:
+                print(case, columns, f"{type(error).__name__}: {error}"[:300], flush=True)
+                continue
+            one = rows[-1]
+            print(f"{case} {columns}: {one.ours:.2f} TB/s, {one.baselines}, ratio "
+                  f"{one.ratio_to_best:.3f} {one.ci95} control {one.control} {one.checks}",
+                  flush=True)  # fmt: skip
+            write_rows(args.out / f"row_ops{args.only and '-' + args.only}.json", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,413 @@
+"""Row operations as PyTorch operators, with gradients: norms, softmax, cross-entropy, gates.
+
+    y = rms_norm(x, weight)                           x [..., n] bf16 or fp16, weight [n]
+    y, h = rms_norm(x, weight, residual=h)            h = x + residual
+
+Every operation of `kernels.rows` is an operator `warploom::NAME` on tensors whose last dimension is
+a row. A kernel is compiled for the length of rows at its first call, kept, and launched on torch's
+current stream. Gradients of weights are the same bits at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+from warploom.codegen.compile.build import build
+from warploom.errors import InputError
+from warploom.integrations.torch_program import check_devices, current_stream, torch_module
+from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.program import OPS, RowConfig, row_program
+from warploom.kernels.user import written_names
+from warploom.runtime.kernel import Kernel
+from warploom.runtime.tensors import element_type
+from warploom.tile import BF16, FP32, Array, DType, dtype
+
+ARCH = "sm_90a"
+PARTS = "_parts"
+LINE = 16  # bytes that lines are multiples of at most
+# The tensor whose rows are the operation's, for each that has no x; flags and their operations.
+MAIN = {"softmax_backward": "y", "gated": "gate", "gated_backward": "gate"}
+FLAGS = {"softmax": "log", "softmax_backward": "log", "gated": "gelu", "gated_backward": "gelu"}
+torch: Any = torch_module()
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What an operator takes and gives, from its program with every option.
+
+    `optional` says with which option an array goes; `flags` are options without an input.
+    """
+
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    optional: Mapping[str, str]
+    scalars: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    @property
+    def schema(self) -> str:
+        """The operator's schema in torch's words."""
+        optional = [one for one in self.inputs if one.name in self.optional]
+        words = [f"Tensor {one.name}" for one in self.inputs if one not in optional]
+        words += [f"Tensor? {one.name}=None" for one in optional]
+        words += [f"float {name}=1e-6" for name in self.scalars]
+        words += [f"bool {name}=False" for name in self.flags]
+        given = ", ".join(["Tensor"] * len(self.outputs))
+        return f"({', '.join(words)}) -> {given if len(self.outputs) == 1 else f'({given})'}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The operator's arguments in order."""
+        first = [one.name for one in self.inputs if one.name not in self.optional]
+        last = [one.name for one in self.inputs if one.name in self.optional]
+        return (*first, *last, *self.scalars, *self.flags)
+
+
+def signature(op: str) -> Signature:
+    """The signature of an operation."""
+    entry = OPS[op]
+    program = row_program(RowConfig(op, 8, options=frozenset(name for name, _ in entry.optional)))
+    optional = {
+        word.split(":")[0].strip(): option
+        for option, text in entry.optional
+        for word in text.split(",")
+    }
+    written = written_names(program)
+    given = {option for name, option in optional.items() if name not in written}
+    flags = dict.fromkeys(option for option in optional.values() if option not in given)
+    return Signature(
+        tuple(one for one in program.arrays if one.name not in written),
+        tuple(one for one in program.arrays if one.name in written),
+        optional,
+        tuple(var.name for var in program.scalars),
+        (*flags, *((FLAGS[op],) if op in FLAGS else ())),
+    )
+
+
+SIGNATURES = {op: signature(op) for op in OPS}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One call: its configuration, tensors as matrices, and the shape of all dimensions but rows'
+    last."""
+
+    config: RowConfig
+    given: Mapping[str, Any]
+    scalars: Mapping[str, float]
+    lead: tuple[int, ...]
+    like: Any
+
+
+def _bind(op: str, args: tuple[Any, ...]) -> Bound:
+    """Arguments checked; raises `InputError` for what the kernel does not take."""
+    known = SIGNATURES[op]
+    values = dict(zip(known.names, args, strict=False))
+    main = values[MAIN.get(op, "x")]
+    tensors = {
+        one.name: values[one.name] for one in known.inputs if values.get(one.name) is not None
+    }
+    check_devices(op, tensors)
+    columns, lead = main.shape[-1], tuple(main.shape[:-1])
+    shapes = {"m n": (*lead, columns), "m": lead, "n": (columns,)}
+    for one in known.inputs:
+        want = shapes[" ".join(one.dims)]
+        if one.name in tensors and tuple(tensors[one.name].shape) != want:
+            raise InputError(
+                f"{op} {one.name} has shape {list(tensors[one.name].shape)}, expected {list(want)}"
+            )
+    options = {known.optional[name] for name in tensors if name in known.optional}
+    options |= {flag for flag in known.flags if values.get(flag)}
+    scale = _type(op, tensors["w"], ("bf16", "fp16", "fp32")) if "w" in tensors else BF16
+    config = RowConfig(
+        op, columns, 1, _type(op, main, ("bf16", "fp16", "fp32")), scale, frozenset(options)
+    )
+    scalars = {name: float(values.get(name, 1e-6)) for name in known.scalars}
+    return Bound(config, tensors, scalars, lead, main)
+
+
+def _type(op: str, tensor: Any, allowed: tuple[str, ...]) -> DType:
+    ours = element_type(tensor.dtype)
+    if ours not in allowed:
+        raise InputError(f"{op} of {tensor.dtype}: expected one of {', '.join(allowed)}")
+    return dtype(ours)
+
+
+def _results(op: str, bound: Bound) -> dict[str, Any]:
+    """Fresh tensors for the operator's results; empty ones for those that do not go with it."""
+    types = {one.name: one.dtype for one in row_program(bound.config).arrays}
+    made: dict[str, Any] = {}
+    for one in SIGNATURES[op].outputs:
+        shape: tuple[int, ...] = {1: bound.lead, 2: (*bound.lead, bound.config.columns)}[
+            len(one.dims)
+        ]
+        kind = types.get(one.name, FP32)
+        if one.name.endswith(PARTS):
+            shape, kind = (bound.config.columns,), bound.config.weight
+        shape = shape if one.name in types else (0,)
+        made[one.name] = bound.like.new_empty(shape, dtype=getattr(torch, kind.library))
+    return made
+
+
+@cache
+def _kernel(config: RowConfig, device: int) -> tuple[Kernel, int]:
+    """The kernel of a configuration, and how many rows a task of it takes."""
+    program, schedule, rows = row_kernel(config)
+    return build(program, schedule, ARCH).kernel(device), rows
+
+
+@cache
+def _sums(kind: DType, device: int) -> Kernel:
+    return build(*sums_kernel(kind), ARCH).kernel(device)
+
+
+def _run(op: str, args: tuple[Any, ...]) -> Any:
+    bound = _bind(op, args)
+    made = _results(op, bound)
+    columns, device = bound.config.columns, bound.like.device.index
+    rows = bound.like.numel() // columns if columns else 0
+    if rows == 0:
+        for tensor in made.values():
+            tensor.zero_()
+        return _packed(made)
+    kernel, each = _kernel(bound.config, device)
+    stream = current_stream(bound.like)
+    wanted = {one.name: one for one in kernel.interface.arrays}
+    arrays: dict[str, Any] = {}
+    parts = kernel.resident_tasks(-(-rows // each))
+    for name, spec in wanted.items():
+        if name.endswith(PARTS):
+            arrays[name] = bound.like.new_empty((parts, columns), dtype=torch.float32)
+            continue
+        tensor = bound.given[name] if name in bound.given else made[name]
+        tensor = tensor.to(torch.int32) if spec.dtype.name == "int32" else tensor
+        shape = {"m n": (rows, columns), "m": (rows,), "n": (columns,)}[" ".join(spec.dims)]
+        arrays[name] = _aligned(tensor.reshape(shape))
+    kernel(arrays, bound.scalars, stream)
+    for name in wanted:
+        if name.endswith(PARTS):
+            added = _sums(bound.config.weight, device)
+            added({"parts_of": arrays[name], "y": made[name]}, {}, stream)
+    return _packed(made)
+
+
+def _aligned(tensor: Any) -> Any:
+    """The tensor, or a copy where it or its rows begin at no multiple of 16 bytes."""
+    size, pitches = tensor.element_size(), tensor.stride()[:-1]
+    fits = tensor.data_ptr() % LINE == 0 and tensor.stride(-1) == 1
+    if tensor.shape[-1] * size % LINE == 0:
+        fits = fits and all(step * size % LINE == 0 for step in pitches)
+    return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _packed(made: Mapping[str, Any]) -> Any:
+    values = tuple(made.values())
+    return values[0] if len(values) == 1 else values
+
+
+def _several(results: Any) -> tuple[Any, ...]:
+    return cast("tuple[Any, ...]", results if isinstance(results, tuple) else (results,))
+
+
+def _operator(op: str) -> Any:
+    """The operator of an operation, with the gradient that `op_backward` gives."""
+    known = SIGNATURES[op]
+
+    def run(*args: Any) -> Any:
+        return _run(op, args)
+
+    def fake(*args: Any) -> Any:
+        return _packed(_results(op, _bind(op, args)))
+
+    made = torch.library.custom_op(f"warploom::{op}", run, mutates_args=(), schema=known.schema)
+    made.register_fake(fake)
+    if f"{op}_backward" in OPS:
+        made.register_autograd(_backward(op), setup_context=_context(op))
+    return made
+
+
+def _context(op: str) -> Callable[..., None]:
+    known = SIGNATURES[op]
+    needed = {one.name for one in SIGNATURES[f"{op}_backward"].inputs}
+
+    def context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        results = _several(output)
+        values = dict(zip(known.names, inputs, strict=False))
+        values |= dict(zip([one.name for one in known.outputs], results, strict=True))
+        ctx.flags = {flag: bool(values.get(flag)) for flag in known.flags}
+        ctx.flags["bias"] = values.get("b") is not None
+        ctx.residual = values.get("residual") is not None
+        if ctx.residual:
+            values["x"] = values["summed"]
+        names = [name for name in values if name in needed]
+        ctx.names = names
+        ctx.save_for_backward(*[values[name] for name in names])
+
+    return context
+
+
+def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
+    known, back = SIGNATURES[op], SIGNATURES[f"{op}_backward"]
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        values = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        for one, grad in zip(known.outputs, grads, strict=True):
+            values[f"d{one.name}"] = grad
+        if not ctx.residual:
+            values.pop("dsummed", None)
+        values |= ctx.flags
+        given = [values.get(name) for name in back.names]
+        found = OPERATORS[f"{op}_backward"](*given)
+        results = _several(found)
+        names = [one.name.removesuffix(PARTS) for one in back.outputs]
+        made = dict(zip(names, results, strict=True))
+        made["dresidual"] = made.get("dx") if ctx.residual else None
+        if not ctx.flags["bias"]:
+            made.pop("db", None)
+        return tuple(made.get(f"d{name}") for name in known.names)
+
+    return backward
+
+
+def _rotate(x: Any, cos: Any, sin: Any, pairs: bool = False, inverse: bool = False) -> Any:
+    config = _rotary_config(x, cos, sin, pairs, inverse)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel() == 0:
+        return y
+    kernel, _ = _kernel(config, x.device.index)
+    split = (*x.shape[:-1], x.shape[-1] // 2, 2) if pairs else x.shape
+    arrays = {"x": _aligned(x).view(split), "y": y.view(split)}
+    kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))
+    return y
+
+
+def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> RowConfig:
+    check_devices("rotary", {"x": x, "cos": cos, "sin": sin})
+    if x.dim() != 4 or x.shape[-1] % 2:
+        raise InputError(f"rotary of {list(x.shape)}: expected [batch, rows, heads, even size]")
+    want = [x.shape[1], x.shape[3] // 2]
+    for name, one in (("cos", cos), ("sin", sin)):
+        if list(one.shape) != want or one.dtype != cos.dtype:
+            raise InputError(
+                f"rotary {name} is {one.dtype} {list(one.shape)}, expected {cos.dtype} {want}"
+            )
+    flags = {"pairs": pairs, "inverse": inverse}
+    options = frozenset(name for name, given in flags.items() if given)
+    return RowConfig(
+        "rotary",
+        x.shape[-1],
+        1,
+        _type("rotary", x, ("bf16", "fp16", "fp32")),
+        _type("rotary", cos, ("bf16", "fp16", "fp32")),
+        options,
+    )
+
+
+def _rotary_fake(x: Any, cos: Any, sin: Any, pairs: bool = False, inverse: bool = False) -> Any:
+    _rotary_config(x, cos, sin, pairs, inverse)
+    return x.new_empty(x.shape)
+
+
+def _rotary_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, cos, sin, *flags = inputs
+    ctx.pairs, ctx.inverse = (*flags, False, False)[:2]
+    ctx.save_for_backward(cos, sin)
+
+
+def _rotary_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+    return OPERATORS["rotary"](grad, *ctx.saved_tensors, ctx.pairs, not ctx.inverse), *[None] * 4
+
+
+def _rotary_operator() -> Any:
+    schema = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> Tensor"
+    made = torch.library.custom_op("warploom::rotary", _rotate, mutates_args=(), schema=schema)
+    made.register_fake(_rotary_fake)
+    made.register_autograd(_rotary_backward, setup_context=_rotary_context)
+    return made
+
+
+OPERATORS: dict[str, Any] = {op: _operator(op) for op in OPS} | {"rotary": _rotary_operator()}
+
+
+def rms_norm(x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6) -> Any:
+    """x / sqrt(mean x^2 + eps) weight + bias along the last dimension; with `residual` of
+    x + residual, which is the second result."""
+    y, summed, *_ = _named("rmsnorm", x, weight, bias, residual, eps)
+    return y if residual is None else (y, summed)
+
+
+def layer_norm(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-5
+) -> Any:
+    """(x - mean x) / sqrt(variance + eps) weight + bias; `residual` as of `rms_norm`."""
+    y, summed, *_ = _named("layernorm", x, weight, bias, residual, eps)
+    return y if residual is None else (y, summed)
+
+
+def _named(op: str, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> tuple[Any, Any]:
+    given = {"x": x, "w": weight, "b": bias, "residual": residual, "eps": eps}
+    known = SIGNATURES[op]
+    found = OPERATORS[op](*[given[name] for name in known.names])
+    made = dict(zip([one.name for one in known.outputs], found, strict=True))
+    return made["y"], made["summed"]
+
+
+def softmax(x: Any) -> Any:
+    """Along the last dimension."""
+    return OPERATORS["softmax"](x)
+
+
+def log_softmax(x: Any) -> Any:
+    """Logarithm of the softmax along the last dimension."""
+    return OPERATORS["softmax"](x, True)
+
+
+def cross_entropy(x: Any, target: Any, reduction: str = "mean") -> Any:
+    """The loss of logits x [..., n] for classes `target`; class -100 does not count.
+
+    `reduction` is "mean", "sum" or "none".
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise InputError(f"cross_entropy reduction={reduction!r}: expected mean, sum or none")
+    loss, _ = OPERATORS["cross_entropy"](x, target)
+    if reduction == "none":
+        return loss
+    total = loss.sum()
+    return total if reduction == "sum" else total / (target != -100).sum()
+
+
+def swiglu(gate: Any, up: Any) -> Any:
+    """silu(gate) up."""
+    return OPERATORS["gated"](gate, up)
+
+
+def geglu(gate: Any, up: Any) -> Any:
+    """gelu(gate) up, in the exact form."""
+    return OPERATORS["gated"](gate, up, True)
+
+
+def rotary(x: Any, cos: Any, sin: Any, pairs: bool = False) -> Any:
+    """x [batch, rows, heads, d] turned by the angles of its row, cos and sin [rows, d / 2]: column
+    j with j + d / 2, or with `pairs` 2 j with 2 j + 1. cos and sin get no gradient."""
+    return OPERATORS["rotary"](x, cos, sin, pairs)
+
+
+def quantised_rows(x: Any) -> tuple[Any, Any]:
+    """x as e4m3 with one scale a row: x = y * scale."""
+    return OPERATORS["quantised"](x)
+
+
+__all__ = [
+    "cross_entropy",
+    "geglu",
+    "layer_norm",
+    "log_softmax",
+    "quantised_rows",
+    "rms_norm",
+    "rotary",
+    "softmax",
+    "swiglu",
+]

@@ -1,0 +1,1 @@
+"""Operations on rows at the rate of memory: norms, softmax, losses, gates, rotations."""

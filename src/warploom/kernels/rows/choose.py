@@ -1,0 +1,43 @@
+"""How a row operation is laid over the threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.kernels.rows.program import RowConfig, column_sums, rotary, row_program
+from warploom.tile import DType, Program
+
+THREADS = 128  # of a block, where a row needs fewer: it takes several rows
+ROTATED = 16  # rows of a task of `rotary`
+LONG = 8192  # columns beyond which a backward pass loads its rows again
+
+
+def row_kernel(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
+    """Program and schedule of an operation, and how many rows a task takes: as many as fill a small
+    block. Its arrays are to be aligned to lines."""
+    if config.op == "rotary":
+        return _rotary(config)
+    if config.op.endswith("norm_backward") and config.columns > LONG:
+        config = replace(config, options=config.options | {"again"})
+    schedule = simt(row_program(config))
+    config = replace(config, rows=max(1, THREADS // schedule.lanes))
+    program = row_program(config)
+    return program, replace(simt(program), aligned=True), config.rows
+
+
+def _rotary(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
+    program = rotary(replace(config, rows=ROTATED))
+    schedule = simt(program)
+    if "pairs" in config.options:
+        # Neighbours in memory are not neighbours in a tile: what one load leaves, the next one has.
+        lanes = min(THREADS, schedule.lanes * schedule.vector)
+        schedule = replace(schedule, lanes=lanes, vector=1)
+    return program, replace(schedule, aligned=schedule.vector > 1), ROTATED
+
+
+def sums_kernel(kind: DType) -> tuple[Program, SimtSchedule]:
+    """Program and schedule that add up the parts of sums over rows: few rows at a time, many ahead,
+    as a task has few of them."""
+    return column_sums(kind), SimtSchedule("sums", 128, 8, 4, stages=8)

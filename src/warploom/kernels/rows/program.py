@@ -1,0 +1,359 @@
+"""Row operations as tile programs: a task takes some rows whole and keeps them in registers.
+
+All arithmetic is fp32. Where an operation also sums over rows, a task takes many: it keeps a sum
+for each column in registers and stores it once, as one of `parts` rows; `column_sums` adds these
+up. Both orders of addition are fixed, so results are the same bits every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from warploom.tile import (
+    BF16,
+    E4M3,
+    FP32,
+    INT32,
+    Array,
+    DType,
+    Index,
+    Program,
+    Span,
+    Tile,
+    array,
+    cdiv,
+    coordinate,
+    erf,
+    exp,
+    exp2,
+    full,
+    grid,
+    load,
+    log,
+    loop,
+    max_along,
+    maximum,
+    rsqrt,
+    scalar,
+    sigmoid,
+    size,
+    span,
+    store,
+    sum_along,
+    trace,
+    where,
+    zeros,
+)
+
+LOG2E = 1.4426950408889634
+SQRT_HALF = 0.7071067811865476
+DENSITY = 0.3989422804014327  # of the normal distribution at 0
+SUMMED = (32, 32)  # rows and columns that a task of `column_sums` takes at a time
+PIECE = 2048  # columns of a task where a row can be cut
+LINE = 16  # elements that lines are multiples of at most
+IGNORED = -100  # torch's class that a loss leaves out
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """A row operation for rows of so many columns, `rows` of them a task.
+
+    dtype     of rows; `weight` of scales and offsets by column
+    options   what the operation has beside its rows: "bias", "residual", "log", "gelu"; "again": it
+              loads its rows where it needs them again, so that they need not stay in registers
+    """
+
+    op: str
+    columns: int
+    rows: int = 1
+    dtype: DType = BF16
+    weight: DType = BF16
+    options: frozenset[str] = field(default_factory=frozenset[str])
+
+
+class Rows:
+    """The rows of one task, or `width` columns of them from `column` on: what an operation loads
+    and stores, by the arrays' names.
+
+    Where a task takes many rows, `sums` are what it adds up over them and `scales` its columns'.
+    """
+
+    def __init__(
+        self,
+        config: RowConfig,
+        arrays: dict[str, Array],
+        first: Index,
+        column: Index | int = 0,
+        sums: dict[str, Tile] | None = None,
+        scales: Tile | None = None,
+    ) -> None:
+        self.config, self.arrays, self.sums, self.scales = config, arrays, sums or {}, scales
+        self.column, self.width = column, width_of(config)
+        self.rows, self.cols = span(first, config.rows), span(column, self.width)
+
+    def __contains__(self, option: str) -> bool:
+        return option in self.config.options
+
+    def _ranges(self, name: str) -> tuple[Span, ...]:
+        known = {"m": self.rows, "n": self.cols}
+        return tuple(known[dim] for dim in self.arrays[name].dims)
+
+    def get(self, name: str) -> Tile:
+        """Rows, a number a row or a number a column, in fp32."""
+        if name == "w" and self.scales is not None:
+            return self.scales
+        tile = load(self.arrays[name], *self._ranges(name))
+        return tile if tile.dtype is INT32 else tile.cast(FP32)
+
+    def put(self, name: str, tile: Tile) -> None:
+        """Store rows, or a number a row, in the array's type."""
+        target = self.arrays[name]
+        store(target, *self._ranges(name), tile=tile.cast(target.dtype))
+
+    def add(self, name: str, tile: Tile) -> None:
+        """Add rows to what the task sums up for an array of parts."""
+        self.sums[name].assign(self.sums[name] + tile)
+
+    def mean(self, tile: Tile) -> Tile:
+        """Along the columns."""
+        return sum_along(tile, "n") * (1.0 / self.config.columns)
+
+
+def _norm(rows: Rows, centred: bool) -> None:
+    x = rows.get("x")
+    if "residual" in rows:
+        x = x + rows.get("residual")
+        rows.put("summed", x)
+    if centred:
+        mean = rows.mean(x)
+        rows.put("mean", mean)
+        x = x - mean
+    scale = rsqrt(rows.mean(x * x) + scalar("eps"))
+    rows.put("rstd", scale)
+    y = x * scale * rows.get("w")
+    rows.put("y", y + rows.get("b") if "bias" in rows else y)
+
+
+def _norm_backward(rows: Rows, centred: bool) -> None:
+    scale, mean = rows.get("rstd"), rows.get("mean") if centred else None
+
+    def operands() -> tuple[Tile, Tile, Tile]:
+        x, grad = rows.get("x"), rows.get("dy")
+        return (x if mean is None else x - mean) * scale, grad, grad * rows.get("w")
+
+    x, grad, weighed = operands()
+    share = rows.mean(weighed * x)
+    mean_share = rows.mean(weighed) if centred else None
+    if "again" in rows:
+        x, grad, weighed = operands()
+    rows.add("dw_parts", grad * x)
+    if "bias" in rows:
+        rows.add("db_parts", grad)
+    dx = weighed - x * share
+    dx = (dx if mean_share is None else dx - mean_share) * scale
+    rows.put("dx", dx + rows.get("dsummed") if "residual" in rows else dx)
+
+
+def _softmax(rows: Rows) -> None:
+    x = rows.get("x")
+    top = max_along(x, "n")
+    weights = exp2(x * LOG2E - top * LOG2E)
+    total = sum_along(weights, "n")
+    rows.put("y", x - (top + log(total)) if "log" in rows else weights * (1.0 / total))
+
+
+def _softmax_backward(rows: Rows) -> None:
+    y, grad = rows.get("y"), rows.get("dy")
+    if "log" in rows:
+        rows.put("dx", grad - exp(y) * sum_along(grad, "n"))
+    else:
+        rows.put("dx", y * (grad - sum_along(grad * y, "n")))
+
+
+def _of_class(rows: Rows) -> tuple[Tile, Tile]:
+    """Which element of a row is its class', and whether the row counts."""
+    target = rows.get("target")
+    columns = coordinate("n", rows.width, rows.column)
+    return target.equals(columns), target.differs(full(IGNORED, INT32))
+
+
+def _cross_entropy(rows: Rows) -> None:
+    x, (own, counts) = rows.get("x"), _of_class(rows)
+    chosen = sum_along(where(own, x, 0.0), "n")
+    top = max_along(x, "n")
+    lse = top + log(sum_along(exp2(x * LOG2E - top * LOG2E), "n"))
+    rows.put("lse", lse)
+    rows.put("loss", where(counts, lse - chosen, 0.0))
+
+
+def _cross_entropy_backward(rows: Rows) -> None:
+    x, (own, counts) = rows.get("x"), _of_class(rows)
+    weights = exp2(x * LOG2E - rows.get("lse") * LOG2E)
+    rows.put("dx", where(own, weights - 1.0, weights) * where(counts, rows.get("dloss"), 0.0))
+
+
+def _gated(rows: Rows) -> None:
+    gate, up = rows.get("gate"), rows.get("up")
+    if "gelu" in rows:
+        rows.put("y", gate * up * 0.5 * (erf(gate * SQRT_HALF) + 1.0))
+    else:
+        rows.put("y", gate * sigmoid(gate) * up)
+
+
+def _gated_backward(rows: Rows) -> None:
+    gate, up, grad = rows.get("gate"), rows.get("up"), rows.get("dy")
+    if "gelu" in rows:
+        share = (erf(gate * SQRT_HALF) + 1.0) * 0.5
+        slope = share + gate * exp(gate * gate * -0.5) * DENSITY
+    else:
+        share = sigmoid(gate)
+        slope = share * (gate * (1.0 - share) + 1.0)
+    rows.put("dup", grad * gate * share)
+    rows.put("dgate", grad * up * slope)
+
+
+def _quantised(rows: Rows) -> None:
+    x = rows.get("x")
+    # A row of zeros keeps a scale that can be divided by.
+    scale = maximum(max_along(abs(x), "n") * (1.0 / E4M3.largest), 1e-12)
+    rows.put("scale", scale)
+    rows.put("y", x * (1.0 / scale))
+
+
+@dataclass(frozen=True)
+class RowOp:
+    """An operation.
+
+    arrays    as "name:type dims": types `x` and `w` are the configuration's, dimensions m, n and p
+              rows, columns and parts
+    body      what a task does
+    optional  arrays that go with an option
+    pointwise whether the columns of a row know nothing of each other: a task takes some of them
+    """
+
+    arrays: str
+    body: Callable[[Rows], None]
+    optional: tuple[tuple[str, str], ...] = ()
+    pointwise: bool = False
+
+
+FORWARD = (("residual", "residual:x mn, summed:x mn"), ("bias", "b:w n"))
+BACKWARD = (("residual", "dsummed:x mn"), ("bias", "db_parts:fp32 pn"))
+OPS: dict[str, RowOp] = {
+    "rmsnorm": RowOp(
+        "x:x mn, w:w n, y:x mn, rstd:fp32 m", partial(_norm, centred=False), FORWARD
+    ),
+    "rmsnorm_backward": RowOp(
+        "x:x mn, w:w n, dy:x mn, rstd:fp32 m, dx:x mn, dw_parts:fp32 pn",
+        partial(_norm_backward, centred=False), BACKWARD,
+    ),
+    "layernorm": RowOp(
+        "x:x mn, w:w n, y:x mn, mean:fp32 m, rstd:fp32 m", partial(_norm, centred=True), FORWARD
+    ),
+    "layernorm_backward": RowOp(
+        "x:x mn, w:w n, dy:x mn, mean:fp32 m, rstd:fp32 m, dx:x mn, dw_parts:fp32 pn",
+        partial(_norm_backward, centred=True), BACKWARD,
+    ),
+    "softmax": RowOp("x:x mn, y:x mn", _softmax),
+    "softmax_backward": RowOp("y:x mn, dy:x mn, dx:x mn", _softmax_backward),
+    "cross_entropy": RowOp("x:x mn, target:int32 m, loss:fp32 m, lse:fp32 m", _cross_entropy),
+    "cross_entropy_backward": RowOp(
+        "x:x mn, target:int32 m, lse:fp32 m, dloss:fp32 m, dx:x mn", _cross_entropy_backward,
+        pointwise=True,
+    ),
+    "gated": RowOp("gate:x mn, up:x mn, y:x mn", _gated, pointwise=True),
+    "gated_backward": RowOp(
+        "gate:x mn, up:x mn, dy:x mn, dgate:x mn, dup:x mn", _gated_backward, pointwise=True
+    ),
+    "quantised": RowOp("x:x mn, y:e4m3 mn, scale:fp32 m", _quantised),
+}  # fmt: skip
+DIMS = {"m": "m", "n": "n", "p": "parts"}
+
+
+def width_of(config: RowConfig) -> int:
+    """Columns of a task: all, or some where that may be and lines stay whole."""
+    cut = OPS[config.op].pointwise and config.columns % LINE == 0
+    return min(config.columns, PIECE) if cut else config.columns
+
+
+def row_program(config: RowConfig) -> Program:
+    """The tile program of a row operation."""
+    entry = OPS[config.op]
+    texts = [entry.arrays, *(more for option, more in entry.optional if option in config.options)]
+    own = {"x": config.dtype, "w": config.weight, "fp32": FP32, "int32": INT32, "e4m3": E4M3}
+    specs: dict[str, Array] = {}
+    for text in ", ".join(texts).split(", "):
+        name, kind, dims = text.replace(":", " ").split()
+        specs[name] = array(own[kind], " ".join(DIMS[dim] for dim in dims))
+
+    def body(**arrays: Array) -> None:
+        if any(name.endswith("_parts") for name in arrays):
+            _many_rows(config, arrays)
+        else:
+            width, tasks = width_of(config), cdiv(size("m"), config.rows)
+            i, *j = grid(m=tasks, n=cdiv(size("n"), width)) if entry.pointwise else grid(m=tasks)
+            entry.body(Rows(config, arrays, i * config.rows, j[0] * width if j else 0))
+
+    return trace(body, specs, name=config.op)
+
+
+def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
+    """Task p of the parts takes the rows of p, p + parts, ... and adds up over them."""
+    (p,) = grid(p=size("parts"))
+    cols, parts = span(0, config.columns), size("parts")
+    scales = None if "again" in config.options else load(arrays["w"], cols).cast(FP32)
+    names = [name for name in arrays if name.endswith("_parts")]
+    sums = {name: zeros(m=config.rows, n=config.columns) for name in names}
+    for i in loop((cdiv(size("m"), config.rows) - p + parts - 1) // parts):
+        first = (i * parts + p) * config.rows
+        OPS[config.op].body(Rows(config, arrays, first, 0, sums, scales))
+    for name, total in sums.items():
+        store(arrays[name], p, cols, tile=sum_along(total, "m"))
+
+
+def rotary(config: RowConfig) -> Program:
+    """Rotation of `columns` columns of every head by the angles of its row: y, from x [b, m, h, n].
+
+    Column j goes with j + n / 2, or with "pairs" 2 j with 2 j + 1: then x and y are
+    [b, m, h, n / 2, 2]. cos and sin are [m, n / 2]; "inverse" turns back.
+    """
+    dims = "b m h n two" if "pairs" in config.options else "b m h n"
+    angles = array(config.weight, "m half")
+    whole = array(config.dtype, dims)
+    specs = {"x": whole, "cos": angles, "sin": angles, "y": whole}
+    return trace(_rotary, specs, name="rotary", config=config)
+
+
+def _rotary(x: Array, cos: Array, sin: Array, y: Array, config: RowConfig) -> None:
+    half = config.columns // 2
+    b, i = grid(b=size("b"), m=cdiv(size("m"), config.rows))
+    rows, cols = span(i * config.rows, config.rows), span(0, half, "half")
+    turn, lift = load(cos, rows, cols).cast(FP32), load(sin, rows, cols).cast(FP32)
+    lift = -lift if "inverse" in config.options else lift
+    pairs = "pairs" in config.options
+    for h in loop(size("h")):
+        first: tuple[Span | Index | int, ...] = (b, rows, h, cols)
+        second = (b, rows, h, cols if pairs else span(half, half, "half"))
+        if pairs:
+            first, second = (*first, 0), (*second, 1)
+        left, right = load(x, *first).cast(FP32), load(x, *second).cast(FP32)
+        store(y, *first, tile=(left * turn - right * lift).cast(y.dtype))
+        store(y, *second, tile=(left * lift + right * turn).cast(y.dtype))
+
+
+def column_sums(dtype: DType) -> Program:
+    """The sum over all parts, a column each, in their order."""
+    return trace(_column_sums, {"parts_of": array(FP32, "parts n"), "y": array(dtype, "n")},
+                 name="column_sums", dtype=dtype)  # fmt: skip
+
+
+def _column_sums(parts_of: Array, y: Array, dtype: DType) -> None:
+    rows, width = SUMMED
+    (j,) = grid(n=cdiv(size("n"), width))
+    cols = span(j * width, width)
+    total = zeros(parts=rows, n=width)
+    for i in loop(cdiv(size("parts"), rows)):
+        total += load(parts_of, span(i * rows, rows), cols)
+    store(y, cols, tile=sum_along(total, "parts").cast(dtype))

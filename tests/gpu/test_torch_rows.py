@@ -1,0 +1,91 @@
+"""Row operators on a GPU: float64 beside them, whole graphs, CUDA graphs, the same bits twice."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+rows = pytest.importorskip("warploom.integrations.torch_rows")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+M, LENGTHS = 300, (1000, 1001, 40000)
+F = torch.nn.functional
+
+
+def leaf(*shape):
+    return torch.randn(shape, device="cuda").bfloat16().requires_grad_()
+
+
+def close(got, want, bound=8e-3):
+    return float((got.double() - want.double()).norm() / want.double().norm()) < bound
+
+
+def rms(x, w, h):
+    a = x + h
+    return F.rms_norm(a, w.shape, w, 1e-6), a
+
+
+def block(x, w, h):
+    y, h = rows.rms_norm(x, w, residual=h)
+    return rows.softmax(rows.swiglu(y, h))
+
+
+@pytest.mark.parametrize("columns", LENGTHS)
+def test_a_norm_with_a_residual_and_its_gradients(columns):
+    leaves = leaf(M, columns), leaf(columns), leaf(M, columns)
+    wide = [one.detach().double().requires_grad_() for one in leaves]
+    got, want = rows.rms_norm(leaves[0], leaves[1], residual=leaves[2]), rms(*wide)
+    grads = [torch.randn_like(one) for one in got]
+    ours = torch.autograd.grad(got, leaves, grads)
+    theirs = torch.autograd.grad(want, wide, [one.double() for one in grads])
+    for a, b in zip((*got, *ours), (*want, *theirs), strict=True):
+        assert close(a, b)
+
+
+@pytest.mark.parametrize("columns", LENGTHS)
+def test_a_loss_and_its_gradient(columns):
+    x = leaf(M, columns)
+    target = torch.randint(0, columns, (M,), device="cuda")
+    target[::7] = -100
+    loss, wide = rows.cross_entropy(x, target), x.detach().double().requires_grad_()
+    want = F.cross_entropy(wide, target)
+    assert close(loss, want, 1e-5)
+    (ours,), (theirs,) = torch.autograd.grad(loss, x), torch.autograd.grad(want, wide)
+    assert close(ours, theirs)
+
+
+def test_gradients_of_weights_are_the_same_bits_twice():
+    x, w = leaf(M, 1000), leaf(1000)
+    grad = torch.randn(M, 1000, device="cuda").bfloat16()
+    first, second = (torch.autograd.grad(rows.layer_norm(x, w), w, grad)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_a_whole_graph_compiles_and_is_captured():
+    x, w, h = leaf(M, 1000), leaf(1000), leaf(M, 1000)
+    want = block(x, w, h)
+    assert torch.equal(torch.compile(block, fullgraph=True)(x, w, h), want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        got = block(x, w, h)
+    graph.replay()
+    assert torch.equal(got, want)
+
+
+def test_rows_that_begin_anywhere_are_copied():
+    x = torch.randn(M * 1000 + 3, device="cuda").bfloat16()[3:].view(M, 1000)
+    assert torch.equal(rows.softmax(x), rows.softmax(x.clone()))
+
+
+def test_opcheck_with_gradients():
+    torch.library.opcheck(rows.OPERATORS["rmsnorm"], (leaf(M, 1000), leaf(1000)))
+    torch.library.opcheck(rows.OPERATORS["softmax"], (leaf(M, 1000), True))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_rotary_turns_back(pairs):
+    x, angles = leaf(2, 50, 4, 64), torch.rand(50, 32, device="cuda")
+    cos, sin = angles.cos(), angles.sin()
+    y = rows.rotary(x, cos, sin, pairs)
+    (back,) = torch.autograd.grad(y, x, y)
+    assert close(back, x, 1e-2)

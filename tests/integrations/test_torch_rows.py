@@ -1,0 +1,171 @@
+"""Row operators without a GPU: shapes from fake tensors, and results and gradients where the tile
+programs run on the interpreter, beside torch's own."""
+
+import numpy as np
+import pytest
+
+from warploom.errors import InputError
+from warploom.kernels.rows.program import RowConfig, rotary, row_program
+from warploom.kernels.user import written_names
+from warploom.tile import interpret
+
+torch = pytest.importorskip("torch")
+rows = pytest.importorskip("warploom.integrations.torch_rows")
+FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
+functional = torch.nn.functional
+PARTS = 3
+
+
+class Interpreted:
+    """A program in the place of its kernel."""
+
+    def __init__(self, program):
+        self.program, self.interface = program, program
+
+    def resident_tasks(self, tasks):
+        return min(tasks, PARTS)
+
+    def __call__(self, arrays, scalars, stream):
+        values = {name: one.detach().float().numpy() for name, one in arrays.items()}
+        found = interpret(self.program, values, scalars)
+        for name in written_names(self.program):
+            result = torch.from_numpy(np.ascontiguousarray(found[name]))
+            arrays[name].copy_(result.to(arrays[name].dtype))
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    def kernel(config, device):
+        make = rotary if config.op == "rotary" else row_program
+        return Interpreted(make(config)), 1
+
+    monkeypatch.setattr(rows, "_kernel", kernel)
+    sums = rows.sums_kernel
+    monkeypatch.setattr(rows, "_sums", lambda kind, device: Interpreted(sums(kind)[0]))
+    monkeypatch.setattr(rows, "current_stream", lambda tensor: 0)
+    monkeypatch.setattr(rows, "check_devices", lambda name, tensors: None)
+    torch.manual_seed(3)
+
+
+def leaf(*shape):
+    return torch.randn(shape, requires_grad=True)
+
+
+def rotated(x, cos, sin, pairs):
+    half = x.shape[-1] // 2
+    a, b = (x[..., ::2], x[..., 1::2]) if pairs else (x[..., :half], x[..., half:])
+    cos, sin = cos[:, None], sin[:, None]
+    turned = a * cos - b * sin, a * sin + b * cos
+    return torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1)
+
+
+def rms(x, w, b=None):
+    return functional.rms_norm(x, w.shape, w, 1e-6) + (0 if b is None else b)
+
+
+def layer(x, w, b=None):
+    return functional.layer_norm(x, w.shape, w, b, 1e-5)
+
+
+def both(ours, theirs):
+    """(ours, theirs, leaves) of a norm with everything there is."""
+    x, h, w, b = leaf(2, 3, 20), leaf(2, 3, 20), leaf(20), leaf(20)
+    one = ours(x, w, b, h)
+    return one, (theirs(x + h, w, b), x + h), (x, h, w, b)
+
+
+def target():
+    return torch.tensor([3, -100, 0, 10])
+
+
+CASES = {
+    "rms_norm": lambda x, w: (rows.rms_norm(x, w), rms(x, w)),
+    "layer_norm": lambda x, w: (rows.layer_norm(x, w), layer(x, w)),
+    "softmax": lambda x, w: (rows.softmax(x), functional.softmax(x, -1)),
+    "log_softmax": lambda x, w: (rows.log_softmax(x), functional.log_softmax(x, -1)),
+    "cross_entropy": lambda x, w: (
+        rows.cross_entropy(x, target()), functional.cross_entropy(x, target())
+    ),
+    "swiglu": lambda x, w: (rows.swiglu(x, x * w), functional.silu(x) * (x * w)),
+    "geglu": lambda x, w: (rows.geglu(x, x * w), functional.gelu(x) * (x * w)),
+}  # fmt: skip
+
+
+def agree(got, want, leaves):
+    """Results and gradients of two computations of the same leaves are equal in fp32."""
+    got, want = (one if isinstance(one, tuple) else (one,) for one in (got, want))
+    grads = [torch.randn_like(one) for one in want]
+    ours, theirs = (
+        torch.autograd.grad(one, leaves, grads, retain_graph=True, allow_unused=True)
+        for one in (got, want)
+    )
+    for a, b in zip((*got, *ours), (*want, *theirs), strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients_are_torchs(interpreted, name):
+    x, w = leaf(4, 24), leaf(24)
+    agree(*CASES[name](x, w), (x, w))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(rows.rms_norm, rms), (rows.layer_norm, layer)], ids=["rms", "layer"]
+)
+def test_norms_with_bias_and_residual(interpreted, ours, theirs):
+    agree(*both(ours, theirs))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_rotary_turns_and_its_gradient_turns_back(interpreted, pairs):
+    x = leaf(2, 5, 3, 8)
+    cos, sin = torch.randn(2, 5, 4)
+    agree(rows.rotary(x, cos, sin, pairs), rotated(x, cos, sin, pairs), (x,))
+
+
+def test_quantised_rows_are_rows_of_the_type_times_a_scale(interpreted):
+    x = torch.randn(4, 24)
+    x[2] = 0
+    y, scale = rows.quantised_rows(x)
+    assert y.dtype is torch.float8_e4m3fn and float(y.float().abs().max()) == 448.0
+    assert torch.allclose(y.float() * scale[:, None], x, rtol=2**-3, atol=2**-9)
+
+
+def test_shapes_of_fake_tensors():
+    with FakeTensorMode():
+        x = torch.empty(2, 3, 64, device="cuda", dtype=torch.bfloat16)
+        w = torch.empty(64, device="cuda", dtype=torch.float32)
+        y, h = rows.rms_norm(x, w, residual=x)
+        assert y.shape == h.shape == x.shape and y.dtype is torch.bfloat16
+        q, scale = rows.quantised_rows(x)
+        assert q.dtype is torch.float8_e4m3fn and scale.shape == (2, 3)
+
+
+REFUSED = {
+    r"w has shape \[8\], expected \[64\]": lambda x: rows.rms_norm(
+        x, torch.empty(8, device="cuda")
+    ),
+    "gated up has shape": lambda x: rows.swiglu(x, torch.empty(1, 64, device="cuda")),
+    "expected mean, sum or none": lambda x: rows.cross_entropy(x, x, "max"),
+    "softmax of torch.float64": lambda x: rows.softmax(x.double()),
+    "even size": lambda x: rows.rotary(x, x, x),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_an_operator_does_not_take_is_refused(message):
+    with FakeTensorMode(), pytest.raises(InputError, match=message):
+        REFUSED[message](torch.empty(3, 64, device="cuda", dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("op", ["rmsnorm_backward", "layernorm_backward"])
+def test_rows_loaded_again_change_nothing(op):
+    values = {n: np.random.default_rng(2).normal(size=(5, 8)) for n in ("x", "dy")}
+    values |= {n: np.ones(5) for n in ("mean", "rstd")} | {"w": np.ones(8), "dx": np.zeros((5, 8))}
+    values["dw_parts"] = np.zeros((2, 8))
+    results = []
+    for options in (frozenset(), frozenset({"again"})):
+        program = row_program(RowConfig(op, 8, 2, options=options))
+        results.append(interpret(program, {a.name: values[a.name] for a in program.arrays}))
+    assert all((results[0][name] == results[1][name]).all() for name in ("dx", "dw_parts"))

@@ -1,0 +1,114 @@
+"""Row operations as emitted for threads, on the emulated machine, against their interpretation."""
+
+import numpy as np
+import pytest
+
+from warploom.codegen.cuda.simt.emit import emit_simt
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.facts import simt_facts
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.emulate.kernel import Library
+from warploom.errors import InputError
+from warploom.kernels.rows.choose import row_kernel, sums_kernel
+from warploom.kernels.rows.program import OPS, RowConfig, rotary, row_program
+from warploom.tile import BF16, INT32, interpret
+
+PERSISTENT, AGAIN = LaunchPlan(), frozenset({"again"})
+ALL = frozenset({"bias", "residual"})
+GRID = LaunchPlan(persistent=False)
+
+
+def small(lanes, vector, cluster=1, stages=1, launch=GRID, aligned=True, threads=64):
+    return SimtSchedule("small", threads, lanes, vector, launch, cluster, stages, aligned)
+
+
+# name: operation, columns, rows, rows a task, options, schedule (None: the chosen one)
+CASES = {
+    "columns over a cluster": ("rmsnorm", 520, 5, 2, (), small(32, 8, cluster=2)),
+    "several exchanges": ("softmax", 776, 3, 1, ("log",), small(64, 2, cluster=4)),
+    "no whole lines": ("layernorm", 101, 5, 1, ALL, small(64, 4, aligned=False)),
+    "tasks ahead": ("layernorm", 520, 9, 1, ALL, small(64, 8, 2, 3, PERSISTENT)),
+    "tasks ahead in registers": ("softmax", 101, 9, 1, (), small(64, 1, 1, 2, PERSISTENT)),
+    "a loop ahead": ("rmsnorm_backward", 264, 7, 1, ALL, small(32, 8, stages=3)),
+    "a loop ahead in registers": ("rmsnorm_backward", 263, 7, 2, (), small(32, 1, stages=2)),
+    "loaded again": ("layernorm_backward", 264, 7, 1, AGAIN, small(32, 8, 2, 2)),
+    "picked": ("cross_entropy", 520, 6, 2, (), small(32, 8, cluster=2)),
+    "picked in odd rows": ("cross_entropy", 101, 6, 1, (), None),
+    "own class": ("cross_entropy_backward", 520, 6, 1, (), None),
+    "gates": ("gated_backward", 72, 5, 1, ("gelu",), None),
+    "fp8": ("quantised", 48, 5, 1, (), None),
+}
+
+
+def case(name):
+    op, columns, rows, each, options, schedule = CASES[name]
+    program = row_program(RowConfig(op, columns, each, options=frozenset(options)))
+    return program, schedule or simt(program), {"m": rows, "n": columns, "parts": 3}
+
+
+def values_of(program, sizes):
+    random, found = np.random.default_rng(1), {}
+    for one in program.arrays:
+        shape = [sizes[dim] for dim in one.dims]
+        whole = one.dtype is INT32
+        found[one.name] = random.integers(0, 20, shape) if whole else random.normal(size=shape)
+        if whole:
+            found[one.name][1] = -100
+    return found
+
+
+@pytest.fixture(scope="module")
+def library():
+    return Library([emit_simt(*case(name)[:2], "sm_90a") for name in CASES])
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
+def test_the_emitted_code_means_the_program(library, number):
+    program, _, sizes = case(list(CASES)[number])
+    values = values_of(program, sizes)
+    scalars = {var.name: 1e-6 for var in program.scalars}
+    want = interpret(program, values, scalars)
+    got = library.run(number, program, values, scalars, blocks=4)
+    for name, right in want.items():
+        assert np.allclose(got[name], right, rtol=2**-6, atol=1e-5), name
+
+
+def test_rotary_and_sums_on_the_emulated_machine():
+    turned = rotary(RowConfig("rotary", 32, 4, options=frozenset({"pairs", "inverse"})))
+    sums, schedule = sums_kernel(BF16)
+    made = Library([emit_simt(turned, simt(turned), "sm_90a"), emit_simt(sums, schedule, "sm_90a")])
+    sizes = {"b": 2, "m": 6, "h": 2, "n": 16, "two": 2, "half": 16, "parts": 70}
+    for number, program in enumerate((turned, sums)):
+        values = values_of(program, sizes)
+        want = interpret(program, values)
+        got = made.run(number, program, values, {}, blocks=4)
+        assert np.allclose(got["y"], want["y"], rtol=2**-6, atol=1e-3)
+
+
+def test_a_class_is_picked_and_not_compared():
+    program, schedule, _ = case("picked")
+    facts = simt_facts(program, schedule, "sm_90a")
+    ops = {op.id: op.kind for op in program.ops()}
+    assert [ops[number] for number in facts.picks] == ["reduce_sum"]
+    assert sorted(ops[number] for number in facts.idle) == ["eq", "where"]
+
+
+def test_what_is_loaded_again_is_copied_once():
+    program, schedule, _ = case("loaded again")
+    ahead = simt_facts(program, schedule, "sm_90a").ahead
+    assert len(ahead.copies) == 4 and len(ahead.slots) == 6
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("columns", [64, 1000, 5003, 8192, 65536, 131072])
+def test_every_length_has_a_schedule_that_fits(op, columns):
+    program, schedule, rows = row_kernel(RowConfig(op, columns))
+    simt_facts(program, schedule, "sm_90a")
+    assert schedule.rows >= rows and schedule.vector in (1, 8, 16)
+
+
+def test_a_cluster_does_not_move_elements_between_columns():
+    program = row_program(RowConfig("softmax", 64))
+    with pytest.raises(InputError, match="clusters have code for sm_90, not sm_80"):
+        simt_facts(program, small(32, 1, cluster=2), "sm_80")
