@@ -94,9 +94,7 @@ def lane_cumsum_lines(values: Values, op: Op, names: Names) -> list[str]:
     ]
 
 
-def from_lanes_lines(
-    values: Values, op: Op, names: Names, reads: list[str]
-) -> list[str]:
+def from_lanes_lines(values: Values, op: Op, names: Names, reads: list[str]) -> list[str]:
     """A gather, a slice or a rename: each warp finds what it needs in a copy of its own, `met`,
     from which the lines `reads` take every element of the result."""
     lanes = _Lanes(values, op, names)

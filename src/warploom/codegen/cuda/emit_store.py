@@ -228,19 +228,19 @@ def _summed_lines(
 
     own, other = pair("j"), pair("(j ^ 2)")
     low, high = (f"odd ? {b} : {a}" for a, b in zip(own, other, strict=True))
+    # All that depends on the thread is in `corner`: groups and rows differ from it in other bits.
     return [
         "const bool odd = lane & 4;",
+        f"unsigned corner = thread_row * {tile.width} + thread_col * 4;",
+        f"corner = (corner ^ (corner >> 3 & {mask:#x})) ^ (odd ? 64 : 0);",
         "#pragma unroll",
         f"for (int t = 0; t < {values.blocks(source.type)}; ++t)",
         "#pragma unroll",
         f"  for (int j = 0; j < {tile.panel_cols // 8}; ++j)",
         "#pragma unroll",
-        "    for (int h = 0; h < 2; ++h) {",
-        f"      const unsigned at = (thread_row + h * 8) * {tile.width} + (odd ? j ^ 2 : j) * 32 + "
-        "thread_col * 4;",
+        "    for (int h = 0; h < 2; ++h)",
         f"      store_shared_pair(panel + t * {ROWS_PER_GROUP * tile.width} + "
-        f"(at ^ (at >> 3 & {mask:#x})), {low}, {high});",
-        "    }",
+        f"h * {8 * tile.width} + (corner ^ (j * 32)), {low}, {high});",
     ]
 
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.simt.schedule import SimtSchedule, simt
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
