@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache as memo
 from hashlib import sha256
@@ -15,7 +16,7 @@ from subprocess import CompletedProcess
 import pytest
 
 import warploom
-from warploom.files import write_text_atomically
+from warploom.files import read_kept, write_text_atomically
 from warploom.sass.decode.cubin import Cubin, load
 from warploom.sass.decode.kernel import Kernel, decode_all
 from warploom.sass.flow.aliasing import AliasMode
@@ -24,7 +25,7 @@ from warploom.toolchain import Tool
 
 BUILDER = Path(__file__).parent / "corpus" / "build.py"
 BUILD = Path(__file__).parents[1] / "build"
-CORPUS = BUILD / "corpus"
+WEEK = 7 * 86400.0  # seconds
 PACKAGE = Path(warploom.__file__).parent
 # A folder of the cache -> what calls the compiler whose results it holds.
 COMPILED = {
@@ -71,23 +72,25 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def listings() -> Iterator[None]:
-    """What nvdisasm prints of a cubin of the corpus is kept beside it: half a second each time."""
-    run = Tool.run
-    folder = CORPUS / "listings"
+    """What nvdisasm says of a file is kept in `build`: a run takes half a second. What no run of
+    the tests asked for in a week goes."""
+    run, folder = Tool.run, BUILD / "listings"
+    for path in folder.glob("*.txt"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > WEEK:
+                path.unlink()
 
     def kept(tool: Tool, *args: str, timeout: float = 300.0) -> CompletedProcess[str]:
         image = Path(args[-1])
         if tool.name != "nvdisasm" or not image.is_file():
             return run(tool, *args, timeout=timeout)
-        digest = sha256(image.read_bytes()).hexdigest()
-        manifest = CORPUS / "manifest.json"
-        if not manifest.is_file() or digest not in manifest.read_text():
-            return run(tool, *args, timeout=timeout)
-        path = folder / "".join((digest[:24], "-", tool.version, *args[:-1], ".txt"))
-        if path.is_file():
-            return CompletedProcess(args, 0, path.read_text(), "")
+        asked = repr((tool.path, tool.version, args[:-1])).encode()
+        path = folder / f"{sha256(asked + image.read_bytes()).hexdigest()}.txt"
+        if (text := read_kept(path)) is not None:
+            path.touch()
+            return CompletedProcess(args, 0, text.decode(), "")
         done = run(tool, *args, timeout=timeout)
-        if not done.returncode:
+        if not done.returncode and not done.stderr:
             write_text_atomically(path, done.stdout)
         return done
 
