@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
-from tests.kernels.backward_case import backward_case, summed
+from tests.kernels.backward_case import backward_case, gradients, summed
 
 from warploom import tile as t
 from warploom.codegen.compile.build import build
@@ -16,7 +16,7 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
-from warploom.codegen.simt.schedule import simt
+from warploom.codegen.simt.choose import simt
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.backward import (
     BackwardConfig,
@@ -83,6 +83,22 @@ def test_interpreter_and_simulator_give_the_gradients(make, name):
     for seed in range(2):
         got = simulate(lower(program, schedule, verified), values, seed=seed)
         assert all(distance(got[x], expected[x]) == 0 for x in expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradients_are_those_of_finite_differences(causal):
+    config = BackwardConfig(head_dim=64, causal=causal)
+    values, want = backward_case(config, 5, 7)
+    random, step = np.random.default_rng(1), 1e-5
+
+    def loss(changed):
+        return float((gradients(config, values | changed)["o"] * values["do"]).sum())
+
+    for name in "qkv":
+        way = random.standard_normal(values[name].shape)
+        high, low = (loss({name: values[name] + sign * step * way}) for sign in (1, -1))
+        slope = float((want[f"d{name}"] * way).sum())
+        assert abs((high - low) / (2 * step) - slope) < 1e-6 * max(1.0, abs(slope))
 
 
 def test_what_comes_before_and_after_the_matmuls():

@@ -102,7 +102,6 @@ def multistage(
     in_flight: int = 1,
     registers: tuple[int, int] | None = None,
     early_release: bool = False,
-    prefetch: bool = False,
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
@@ -110,8 +109,7 @@ def multistage(
     touches its result (0: drain every iteration, as ThunderKittens' template does): its slots go
     back behind the first matmul of the next iteration. `early_release`: a slot is given back before
     the first op that needs what was made of it, where the group waits anyway, not at the
-    iteration's end. `prefetch`: vectors that a group shares are loaded an iteration ahead, behind
-    the last op of this one.
+    iteration's end.
     """
     loops: dict[str, Schedule] = {}
     placement = place(program, launch.split, compute)
@@ -140,21 +138,8 @@ def multistage(
                 order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
-        if prefetch:
-            order = _prefetched(placement, ops, order)
         loops[loop.index] = write(program, loop, own, depth, order)
     return KernelSchedule("multistage", loops, launch)
-
-
-def _prefetched(
-    placement: Placement, ops: Sequence[Op], order: Sequence[tuple[str, int]]
-) -> list[tuple[str, int]]:
-    """The order with loads of shared vectors an iteration before the rest, behind its last op."""
-    loads = [op.label for op in ops if op.dst is not None and op.dst.name in placement.spread]
-    labels = {op.label for op in ops}
-    rest = [(label, stage + bool(loads)) for label, stage in order if label not in loads]
-    last = max(n for n, (label, _) in enumerate(rest) if label in labels)
-    return [*rest[: last + 1], *((label, 0) for label in loads), *rest[last + 1 :]]
 
 
 def _rings(placement: Placement, loop: Loop) -> dict[str, list[str]]:

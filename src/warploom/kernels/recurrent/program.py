@@ -54,6 +54,7 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 CHUNK = 64  # rows
+LEAST_STEP = 2.0**-120  # of a dt, which has a logarithm
 DECAYS = ("none", "head", "token", "step")
 
 
@@ -215,9 +216,7 @@ class _Task:
             return None
         # Along rows of tiles every warp loads its own: far apart in memory, all would be slow.
         rows = span(i * CHUNK, CHUNK, "n")
-        # Rows beyond the last one have no gate: softplus of the least number is 0.
-        edge = -math.inf if self.config.softplus else 0.0
-        return load(self.arrays[name], self.batch, rows, self.head, edge=edge)
+        return load(self.arrays[name], self.batch, rows, self.head)
 
     def _weights(self, vector: Tile | None, i: Index) -> _Weights | None:
         config = self.config
@@ -228,14 +227,15 @@ class _Task:
         vector = vector.cast(FP32).rename("n", "t")
         if config.softplus:
             raw = vector + load(self.arrays["bias"], self.head)
-            vector = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
+            soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
+            vector = where(coordinate("t", CHUNK, i * CHUNK) < size("rows"), soft, 0.0)
         rate = load(self.arrays["a"], self.head) * LOG2E if config.decay == "step" else LOG2E
         sums = cumsum(vector * rate, "t")
         # The last of the sums to the last bit: the last row's weight is 1.
         last = coordinate("t", CHUNK).equals(CHUNK - 1)
         whole = sum_along(where(last, sums, 0.0), "t")
         # With a step a row is added dt times.
-        other = log2(vector) - sums if config.decay == "step" else -sums
+        other = log2(maximum(vector, LEAST_STEP)) - sums if config.decay == "step" else -sums
         own, before = sums + log2(self.scale), exp2(sums) * self.scale
         return _Weights(own, other, before, exp2(whole), exp2(whole + other))
 
@@ -248,10 +248,14 @@ class _Task:
 
 
 def default_schedule(config: RecurrentConfig) -> KernelSchedule:
-    """The schedule that a configuration gets: two states on an SM, in two blocks or two groups."""
-    return schedule_named(recurrent(config), "lcsf", default_launch(config))
+    """The schedule that a configuration gets.
+
+    Where weights are made of what a row says they are made beside the matmuls of the chunk before.
+    """
+    name = "skewed" if config.decay in ("token", "step") else "lcsf"
+    return schedule_named(recurrent(config), name, default_launch(config))
 
 
 def default_launch(config: RecurrentConfig) -> LaunchPlan:
-    """The launch plan of the default schedule."""
+    """The launch plan of the default schedule: two states on an SM, in two blocks or two groups."""
     return LaunchPlan(split="e", resident=1 if config.columns > 64 else 2, store_panels=1)
