@@ -54,7 +54,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     base = tmp_path_factory.getbasetemp()
     run = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "warploom-cache"
     run.mkdir(exist_ok=True)
-    for path in (*(BUILD / "compiled").rglob("*.*"), *(BUILD / "listings").glob("*.txt")):
+    for path in (*(BUILD / "compiled").rglob("*"), *(BUILD / "listings").glob("*.txt")):
         with contextlib.suppress(OSError):  # another process may have been here
             if path.is_file() and time.time() - path.stat().st_mtime > WEEK:
                 path.unlink()
