@@ -1,13 +1,14 @@
 """Row operations beside torch.compile and QuACK, in bytes a second.
 
-    python -m bench.row_ops build             compile our kernels into the cache, without a GPU
-    python -m bench.row_ops run --only softmax --out OUT
-    python -m bench.row_ops merge FILES       into bench/results/row_ops.json
+    python -m bench.row_ops build                  our kernels into the cache, without a GPU
+    python -m bench.row_ops run softmax:4096,rotary --out OUT
+    python -m bench.row_ops merge FILES            into bench/results/row_ops.json
 
 A rate counts the bytes that an operation must read and write, each array once: `checks.floor` is
 its part of the rate at which this GPU copies. Every candidate gets the same tensors of 2^27
 elements, far beyond L2; torch.compile gets the formula of the operation, forward or backward, with
-static shapes. Bursts in shuffled rounds, with a second copy of torch.compile's as A/A control.
+static shapes, and QuACK is beside at two lengths. Bursts in shuffled rounds, with a second copy of
+torch.compile's as A/A control.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import importlib
 import math
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,8 @@ from warploom.tile import BF16
 RESULTS = Path(__file__).parent / "results" / "row_ops.json"
 ELEMENTS = 1 << 27
 COMPARED = 64  # rows against float64
-ROUNDS = 15
+ROUNDS = 11
+WITH_QUACK = (4096, 32768)  # columns at which QuACK is compiled, which takes its time
 HEAD = 128  # columns of a head that is rotated, of HEADS
 HEADS = 32
 LONG = (1024, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -66,12 +69,20 @@ def config(case: str, columns: int) -> RowConfig:
     return RowConfig(op, columns, options=frozenset({option} if option else ()))
 
 
-def build_all(only: str) -> None:
+def chosen(text: str) -> list[tuple[str, int]]:
+    """The cases that a text names, `operation` or `operation:columns` with commas; all of none."""
+    found: list[tuple[str, int]] = []
+    for word in text.split(",") if text else CASES:
+        case, _, columns = word.partition(":")
+        found += [(case, int(columns))] if columns else [(case, n) for n in CASES[case]]
+    return found
+
+
+def build_all(cases: list[tuple[str, int]]) -> None:
     """Compile every kernel that the cases launch."""
-    for case, lengths in CASES.items():
-        for columns in lengths if only in case else ():
-            program, schedule, _ = row_kernel(config(case, columns))
-            print(case, columns, build(program, schedule).resources, flush=True)
+    for case, columns in cases:
+        program, schedule, _ = row_kernel(config(case, columns))
+        print(case, columns, build(program, schedule).resources, flush=True)
     build(*sums_kernel(BF16))
 
 
@@ -242,7 +253,7 @@ def measured(torch: Any, rows: Any, case: str, columns: int) -> Evidence:
         "warploom": ours(rows, case, given),
         "torch.compile": lambda: compiled(*operands, torch.float32),
     }
-    if (rival := quack(case, given)) is not None:
+    if columns in WITH_QUACK and (rival := quack(case, given)) is not None:
         calls["QuACK"] = rival
     error = _error(torch, case, formula, names, given, calls["warploom"]())
     gpu = sitting.Gpu(torch, calls)
@@ -331,40 +342,40 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("build", "run", "merge"))
-    parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--only", default="", help="cases that contain this")
-    parser.add_argument("--columns", default="", help="lengths of rows, with commas; all")
+    parser.add_argument("which", nargs="*", help="cases, or files of rows to merge")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after them")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     args = parser.parse_args()
     if args.what == "merge":
         old = read_rows(RESULTS) if RESULTS.exists() else []
-        fresh = [row for file in args.files for row in read_rows(file)]
+        fresh = [row for file in args.which for row in read_rows(Path(file))]
         known = {(row.kernel, row.shape): row for row in (*old, *fresh)}
-        write_rows(RESULTS, known.values())
+        order = list(CASES)
+        write_rows(RESULTS, sorted(known.values(), key=lambda row: order.index(row.kernel)))
         return
+    cases = chosen(",".join(args.which))
     if args.what == "build":
-        build_all(args.only)
+        build_all(cases)
         return
+    began = time.monotonic()
     import torch  # noqa: PLC0415
 
     from warploom.integrations import torch_rows  # noqa: PLC0415
 
-    wanted = [int(one) for one in args.columns.split(",") if one]
     rows: list[Evidence] = []
-    for case, lengths in CASES.items():
-        for columns in lengths:
-            if args.only not in case or (wanted and columns not in wanted):
-                continue
-            try:
-                rows.append(measured(torch, torch_rows, case, columns))
-            except Exception as error:
-                print(case, columns, f"{type(error).__name__}: {error}"[:300], flush=True)
-                continue
-            one = rows[-1]
-            print(f"{case} {columns}: {one.ours:.2f} TB/s, {one.baselines}, ratio "
-                  f"{one.ratio_to_best:.3f} {one.ci95} control {one.control} {one.checks}",
-                  flush=True)  # fmt: skip
-            write_rows(args.out / f"row_ops{args.only and '-' + args.only}.json", rows)
+    for case, columns in cases:
+        if time.monotonic() - began > args.seconds:
+            print(f"{case} {columns}: the time is over")
+            continue
+        try:
+            rows.append(measured(torch, torch_rows, case, columns))
+        except Exception as error:
+            print(case, columns, f"{type(error).__name__}: {error}"[:300], flush=True)
+            continue
+        one, rates = rows[-1], {n: round(r, 2) for n, r in rows[-1].baselines.items()}
+        told = f"{case} {columns}: {one.ours:.2f} TB/s {rates} ratio {one.ratio_to_best:.3f}"
+        print(told, one.control, one.checks, f"{time.monotonic() - began:.0f} s", flush=True)
+        write_rows(args.out / "row_ops.json", rows)
 
 
 if __name__ == "__main__":

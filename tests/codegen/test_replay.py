@@ -15,6 +15,7 @@ from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.errors import CheckFailed
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
+from warploom.kernels.recurrent import program as recurrent
 from warploom.kernels.select import select
 from warploom.perf.replay import replay
 from warploom.sass.timing.partition import Partition
@@ -30,6 +31,14 @@ def program() -> Program:
 
 def _replayed(program: Program, schedule: KernelSchedule) -> float:
     return replay(program, schedule, build(program, schedule).cubin).cycles
+
+
+def test_warps_of_a_group_that_meet_are_no_gate_of_the_loop() -> None:
+    """What a group stages for its own matmuls lies between two of its barriers."""
+    config = recurrent.RecurrentConfig("none")
+    program, schedule = recurrent.recurrent(config), recurrent.default_schedule(config)
+    (loop,) = replay(program, schedule, build(program, schedule).cubin).loops.values()
+    assert loop.bound < loop.cycles < 4 * loop.bound
 
 
 def test_a_gemm_with_full_rings_takes_its_tensor_cycles() -> None:

@@ -18,6 +18,7 @@ from warploom.errors import InputError
 
 SHAPES = {"chosen": None, "warp": (32, 4), "wide": (128, 128), "tall": (64, 1), "square": (128, 8),
           "cluster": (64, 32)}  # fmt: skip
+EACH = 4  # shapes of a program: the chosen one, the cluster, and others in turn
 
 
 def schedule(program, shape):
@@ -39,12 +40,13 @@ def fits(program, shape):
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    """Every program under every schedule that it fits, compiled as one library."""
-    cases = []
-    for name in PROGRAMS:
+    """Every program under some of the schedules that it fits, compiled as one library."""
+    cases, others = [], ["warp", "wide", "tall", "square"]
+    for turn, name in enumerate(PROGRAMS):
         program = make(name)[0]
-        cases += [(name, shape, fits(program, shape)) for shape in SHAPES]
-    cases = [case for case in cases if case[2] is not None]
+        order = ("chosen", "cluster", *others[turn % 4 :], *others[: turn % 4])
+        fitting = [(name, shape, fits(program, shape)) for shape in order]
+        cases += [case for case in fitting if case[2] is not None][:EACH]
     library = emulate.compile_all([case[2] for case in cases], tmp_path_factory.mktemp("simt"))
     return library, {(name, shape): (number, source) for number, (name, shape, source)
                      in enumerate(cases)}  # fmt: skip
@@ -64,7 +66,7 @@ def test_the_emitted_code_means_what_the_program_means(kernels, name):
         for key, value in want.items():
             assert distance(got[key], value) <= bound, (shape, key)
         ran += 1
-    assert ran >= 3
+    assert ran >= EACH - 1
 
 
 def test_a_barrier_left_out_is_found(tmp_path):

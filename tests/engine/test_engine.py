@@ -19,10 +19,10 @@ from warploom import tile as t
 from warploom.autosched.schedules import schedule_named
 from warploom.cli.build import from_file
 from warploom.codegen.compile.build import program_key
-from warploom.engine.launch_time import Launch, LaunchTime
+from warploom.engine.launch_time import Launch, LaunchTime, why_slower
 from warploom.engine.plans import plans, variations
 from warploom.engine.points import Point, Space, described, orders
-from warploom.engine.search import _Search, bound_of, search, tried
+from warploom.engine.search import BEST_OF, _limited, _Search, bound_of, search, tried
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm.program import GemmConfig, default_schedule
@@ -392,6 +392,39 @@ def test_a_worker_that_dies_costs_its_point(store) -> None:
     assert dead and all("died" in one.row.refused for one in dead)
     assert all("optimistic_rescale" in one.point.rules for one in dead)
     assert len(found.useful) > 15 and found.useful[0].point not in [one.point for one in dead]
+
+
+def hanging(space, point, sizes, gpu, best):
+    if point.order != "pingpong":
+        time.sleep(600)
+    return quick(space, point, sizes, gpu, best)
+
+
+def test_a_worker_that_hangs_costs_its_point(store, monkeypatch) -> None:
+    """Its process ends itself by a signal that no code of the point can hold back."""
+    monkeypatch.setattr("warploom.engine.search._limited", impatient)
+    monkeypatch.setitem(BEST_OF, "quick", (0, 1, 0, 0, 0))
+    found = search(Space(FILE, SMALL), FEW, "h200", store, "quick", print, hanging)
+    refused = [one for one in found.found if one.row.refused]
+    assert refused and all("took over" in one.row.refused for one in refused)
+    assert all(one.point.order != "pingpong" for one in refused) and found.useful
+
+
+def impatient(*arguments):
+    """As `_limited` in a worker whose limit is a second."""
+    from warploom.engine import search as module  # noqa: PLC0415 (in the worker)
+
+    module.MOST_SECONDS = 1
+    return _limited(*arguments)
+
+
+def test_why_a_launch_is_slower() -> None:
+    best = {"work": 1000.0, "busy": 0.98, "mhz": 1700.0}
+    assert why_slower({**best, "work": 1030.0}, best) == "its tasks take 3.0% more cycles"
+    assert why_slower({**best, "busy": 0.49, "mhz": 1610.0}, best) == (
+        "SMs are without a task for 100.0% longer, its energy leaves a clock 5.6% lower"
+    )
+    assert why_slower(best, best) == "as fast, by this model"
 
 
 def test_workers_end_with_their_search(tmp_path) -> None:

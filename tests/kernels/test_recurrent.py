@@ -24,7 +24,7 @@ CASES = {
     "linear": RecurrentConfig("none", key_dim=32, value_dim=48, initial=True, final=True),
     "retention": RecurrentConfig("head", key_dim=128, value_dim=128, final=True),
     "gated": RecurrentConfig("token"),
-    "mamba": RecurrentConfig("step", skip=True, initial=True, final=True),
+    "mamba": RecurrentConfig("step", shared=True, skip=True, initial=True, final=True),
     "mamba-128": RecurrentConfig(
         "step", softplus=True, gates=t.BF16, key_dim=128, value_dim=64, final=True
     ),
@@ -68,20 +68,22 @@ def emitted():
     mamba = CASES["mamba"]
     named = schedule_named(recurrent(mamba), "lcsf", default_launch(mamba))
     older = schedule_named(recurrent(mamba), "multistage", default_launch(mamba), arch="sm_80")
-    blocks += [lower(recurrent(mamba), named), lower(recurrent(mamba), older)]
+    pair = default_launch(mamba).with_options(cluster=("heads_tile", 2))
+    shared = schedule_named(recurrent(mamba), "lcsf", pair, registers=(40, 216))
+    blocks += [lower(recurrent(mamba), one) for one in (named, shared, older)]
     sources = [*map(emit, blocks[:-1]), emit_sm80(blocks[-1])]
     return blocks, sources, emulate.compile_all(sources, None)
 
 
-@pytest.mark.parametrize("number", range(len(CASES) + 2), ids=[*CASES, "lcsf", "sm80"])
+@pytest.mark.parametrize("number", range(len(CASES) + 3), ids=[*CASES, "lcsf", "pair", "sm80"])
 def test_every_kind_of_decay_is_right(emitted, number):
     blocks, sources, library = emitted
-    config = (*CASES.values(), CASES["mamba"], CASES["mamba"])[number]
+    config = (*CASES.values(), *[CASES["mamba"]] * 3)[number]
     program, values = recurrent(config), case(config)
     right = reference(config, values, 0.5)
     meant = t.interpret(program, values, SCALE)
     ran = simulate(blocks[number], values, SCALE, seed=number)
-    got = emulate.run(library, number, sources[number], program, values, SCALE, blocks=3)
+    got = emulate.run(library, number, sources[number], program, values, SCALE, blocks=4)
     for name, want in right.items():
         assert distance(meant[name], want) < ROUNDING, name
         assert distance(ran[name], meant[name]) == 0, name

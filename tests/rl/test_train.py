@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +137,7 @@ def test_a_trainers_error_reaches_the_one_who_plays(
 
     monkeypatch.setattr(Trainer, "learn", fail)
     with pytest.raises(RuntimeError, match="planted"):
-        next(learned(SMALL, 0, Game(cubin_of(RMSNORM)), random.Random(0)))
+        next(learned(SMALL, 0, Game(cubin_of(RMSNORM))))
 
 
 def test_tune_goes_on_after_ctrl_c_as_if_nothing_had_happened(

@@ -27,6 +27,7 @@ from warploom.sass.rules.lint import lint
 
 NO_BOARD = 7
 KERNELS = 12
+PLAIN = ("FFMA", "FADD", "FMUL", "IADD3", "MOV", "F2FP")
 Found = set[tuple[str, int, str, str]]
 
 
@@ -257,6 +258,26 @@ def test_a_kept_operand_is_read_after_its_rewrite_on_some_path(bases: list[Kerne
     assert seen > 10
 
 
+def test_an_instruction_overwrites_what_it_keeps_itself(bases: list[Kernel]) -> None:
+    """The very first one, too: the next one reads the old value through the slot."""
+    met = 0
+    for kernel in bases:
+        donors = [i for i in kernel.instructions if slot_words(i) and i.effects.writes]
+        for donor in donors[:5]:
+            ((slot, words), *_) = slot_words(donor).items()
+            writes = (Access(words[0], "d0"),)
+            control = replace(donor.control, stay=True, reuse=1 << slot)
+            made = replace(donor, effects=replace(donor.effects, writes=writes), control=control)
+            for place in (0, 3):
+                items = list(kernel.instructions)
+                items[place : place + 2] = [replace(made, index=place + n) for n in (0, 1)]
+                other = replace(kernel, instructions=tuple(items))
+                want = stale(other)
+                assert found_by_lint(other, "STALE_REUSE") == want
+                met += any(offset == items[place + 1].offset for _, offset, *_ in want)
+    assert met > 5
+
+
 # --- distances -----------------------------------------------------------------------------------
 
 
@@ -308,27 +329,30 @@ def matrices(kernels_of: Callable[[str], list[Kernel]]) -> list[Kernel]:
 
 
 def loosened(kernel: Kernel, seed: int) -> Kernel:
-    """The kernel with some waits and fences of groups gone, some waits for other counts, and
-    arithmetic on registers of matrix instructions."""
+    """The kernel with some waits and fences of groups gone, some waits for other counts, more
+    groups, and arithmetic on registers of matrix instructions."""
     random = Random(f"{kernel.name} {seed}")
     padding = next(item for item in reversed(kernel.instructions) if item.base == "NOP")
+    groups = [item for item in kernel.instructions if _commits(item)]
+    waits = [i for i in kernel.instructions if i.line.opcode.startswith("WARPGROUP.DEPBAR")]
     used = sorted({r for item in kernel.instructions if _runs(item) for r in _registers(item)})
     items: list[Instruction] = []
-    for item in kernel.instructions:
+    for original in kernel.instructions:
+        item = original
         if item.base == "WARPGROUP" and random.random() < 0.3:
             items.append(replace(padding, index=item.index))
             continue
+        if item.base in PLAIN and random.random() < 0.03:
+            item = random.choice((*groups, *waits))
         effects = item.effects
-        if item.line.opcode.startswith("WARPGROUP.DEPBAR") and random.random() < 0.5:
-            count = replace(effects.operands[-1], text=hex(random.randrange(3)))
+        if item in waits and random.random() < 0.5:
+            count = replace(effects.operands[-1], text=hex(random.randrange(4)))
             effects = replace(effects, operands=(*effects.operands[:-1], count))
-        elif (
-            item.base in ("FFMA", "FADD", "FMUL", "IADD3", "MOV", "F2FP") and random.random() < 0.1
-        ):
+        elif item.base in PLAIN and random.random() < 0.1:
             one = (Access(random.choice(used), "d0"),)
             writes = random.random() < 0.5
             effects = replace(effects, **{"writes" if writes else "reads": one})
-        items.append(replace(item, effects=effects))
+        items.append(replace(item, index=len(items), effects=effects))
     return replace(kernel, instructions=tuple(items))
 
 

@@ -33,8 +33,9 @@ from warploom.perf.replay import Ends, Prediction, Rates, Replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Loop, Op, Program
 
-MODEL = 2  # version of these rules: predictions by other ones are not used again
+MODEL = 3  # version of these rules: predictions by other ones are not used again
 KIB = 1024
+NOTED = 0.002  # share of a time that is worth a word
 SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
 MOST_TASKS = 1 << 20  # whose places are counted one by one
 Place = tuple[int, ...]
@@ -49,6 +50,7 @@ class LaunchTime:
     busy                share of the SMs' time, from the first to the last, in which they have tasks
     memory              microseconds that the arrays take at DRAM's rate: a floor
     mhz                 the clock
+    work                cycles of tasks on one SM, or cluster of them, on average
     """
 
     microseconds: float
@@ -58,6 +60,7 @@ class LaunchTime:
     busy: float
     memory: float
     mhz: float
+    work: float = 0.0
 
     @property
     def limits(self) -> str:
@@ -259,6 +262,7 @@ class Launch:
             sum(clusters) / (self.places * whole or 1.0),
             memory,
             mhz,
+            sum(clusters) / self.places,
         )
 
     def _fill(self) -> float:
@@ -332,6 +336,17 @@ class Launch:
             fits = f * (chip * (f / boost) ** exponent + dram) <= room
             low, high = (f, high) if fits else (low, f)
         return low if high < top else top
+
+
+def why_slower(one: Mapping[str, float], best: Mapping[str, float]) -> str:
+    """What makes a launch slower than another one, in words; both have `work`, `busy`, `mhz`."""
+    terms = (
+        (one["work"] / best["work"], "its tasks take {:.1%} more cycles"),
+        (best["busy"] / one["busy"], "SMs are without a task for {:.1%} longer"),
+        (best["mhz"] / one["mhz"], "its energy leaves a clock {:.1%} lower"),
+    )
+    told = [words.format(factor - 1.0) for factor, words in terms if factor > 1.0 + NOTED]
+    return ", ".join(told) or "as fast, by this model"
 
 
 def at_bounds(cycles: Mapping[str, float]) -> Replay:

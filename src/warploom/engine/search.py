@@ -14,7 +14,7 @@ Stages, each from the best of the one before:
 
 A point whose bound lies above the best time predicted so far is not compiled: no schedule of its
 loops is faster. Points are tried in worker processes, and every outcome is a row of the store as
-soon as it is known; a worker that dies costs the point that it was at.
+soon as it is known; a worker that dies or hangs costs the point that it was at.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from warploom.schedule.model.costs import costs
 SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
 # How many of the fastest get other rewrites, orders, plans, variations and the solver's order.
 BEST_OF = {"quick": (1, 1, 1, 0, 0), "normal": (2, 3, 4, 2, 1), "thorough": (6, 8, 8, 4, 2)}
+MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
 PLANS = 3  # of a point that are compiled, of all that were ranked
 EFFORTS = tuple(SECONDS)
 SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
@@ -256,7 +257,8 @@ class _Search:
                 self._close()
                 if len(running) == 1:
                     (point,) = running.values()
-                    self._take(point, {"refused": "the process that tried it died"})
+                    died = f"the process that tried it died, or took over {MOST_SECONDS} s"
+                    self._take(point, {"refused": died})
                 else:
                     # Which of them did it is not known: all are tried again, one at a time.
                     left += list(running.values())
@@ -276,7 +278,7 @@ class _Search:
                 initargs=(os.getpid(),),
             )
         return self.pool.submit(
-            self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
+            _limited, self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
         )
 
     def _take(self, point: Point, outcome: Mapping[str, object]) -> None:
@@ -344,10 +346,27 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
         "bound": bound,
         "replay": found.to_json(),
         "mhz": time_.mhz,
+        "work": time_.work,
         "limits": time_.limits,
         "busy": time_.busy,
         "overhead": time_.overhead,
     }
+
+
+def _limited(
+    evaluate: Evaluate,
+    space: Space,
+    point: Point,
+    sizes: Mapping[str, int],
+    gpu: str,
+    best: float,
+) -> Outcome:
+    """The outcome of a point, in a worker that is ended by a signal where it hangs."""
+    signal.alarm(MOST_SECONDS)
+    try:
+        return evaluate(space, point, sizes, gpu, best)
+    finally:
+        signal.alarm(0)
 
 
 def _end_with(parent: int) -> None:

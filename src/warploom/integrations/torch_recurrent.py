@@ -60,7 +60,7 @@ def _config(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
     gate = tensors.get("g", tensors.get("dt"))
     kinds = {torch.float32: FP32, torch.bfloat16: BF16}
     for name, one in tensors.items():
-        wide = name not in "qkv" and (one is not gate or gate.dim() == 1)
+        wide = name not in "qkv" and (one is not gate or one.dim() == 1)
         if (wide and one.dtype != torch.float32) or one.dtype not in kinds:
             raise InputError(f"recurrent attention {name} is {one.dtype}, expected torch.float32")
     decay = "none" if gate is None else "step" if "dt" in tensors else "token"
@@ -70,6 +70,7 @@ def _config(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
         gates=FP32 if gate is None else kinds[gate.dtype],
         key_dim=q.shape[3],
         value_dim=e,
+        shared=q.shape[2] == 1,
         skip="skip" in tensors,
         initial="initial" in tensors,
         final=final,

@@ -31,12 +31,15 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     reads: list[str] = []
     for var in values.placement.slots_read(op):
         tile, (ring, buffer) = values.placement.shared[var.name][1], block.home(var.name)
+        base = f"{ring.name}_base"
+        # Reads need the block's number in a cluster, which descriptors must not have.
+        number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
         deep = str(kind.names[0] == var.type.names[0]).lower()
         words = f"{c_name(var.name)}_words"
         reads += [
             f"unsigned {words}[4];",
             f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
-            f"{buffer.offset}, {row}, s * 16);",
+            f"{buffer.offset}{number}, {row}, s * 16);",
         ]
     if op.dst.type.dtype.name in PACKED:
         low, high = (

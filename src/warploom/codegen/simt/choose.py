@@ -53,7 +53,7 @@ def simt(program: Program, threads: int | None = None, lanes: int | None = None)
     wanted = min(max(_power(-(-widest // few)), SMALL), along * _power(-(-widest // cols)))
     chosen = threads or max(WARP, min(wanted, MOST_LANES))
     launch = GRID
-    if not carried and len(_wide_loads(program, cols, 2)) == 1:
+    if vector > 1 and not carried and len(_wide_loads(program, cols, 2)) == 1:
         launch = replace(GRID, resident=max(1, min(MOST_RESIDENT, MOST_LANES // chosen)))
     made = SimtSchedule("simt", chosen, min(along, chosen), vector, launch)
     return _shared(program, made, along // made.lanes)

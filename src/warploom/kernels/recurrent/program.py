@@ -54,6 +54,7 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 CHUNK = 64  # rows
+LEAST_STEP = 2.0**-120  # of a dt, which has a logarithm
 DECAYS = ("none", "head", "token", "step")
 
 
@@ -71,6 +72,7 @@ class RecurrentConfig:
     gates       the element type of g, or dt, of every row
     key_dim     d, a multiple of 8, at most 128
     value_dim   e, a multiple of 8; a task has 64 or 128 of them
+    shared      all heads have one q and k: groups is 1
     skip        o += skip_h v, skip: [heads] (Mamba-2's D)
     initial     the state before the first row is given: [batch, heads, d, e]
     final       the state after the last row is stored: [batch, heads, d, e]
@@ -81,6 +83,7 @@ class RecurrentConfig:
     gates: DType = FP32
     key_dim: int = 64
     value_dim: int = 64
+    shared: bool = False
     skip: bool = False
     initial: bool = False
     final: bool = False
@@ -162,7 +165,9 @@ class _Task:
         self.scale = scalar("scale")
         blocks = cdiv(size("e"), config.columns)
         self.batch, self.head, column = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
-        self.group = self.head * size("groups") // size("heads")
+        # What does not depend on the head is loaded once for a cluster of them.
+        own = self.head * size("groups") // size("heads")
+        self.group: Index | int = 0 if config.shared else own
         self.depth = span(0, config.depth, "d")
         self.values = span(column * config.columns, config.columns, "e")
         self.places = coordinate("m", CHUNK), coordinate("n", CHUNK)
@@ -187,7 +192,7 @@ class _Task:
             seen = scores * (weights.between() if weights else self.scale)
             seen = where(self.places[1] <= self.places[0], seen, 0.0)
             if skip is not None:
-                seen = where(self.places[1].equals(self.places[0]), seen + skip, seen)
+                seen = seen + where(self.places[1].equals(self.places[0]), skip, 0.0)
             added = v
             if weights is not None:
                 added = (v.T.cast(FP32) * weights.ahead.rename("t", "n")).cast(BF16)
@@ -196,9 +201,10 @@ class _Task:
             out += v @ seen.cast(BF16)
             state += added @ k
             store(arrays["o"], self.batch, rows, self.head, self.values, tile=out.T.cast(BF16))
-            if now is not None and later is not None:
+            after = self._vector(i + 2)
+            if now is not None and later is not None and after is not None:
                 now[:] = later
-                later[:] = self._vector(i + 2)
+                later[:] = after
         if config.final:
             store(arrays["final"], *where_state, tile=state.T)
 
@@ -208,10 +214,9 @@ class _Task:
         name = {"token": "g", "step": "dt"}.get(self.config.decay)
         if name is None:
             return None
-        rows = span(i * CHUNK, CHUNK, "t")
-        # Rows beyond the last one have no gate: softplus of the least number is 0.
-        edge = -math.inf if self.config.softplus else 0.0
-        return load(self.arrays[name], self.batch, rows, self.head, edge=edge)
+        # Along rows of tiles every warp loads its own: far apart in memory, all would be slow.
+        rows = span(i * CHUNK, CHUNK, "n")
+        return load(self.arrays[name], self.batch, rows, self.head)
 
     def _weights(self, vector: Tile | None, i: Index) -> _Weights | None:
         config = self.config
@@ -219,17 +224,18 @@ class _Task:
             return None
         if vector is None:
             return self._constant(i)
-        vector = vector.cast(FP32)
+        vector = vector.cast(FP32).rename("n", "t")
         if config.softplus:
             raw = vector + load(self.arrays["bias"], self.head)
-            vector = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
+            soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
+            vector = where(coordinate("t", CHUNK, i * CHUNK) < size("rows"), soft, 0.0)
         rate = load(self.arrays["a"], self.head) * LOG2E if config.decay == "step" else LOG2E
         sums = cumsum(vector * rate, "t")
         # The last of the sums to the last bit: the last row's weight is 1.
         last = coordinate("t", CHUNK).equals(CHUNK - 1)
         whole = sum_along(where(last, sums, 0.0), "t")
         # With a step a row is added dt times.
-        other = log2(vector) - sums if config.decay == "step" else -sums
+        other = log2(maximum(vector, LEAST_STEP)) - sums if config.decay == "step" else -sums
         own, before = sums + log2(self.scale), exp2(sums) * self.scale
         return _Weights(own, other, before, exp2(whole), exp2(whole + other))
 
@@ -242,10 +248,14 @@ class _Task:
 
 
 def default_schedule(config: RecurrentConfig) -> KernelSchedule:
-    """The schedule that a configuration gets: two states on an SM, in two blocks or two groups."""
-    return schedule_named(recurrent(config), "lcsf", default_launch(config))
+    """The schedule that a configuration gets.
+
+    Where weights are made of what a row says they are made beside the matmuls of the chunk before.
+    """
+    name = "skewed" if config.decay in ("token", "step") else "lcsf"
+    return schedule_named(recurrent(config), name, default_launch(config))
 
 
 def default_launch(config: RecurrentConfig) -> LaunchPlan:
-    """The launch plan of the default schedule."""
+    """The launch plan of the default schedule: two states on an SM, in two blocks or two groups."""
     return LaunchPlan(split="e", resident=1 if config.columns > 64 else 2, store_panels=1)

@@ -89,7 +89,7 @@ class _Printer:
         ]
         shape = f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""
         resident = self.schedule.launch.resident
-        bounds = f"{self.schedule.threads}{f', {resident}' if resident > 1 else ''}"
+        bounds = f"{self.schedule.threads}, {resident}"
         code = [
             *note,
             *[f"{helper}\n" for helper in helpers],
