@@ -22,7 +22,16 @@ from warploom.codegen.compile.build import program_key
 from warploom.engine.launch_time import Launch, LaunchTime, why_slower
 from warploom.engine.plans import plans, variations
 from warploom.engine.points import Point, Space, described, orders
-from warploom.engine.search import BEST_OF, _limited, _Search, bound_of, search, tried
+from warploom.engine.search import (
+    BEST_OF,
+    Explored,
+    Found,
+    _limited,
+    _Search,
+    bound_of,
+    search,
+    tried,
+)
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm.program import GemmConfig, default_schedule
@@ -416,6 +425,14 @@ def impatient(*arguments):
 
     module.MOST_SECONDS = 1
     return _limited(*arguments)
+
+
+def test_of_points_that_tie_the_plainest_comes_first() -> None:
+    def found(microseconds: float, rules: int, words: int) -> Found:
+        return Found(Point((), ("r",) * rules, "", ("w",) * words), Row(microseconds))
+
+    ranked = [found(100.0, 2, 1), found(100.3, 1, 1), found(100.4, 1, 0), found(101.0, 0, 0)]
+    assert Explored([*reversed(ranked)]).useful == [ranked[2], ranked[1], ranked[0], ranked[3]]
 
 
 def test_why_a_launch_is_slower() -> None:

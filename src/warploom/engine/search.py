@@ -49,6 +49,7 @@ from warploom.schedule.model.costs import costs
 SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
 # How many of the fastest get other rewrites, orders, plans, variations and the solver's order.
 BEST_OF = {"quick": (1, 1, 1, 0, 0), "normal": (2, 3, 4, 2, 1), "thorough": (6, 8, 8, 4, 2)}
+TIE = 1.005  # times that close are taken as equal: the model's error is larger
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
 PLANS = 3  # of a point that are compiled, of all that were ranked
 EFFORTS = tuple(SECONDS)
@@ -84,9 +85,12 @@ class Explored:
 
     @property
     def useful(self) -> list[Found]:
-        """Points that compile, the fastest first."""
+        """Points that compile, the fastest first; of those that tie with it the plainest first."""
         ranked = [one for one in self.found if one.row.predicted is not None]
-        return sorted(ranked, key=lambda one: one.microseconds)
+        ranked.sort(key=lambda one: one.microseconds)
+        near = sum(one.microseconds <= TIE * self.best for one in ranked)
+        plain = sorted(ranked[:near], key=lambda one: len(one.point.rules) + len(one.point.plan))
+        return plain + ranked[near:]
 
     @property
     def best(self) -> float:
