@@ -172,7 +172,7 @@ class KernelSchedule:
         if not shapes:
             raise InputError(
                 f"kernel schedule {self.name}: the program has no loop; a matmul stands in one, "
-                " if only of a single step: for i in loop(1)"
+                "if only of a single step: for i in loop(1)"
             )
         if len(shapes) != 1:
             raise InputError(
