@@ -33,7 +33,7 @@ from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
 from warploom.runtime.device import Shape
 from warploom.runtime.driver import CudaDevice
-from warploom.runtime.launch import Params
+from warploom.runtime.launch import Params, TensorMap
 from warploom.toolchain import find
 
 SHARED = 200 * 1024
@@ -93,6 +93,31 @@ extern "C" __global__ void stream(u64* out, int reps, const char* data, u32 byte
       bulk_load(to + slot * bytes, from + (u64)place * bytes, bytes, bar);
     }
     if (++place == wrap) place = 0;
+    if (++slot == slots) { slot = 0; phase ^= 1; }
+  }
+  span.end(out);
+}
+// The same of tiles of 64 columns of a matrix: slot r of block b has columns 64 r on, and the 128
+// rows of the block's group in each of `boxes` matrices stacked on one another.
+extern "C" __global__ void tiles(u64* out, int reps, const __grid_constant__ Map map, int rows,
+                                 int boxes, int columns, int share, int slots) {
+  extern __shared__ unsigned char raw[];
+  __shared__ alignas(8) u64 full[8];
+  u32 to = shared_base(raw), first_bar = address(&full[0]), bytes = rows * 128;
+  if (threadIdx.x == 0) for (int s = 0; s < 8; ++s) barrier_init(first_bar + 8 * s, 1);
+  async_fence();
+  Span span; span.begin();
+  int slot = 0, phase = 1, x = 0, y = blockIdx.x / share * rows * boxes;
+  for (int r = 0; r < reps + slots; ++r) {
+    u32 bar = first_bar + 8 * slot;
+    if (r >= slots && !wait(bar, phase)) break;
+    if (r < reps) {
+      expect(bar, bytes * boxes);
+      for (int b = 0; b < boxes; ++b)
+        tensor_load(to + (slot * boxes + b) * bytes, &map, x, y + b * rows, bar);
+    }
+    x += 64;
+    if (x >= columns) x = 0;
     if (++slot == slots) { slot = 0; phase ^= 1; }
   }
   span.end(out);
@@ -309,7 +334,19 @@ def power_probes(sms: int, data: int) -> list[Probe]:
     return found
 
 
-def copy_probes(data: int) -> list[Probe]:
+def _tiles(encode: Any, data: int, pitch: int, boxes: int, slots: int, share: int) -> Probe:
+    """A ring of tiles of 128 x 64 elements of two bytes; `pitch` is of their matrices, in bytes."""
+    rows = 128
+    high = -(-132 // share) * rows * boxes
+    plan = TensorMap("data", (pitch // 2, high), (pitch,), (64, rows), swizzle=128)
+    encoded = encode(plan, "bf16", data)
+    columns = pitch // 2 // 64 * 64
+    given = (encoded, i32(rows), i32(boxes), i32(columns), i32(share), i32(slots))
+    name = f"{slots} x {16 * boxes} KiB of tiles, rows of {pitch} B, shared by {share}"
+    return Probe(name, "tiles", {"copied": 16.0 * boxes}, 1, 0, given)
+
+
+def copy_probes(data: int, encode: Any) -> list[Probe]:
     """Rings filled from L2 in several ways; 16 MiB in all where that is enough for six slots."""
     found: list[Probe] = []
     for kib, slots in ((1, 6), (16, 6), (32, 6)):
@@ -318,6 +355,12 @@ def copy_probes(data: int) -> list[Probe]:
             arguments = (u64(data), i32(kib * KIB), i32(wrap), i32(share), i32(slots))
             name = f"{slots} x {kib} KiB, shared by {share}"
             found.append(Probe(name, "stream", {"copied": float(kib)}, 1, 0, arguments))
+    for pitch in (8192, 8208, 6000, 6016):
+        for boxes, slots in ((1, 1), (2, 1), (3, 1), (3, 2), (3, 3), (3, 4)):
+            found += [
+                _tiles(encode, data, pitch, boxes, slots, share)
+                for share in ((1, 11, 132) if slots in (1, 4) else (11,))
+            ]
     for kib in (16, 32):
         arguments = (u64(data), i32(kib * KIB), i32(4))
         found.append(
@@ -443,7 +486,7 @@ def launches(bench: Bench) -> list[dict[str, Any]]:
 def copies(bench: Bench) -> list[dict[str, Any]]:
     """Cycles a KiB of an SM, by who shares what."""
     rows: list[dict[str, Any]] = []
-    for probe in copy_probes(bench.data):
+    for probe in copy_probes(bench.data, bench.device.tensor_map):
         try:
             found = [bench.once(probe, 400)[0] for _ in range(5)][2:]
         except CheckFailed as error:

@@ -34,6 +34,7 @@ ATTENTION, GEMM = "examples/textbook_attention.py:kernel", "examples/textbook_ge
 CASES: dict[str, tuple[str, dict[str, int]]] = {
     "attention 128 causal 4096": (ATTENTION, {"batch": 4, "heads": 16, "rows": 4096}),
     "attention 128 causal 16384": (ATTENTION, {"batch": 1, "heads": 16, "rows": 16384}),
+    "attention 128 full 8192": (ATTENTION, {"batch": 2, "heads": 16, "rows": 8192}),
     "gemm 4096x4096x4096": (GEMM, {"m": 4096, "n": 4096, "k": 4096}),
     "gemm 8192x8192x8192": (GEMM, {"m": 8192, "n": 8192, "k": 8192}),
 }
@@ -46,7 +47,8 @@ def build(out: Path, effort: str) -> None:
     for title, (name, sizes) in CASES.items():
         known = {**sizes, **({"keys": sizes["rows"], "d": 128} if "rows" in sizes else {})}
         store = PointStore(cache_folder() / "points.sqlite")
-        space = Space(name, {})
+        settings = {"causal": str("causal" in title).lower()} if "rows" in sizes else {}
+        space = Space(name, settings)
         explored = search(space, known, "h200", store, effort, print)
         store.close()
         print(f"{title}: {explored}", flush=True)

@@ -11,19 +11,19 @@ import argparse
 import importlib
 import json
 import os
+import random
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from warploom.errors import WarploomError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.runtime.driver import kernel_driver_version
 from warploom.runtime.stats import median_interval
-from warploom.runtime.timing import in_shuffled_rounds
 from warploom.runtime.worker import Caller, Worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +31,27 @@ ROOT = Path(__file__).resolve().parent.parent
 # Seconds without a word before a worker counts as hung: FlashAttention-4 compiles on first use.
 SILENCE = 75.0
 Case = Callable[[str, int], dict[str, Any]]
+
+
+T = TypeVar("T")
+
+
+def in_shuffled_rounds(
+    samplers: Mapping[str, Callable[[], T]], count: int, seed: int = 0, warm: int = 2
+) -> dict[str, list[T]]:
+    """`count` samples of each, one a round, in a new random order every round.
+
+    `warm` rounds before them do not count. For what is timed by other means than launches of ours.
+    """
+    shuffle, order = random.Random(seed), list(samplers)
+    samples: dict[str, list[T]] = {name: [] for name in samplers}
+    for number in range(count + warm):
+        shuffle.shuffle(order)
+        for name in order:
+            sample = samplers[name]()
+            if number >= warm:
+                samples[name].append(sample)
+    return samples
 
 
 def arguments(description: str) -> argparse.Namespace:

@@ -20,10 +20,9 @@ from bench import kernel_bench as kb
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.kernels.attention.choose import default_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.gemm.choose import default_gemm
 from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.kernels.select import select
 from warploom.tile import Program
 
 FOLDER = kb.ROOT / "out" / "bench" / "ladder"
@@ -92,16 +91,18 @@ LADDERS = {"gemm": GEMM, "attention": ATTENTION}
 
 def made(kind: str, name: str) -> tuple[Program, KernelSchedule]:
     """Program and schedule of a step, or of what a user gets who names nothing."""
+    if name == DEFAULT:
+        sizes = {
+            "gemm": dict.fromkeys("mnk", SIZE),
+            "attention": {"rows": SIZE, "keys": SIZE, "batch": 16384 // SIZE, "heads": HEADS},
+        }
+        chosen = select(kind, {axis: str(size) for axis, size in sizes[kind].items()})
+        assert isinstance(chosen.schedule, KernelSchedule)
+        return chosen.program, chosen.schedule
     if kind == "gemm":
-        if name == DEFAULT:
-            config, schedule = default_gemm(SIZE, SIZE, SIZE)
-            return gemm(config), schedule
         step = GEMM[name]
         program = gemm(GemmConfig(tile=(*step.tile, 64)))
         return program, multistage(program, step.depth, step.launch, step.groups, step.flying)
-    if name == DEFAULT:
-        config, schedule = default_attention(SIZE, heads=HEADS * (16384 // SIZE))
-        return attention(config), schedule
     step = ATTENTION[name]
     program = attention(AttentionConfig(tile=step.tile, split_mask_loop=step.split_mask_loop))
     if step.overlap:

@@ -37,7 +37,7 @@ from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.runtime import CheckSettings, LocalMeasurer, MeasureSettings, TimingSettings, Workload
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.search.driver import Budget, run_search
+from warploom.search.driver import Budget, SearchOptions, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.lineage import Base, Step, make_base, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS
@@ -148,9 +148,7 @@ def modelled(case: Case, folder: Path, plan: Plan) -> dict[str, Any]:
         PLAYERS["greedy"],
         ModelEvaluator(original, kernel),
         Budget(plan.seconds),
-        kernel,
-        AliasMode.TRITON,
-        seed=plan.seed,
+        SearchOptions(kernel, AliasMode.TRITON, seed=plan.seed),
     )
     print(f"{case.name}: model {found.best_speedup:.4f}, {found.scored} scored", flush=True)
     if found.best:

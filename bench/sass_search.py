@@ -47,7 +47,7 @@ from warploom.sass.decode.words import instruction_words
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import Verifier
 from warploom.search.driver import Budget as SearchBudget
-from warploom.search.driver import SearchResult, run_search
+from warploom.search.driver import SearchOptions, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator
 from warploom.search.players import PLAYERS, Player
 
@@ -103,12 +103,14 @@ def searched(player: Player) -> Method:
             player,
             DeviceEvaluator(measurer),
             SearchBudget(budget.seconds),
-            kernel.name,
-            AliasMode.TRITON,
-            seed=budget.seed,
-            chains=CHAINS,
-            confirmations=CONFIRMATIONS,
-            verifier=verifier,
+            SearchOptions(
+                kernel.name,
+                AliasMode.TRITON,
+                seed=budget.seed,
+                chains=CHAINS,
+                confirmations=CONFIRMATIONS,
+                verifier=verifier,
+            ),
         )
         failed = found.scored - found.outcomes["ok"]
         keep_failures(found, kernel, player.name, budget.failures)

@@ -37,7 +37,7 @@ from warploom.runtime.launch import LaunchSpec
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verdict import Verdict
-from warploom.search.driver import Budget, run_search
+from warploom.search.driver import Budget, SearchOptions, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate
 from warploom.search.play import Score
@@ -147,10 +147,7 @@ def search(schedules: ScheduleSet, backend: Backend) -> tuple[list[str], int]:
             PLAYERS["greedy"],
             evaluator,
             Budget(40.0, SEARCHED),
-            schedules.kernel,
-            AliasMode.TRITON,
-            seed=5,
-            chains=CHAINS,
+            SearchOptions(schedules.kernel, AliasMode.TRITON, seed=5, chains=CHAINS),
         )
     digests = [f"{score:.9f} {candidate.digest}" for score, candidate in found.best]
     return [*digests, f"{found.scored} scored"], watched.out_of_order

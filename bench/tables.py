@@ -9,7 +9,8 @@ kernel (rows named `kernel / method`), the best first. A column is one of `COLUM
 `check:NAME` for a check of the row, with `_` for the spaces of its name.
 
 What a page says about a file as a whole is counted from its rows too: `claim` writes the sentence
-between `<!-- claim: FILE [PICK] -->` and `<!-- end -->`.
+between `<!-- claim: FILE [PICK] -->` and `<!-- end -->`, and `errors` the one on predictions, whose
+mark is `<!-- errors: FILE -->`.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import geometric_mean, median
 
 from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows
 from warploom.files import write_text_atomically
 from warploom.rewrites.rules import RULES
-from warploom.runtime.stats import Ratio, geometric_mean
+from warploom.runtime.stats import Ratio
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 RESULTS = ROOT / "bench" / "results"
 MARKER = re.compile(r"(<!-- table: (\S+) ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 RULE_TABLE = re.compile(r"(<!-- rules -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+ERRORS = re.compile(r"(<!-- errors: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+WELL = 0.08  # error of a prediction that is good
 CLAIM = re.compile(r"(<!-- claim: (\S+) ?([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -238,6 +242,17 @@ def rules() -> str:
     return "\n".join(lines) + "\n"
 
 
+def errors(rows: list[Evidence]) -> str:
+    """How far predictions are from what was measured, over a file's rows."""
+    far = max(rows, key=lambda row: abs(float(row.checks["error"])))
+    found = sorted(abs(float(row.checks["error"])) for row in rows)
+    within = sum(error <= WELL for error in found)
+    return (
+        f"Over {len(found)} launches the median error is {median(found):.1%}; {within} are within "
+        f"{WELL:.0%}, the largest is {found[-1]:.0%} ({far.kernel}, {far.shape})."
+    )
+
+
 def fastest_baselines(rows: list[Evidence]) -> dict[tuple[str, str], float]:
     """The best rate of any baseline in any run, by shape and type: as the rows have it, or say."""
     fastest: dict[tuple[str, str], float] = {}
@@ -252,6 +267,9 @@ def rendered(text: str) -> str:
     """The text with every table and every claim made anew."""
     text = MARKER.sub(
         lambda match: f"{match[1]}{table(match[2], match[3].split())}{match[5]}", text
+    )
+    text = ERRORS.sub(
+        lambda match: f"{match[1]}{errors(read_rows(RESULTS / match[2]))}\n{match[4]}", text
     )
     text = RULE_TABLE.sub(lambda match: f"{match[1]}{rules()}{match[3]}", text)
     return CLAIM.sub(lambda match: f"{match[1]}{claim(match[2], match[3])}{match[5]}", text)

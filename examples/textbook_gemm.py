@@ -20,7 +20,7 @@ from warploom.tile import (
 )
 
 
-def gemm(tile_m: int = tunable(128, 256, 192), tile_n: int = tunable(256, 128, 192)):
+def gemm(tile_m: int = tunable(128, 256, 192, 64), tile_n: int = tunable(256, 128, 192, 64)):
     """c = a b in bf16, summed in fp32."""
 
     def body(a, b, c):

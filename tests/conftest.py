@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache as memo
 from hashlib import sha256
@@ -13,7 +15,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from warploom.files import write_text_atomically
+import warploom
+from warploom.files import read_kept, write_text_atomically
 from warploom.sass.decode.cubin import Cubin, load
 from warploom.sass.decode.kernel import Kernel, decode_all
 from warploom.sass.flow.aliasing import AliasMode
@@ -21,42 +24,73 @@ from warploom.sass.rules.verify import Verifier
 from warploom.toolchain import Tool
 
 BUILDER = Path(__file__).parent / "corpus" / "build.py"
-CORPUS = Path(__file__).parents[1] / "build" / "corpus"
+BUILD = Path(__file__).parents[1] / "build"
+WEEK = 7 * 86400.0  # seconds
+PACKAGE = Path(warploom.__file__).parent
+# A folder of the cache -> what calls the compiler whose results it holds.
+COMPILED = {
+    "cubin": (
+        *sorted((PACKAGE / "codegen" / "compile").glob("*.py")),
+        PACKAGE / "codegen" / "analysis" / "entry.py",
+        PACKAGE / "runtime" / "nvrtc.py",
+        PACKAGE / "files.py",
+    ),
+    "emulate": (PACKAGE / "emulate" / "build.py", PACKAGE / "files.py"),
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests compile goes to one cache of this run, which its processes share, unless the
-    environment names one (that has kernels for a GPU machine without a compiler)."""
+    """What tests make goes to one cache of this run, which its processes share, unless the
+    environment names one (that has kernels for a GPU machine without a compiler).
+
+    Schedules and points in it are as good as the code that made them, so they end with the run.
+    Compiled code is kept in `build`: its key is its source, its compiler and what calls that.
+    """
     if "WARPLOOM_CACHE" in os.environ:
         yield
         return
     base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    run = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "warploom-cache"
+    run.mkdir(exist_ok=True)
+    for name, sources in COMPILED.items():
+        code = b"".join(path.read_bytes() for path in sources)
+        kept = BUILD / "compiled" / f"{name}-{sha256(code).hexdigest()[:16]}"
+        kept.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (run / name).symlink_to(kept)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WARPLOOM_CACHE", str(run / "warploom-cache"))
+        patch.setenv("WARPLOOM_CACHE", str(run))
         yield
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own: what it keeps is nobody else's."""
+    monkeypatch.setenv("WARPLOOM_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def listings() -> Iterator[None]:
-    """What nvdisasm prints of a cubin of the corpus is kept beside it: half a second each time."""
-    run = Tool.run
-    folder = CORPUS / "listings"
+    """What nvdisasm says of a file is kept in `build`: a run takes half a second. What no run of
+    the tests asked for in a week goes."""
+    run, folder = Tool.run, BUILD / "listings"
+    for path in folder.glob("*.txt"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > WEEK:
+                path.unlink()
 
     def kept(tool: Tool, *args: str, timeout: float = 300.0) -> CompletedProcess[str]:
         image = Path(args[-1])
         if tool.name != "nvdisasm" or not image.is_file():
             return run(tool, *args, timeout=timeout)
-        digest = sha256(image.read_bytes()).hexdigest()
-        manifest = CORPUS / "manifest.json"
-        if not manifest.is_file() or digest not in manifest.read_text():
-            return run(tool, *args, timeout=timeout)
-        path = folder / "".join((digest[:24], "-", tool.version, *args[:-1], ".txt"))
-        if path.is_file():
-            return CompletedProcess(args, 0, path.read_text(), "")
+        asked = repr((tool.path, tool.version, args[:-1])).encode()
+        path = folder / f"{sha256(asked + image.read_bytes()).hexdigest()}.txt"
+        if (text := read_kept(path)) is not None:
+            path.touch()
+            return CompletedProcess(args, 0, text.decode(), "")
         done = run(tool, *args, timeout=timeout)
-        if not done.returncode:
+        if not done.returncode and not done.stderr:
             write_text_atomically(path, done.stdout)
         return done
 

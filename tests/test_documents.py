@@ -44,6 +44,7 @@ FORMS = ("warploom ", "python ", "make ")
 INLINE = re.compile(r"`(warploom [^`]+)`")
 # The first words of a command: the option that keeps it short here.
 SHORTER = {"tune": "--budget 2s", "schedule": "--time-limit 5", "optimize": "--time-limit 3"}
+SEARCHES = re.compile(r"optimize \S+\.py:\S+ (?!.*--(space|effort))")  # gets --effort quick
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def command(line: str, place: str, gpu: bool) -> int:
     shorter = SHORTER.get(words[1], "").split()
     if shorter and shorter[0] not in words and words[2] != "list":
         words += shorter
+    if SEARCHES.match(" ".join(words[1:])):
+        words += ["--effort", "quick"]
     if not gpu and "--on gpu" in " ".join(words):
         return 0
     saved, sys.argv = sys.argv, words

@@ -14,7 +14,7 @@ from warploom.errors import InputError
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import Verifier
-from warploom.search.driver import Budget, SearchResult, run_search
+from warploom.search.driver import Budget, SearchOptions, SearchResult, run_search
 from warploom.search.evaluate import Evaluator
 from warploom.search.game import Candidate
 from warploom.search.players import PLAYERS, Player, Score
@@ -118,12 +118,14 @@ def play(
             player_of(run),
             evaluator,
             Budget(LONGEST_S, None, run.measurements),
-            kernel,
-            AliasMode.TRITON,
-            seed=run.seed,
-            chains=1,
-            confirmations=CONFIRMATIONS,
-            verifier=Verifier(original, kernel, AliasMode.TRITON),
+            SearchOptions(
+                kernel,
+                AliasMode.TRITON,
+                seed=run.seed,
+                chains=1,
+                confirmations=CONFIRMATIONS,
+                verifier=Verifier(original, kernel, AliasMode.TRITON),
+            ),
         )
         summary = {
             "scored": found.scored,

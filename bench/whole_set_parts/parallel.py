@@ -17,7 +17,7 @@ from warploom.runtime import LocalMeasurer
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.actions import OPTIONAL, STEPS
-from warploom.search.driver import Budget, SearchResult, run_search
+from warploom.search.driver import Budget, SearchOptions, SearchResult, run_search
 from warploom.search.game import Game
 from warploom.search.lineage import Base
 from warploom.search.players import PLAYERS
@@ -122,14 +122,16 @@ def _play(task: Task, go: Any, requests: Any, replies: Any) -> None:
         PLAYERS[task.player],
         RemoteEvaluator(task.number, requests, replies),
         Budget(task.seconds),
-        task.kernel,
-        AliasMode.TRITON,
-        seed=task.seed,
-        chains=CHAINS,
-        confirmations=task.confirmations,
-        start=None if task.start is None else parse(task.start, task.kernel),
-        elsewhere=task.elsewhere,
-        game=game,
+        SearchOptions(
+            task.kernel,
+            AliasMode.TRITON,
+            seed=task.seed,
+            chains=CHAINS,
+            confirmations=task.confirmations,
+            start=None if task.start is None else parse(task.start, task.kernel),
+            elsewhere=task.elsewhere,
+            game=game,
+        ),
     )
     found.on_best = None
     requests.put(("done", task.number, 0, found))

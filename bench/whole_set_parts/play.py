@@ -26,7 +26,7 @@ from warploom.runtime import (
 )
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.search.driver import Budget
+from warploom.search.driver import Budget, SearchOptions
 from warploom.search.lineage import Base, Step, prove, read_steps
 from warploom.search.players import PLAYERS
 from warploom.search.tournament import BaseModel, Entry, tournament
@@ -120,9 +120,7 @@ def dry(prepared: Prepared, plan: Plan) -> dict[str, Any]:
         PLAYERS[plan.player],
         lambda base: BaseModel(prepared.original, base.cubin, prepared.kernel),
         Budget(SECONDS[prepared.name] * plan.scale),
-        prepared.kernel,
-        AliasMode.TRITON,
-        plan.seed,
+        SearchOptions(prepared.kernel, AliasMode.TRITON, plan.seed),
         starts=prepared.starts,
     )
     findings = prove(prepared.original, prepared.kernel, entries[0].steps, AliasMode.TRITON)

@@ -12,7 +12,7 @@ from bench.stored_schedules import ScheduleSet
 from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.search.driver import Budget, run_search
+from warploom.search.driver import Budget, SearchOptions, run_search
 from warploom.search.lineage import Base, make_base, prove, write_steps
 from warploom.search.players import PLAYERS
 from warploom.search.tournament import BaseModel
@@ -81,10 +81,9 @@ def prepare(
                 PLAYERS["greedy"],
                 BaseModel(original, base.cubin, stored.kernel),
                 CLIMB,
-                stored.kernel,
-                AliasMode.TRITON,
-                seed=seed,
-                elsewhere=bool(base.steps),
+                SearchOptions(
+                    stored.kernel, AliasMode.TRITON, seed=seed, elsewhere=bool(base.steps)
+                ),
             )
             if found.best and found.best[0][0] > 1.0:
                 score, candidate = found.best[0]

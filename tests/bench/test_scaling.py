@@ -15,7 +15,7 @@ from bench.scaling.ray_cluster import RayCluster
 from warploom.errors import DeviceError
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.rules.verify import Verifier
-from warploom.search.driver import Budget, run_search
+from warploom.search.driver import Budget, SearchOptions, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Candidate, Game
 from warploom.search.play import Score
@@ -88,9 +88,7 @@ def searched(cubin: Cubin, backend: Backend, count: int = COUNT) -> tuple[Digest
             PLAYERS["greedy"],
             evaluator,
             budget,
-            chains=3,
-            seed=3,
-            verifier=_VERIFIERS[cubin.digest],
+            SearchOptions(chains=3, seed=3, verifier=_VERIFIERS[cubin.digest]),
         )
     assert found.outcomes["ok"] == found.scored
     return [(score, candidate.digest) for score, candidate in found.best], evaluator

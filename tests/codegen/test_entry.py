@@ -56,14 +56,10 @@ def test_the_image_begins_with_what_its_blocks_have(source):
 def test_an_image_that_lacks_a_record_is_refused(source):
     """Planted fault: one of the three records that say how a block begins has another name."""
     image = compile_source(source, "sm_90a")[0]
-    info = parse(image).kernels
-    (name,) = info
-    elf = ELFFile(io.BytesIO(image))
-    refused = 0
-    for section in (
-        elf.get_section_by_name(".nv.info"),
-        elf.get_section_by_name(f".nv.info.{name}"),
-    ):
+    (kernel,) = parse(image).kernels
+    elf, refused = ELFFile(io.BytesIO(image)), 0
+    for name in (".nv.info", f".nv.info.{kernel}"):
+        section = elf.get_section_by_name(name)
         for record in nvinfo.records(section.data()):
             if record.attribute not in (nvinfo.REGISTER_COUNT, 0x05, 0x1B):
                 continue

@@ -1,7 +1,6 @@
 """Graphs from programs, solved schedules, copies of tiles, counters: with planted faults."""
 
 import importlib.util
-import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -84,19 +83,19 @@ def test_copies_of_a_carried_tile_are_refused():
         graph_of(gemm(GemmConfig()), "m", copies={"acc": 2})
 
 
-def test_the_solved_gemm_meets_its_bound_and_fills_shared_memory(tmp_path):
+def test_the_solved_gemm_meets_its_bound_and_fills_shared_memory(empty_cache):
     program = gemm(GemmConfig())
     launch = LaunchPlan(split="m", cluster=("m_tile", 2), supergroup=8)
-    schedule = solve_kernel(program, launch, search=QUICK, cache=tmp_path)
+    schedule = solve_kernel(program, launch, search=QUICK)
     loop = schedule.any_loop
     assert loop.initiation_interval == 1024
     assert loop.proof.status == "analytic" and loop.proof.confirmed == CONFIRMED
     assert set(loop.ring_depth.values()) == {4}
-    again = solve_kernel(program, launch, search=QUICK, cache=tmp_path)
+    again = solve_kernel(program, launch, search=QUICK)
     assert again.to_json() == KernelSchedule.from_json(schedule.to_json()).to_json()
 
 
-def test_a_bound_that_is_too_high_is_not_called_confirmed(tmp_path, monkeypatch):
+def test_a_bound_that_is_too_high_is_not_called_confirmed(empty_cache, monkeypatch):
     """Planted fault: the solver claims that a longer interval than it found is the least one."""
 
     def hasty(problem):
@@ -107,13 +106,13 @@ def test_a_bound_that_is_too_high_is_not_called_confirmed(tmp_path, monkeypatch)
 
     monkeypatch.setattr("warploom.autosched.solve.solve", hasty)
     program = gemm(GemmConfig(tile=(128, 128, 64)))
-    loop = solve_kernel(program, SPLIT, search=QUICK, cache=tmp_path).any_loop
+    loop = solve_kernel(program, SPLIT, search=QUICK).any_loop
     assert loop.proof.confirmed.startswith("not confirmed in 2 s: intervals from 640 on")
 
 
-def test_solved_times_are_legal_on_the_extracted_graph_and_a_moved_one_is_not(tmp_path):
+def test_solved_times_are_legal_on_the_extracted_graph_and_a_moved_one_is_not(empty_cache):
     program = gemm(GemmConfig())
-    schedule = solve_kernel(program, LaunchPlan(split="m"), search=QUICK, cache=tmp_path)
+    schedule = solve_kernel(program, LaunchPlan(split="m"), search=QUICK)
     _, problem = graph_of(program, "m")
     table = costs("h200").at("high")
     problem = extract(place(program, "m", 2), program.loops()[0], table)
@@ -130,8 +129,7 @@ def solved(kernel):
     """The schedule of a small kernel, solved once a test run."""
     small = programs.gemm_case if kernel == "gemm" else programs.attention_case
     plan = LaunchPlan(split="m" if kernel == "gemm" else "rows")
-    with tempfile.TemporaryDirectory() as folder:
-        return solve_kernel(small(64, 64, 3)[0], plan, search=MEASURED, cache=Path(folder))
+    return solve_kernel(small(64, 64, 3)[0], plan, search=MEASURED)
 
 
 @settings(max_examples=12, deadline=None)
@@ -245,11 +243,11 @@ def broken_edges(graph, schedule):
     ]
 
 
-def test_the_solver_asks_for_copies_where_lifetimes_do(tmp_path):
+def test_the_solver_asks_for_copies_where_lifetimes_do(empty_cache):
     program, _, _ = programs.attention_case(64, 64, groups=1)
     plan = LaunchPlan(split="rows")
     plain, spread = (
-        solve_kernel(program, plan, search=replace(MEASURED, expand=expand), cache=tmp_path)
+        solve_kernel(program, plan, search=replace(MEASURED, expand=expand))
         for expand in (False, True)
     )
     assert spread.any_loop.initiation_interval < plain.any_loop.initiation_interval
@@ -270,7 +268,7 @@ def test_where_the_high_end_has_no_schedule_the_nominal_costs_are_tried(monkeypa
     program = gemm(GemmConfig())
     tried = []
 
-    def refuse(program, launch, gpu, search, registers, cache):
+    def refuse(program, launch, gpu, search, registers):
         tried.append(search.cost_end)
         if search.cost_end == "high":
             raise CheckFailed("none found")
@@ -280,7 +278,7 @@ def test_where_the_high_end_has_no_schedule_the_nominal_costs_are_tried(monkeypa
     assert solve_kernel(program, search=QUICK) == replace(QUICK, cost_end="nominal")
     assert tried == ["high", "nominal"]
 
-    def never(program, launch, gpu, search, registers, cache):
+    def never(program, launch, gpu, search, registers):
         raise CheckFailed(f"none found at {search.cost_end}")
 
     monkeypatch.setattr("warploom.autosched.solve._solve_at", never)

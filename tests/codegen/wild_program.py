@@ -359,6 +359,7 @@ class Body:
             lambda: self.parts(x),
             lambda: x - t.load(self.array("m n", t.FP32), self.rows, self.cols, edge=-np.inf),
             lambda: self.last_product(x),
+            lambda: self.vector(x, axis),
         )
         return draw.choice(choices)()
 
@@ -366,6 +367,14 @@ class Body:
         """A product of complex numbers."""
         z = t.Complex(x, snap(self.one() * 0.25)) * t.Complex(x - 1.0, x * 0.5)
         return z.re * 0.125 + z.conj().im * 0.125
+
+    def vector(self, x: t.Tile, axis: str) -> t.Tile:
+        """What a vector's running sums leave over its largest element, made along some axis."""
+        own = self.draw.choice((axis, "w"))
+        place = self.rows if axis == "m" else self.cols
+        v = fp32(self.load(axis, t.FP32, t.span(place.start, place.size, own)))
+        v = snap(t.cumsum(v, own) * 0.25) - t.max_along(v, own)
+        return x + (v if own == axis else v.rename(own, axis))
 
     def parts(self, x: t.Tile) -> t.Tile:
         """A part of the tile joined with the whole by its sums."""

@@ -7,7 +7,9 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from random import Random
 
@@ -17,9 +19,19 @@ from warploom import tile as t
 from warploom.autosched.schedules import schedule_named
 from warploom.cli.build import from_file
 from warploom.codegen.compile.build import program_key
-from warploom.engine.launch_time import Launch, LaunchTime
-from warploom.engine.points import Point, Space, described, orders, plans
-from warploom.engine.search import _Search, bound_of, search, tried
+from warploom.engine.launch_time import Launch, LaunchTime, why_slower
+from warploom.engine.plans import plans, variations
+from warploom.engine.points import Point, Space, described, orders
+from warploom.engine.search import (
+    BEST_OF,
+    Explored,
+    Found,
+    _limited,
+    _Search,
+    bound_of,
+    search,
+    tried,
+)
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm.program import GemmConfig, default_schedule
@@ -54,17 +66,29 @@ def first_point(space: Space) -> Point:
 
 def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
     sizes = list(space.sizes())
-    assert len(sizes) == len(set(sizes)) == 6 and dict(sizes[0])["rows_of_a_tile"] == "128"
+    assert len(sizes) == len(set(sizes)) == 10 and dict(sizes[0])["rows_of_a_tile"] == "128"
     point = first_point(space)
     assert point.rules == ("in_powers_of_two", "divide_once_a_row", "skip_masked_blocks")
     program = space.selected(point, "h200").program
     assert set(orders(program)) == {"pingpong", "pingpong-early", "overlapped", "overlapped-early"}
-    assert ("dynamic", "overlap") in plans(program) and () in plans(program)
+    assert ("balance=dynamic", "raster=8") in plans(program) and plans(program)[0] == ()
+    assert not any("cluster" in word for words in plans(program) for word in words)  # loops differ
+    assert ("task=prefetch",) in variations(program, ()) and () not in variations(program, ())
+    assert () in variations(program, ("task=prefetch",))
     assert Point.from_json(point.to_json()) == point
     fixed = Space(FILE, {"rows_of_a_tile": "192"})
-    assert {dict(one)["keys_of_a_tile"] for one in fixed.sizes()} == {"128", "80", "112"}
+    assert {dict(one)["keys_of_a_tile"] for one in fixed.sizes()} == {
+        "128",
+        "80",
+        "112",
+        "64",
+        "176",
+    }
     text = described(space)
-    assert "optimistic_rescale (or not)" in text and "1,296 points" in text
+    assert "optimistic_rescale (or not)" in text and "registers: 32, 40" in text
+    # Sizes, forms, orders, then one more than the values of each option of the plan.
+    counts = (10, len(space.forms(sizes[0])), 4, 4, 5, 3, 3, 2, 2, 3)
+    assert f"{prod(counts):,} points" in text
 
 
 def test_the_solver_of_a_search_has_the_seconds_asked_for(space, monkeypatch) -> None:
@@ -79,7 +103,9 @@ def test_the_solver_of_a_search_has_the_seconds_asked_for(space, monkeypatch) ->
 
 def test_plans_are_launch_plans(space) -> None:
     point = first_point(space)
-    dynamic = space.selected(replace(point, plan=("dynamic", "overlap")), "h200").launch
+    dynamic = space.selected(
+        replace(point, plan=("balance=dynamic", "task=overlap")), "h200"
+    ).launch
     assert dynamic.tile_scheduler == "dynamic" and dynamic.overlap_next_task
     assert dynamic.reverse == ("rows_tile",) and dynamic.task_rings
     lazy = replace(point, rules=(*point.rules, "lazy_rescale"))
@@ -114,7 +140,7 @@ def brute_force(tasks: list[float], places: int, dynamic: bool) -> float:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_tasks_are_shared_out_as_the_plan_says(space, dynamic) -> None:
     point = first_point(space)
-    plan = ("dynamic",) if dynamic else ()
+    plan = ("balance=dynamic",) if dynamic else ()
     selected = space.selected(replace(point, plan=plan), "h200")
     cycles, each = 2500.0, 1300.0
     walked = replayed(cycles, Ends(tail=900.0, head=each - 900.0))
@@ -142,10 +168,10 @@ def test_a_balanced_order_is_faster_under_a_causal_mask(space) -> None:
         plan: Launch(space.selected(replace(point, plan=plan), "h200"), SIZES, "h200")
         .time(walked)
         .microseconds
-        for plan in ((), ("longest_first",), ("dynamic",), ("prefetch",))
+        for plan in ((), ("balance=longest_first",), ("balance=dynamic",), ("task=prefetch",))
     }
-    assert times["dynamic",] < times["longest_first",] <= times[()]
-    assert times["prefetch",] < times[()]  # no slot to wait for
+    assert times["balance=dynamic",] < times["balance=longest_first",] <= times[()]
+    assert times["task=prefetch",] < times[()]  # no slot to wait for
 
 
 def gemm(**plan) -> Selected:
@@ -184,11 +210,11 @@ def test_tasks_come_in_the_order_that_the_kernel_takes_them(plan) -> None:
 def test_loads_of_neighbours_are_served_together() -> None:
     sizes = {"m": 4096, "n": 4096, "k": 4096}
     one = Launch(gemm(supergroup=11, cluster=("", 1)), sizes, "h200")
-    a, b = sorted(one.shared().values())
+    a, b = sorted(one.apart.values())
     # 132 tasks: 11 rows of tiles by 12 columns.
     assert (a, b) == (11 / 132, 12 / 132)
     alone = Launch(gemm(supergroup=0, cluster=("", 1)), {**sizes, "n": 256}, "h200")
-    assert sorted(alone.shared().values()) == [1 / 32, 1.0]
+    assert sorted(alone.apart.values()) == [1 / 32, 1.0]
 
 
 def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
@@ -207,12 +233,12 @@ def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
     steps, loaded = 64 * 32 * 128, 2 * 64 * (128 + 256)
     apart = sum(
         share * size
-        for share, size in zip(launch.shared().values(), (2 * 64 * 128, 2 * 64 * 256), strict=True)
+        for share, size in zip(launch.apart.values(), (2 * 64 * 128, 2 * 64 * 256), strict=True)
     )
     assert loaded == 49152
     on_chip = steps * (3145 * 1024 + 10.5 * 80e3 + 278 * 100 + 16.9 * 40e3 + apart * (29.5 - 16.9))
     on_chip += 8192 * 8192 * 2 * 35
-    far = 3 * 8192 * 8192 * 2 * 84
+    far = launch.traffic * 84
     joules = 1e-12 * (on_chip * (short.mhz / 1980) ** 1.8 + far)
     assert 123 + joules / (short.microseconds * 1e-6) == pytest.approx(891, rel=0.01)
 
@@ -249,8 +275,9 @@ def test_the_bound_is_of_loops_on_all_sms_and_of_bytes(space, monkeypatch) -> No
         assert bound_of(selected, SIZES, "h200") == pytest.approx(bound)
 
 
-def test_a_launch_takes_as_long_as_its_arrays_need(space) -> None:
+def test_a_launch_takes_as_long_as_its_arrays_need() -> None:
     """With loops that take no time what is left are the ends of tasks, and DRAM."""
+    space = Space(FILE, {"causal": "false"})
     selected = space.selected(first_point(space), "h200")
     few = {"batch": 1, "heads": 132, "rows": 128, "keys": 1 << 20, "d": 128}
     found = Launch(selected, few, "h200").time(replayed(1e-3, Ends()))
@@ -284,8 +311,20 @@ def test_rows_are_kept_and_replaced(store) -> None:
     store.put(KEY, Row(1.5, None, "", {"limits": "its loops"}))
     store.put(KEY, Row(1.5, 2.0, "", {"limits": "its loops"}))
     store.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        store.find(KEY)
     again = PointStore(store.path)
     assert again.find(KEY) == Row(1.5, 2.0, "", {"limits": "its loops"}) and list(again) == [KEY]
+
+
+def test_a_row_is_written_while_another_process_reads(store) -> None:
+    for number in range(3):
+        store.put(("other", str(number), *KEY[2:]), Row(1.0))
+    with closing(sqlite3.connect(store.path)) as other:
+        reading = other.execute("select * from points")
+        assert reading.fetchone()
+        store.put(KEY, Row(2.0))
+        assert store.find(KEY) == Row(2.0)
 
 
 def test_a_poisoned_row_is_tried_again_and_a_wrong_file_refused(store, tmp_path) -> None:
@@ -310,7 +349,8 @@ def number_of(point: Point) -> float:
 
 
 def quick(space, point, sizes, gpu, best):
-    return {"predicted": number_of(point), "limits": "its loops"}
+    walked = replayed(2500.0, Ends(tail=700.0, head=400.0)).to_json()
+    return {"predicted": number_of(point), "limits": "its loops", "replay": walked}
 
 
 def slow(space, point, sizes, gpu, best):
@@ -325,17 +365,22 @@ def deadly(space, point, sizes, gpu, best):
 
 
 SMALL = {"rows_of_a_tile": "128"}  # of the open sizes only the keys of a tile
+FEW = {**SIZES, "batch": 1, "rows": 256, "keys": 256}  # tasks that are counted at once
 
 
 def test_a_search_finds_the_best_of_its_stages_and_remembers(store) -> None:
     space, said = Space(FILE, SMALL), list[str]()
-    found = search(space, SIZES, "h200", store, "normal", said.append, quick)
+    found = search(space, FEW, "h200", store, "normal", said.append, quick)
     assert found.best == min(number_of(one.point) for one in found.found)
     forms = [one for one in found.found if not one.point.plan and one.point.order == "pingpong"]
-    assert len(forms) == 18 and len(found.found) > 18 and "points, best" in said[-1]
-    again = search(space, SIZES, "h200", store, "normal", said.append, deadly)
+    # Five sizes with all rewrites, then two of them with the five other choices.
+    assert len(forms) == 15 and len(found.found) > 15 and "points, best" in said[-1]
+    words = {word.split("=")[0] for one in found.found for word in one.point.plan}
+    assert words >= {"balance", "task", "panels", "store", "resident", "registers"}
+    assert {"pingpong", "overlapped", "solve"} <= {one.point.order for one in found.found}
+    again = search(space, FEW, "h200", store, "normal", said.append, deadly)
     assert again.known == len(again.found) == len(found.found)  # no worker was asked
-    other = search(space, {**SIZES, "rows": 512}, "h200", store, "quick", said.append, quick)
+    other = search(space, {**FEW, "rows": 512}, "h200", store, "quick", said.append, quick)
     assert other.known == 0
 
 
@@ -351,24 +396,65 @@ def test_only_what_a_solver_finds_depends_on_its_seconds(space, store) -> None:
 
 def test_a_worker_that_dies_costs_its_point(store) -> None:
     space = Space(FILE, SMALL)
-    found = search(space, SIZES, "h200", store, "normal", lambda _: None, deadly)
+    found = search(space, FEW, "h200", store, "normal", lambda _: None, deadly)
     dead = [one for one in found.found if one.row.refused]
     assert dead and all("died" in one.row.refused for one in dead)
     assert all("optimistic_rescale" in one.point.rules for one in dead)
     assert len(found.useful) > 15 and found.useful[0].point not in [one.point for one in dead]
 
 
+def hanging(space, point, sizes, gpu, best):
+    if point.order != "pingpong":
+        time.sleep(600)
+    return quick(space, point, sizes, gpu, best)
+
+
+def test_a_worker_that_hangs_costs_its_point(store, monkeypatch) -> None:
+    """Its process ends itself by a signal that no code of the point can hold back."""
+    monkeypatch.setattr("warploom.engine.search._limited", impatient)
+    monkeypatch.setitem(BEST_OF, "quick", (0, 1, 0, 0, 0))
+    found = search(Space(FILE, SMALL), FEW, "h200", store, "quick", print, hanging)
+    refused = [one for one in found.found if one.row.refused]
+    assert refused and all("took over" in one.row.refused for one in refused)
+    assert all(one.point.order != "pingpong" for one in refused) and found.useful
+
+
+def impatient(*arguments):
+    """As `_limited` in a worker whose limit is a second."""
+    from warploom.engine import search as module  # noqa: PLC0415 (in the worker)
+
+    module.MOST_SECONDS = 1
+    return _limited(*arguments)
+
+
+def test_of_points_that_tie_the_plainest_comes_first() -> None:
+    def found(microseconds: float, rules: int, words: int) -> Found:
+        return Found(Point((), ("r",) * rules, "", ("w",) * words), Row(microseconds))
+
+    ranked = [found(100.0, 2, 1), found(100.3, 1, 1), found(100.4, 1, 0), found(101.0, 0, 0)]
+    assert Explored([*reversed(ranked)]).useful == [ranked[2], ranked[1], ranked[0], ranked[3]]
+
+
+def test_why_a_launch_is_slower() -> None:
+    best = {"work": 1000.0, "busy": 0.98, "mhz": 1700.0}
+    assert why_slower({**best, "work": 1030.0}, best) == "its tasks take 3.0% more cycles"
+    assert why_slower({**best, "busy": 0.49, "mhz": 1610.0}, best) == (
+        "SMs are without a task for 100.0% longer, its energy leaves a clock 5.6% lower"
+    )
+    assert why_slower(best, best) == "as fast, by this model"
+
+
 def test_workers_end_with_their_search(tmp_path) -> None:
     """A search that is killed leaves no process behind, and its rows are whole."""
     code = (
-        "from tests.engine.test_engine import FILE, SMALL, SIZES, slow\n"
+        "from tests.engine.test_engine import FILE, FEW, SMALL, slow\n"
         "from warploom.engine.points import Space\n"
         "from warploom.engine.search import search\n"
         "from warploom.engine.store import PointStore\n"
         "from pathlib import Path\n"
         f"store = PointStore(Path({str(tmp_path / 'points.sqlite')!r}))\n"
         "if __name__ == '__main__':\n"
-        "    search(Space(FILE, SMALL), SIZES, 'h200', store, 'normal', print, slow)\n"
+        "    search(Space(FILE, SMALL), FEW, 'h200', store, 'normal', print, slow)\n"
     )
     script = tmp_path / "search.py"
     script.write_text(code)

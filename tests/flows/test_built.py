@@ -20,7 +20,7 @@ from warploom.runtime.kernel import image_of
 from warploom.sass.decode.cubin import parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.rules.verify import verify
-from warploom.search.driver import Budget, run_search
+from warploom.search.driver import Budget, SearchOptions, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.players import PLAYERS
 
@@ -40,7 +40,11 @@ def moved(folder: Path) -> bytes:
     cubin = parse(read_build(folder).built.cubin, "gemm")
     budget = Budget(60.0, candidates=20)
     found = run_search(
-        cubin, PLAYERS["random"], ModelEvaluator(cubin, "gemm"), budget, "gemm", AliasMode.TRITON
+        cubin,
+        PLAYERS["random"],
+        ModelEvaluator(cubin, "gemm"),
+        budget,
+        SearchOptions("gemm", AliasMode.TRITON),
     )
     return next(c.cubin for _, c in found.best if c.cubin != cubin.data)
 

@@ -43,7 +43,7 @@ def test_opcheck_of_gemm_with_gradients():
 
 
 def test_opcheck_of_attention():
-    torch.library.opcheck(torch_op.attention, heads(), {"causal": True})
+    torch.library.opcheck(torch.ops.warploom.attention.default, heads(), {"causal": True})
     torch.library.opcheck(torch_op.attention_with_lse, heads(), {"causal": True})
 
 
@@ -73,6 +73,55 @@ def test_attention_compiles_and_is_right():
 def test_attention_reads_the_layout_of_a_projection():
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in heads())
     assert close(torch_op.attention(q, k, v, causal=True), reference(q, k, v))
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("depth", [64, 128])
+def test_gradients_of_attention(depth, causal, same):
+    q, k, v = matrix(2, 4, 333, depth), matrix(2, 2, 333, depth), matrix(2, 2, 333, depth)
+    grad = matrix(*q.shape)
+    ours = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch.use_deterministic_algorithms(same)
+    try:
+        torch_op.attention(*ours, causal=causal).backward(grad)
+        first = [x.grad.clone() for x in ours]
+        for x in ours:
+            x.grad = None
+        torch_op.attention(*ours, causal=causal).backward(grad)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not same or all(torch.equal(x.grad, a) for x, a in zip(ours, first, strict=True))
+    want = [x.double().requires_grad_() for x in (q, k, v)]
+    keys, values = (x.repeat_interleave(2, 1) for x in want[1:])
+    torch.nn.functional.scaled_dot_product_attention(
+        want[0], keys, values, is_causal=causal
+    ).backward(grad.double())
+    for x, y in zip(ours, want, strict=True):
+        assert close(x.grad, y.grad, 6e-3)
+
+
+def test_the_gradient_of_the_sums_of_exponentials():
+    q, k, v = (matrix(1, 2, 130, 128).requires_grad_() for _ in range(3))
+    torch_op.attention_with_lse(q, k, v)[1].sum().backward()
+    wide = [x.detach().double().requires_grad_() for x in (q, k)]
+    scores = wide[0] @ wide[1].transpose(-1, -2) * 128**-0.5
+    torch.logsumexp(scores, -1).sum().backward()
+    assert close(q.grad, wide[0].grad) and close(k.grad, wide[1].grad)
+    assert not bool(v.grad.any())
+
+
+def test_gradients_of_attention_in_a_whole_graph():
+    def loss(q, k, v):
+        return (torch_op.attention(q, k, v, causal=True).float() ** 2).sum()
+
+    q, k, v = (matrix(1, 2, 130, 128).requires_grad_() for _ in range(3))
+    torch.compile(loss, fullgraph=True)(q, k, v).backward()
+    got = [x.grad.clone() for x in (q, k, v)]
+    for x in (q, k, v):
+        x.grad = None
+    loss(q, k, v).backward()
+    assert all(close(a, x.grad) for a, x in zip(got, (q, k, v), strict=True))
 
 
 def test_gradients_of_gemm():

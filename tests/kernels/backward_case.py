@@ -40,6 +40,13 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
     }
 
 
+def summed(config: BackwardConfig, sums: NDArray[Any], rows: int) -> NDArray[Any]:
+    """dq from its sums."""
+    if config.transposed:
+        sums = sums.swapaxes(-1, -2).reshape(*sums.shape[:2], -1, config.head_dim)
+    return config.factor * sums[:, :, :rows]
+
+
 def backward_case(
     config: BackwardConfig, rows: int, keys: int, batch: int = 1, heads: int = 1, seed: int = 0
 ) -> tuple[Values, Values]:
@@ -51,7 +58,8 @@ def backward_case(
     values: Values = {name: random.integers(-4, 5, shape) * 0.25 for name, shape in shapes.items()}
     want = gradients(config, values)
     values |= {name: want[name].astype(np.float32) for name in ("base", "delta")}
-    sums = (d, rows) if config.transposed else (rows, d)
+    block = config.tile[0]
+    sums = (-(-rows // block), d, block) if config.transposed else (rows, d)
     values["dq_sum"] = np.zeros((batch, heads, *sums), np.float32)
     values |= {name: np.full(shapes["k"], np.nan, np.float32) for name in ("dk", "dv")}
     return values, want

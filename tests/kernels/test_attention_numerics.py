@@ -7,7 +7,7 @@ import pytest
 
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
-from warploom.kernels.attention.choose import choose_attention, default_attention
+from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import reference
 from warploom.kernels.attention.variants import ATTENTION_CHOICES
@@ -201,9 +201,10 @@ def test_exact_takes_no_variant_that_guesses():
 @pytest.mark.parametrize("lse", [False, True])
 def test_the_kernel_of_long_rows_has_registers_enough(lse):
     """Three groups with 160 registers a thread: one value more and the build is refused."""
-    config, schedule = default_attention(8192, AttentionConfig(lse=lse))
+    choice = choose_attention(8192, AttentionConfig(lse=lse))
+    config = choice.config(AttentionConfig(lse=lse))
     assert config.optimistic_threshold and config.tile == (192, 80)
-    assert build(attention(config), schedule).resources.spill_bytes == 0
+    assert build(attention(config), choice.schedule(config)).resources.spill_bytes == 0
 
 
 def test_exact_is_a_setting_of_the_command_line():

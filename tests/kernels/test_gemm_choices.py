@@ -20,7 +20,6 @@ from warploom.kernels.gemm.choose import (
     TIE,
     TRANSPOSED,
     choose_gemm,
-    default_gemm,
     gemm_choice,
     preferred,
 )
@@ -169,9 +168,11 @@ def test_no_tile_is_chosen_whose_store_would_be_element_by_element(config):
 
 
 def test_the_default_of_another_type_keeps_128_bytes_a_step():
-    config, schedule = default_gemm(8192, 8192, 8192, GemmConfig(dtype=E4M3, b="nk"))
+    base = GemmConfig(dtype=E4M3, b="nk")
+    choice = choose_gemm(8192, 8192, 8192, base)
+    config = choice.config(base)
     assert config.tile[2] == 128 and config.dtype is E4M3
-    emit(lower(gemm(config), schedule))
+    emit(lower(gemm(config), choice.schedule(config)))
 
 
 def test_what_has_no_variant_is_refused():

@@ -2,10 +2,9 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
+from tests.command import warploom
 from typer.testing import CliRunner
 
 from warploom.cli import app
@@ -24,7 +23,8 @@ def call(*words):
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_builds_and_its_schedule_can_be_given_back(name, tmp_path):
     code, text = call("build", name, "-o", str(tmp_path / "one"))
-    assert code == 0 and "168 registers at entry" in text
+    # Two blocks of recurrent attention share an SM.
+    assert code == 0 and f"{128 if name == 'recurrent' else 168} registers at entry" in text
     code, text = call(
         "build", name, "-o", str(tmp_path / "two"), "--json",
         "--schedule", str(tmp_path / "one" / "schedule.json"),
@@ -53,7 +53,7 @@ def test_eight_bit_operands_are_stored_as_the_tensor_core_takes_them(tmp_path):
     assert configure("gemm", {"dtype": "e4m3"})[0].b == "nk"
     assert configure("gemm", {"dtype": "e4m3", "b": "kn"})[0].b == "kn"
     assert configure("gemm", {})[0].b == "kn"
-    for name in KERNELS:
+    for name in ("attention", "gemm"):
         code, text = call("build", name, "--set", "dtype=e4m3", "-o", str(tmp_path / name))
         assert code == 0, text
 
@@ -105,9 +105,6 @@ def test_an_unwritten_output_counts_as_wrong(monkeypatch):
 def test_run_says_one_line_and_ends_with_its_code(words, code, says):
     if "gpu" in words and shutil.which("nvidia-smi"):
         pytest.skip("there is a GPU here")
-    done = subprocess.run(
-        [sys.executable, "-m", "warploom", "run", *words],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = warploom("run", *words)
     text = done.stdout + done.stderr
     assert done.returncode == code and says in text and len(text.splitlines()) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import datetime
-import hashlib
 import json
 import multiprocessing
 import os
@@ -36,7 +35,7 @@ FAILED = (1, 2)  # of pytest: a test failed; a module could not even be imported
 FAILING = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 LEAST_SECONDS, SLOWER = 60.0, 3.0  # a limit: these, and so many times what no fault takes
 IDLE, STILL = 30.0, 0.1  # in so many seconds a run that hangs gets less than this of a processor
-LONG = 50_000  # characters of a listing that is worth keeping
+LIKELY = 4  # tests that are tried before all are collected
 COMPILERS = ("cubin", "emulate")  # folders of a cache that nothing but compilers fill
 COMPILING = "codegen/compile/"  # has to compile anew where it has a fault
 TICK = os.sysconf("SC_CLK_TCK")
@@ -196,38 +195,10 @@ def _pytest(
     hypothesis.settings.load_profile("mutants")
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu"]
     options += ["--basetemp", temporary + "/base"]
-    if Path(source, "warploom", "toolchain.py").is_file():
-        _remember(Path(root, "build", "nvdisasm"))
     plugins: list[object] = [First(first)]
     if watched:
         plugins.append(Watch(source + "/", watched))
     sys.exit(int(pytest.main([*options, *tests], plugins=plugins)))
-
-
-def _remember(folder: Path) -> None:
-    """Keep what nvdisasm prints of a file: it is no part of the package, and most of the time of
-    many runs is its."""
-    from warploom.toolchain import Tool  # noqa: PLC0415 (the copy of this run)
-
-    run = Tool.run
-
-    def remembered(tool: Tool, *words: str, **how: Any) -> subprocess.CompletedProcess[str]:
-        paths = [Path(word) for word in words if not word.startswith("-")]
-        if tool.name != "nvdisasm" or len(paths) != 1 or not paths[0].is_file():
-            return run(tool, *words, **how)
-        told = f"{tool.version} {[word for word in words if word.startswith('-')]}".encode()
-        kept = folder / hashlib.sha256(told + paths[0].read_bytes()).hexdigest()
-        if kept.is_file():
-            return subprocess.CompletedProcess([str(tool.path), *words], 0, kept.read_text(), "")
-        done = run(tool, *words, **how)
-        if done.returncode == 0 and not done.stderr and len(done.stdout) > LONG:
-            folder.mkdir(parents=True, exist_ok=True)
-            aside = kept.with_suffix(f".{os.getpid()}")
-            aside.write_text(done.stdout)
-            aside.replace(kept)
-        return done
-
-    Tool.run = remembered  # type: ignore[method-assign]
 
 
 class First:
@@ -382,7 +353,10 @@ class Runner:
                 began = time.monotonic()
                 with copy.holding(mutant):
                     order = self._order(mutant)
-                    status, said = self._test(copy, mutant.tests, limit, first=order)
+                    # The likeliest by themselves: their modules alone are quickly collected.
+                    status, said = self._test(copy, order[:LIKELY], limit)
+                    if status == 0:
+                        status, said = self._test(copy, mutant.tests, limit, first=order)
                 outcome = (
                     TIMEOUT
                     if status is None

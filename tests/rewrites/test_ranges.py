@@ -17,6 +17,7 @@ from warploom.tile import (
     interpret,
     load,
     loop,
+    maximum,
     maximum_index,
     minimum,
     size,
@@ -55,6 +56,8 @@ CONDITIONS = {
     "within a window": lambda r, k: (r >= k) & (r - 5 < k),
     "least of two": lambda r, k: minimum(r + 1, size("keys")) > k,
     "strict": lambda r, k: r > k + 3,
+    "a difference": lambda r, k: (2 - r) + k < 5,
+    "greatest of two": lambda r, k: maximum(k, k + 2) < size("keys"),
     "three": lambda r, k: ((r >= k) & (k < size("keys"))) & (r - 9 < k),
 }
 
@@ -69,6 +72,8 @@ def holds(name, rows, keys, i, j):
         "within a window": (key <= row) & (row - 5 < key),
         "least of two": np.minimum(row + 1, keys) > key,
         "strict": key + 3 < row,
+        "a difference": key - row < 3,
+        "greatest of two": (key + 2 < keys) & (row > -99),
         "three": (key <= row) & (key < keys) & (row - 9 < key),
     }[name]
 
@@ -134,6 +139,15 @@ def test_what_is_not_a_comparison_of_positions_says_nothing() -> None:
     positions, index = Positions(definitions), program.loops()[0].index
     assert positions.everywhere(condition, index) is None
     assert positions.somewhere(condition, index) == Iterations()
+
+
+def test_a_condition_holds_everywhere_only_where_all_of_it_is_known() -> None:
+    program, condition = masked(lambda r, k: (k < size("keys")) & ((r < k) | (r > k)))
+    definitions = {op.dst.name: op for op in program.ops() if op.dst is not None}
+    positions, index = Positions(definitions), program.loops()[0].index
+    assert positions.everywhere(condition, index) is None
+    (stop,) = positions.somewhere(condition, index).stops
+    assert [stop.evaluate({"keys": keys}) for keys in (0, 1, 4, 5)] == [0, 1, 1, 2]
 
 
 INDICES = st.recursive(

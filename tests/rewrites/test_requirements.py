@@ -232,11 +232,27 @@ def test_weights_of_8_bits_do_not_saturate() -> None:
     weights above 448 would all be 448."""
     program = textbook(AttentionConfig(dtype=E4M3))
     arrays = arrays_of(program, 4, rows=128, keys=512, d=128, kv_heads=2, one=1)
-    arrays["q"][:] = 1.0
+    for name in ("q", "scale_q", "scale_k", "scale_v"):
+        arrays[name][:] = 1.0
     arrays["k"][:] = np.linspace(0.0, 0.9, 512)[None, None, :, None]
     right = interpret(program, arrays)["o"]
     found = interpret(lazy_rescale(program, 15.0), arrays)["o"]
     assert np.abs(found - right).max() < 0.05 * np.abs(right).max()
+
+
+def test_weights_whose_sum_only_normalises_are_rounded_before_they_are_summed() -> None:
+    """In one loop or, after a split, in two of them; not where the sum is itself a result."""
+
+    def rounds(program) -> bool:
+        weighed = optimistic_rescale(program, 12.0)
+        back = [op for op in ops_of(weighed, "cast") if op.dst.type.dtype is FP32]
+        return any(op.srcs[0].type.axes[1:] for op in back)
+
+    for lse in (False, True):
+        program = in_powers_of_two(attention(lse=lse))
+        split = split_mask_loop(skip_masked_blocks(program))
+        assert len(find(split)) == 2
+        assert rounds(program) is rounds(split) is not lse
 
 
 def test_a_threshold_is_above_0_and_no_higher_than_weights_bear() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.timing.slots import Slot
-from warploom.search.driver import Budget, run_search
+from warploom.search.driver import Budget, SearchOptions, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Game
 from warploom.search.players import Score
@@ -124,7 +123,7 @@ def test_the_player_measures_each_state_once_and_keeps_legal_ones(
     evaluator = ModelEvaluator(cubin, next(iter(cubin.kernels)))
     budget = Budget(60.0, None, 16)
     player = player_for("wide", 0)
-    found = run_search(cubin, player, evaluator, budget, mode=AliasMode.TRITON)
+    found = run_search(cubin, player, evaluator, budget, SearchOptions(mode=AliasMode.TRITON))
     assert found.measured == found.scored == 16
     assert len({candidate.digest for _, candidate in found.best}) == len(found.best)
     assert all(candidate.verdict.legal for _, candidate in found.best)
@@ -138,7 +137,7 @@ def test_a_trainers_error_reaches_the_one_who_plays(
 
     monkeypatch.setattr(Trainer, "learn", fail)
     with pytest.raises(RuntimeError, match="planted"):
-        next(learned(SMALL, 0, Game(cubin_of(RMSNORM)), random.Random(0)))
+        next(learned(SMALL, 0, Game(cubin_of(RMSNORM))))
 
 
 def test_tune_goes_on_after_ctrl_c_as_if_nothing_had_happened(

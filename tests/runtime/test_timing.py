@@ -94,6 +94,8 @@ def test_bad_requests_are_refused() -> None:
 
 def test_the_sm_clock_is_read_from_a_spin() -> None:
     assert make().helpers.clock_mhz() == pytest.approx(1000.0)
+    timing = time_images(make(), {"base": image(us=20), "new": image(us=20)})
+    assert timing.clock_mhz == [1000.0] * len(timing.reload_medians["new"])  # one a reload
 
 
 def test_the_first_launches_after_a_load_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

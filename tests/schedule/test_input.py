@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from fixtures import graph_a, graph_b
 from solutions import problem, solved
+from tests.command import warploom
 
 from bench.published import DATA, published
 from warploom.autosched.solve import Search, solve_kernel
@@ -27,9 +27,7 @@ from warploom.schedule.view.trace import chrome_trace
 BACKWARD = str(DATA / "graphs" / "attention_backward@h100.json")
 
 
-def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "warploom", "schedule", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=cwd)
+run = partial(warploom, "schedule")
 
 
 def spoiled(**change: Any) -> dict[str, Any]:
@@ -114,7 +112,7 @@ def test_a_capacity_error_names_the_culprit(tmp_path: Path) -> None:
 def test_every_command_schedules_the_same_loop(tmp_path: Path) -> None:
     """`schedule` solves what `build --schedule solve` and `optimize` solve: one interval."""
     program, launch = written("gemm", {"tile": "128,128,64"})
-    built = solve_kernel(program, launch, search=Search(seconds=20), cache=tmp_path)
+    built = solve_kernel(program, launch, search=Search(seconds=20))
     options = ("--set", "tile=128,128,64", "--time-limit", "20", "--json", "o.json")
     done = run("gemm", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from warploom.sass.decode.cubin import Cubin
-from warploom.search.driver import Budget, SearchResult, run_search
+from warploom.search.driver import Budget, SearchOptions, SearchResult, run_search
 from warploom.search.game import Candidate, Family, Game
 from warploom.search.play import Play, Player, next_legal
 from warploom.search.players import PLAYERS, Score
@@ -50,7 +50,7 @@ def search(cubin_of: Callable[[str], Cubin]) -> Search:
 
     def run(fake: Fake, candidates: int = 40, player: str = "random", **more: int) -> SearchResult:
         budget = Budget(60.0, candidates)
-        return run_search(cubin_of(RMSNORM), PLAYERS[player], fake, budget, **more)
+        return run_search(cubin_of(RMSNORM), PLAYERS[player], fake, budget, SearchOptions(**more))
 
     return run
 
@@ -126,7 +126,7 @@ def test_new_bests_and_progress_are_told(cubin_of: Callable[[str], Cubin]) -> No
         PLAYERS["random"],
         Fake(lambda number: Score(1.0 + number / 100)),
         Budget(60.0, 10),
-        on_best=lambda candidate, speedup: bests.append(speedup),
+        SearchOptions(on_best=lambda candidate, speedup: bests.append(speedup)),
     )
     assert bests == sorted(bests)
     assert bests[-1] == result.best_speedup
@@ -158,7 +158,7 @@ def test_the_budget_runs_over_by_one_thought_not_one_of_each_chain(
     cubin = cubin_of(RMSNORM)
     game, began = Game(cubin), time.monotonic()
     fake = Fake(lambda _: Score(1.0))
-    run_search(cubin, player, fake, Budget(1.0), chains=chains, game=game)
+    run_search(cubin, player, fake, Budget(1.0), SearchOptions(chains=chains, game=game))
     assert len([end for end in thoughts if end - began > 1.05]) <= 1 < len(thoughts)
 
 
@@ -167,6 +167,6 @@ def test_ctrl_c_while_a_player_thinks_loses_no_score(cubin_of: Callable[[str], C
     player, _ = _slow(0.0, interrupt_at=5)
     began = time.monotonic()
     fake = Fake(lambda number: Score(1.0 + number / 100))
-    result = run_search(cubin_of(RMSNORM), player, fake, Budget(60.0), chains=4)
+    result = run_search(cubin_of(RMSNORM), player, fake, Budget(60.0), SearchOptions(chains=4))
     assert result.interrupted and result.scored == 4 and result.best_speedup == 1.03
     assert time.monotonic() - began < 9.0, "nothing is waited for that was collected"

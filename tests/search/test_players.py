@@ -10,7 +10,7 @@ from tests.search.moves_made import moved
 
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.rules.verify import Verifier
-from warploom.search.driver import Budget, run_search
+from warploom.search.driver import Budget, SearchOptions, run_search
 from warploom.search.evaluate import ModelEvaluator
 from warploom.search.game import Family, Game
 from warploom.search.players import PLAYERS, Annealing, Score, anneal
@@ -46,7 +46,11 @@ def test_a_seed_fixes_the_game(cubin_of: Callable[[str], Cubin], name: str) -> N
 
     def digests(seed: int) -> list[tuple[float, str]]:
         result = run_search(
-            cubin, PLAYERS[name], ModelEvaluator(cubin, kernel), Budget(60.0, COUNT), seed=seed
+            cubin,
+            PLAYERS[name],
+            ModelEvaluator(cubin, kernel),
+            Budget(60.0, COUNT),
+            SearchOptions(seed=seed),
         )
         return [(score, candidate.digest) for score, candidate in result.best]
 

@@ -11,7 +11,7 @@ from warploom.errors import InputError
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.search.actions import MOVES, Move, SetControl, moves_of
-from warploom.search.driver import Budget
+from warploom.search.driver import Budget, SearchOptions
 from warploom.search.game import Candidate, Game
 from warploom.search.lineage import Base, Step, make_base, ordered, prove
 from warploom.search.players import PLAYERS, Score
@@ -73,8 +73,7 @@ def test_a_tournament_over_programs_ends_with_a_lineage_that_is_proved(
         PLAYERS["greedy"],
         lambda one: BaseModel(original, one.cubin, name),
         Budget(300.0, candidates=24),
-        name,
-        MODE,
+        SearchOptions(name, MODE),
         on_best=lambda candidate, score, one: told.append((score, candidate, one)),
     )
     # Every gain is told with the program it was found on.
@@ -117,7 +116,9 @@ def test_ctrl_c_ends_all_rounds(cubin_of: Callable[[str], Cubin]) -> None:
         return Interrupting()
 
     bases = [Base(original), Base(original), Base(original)]
-    entries = tournament(bases, PLAYERS["random"], evaluator, Budget(300.0), name, MODE)
+    entries = tournament(
+        bases, PLAYERS["random"], evaluator, Budget(300.0), SearchOptions(name, MODE)
+    )
     assert len(entries) == len(made) == 1 and entries[0].result.interrupted
 
 
@@ -130,7 +131,6 @@ def test_no_search_is_begun_when_the_time_is_over(cubin_of: Callable[[str], Cubi
         PLAYERS["random"],
         lambda _: BaseModel(original, original, name),
         Budget(0.0),
-        name,
-        MODE,
+        SearchOptions(name, MODE),
     )
     assert len(entries) == 1 and entries[0].result.scored == 1

@@ -111,6 +111,72 @@ def test_a_number_is_read_once_under_its_name():
             t.verify(replace(program, reads=reads))
 
 
+def test_a_number_is_read_from_an_int32_parameter_as_it_was_declared():
+    arrays = {
+        "x": t.array(t.FP32, "m"),
+        "places": t.array(t.INT32, "blocks"),
+        "y": t.array(t.FP32, "m"),
+    }
+    program = t.trace(_picked, arrays)
+    (read,) = program.reads
+    renamed = replace(read, array=replace(read.array, dims=("others",)))
+    floats = replace(program.array("places"), dtype=t.FP32)
+    declared = tuple(floats if one.name == "places" else one for one in program.arrays)
+    for broken in (
+        replace(program, reads=(renamed,)),
+        replace(program, arrays=declared, reads=(replace(read, array=floats),)),
+    ):
+        with pytest.raises(InputError, match="which is no int32 parameter"):
+            t.verify(broken)
+
+
+def _cut(x, y):
+    p, q = t.grid(p=4, q=2)
+    tile = t.load(x, t.span(p * 8, 8, "m"))
+    shares = t.reduce_scatter(tile, p, 4, "m"), t.reduce_scatter(tile, p, 4, "m")
+    t.store(y, t.span(q * 2, 2, "m"), tile=shares[0] + shares[1])
+
+
+def test_all_tasks_reduce_over_one_axis_of_the_extent_they_say():
+    program = t.trace(_cut, {"x": t.array(t.FP32, "m"), "y": t.array(t.FP32, "n")})
+    t.verify(program)
+    first, second = [op for op in program.ops() if op.kind == "reduce_scatter"]
+    (p, _), (q, _) = program.grid
+    square = replace(program, grid=((p, const(4)), (q, const(4))))
+    t.verify(square)
+    for broken in (
+        _edit(square, second.id, start=symbol(q)),  # along another axis of the same extent
+        _edit(program, first.id, value=2.0),
+        _edit(program, first.id, value=None),
+        replace(program, grid=((p, const(2)), (q, const(2)))),
+        replace(program, grid=((q, const(2)),)),
+    ):
+        with pytest.raises(InputError):
+            t.verify(broken)
+
+
+def test_a_part_of_the_rows_ends_at_what_its_loop_knows():
+    def body(x, y):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 8))
+        total = t.zeros(m=8)
+        for j in t.loop(4):
+            total += t.load(x, t.span(j * 8, 8, "m"))
+        t.store(y, t.span(i * 8, 8, "m"), tile=total)
+
+    program = t.trace(body, {"x": t.array(t.FP32, "m"), "y": t.array(t.FP32, "m")})
+    (loop,) = program.loops()
+
+    def ending(until):
+        items = (replace(loop, until=until) if item is loop else item for item in program.body)
+        return replace(program, body=tuple(items))
+
+    for right in (symbol("m") - 1, symbol("m_tile"), symbol("m.end"), symbol("m.begin")):
+        t.verify(ending(right))
+    for wrong in (symbol("ghost"), symbol(loop.index), symbol("m.end") + symbol("k")):
+        with pytest.raises(InputError, match="has no value there"):
+            t.verify(ending(wrong))
+
+
 def _many(x, k, y):
     (i,) = t.grid(m=t.cdiv(t.size("m"), 8))
     rows, cols = t.span(i * 8, 8), t.span(0, 16)

@@ -192,3 +192,21 @@ def test_some_tasks_stand_for_many() -> None:
     spread = spreads(program, arrays)["y"]
     assert 128 < spread.known.sum() < 1024 and spread.known[0] and spread.known[-1]
     assert np.isinf(limits(spread, 8.0)[~spread.known]).all()
+
+
+def test_whole_numbers_are_known_where_tasks_changed_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no NaN: what stands there before, and is no result, marks what no task wrote."""
+    monkeypatch.setattr(rounding, "WORK", 1)
+
+    def body(x, y) -> None:
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 4))
+        rows = t.span(i * 4, 4)
+        t.store(y, rows, tile=t.argmax_along(t.load(x, rows, t.span(0, 8)), "n"))
+
+    arrays = {"x": t.array(t.FP32, "m n"), "y": t.array(t.INT32, "m")}
+    program = t.trace(body, arrays, name="places")
+    x = np.random.default_rng(3).normal(size=(64, 8))
+    spread = spreads(program, bind(program, {"x": x, "y": np.full(64, -7)}))["y"]
+    ran = np.flatnonzero(spread.known)
+    assert ran.tolist() == [0, 1, 2, 3, 60, 61, 62, 63]
+    assert spread.exact[ran].tolist() == x.argmax(axis=1)[ran].tolist()

@@ -18,7 +18,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from warploom.autosched.solve import VERSION, Search, solve_kernel
 from warploom.codegen.compile.build import build
@@ -41,7 +40,6 @@ def chosen_kernel(
     gpu: str = "h200",
     search: Search | None = None,
     registers: tuple[int, int] | None = None,
-    cache: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> KernelSchedule:
     """The solved schedule that replays fastest; arguments as those of `solve.solve_kernel`.
@@ -55,21 +53,21 @@ def chosen_kernel(
     table = costs(gpu)
     text = repr((VERSION, RULES, str(program), launch, table, asked, registers))
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
-    kept = (cache or cache_folder()) / "chosen" / f"{key}.json"
+    kept = cache_folder() / "chosen" / f"{key}.json"
     if (data := read_kept(kept)) is not None:
         return KernelSchedule.from_json(json.loads(data), str(kept))
     say(f"solving at the {asked.cost_end} end of the costs")
-    first = solve_kernel(program, launch, gpu, asked, registers, cache)
+    first = solve_kernel(program, launch, gpu, asked, registers)
     best: tuple[float, KernelSchedule] | None = None
     refusals: list[str] = []
     seen: set[str] = set()
-    for schedule in _answers(program, first, launch, gpu, asked, registers, cache, say):
+    for schedule in _answers(program, first, launch, gpu, asked, registers, say):
         steps = steps_of(program, schedule)
         if steps in seen:
             continue
         seen.add(steps)
         try:
-            cycles = paced(program, schedule, gpu, cache)
+            cycles = paced(program, schedule, gpu)
         except CheckFailed as error:
             refusals.append(str(error))
             say(f"an answer of no use: {error}")
@@ -79,16 +77,14 @@ def chosen_kernel(
             best = cycles, schedule
     if best is None:
         raise CheckFailed(f"{program.name}: no solved schedule is of use: {refusals[0]}")
-    result = _with_least_rings(program, best, gpu, cache)
+    result = _with_least_rings(program, best, gpu)
     keep(kept, json.dumps(result.to_json()).encode())
     return result
 
 
-def paced(
-    program: Program, schedule: KernelSchedule, gpu: str = "h200", cache: Path | None = None
-) -> float:
+def paced(program: Program, schedule: KernelSchedule, gpu: str = "h200") -> float:
     """Cycles an iteration of all loops, by the replay of what the schedule compiles to."""
-    built = build(program, schedule, cache=cache)
+    built = build(program, schedule)
     return replay(program, schedule, built.cubin, gpu).cycles
 
 
@@ -113,7 +109,6 @@ def _answers(
     gpu: str,
     asked: Search,
     registers: tuple[int, int] | None,
-    cache: Path | None,
     say: Callable[[str], None],
 ) -> Iterator[KernelSchedule]:
     for end in dict.fromkeys((asked.cost_end, "nominal")):
@@ -124,7 +119,7 @@ def _answers(
                 if other != asked:
                     copies = " with copies of tiles" if expand else ""
                     say(f"solving at the {end} end of the costs{copies}")
-                    answer = solve_kernel(program, launch, gpu, other, registers, cache)
+                    answer = solve_kernel(program, launch, gpu, other, registers)
             except WarploomError:
                 continue  # not every variation of the search has an answer
             yield answer
@@ -137,12 +132,12 @@ def _answers(
 
 
 def _with_least_rings(
-    program: Program, best: tuple[float, KernelSchedule], gpu: str, cache: Path | None
+    program: Program, best: tuple[float, KernelSchedule], gpu: str
 ) -> KernelSchedule:
     cycles, schedule = best
     less = shallow(schedule)
     try:
-        same = paced(program, less, gpu, cache) <= cycles * (1 + EQUAL)
+        same = paced(program, less, gpu) <= cycles * (1 + EQUAL)
     except (CheckFailed, InputError):
         return schedule
     return less if same else schedule

@@ -198,6 +198,79 @@ def overlapped(
     return KernelSchedule("overlapped" + ("-pingpong" if pingpong else ""), loops, launch, pingpong)
 
 
+def skewed(
+    program: Program,
+    depth: int,
+    launch: LaunchPlan,
+    compute: int = 2,
+    registers: tuple[int, int] | None = None,
+) -> KernelSchedule:
+    """What needs a sum that loops carry runs one iteration behind what does not.
+
+    The latter then runs beside the matmuls of the former: of a recurrence, the weights of a chunk
+    beside the state of the one before. Behind the sum's matmuls come those that only need what is
+    loaded, and beside all of them what needs none.
+    """
+    placement = place(program, launch.split, compute)
+    program = placement.program
+    loops: dict[str, Schedule] = {}
+    own = groups(compute, registers, launch.resident)
+    for loop in program.loops():
+        ops = _placed(program, loop, placement)
+        behind = _needing_sums(placement, ops)
+        matmuls = [op for op in ops if op.kind == "mma"]
+        late = [op for op in matmuls if op in behind]
+        if not late or late == matmuls:
+            raise InputError(
+                f"loop {loop.index} of {program.name} has {len(late)} of {len(matmuls)} matmuls "
+                "that need a sum of the iterations before; the skewed schedule needs some that do "
+                "and some that do not, use multistage"
+            )
+        early = [op for op in ops if op not in behind]
+        start = [op for op in early if op.kind == "mma" and not _made(placement, op)]
+        middle = [op for op in early if op not in start]
+        made = {op.dst for op in start}
+        waiting = (n for n, op in enumerate(middle) if made & {*placement.fusion.sources(op)})
+        cut = next(waiting, len(middle))
+        last = behind.index(late[-1]) + 1
+        order = [(op, 1) for op in behind[:last]] + [(op, 0) for op in (*start, *middle[:cut])]
+        order += [(op, 1) for op in behind[last:]] + [(op, 0) for op in middle[cut:]]
+        labels = [(op.label, stage) for op, stage in order]
+        by_label = {op.label: op for op in ops}
+        for ring, names in _rings(placement, loop).items():
+            stage, at, reader = max(
+                (stage, number, op)
+                for number, (op, stage) in enumerate(order)
+                if any(var.name in names for var in placement.slots_read(op))
+            )
+            place_ = at + 1
+            if reader.kind == "mma":
+                here = [label for label, _ in labels].index(reader.label)
+                place_ = _first_toucher(placement, labels, by_label, reader, here + 1)
+            labels.insert(place_, (f"release {ring}", stage))
+        loops[loop.index] = write(program, loop, own, depth, labels)
+    return KernelSchedule("skewed", loops, launch)
+
+
+def _made(placement: Placement, op: Op) -> bool:
+    """Whether a matmul takes an operand that is made in registers."""
+    return any(not placement.is_shared(var) for var in op.srcs[:2])
+
+
+def _needing_sums(placement: Placement, ops: Sequence[Op]) -> list[Op]:
+    """The ops of an iteration that need a sum of matmuls which the one before has left."""
+    sums = {op.dst.name for op in ops if op.kind == "mma" and len(op.srcs) == 3 and op.dst}
+    written, needing, found = set[str](), set[str](), list[Op]()
+    for op in ops:
+        read = {var.name for var in placement.fusion.sources(op)}
+        needing |= (read & sums) - written
+        if read & needing or (op.dst is not None and op.dst.name in needing):
+            found.append(op)
+            needing |= {op.dst.name} if op.dst is not None else set()
+        written |= {op.dst.name} if op.dst is not None else set()
+    return found
+
+
 def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:
     return [
         op

@@ -18,7 +18,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from warploom.autosched.depths import deepen
@@ -75,7 +74,6 @@ def solve_kernel(
     gpu: str = "h200",
     search: Search | None = None,
     registers: tuple[int, int] | None = None,
-    cache: Path | None = None,
 ) -> KernelSchedule:
     """The solved schedule of a program.
 
@@ -87,12 +85,12 @@ def solve_kernel(
     """
     chosen = search or Search()
     try:
-        return _solve_at(program, launch, gpu, chosen, registers, cache)
+        return _solve_at(program, launch, gpu, chosen, registers)
     except CheckFailed:
         if chosen.cost_end == "nominal":
             raise
     nominal = replace(chosen, cost_end="nominal")
-    return _solve_at(program, launch, gpu, nominal, registers, cache)
+    return _solve_at(program, launch, gpu, nominal, registers)
 
 
 def _solve_at(
@@ -101,18 +99,17 @@ def _solve_at(
     gpu: str,
     chosen: Search,
     registers: tuple[int, int] | None,
-    cache: Path | None,
 ) -> KernelSchedule:
     plan = launch or LaunchPlan()
     table = costs(gpu, "nominal").at(chosen.cost_end)
     if plan.split:
-        return _solved(program, plan, _parts_of(program, plan), table, chosen, registers, cache)
+        return _solved(program, plan, _parts_of(program, plan), table, chosen, registers)
     plan = plan.with_options(split=row_axis(program))
     found: list[KernelSchedule] = []
     refusals: list[str] = []
     for parts in _divisions(program, plan.split):
         try:
-            found.append(_solved(program, plan, parts, table, chosen, registers, cache))
+            found.append(_solved(program, plan, parts, table, chosen, registers))
         except (CheckFailed, InputError) as error:
             refusals.append(f"{parts} groups: {error}")
     if not found:
@@ -199,7 +196,6 @@ def _solved(
     table: CostTable,
     search: Search,
     registers: tuple[int, int] | None,
-    cache: Path | None,
 ) -> KernelSchedule:
     placement = place(program, plan.split, parts)
     program = placement.program
@@ -209,7 +205,7 @@ def _solved(
     if not any(node.op == "mma" for e in problems for node in e.graph.nodes):
         raise InputError(f"{program.name} has no loop with a matmul; use a named schedule")
     key = _key(problems, plan, search, registers)
-    kept = (cache or cache_folder()) / "schedule" / f"{key}.json"
+    kept = cache_folder() / "schedule" / f"{key}.json"
     if (data := read_kept(kept)) is not None:
         return KernelSchedule.from_json(json.loads(data), str(kept))
     answers = {e.loop: _answer(e, search) for e in problems}

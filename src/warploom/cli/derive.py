@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -65,67 +66,79 @@ def derive(
         for entry in FORMULAS:
             typer.echo(f"{entry.name:18} {entry.text}")
         return
-    diagram = load_diagram(name).resized(parse_sizes(sizes or []))
-    gpus = [part for part in gpu.split(",") if part]
-    dtypes = [part for part in dtype.split(",") if part]
-    if not gpus or not dtypes:
-        raise InputError("--gpu and --dtype need at least one name each")
-    several = len(gpus) > 1 or len(dtypes) > 1
-    if wrong := contradiction(
-        nest, memory, steps, svg, build, gpus, dtypes, pareto, split, objective
-    ):
+    asked = Asked(
+        load_diagram(name).resized(parse_sizes(sizes or [])),
+        tuple(part for part in gpu.split(",") if part),
+        tuple(part for part in dtype.split(",") if part),
+        memory,
+        objective,
+        parse_nest(nest) if nest else None,
+        not no_lemmas,
+    )
+    if wrong := contradiction(asked, pareto, split, steps, svg, build):
         raise InputError(wrong)
     require_writable(svg, build)
-    lemmas = not no_lemmas
     if pareto:
-        points = front(diagram, lemmas=lemmas)
-        shown = json.dumps([point.to_json() for point in points], indent=1)
-        typer.echo(shown if as_json else front_table(points))
-        return
-    if not memory and several:
-        rows = compare_gpus(diagram, gpus, dtypes, lemmas)
-        typer.echo(
-            json.dumps([row.to_json() for row in rows], indent=1) if as_json else table(rows)
-        )
-        return
-    if nest:
-        found = by_hand(diagram, *parse_nest(nest), memory, lemmas)
-    elif memory:
-        found = run_derive(diagram, memory=memory, split=split, lemmas=lemmas)
+        points = front(asked.diagram, lemmas=asked.lemmas)
+        rows = [point.to_json() for point in points]
+        typer.echo(json.dumps(rows, indent=1) if as_json else front_table(points))
+    elif asked.several and not memory:
+        found = compare_gpus(asked.diagram, asked.gpus, asked.dtypes, asked.lemmas)
+        rows = [row.to_json() for row in found]
+        typer.echo(json.dumps(rows, indent=1) if as_json else table(found))
     else:
-        streams = MAX_STREAMS if build is None else ONE
-        found = run_derive(
-            diagram,
-            gpu_name=gpus[0],
-            dtype=dtypes[0],
-            objective=objective,
-            streams=streams,
-            lemmas=lemmas,
-        )
-    report(found, as_json, svg, steps)
-    if build is not None:
-        write_kernels(found, build, quiet=as_json)
+        one = derivation(asked, split, MAX_STREAMS if build is None else ONE)
+        report(one, as_json, svg, steps)
+        if build is not None:
+            write_kernels(one, build, quiet=as_json)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be derived, and for what."""
+
+    diagram: Diagram
+    gpus: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    memory: float
+    objective: str
+    nest: tuple[dict[str, str], dict[str, int]] | None
+    lemmas: bool
+
+    @property
+    def several(self) -> bool:
+        """Whether it is for several GPUs or types."""
+        return len(self.gpus) > 1 or len(self.dtypes) > 1
+
+
+def derivation(asked: Asked, split: bool, streams: int) -> Derivation:
+    """The derivation for one memory, or for one GPU and type."""
+    if asked.nest is not None:
+        return by_hand(asked.diagram, *asked.nest, asked.memory, asked.lemmas)
+    if asked.memory:
+        return run_derive(asked.diagram, memory=asked.memory, split=split, lemmas=asked.lemmas)
+    return run_derive(
+        asked.diagram,
+        gpu_name=asked.gpus[0],
+        dtype=asked.dtypes[0],
+        objective=asked.objective,
+        streams=streams,
+        lemmas=asked.lemmas,
+    )
 
 
 def contradiction(
-    nest: str,
-    memory: float,
-    steps: bool,
-    svg: Path | None,
-    build: Path | None,
-    gpus: list[str],
-    dtypes: list[str],
-    pareto: bool,
-    split: bool,
-    objective: str,
+    asked: Asked, pareto: bool, split: bool, steps: bool, svg: Path | None, build: Path | None
 ) -> str:
     """Why the options do not go together, and what would; "" when they do."""
-    several = len(gpus) > 1 or len(dtypes) > 1
+    memory, nest, several = asked.memory, asked.nest is not None, asked.several
+    if not asked.gpus or not asked.dtypes:
+        return "--gpu and --dtype need at least one name each"
     if pareto and (nest or memory or svg is not None or build is not None):
         return "--pareto derives for many memories: leave out --memory, --nest, --svg and --build"
     if split and (not memory or nest):
         return "--split is for a nest that is found: give --memory and no --nest"
-    if objective != "time" and (memory or pareto or several):
+    if asked.objective != "time" and (memory or pareto or several):
         return "--objective is of one GPU and one type: leave out --memory and --pareto"
     if nest and not memory:
         return "--nest takes the memory it has to fit: add --memory VALUES"
@@ -135,10 +148,12 @@ def contradiction(
         return "--svg draws one derivation: give one GPU and one type"
     if build is not None and (memory or several):
         return "--build compiles one derivation for a GPU: give one GPU, one type, no --memory"
-    if build is not None and machine(gpus[0]).family != "Hopper":
-        return f"--build needs a Hopper GPU (--gpu h100 or h200), not {gpus[0]!r}"
-    if build is not None and dtypes[0] not in ELEMENTS:
-        return f"--build compiles {' and '.join(ELEMENTS)}: give one by --dtype, not {dtypes[0]}"
+    if build is not None and machine(asked.gpus[0]).family != "Hopper":
+        return f"--build needs a Hopper GPU (--gpu h100 or h200), not {asked.gpus[0]!r}"
+    if build is not None and asked.dtypes[0] not in ELEMENTS:
+        return (
+            f"--build compiles {' and '.join(ELEMENTS)}: give one by --dtype, not {asked.dtypes[0]}"
+        )
     return ""
 
 

@@ -15,7 +15,7 @@ from warploom.cli.build import settings_of
 from warploom.cli.sass import Alias
 from warploom.errors import InputError, Interrupted, WarploomError
 from warploom.files import check_folder
-from warploom.flows.targets import read_target
+from warploom.flows.targets import Target, read_target
 from warploom.flows.tune import tune as run_tune
 from warploom.flows.tuned import TuneReport, TuneSettings
 from warploom.objects import names_object
@@ -86,22 +86,26 @@ def tune(
         steps=steps,
         moves=chosen_moves,
     )
+    report = _searched(chosen, settings, out, console)
+    manifest = report.files["manifest"]
+    print(
+        json.dumps(json.loads(manifest.read_text()), indent=1) if json_output else summary(report)
+    )
+
+
+def _searched(target: Target, settings: TuneSettings, out: Path, console: Console) -> TuneReport:
+    scored = "the GPU" if settings.measure == "gpu" else "the timing model (no measurement)"
     console.say(
-        f"{chosen.kernel} ({chosen.cubin.arch}, {chosen.cubin.compiler}): {search} for "
-        f"{settings.seconds:g} s, scored by "
-        + ("the GPU" if settings.measure == "gpu" else "the timing model (no measurement)")
-        + f"; pointers: --alias {alias.value}, {alias.about}"
+        f"{target.kernel} ({target.cubin.arch}, {target.cubin.compiler}): {settings.player} for "
+        f"{settings.seconds:g} s, scored by {scored}; pointers: --alias {settings.mode.value}, "
+        f"{settings.mode.about}"
     )
     try:
-        report = run_tune(chosen, settings, out, console.show, console.say)
+        return run_tune(target, settings, out, console.show, console.say)
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted; the same command goes on from what lies in {out}"
         ) from None
-    if json_output:
-        print(json.dumps(json.loads(report.files["manifest"].read_text()), indent=1))
-        return
-    print(summary(report))
 
 
 class Console:

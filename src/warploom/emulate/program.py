@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,10 +67,3 @@ class CudaProgram:
             text = f"result: the program returned {done.returncode}: {' '.join(last)}"
             return Run(seed, done.stdout, Fault(text, (), seed))
         return Run(seed, done.stdout)
-
-    def first_fault(self, seeds: Iterable[int], seconds: float = SECONDS) -> Run | None:
-        """The first run that ends in a fault, or None."""
-        for seed in seeds:
-            if (run := self.run(seed, seconds)).fault is not None:
-                return run
-        return None

@@ -3,12 +3,13 @@
     task    head + sum over loops of iterations * cycles + tail
     launch  the tasks in the order of the plan on the SMs, in rounds or the next free one,
             between the launch with its first copies and its last stores;
-            no less than the bytes of its arrays at the rate of DRAM
+            no less than its traffic at the rate of DRAM
     clock   the highest at which the energy of all that leaves the power below its limit
 
 Cycles come from the replay of the machine code (`perf.replay`), iterations from a task's place in
 the grid, so causal masks and tails are as long as they are. What is different among the bytes that
-all SMs ask L2 for at a time follows from the order of the tasks. The limit is that of short bursts
+all SMs ask L2 for at a time follows from the order of the tasks, and so does what L2 has lost until
+it is asked for again. The limit is that of short bursts
 (`power.burst`): a kernel that runs alone for longer gets `power.limit`. The costs are probes of the
 machine (bench/calibrate_schedule.py, bench/calibrate_launch.py), none was fitted to a kernel.
 """
@@ -16,6 +17,7 @@ machine (bench/calibrate_schedule.py, bench/calibrate_launch.py), none was fitte
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,12 +29,14 @@ from warploom.errors import CheckFailed
 from warploom.kernels.select import Selected
 from warploom.machine import Machine
 from warploom.machine import load as load_machine
-from warploom.perf.replay import Ends, Prediction, Replay, Shared
+from warploom.perf.replay import Ends, Prediction, Rates, Replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Loop, Op, Program
 
-MODEL = 2  # version of these rules: predictions by other ones are not used again
+MODEL = 3  # version of these rules: predictions by other ones are not used again
 KIB = 1024
+NOTED = 0.002  # share of a time that is worth a word
+SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
 MOST_TASKS = 1 << 20  # whose places are counted one by one
 Place = tuple[int, ...]
 
@@ -46,6 +50,7 @@ class LaunchTime:
     busy                share of the SMs' time, from the first to the last, in which they have tasks
     memory              microseconds that the arrays take at DRAM's rate: a floor
     mhz                 the clock
+    work                cycles of tasks on one SM, or cluster of them, on average
     """
 
     microseconds: float
@@ -55,6 +60,7 @@ class LaunchTime:
     busy: float
     memory: float
     mhz: float
+    work: float = 0.0
 
     @property
     def limits(self) -> str:
@@ -66,6 +72,23 @@ class LaunchTime:
         if self.overhead > 0.25:
             return f"beginnings and ends of tasks: {self.overhead:.0%} of their time"
         return "its loops"
+
+
+@dataclass(frozen=True)
+class Strip:
+    """What one load brings a task: `bytes` each time, in the loops of these numbers around it.
+
+    axes   of the grid, by number, on which it depends
+    """
+
+    op: Op
+    axes: tuple[int, ...]
+    loops: tuple[int, ...]
+    bytes: int
+
+    def of(self, place: Place) -> Place:
+        """Where a task is, as far as this load depends on it."""
+        return tuple([place[n] for n in self.axes])
 
 
 @dataclass(frozen=True)
@@ -140,19 +163,70 @@ class Launch:
             found[place] = counted[key]
         return found
 
-    def shared(self) -> Shared:
-        """Of each load, the share of what all SMs ask for at a time that is different."""
-        axes = {name for name, _ in self.program.grid}
-        first = self.order[: self.places * self.plan.cluster[1]]
-        found: dict[str, float] = {}
+    @cached_property
+    def strips(self) -> tuple[Strip, ...]:
+        """What a task loads, over all iterations of the loops around each load."""
+        names = [name for name, _ in self.program.grid]
+        index = [loop.index for loop in self.program.loops()]
+        found: list[Strip] = []
         for op, around in _loads(self.program):
-            used = frozenset[str]().union(*(span.start.symbols() for span in op.spans))
-            used |= frozenset[str]().union(*(one.start.symbols() for one in around))
-            used &= axes
-            telling = [n for n, (name, _) in enumerate(self.program.grid) if name in used]
-            apart = {tuple(place[n] for n in telling) for place in first}
-            found[op.label] = len(apart) / max(1, len(first))
+            starts = [*(span.start for span in op.spans), *(one.start for one in around)]
+            used = frozenset[str]().union(*(start.symbols() for start in starts))
+            axes = tuple(n for n, name in enumerate(names) if name in used)
+            loops = tuple(index.index(one.index) for one in around)
+            found.append(Strip(op, axes, loops, _bytes(op)))
+        return tuple(found)
+
+    @cached_property
+    def apart(self) -> Mapping[str, float]:
+        """Of each load, the share of what all SMs ask for at a time that is different."""
+        first = self.order[: self.places * self.plan.cluster[1]]
+        return {
+            one.op.label: len({one.of(place) for place in first}) / max(1, len(first))
+            for one in self.strips
+        }
+
+    def rates(self) -> Rates:
+        """Of each load the cycles in which an SM gets a KiB, while all of them load."""
+        table = costs(self.gpu)
+        found: dict[str, float] = {}
+        for one in self.strips:
+            rate = table.value("load.per_kib_all") * self.apart[one.op.label]
+            if self._ragged(one.op):
+                rate = max(rate, table.value("load.per_kib_ragged"))
+            found[one.op.label] = max(rate, table.value("load.per_kib"))
         return found
+
+    def _ragged(self, op: Op) -> bool:
+        """Whether rows of the array begin inside of a sector."""
+        assert op.array is not None
+        return self.sizes[op.array.dims[-1]] * op.array.dtype.bytes % SECTOR > 0
+
+    @cached_property
+    def traffic(self) -> float:
+        """Bytes from and to DRAM: what a wave of tasks loads stays in L2 until as much was loaded
+        after it as a partition holds, for every SM reads through its own partition."""
+        cache = self.machine.value("l2.size") / self.machine.value("l2.partitions")
+        kept: OrderedDict[tuple[int, Place], float] = OrderedDict()
+        missed = held = 0.0
+        wave = self.places * self.plan.cluster[1]
+        for begin in range(0, len(self.order), wave):
+            loaded: dict[tuple[int, Place], float] = {}
+            for place in self.order[begin : begin + wave]:
+                trips = self.trips[place]
+                for number, one in enumerate(self.strips):
+                    key = number, one.of(place)
+                    size = one.bytes * prod(trips[n] for n in one.loops)
+                    if size > loaded.get(key, 0.0):
+                        loaded[key] = size
+            for key, size in loaded.items():
+                old = kept.pop(key, 0.0)
+                missed += max(0.0, size - old)
+                kept[key] = max(size, old)
+                held += kept[key] - old
+            while held > cache and kept:
+                held -= kept.popitem(last=False)[1]
+        return missed + len(self.order) * self._stored()
 
     def time(self, replay: Replay, burst: bool = True) -> LaunchTime:
         """The time of the launch, from what its machine code takes.
@@ -178,7 +252,7 @@ class Launch:
         iterations = sum(sum(self.trips[place]) for place in self.order)
         around = self._around(replay.ends)
         mhz = self._clock(replay, whole + around, burst)
-        memory = self.bytes / self.machine.value("dram.copy_bandwidth") * 1e6
+        memory = self.traffic / self.machine.value("dram.copy_bandwidth") * 1e6
         launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
         return LaunchTime(
             max((whole + around) / mhz + launch, memory),
@@ -188,13 +262,14 @@ class Launch:
             sum(clusters) / (self.places * whole or 1.0),
             memory,
             mhz,
+            sum(clusters) / self.places,
         )
 
     def _fill(self) -> float:
         """Cycles until what is loaded once a task is there, where its slot has to be free first."""
         table = costs(self.gpu)
         waiting = [
-            prod(op.dst.type.shape) * op.dst.type.dtype.bytes
+            _bytes(op)
             for op, around in _loads(self.program)
             if not around and op.dst is not None and self.plan.task_rings.get(op.dst.name, 1) == 1
         ]
@@ -218,11 +293,7 @@ class Launch:
         if not ends.begin:
             return 0.0
         table = costs(self.gpu)
-        sizes = [
-            prod(op.dst.type.shape) * op.dst.type.dtype.bytes
-            for op, _ in _loads(self.program)
-            if op.dst is not None
-        ]
+        sizes = [_bytes(op) for op, _ in _loads(self.program)]
         load = table.at("high").value("load.latency") + sum(sizes) / KIB * table.value(
             "load.per_kib_all"
         )
@@ -235,7 +306,6 @@ class Launch:
         top = machine.value("clock.boost")
         if "energy.exponent" not in machine.quantities or not cycles:
             return top
-        shared = self.shared()
 
         def one(name: str) -> float:
             return machine.value(f"energy.{name}")
@@ -245,11 +315,10 @@ class Launch:
         for loop in replay.loops.values():
             times = sum(self.trips[place][label.index(loop.loop)] for place in self.order)
             each = sum(count * one(name) for name, count in loop.events.items())
-            loads = [op for op, around in _loads(self.program) if loop.loop in _indices(around)]
-            for op in loads:
-                assert op.dst is not None
-                size = prod(op.dst.type.shape) * op.dst.type.dtype.bytes
-                each += size * shared[op.label] * (one("l2") - one("copy"))
+            here = label.index(loop.loop)
+            for strip in self.strips:
+                far = strip.bytes * self.apart[strip.op.label] * (one("l2") - one("copy"))
+                each += far if here in strip.loops else 0.0
             picojoules += times * each
         picojoules += len(self.order) * self._stored() * one("store")
         if any(loop.events.get("matmul") for loop in replay.loops.values()):
@@ -260,7 +329,7 @@ class Launch:
         boost = machine.value("clock.boost")
         # watts(f) = chip * f ** (exponent + 1) + DRAM's, which goes with the rate only
         chip = 1e-12 * picojoules * 1e6 / cycles  # watts a MHz at the highest clock
-        dram = 1e-12 * self.bytes * one("dram") * 1e6 / cycles
+        dram = 1e-12 * self.traffic * one("dram") * 1e6 / cycles
         low, high = 0.0, top
         for _ in range(40):
             f = (low + high) / 2
@@ -268,17 +337,16 @@ class Launch:
             low, high = (f, high) if fits else (low, f)
         return low if high < top else top
 
-    @cached_property
-    def bytes(self) -> float:
-        """Of the arrays that the program loads from or stores to, each once."""
-        used = {op.array.name for op in self.program.ops() if op.array is not None}
-        return float(
-            sum(
-                prod(self.sizes[dim] for dim in one.dims) * one.dtype.bytes
-                for one in self.program.arrays
-                if one.name in used
-            )
-        )
+
+def why_slower(one: Mapping[str, float], best: Mapping[str, float]) -> str:
+    """What makes a launch slower than another one, in words; both have `work`, `busy`, `mhz`."""
+    terms = (
+        (one["work"] / best["work"], "its tasks take {:.1%} more cycles"),
+        (best["busy"] / one["busy"], "SMs are without a task for {:.1%} longer"),
+        (best["mhz"] / one["mhz"], "its energy leaves a clock {:.1%} lower"),
+    )
+    told = [words.format(factor - 1.0) for factor, words in terms if factor > 1.0 + NOTED]
+    return ", ".join(told) or "as fast, by this model"
 
 
 def at_bounds(cycles: Mapping[str, float]) -> Replay:
@@ -308,8 +376,10 @@ def _loads(program: Program) -> list[tuple[Op, tuple[Loop, ...]]]:
     return found
 
 
-def _indices(loops: Sequence[Loop]) -> set[str]:
-    return {loop.index for loop in loops}
+def _bytes(op: Op) -> int:
+    """Of the tile that a load brings."""
+    assert op.dst is not None
+    return prod(op.dst.type.shape) * op.dst.type.dtype.bytes
 
 
 def _in_rows(extents: Sequence[int]) -> list[Place]:

@@ -3,34 +3,31 @@
 settings   the values of the sizes that the program leaves open (`tile.tunable`)
 rules      the rewrites applied, in order (`rewrites.rules`)
 order      how its loops are pipelined, by the name of a schedule (`autosched.schedules`)
-plan       how the grid is laid over the GPU, by the names of `PLANS`
+plan       how the grid is laid over the GPU (`engine.plans`)
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from warploom.autosched.schedules import NAMES, fitting_name, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.errors import InputError
+from warploom.engine.plans import CODE, choices, planned, plans, registers
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected
 from warploom.kernels.user import UserKernel, free_sizes, load_kernel
 from warploom.rewrites.check import check_meaning
 from warploom.rewrites.rules import RULES, Form, applied, forms
-from warploom.tile import Op, Program
+from warploom.tile import Program
 
 CHAIN_ORDERS = ("pingpong", "pingpong-early", "overlapped", "overlapped-early")
 PLAIN_ORDERS = ("inflight", "lcsf")
 RESCALES = ("lazy_rescale", "optimistic_rescale")
-WIDE = (40, 232)  # registers a thread, where the loading thread needs more than the usual 24
-WIDE_GROUPS = 2  # compute groups beside which it has only 24
-WHOLE_GRID = 1 << 20  # a super-group that takes in every row
 
 
 @dataclass(frozen=True)
@@ -113,18 +110,25 @@ class Space:
     def selected(self, point: Point, gpu: str) -> Selected:
         """The program and schedule of a point; raises `InputError` where it is not legal."""
         program = applied(self.textbook(point.settings), point.rules)
-        plan = self.kernel.launch or LaunchPlan()
-        plan = plan.with_options(
+        plan = self._plan(program, point)
+        search = Search(seconds=self.seconds, replayed=True)
+        schedule = schedule_named(program, point.order, plan, gpu, search)
+        split = registers(point.plan, len(schedule.compute), plan.resident)
+        if split is not None:
+            schedule = schedule_named(program, point.order, plan, gpu, search, split)
+        return Selected(str(point), self.config(point.settings), program, schedule)
+
+    def relaid(self, selected: Selected, point: Point) -> Selected:
+        """A kernel under the plan of a point, its code as it is; for the model only."""
+        plan = self._plan(selected.program, point).with_options(split=selected.launch.split)
+        return replace(selected, schedule=replace(selected.schedule, launch=plan))
+
+    def _plan(self, program: Program, point: Point) -> LaunchPlan:
+        plan = (self.kernel.launch or LaunchPlan()).with_options(
             skip_unit=any(rule in RESCALES for rule in point.rules),
             skip_voted="optimistic_rescale" in point.rules,
         )
-        for name in point.plan:
-            plan = PLANS[name](program, plan)
-        search = Search(seconds=self.seconds, replayed=True)
-        schedule = schedule_named(program, point.order, plan, gpu, search)
-        if plan.tile_scheduler == "dynamic" and len(schedule.compute) == WIDE_GROUPS:
-            schedule = schedule_named(program, point.order, plan, gpu, search, WIDE)
-        return Selected(str(point), self.config(point.settings), program, schedule)
+        return planned(program, plan, point.plan)
 
 
 def orders(program: Program) -> tuple[str, ...]:
@@ -137,90 +141,15 @@ def orders(program: Program) -> tuple[str, ...]:
     return (usual, *(name for name in others if name != usual and name in NAMES))
 
 
-def _dynamic(program: Program, plan: LaunchPlan) -> LaunchPlan:
-    return plan.with_options(tile_scheduler="dynamic", reverse=_growing(program) or plan.reverse)
-
-
-def _longest_first(program: Program, plan: LaunchPlan) -> LaunchPlan:
-    reverse = _growing(program)
-    if not reverse:
-        raise InputError("no loop grows along the last axis of the grid")
-    return plan.with_options(reverse=reverse)
-
-
-def _growing(program: Program) -> tuple[str, ...]:
-    """The last grid axis, where later tasks along it have more iterations."""
-    axis = program.grid[-1][0]
-    symbols = [loop.stop.symbols() | loop.start.symbols() for loop in program.loops()]
-    return (axis,) if any(axis in names for names in symbols) else ()
-
-
-def _prefetch(program: Program, plan: LaunchPlan) -> LaunchPlan:
-    rings = dict.fromkeys(_loaded_once(program), 2)
-    if not rings:
-        raise InputError("no operand is loaded once a task")
-    return plan.with_options(task_rings=rings, store_panels=1)
-
-
-def _overlap(program: Program, plan: LaunchPlan) -> LaunchPlan:
-    return _prefetch(program, plan).with_options(overlap_next_task=True)
-
-
-def _multicast(program: Program, plan: LaunchPlan) -> LaunchPlan:
-    axis = _shared_along(program)
-    if not axis:
-        raise InputError("every operand is another one in neighbouring tasks")
-    return plan.with_options(cluster=(axis, 2), supergroup=8)
-
-
-def _shared_along(program: Program) -> str:
-    """One of the last two grid axes, along which neighbours take one operand in common."""
-    operands = {src.name for op in program.ops() if op.kind == "mma" for src in op.srcs[:2]}
-    inside = [op for loop in program.loops() for op in loop.body if isinstance(op, Op)]
-    loads = [op for op in inside if op.kind == "load" and op.dst and op.dst.name in operands]
-    if _growing(program):
-        return ""  # their loops end at different iterations
-    for axis, _ in program.grid[-2:]:
-        if any(all(axis not in span.start.symbols() for span in op.spans) for op in loads):
-            return axis
-    return ""
-
-
-def _loaded_once(program: Program) -> list[str]:
-    """Tiles loaded outside of loops that a matmul reads."""
-    operands = {src.name for op in program.ops() if op.kind == "mma" for src in op.srcs[:2]}
-    outside = [item for item in program.body if isinstance(item, Op) and item.kind == "load"]
-    return [op.dst.name for op in outside if op.dst is not None and op.dst.name in operands]
-
-
-PLANS = {
-    "longest_first": _longest_first,
-    "dynamic": _dynamic,
-    "prefetch": _prefetch,
-    "overlap": _overlap,
-    "multicast": _multicast,
-}
-
-
-def plans(program: Program) -> tuple[tuple[str, ...], ...]:
-    """The plans that have a meaning for a program; () is the plain one."""
-    balance = [(), ("longest_first",), ("dynamic",)] if _growing(program) else [()]
-    ahead: list[tuple[str, ...]] = [()]
-    if _loaded_once(program):
-        ahead += [("prefetch",)] + [("overlap",)] * (len(program.loops()) == 1)
-    found = [(*one, *other) for one in balance for other in ahead]
-    return (*found, *([("multicast",)] if _shared_along(program) else []))
-
-
 def described(space: Space) -> str:
     """The space for people: what is open, which rules have a place, orders and plans."""
     first = next(iter(space.sizes()))
     made = space.forms(first)
     base = made[0]
     lines = [f"space of {space.name}"]
-    for name, choices in free_sizes(space.kernel).items():
+    for name, values in free_sizes(space.kernel).items():
         fixed = space.given.get(name)
-        lines.append(f"  {name}: {fixed or ', '.join(map(str, choices))}")
+        lines.append(f"  {name}: {fixed or ', '.join(map(str, values))}")
     lines.append("  rules, wherever they have a place:")
     names = list(dict.fromkeys(name for form in made for name in form.rules))
     for name in names:
@@ -228,8 +157,11 @@ def described(space: Space) -> str:
         lines.append(f"    {name} ({always}): keeps {RULES[name].told('keeps')}")
     usual = orders(base.program)
     lines.append(f"  orders: {', '.join(usual) or 'threads'}")
-    told = [" and ".join(plan) or "plain" for plan in plans(base.program)]
-    lines.append(f"  plans: {', '.join(told)}")
-    count = len(list(space.sizes())) * len(made) * max(1, len(usual)) * len(told)
+    lines.append("  plans, each option or none of its values:")
+    open_ = choices(base.program)
+    lines += [f"    {name}: {', '.join(values)}" for name, values in open_.items()]
+    count = len(list(space.sizes())) * len(made) * max(1, len(usual)) * len(plans(base.program))
+    for name in CODE:
+        count *= 1 + len(open_.get(name, ()))
     lines.append(f"  {count:,} points")
     return "\n".join(lines)

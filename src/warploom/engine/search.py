@@ -2,15 +2,19 @@
 
 Stages, each from the best of the one before:
 
-    forms    every choice of open sizes and rewrites, in the usual order; where that spills, in the
-             one that needs fewest registers
-    orders   other pipelines of the fastest
-    plans    other launch plans of the fastest
-    solved   the solver's order for the fastest
+    sizes       every choice of open sizes, with all rewrites, in the usual order; where that
+                spills, in the one that needs fewest registers
+    forms       other choices of rewrites for the fastest sizes
+    orders      other pipelines of the fastest
+    plans       launch plans of the fastest, ranked by the model from what is known of the loops;
+                the first ones are compiled
+    variations  options that change the code: what of the next task begins early, stores, registers,
+                blocks that share an SM; again, until none is a gain
+    solved      the solver's order for the fastest
 
 A point whose bound lies above the best time predicted so far is not compiled: no schedule of its
 loops is faster. Points are tried in worker processes, and every outcome is a row of the store as
-soon as it is known; a worker that dies costs the point that it was at.
+soon as it is known; a worker that dies or hangs costs the point that it was at.
 """
 
 from __future__ import annotations
@@ -31,17 +35,23 @@ from warploom.codegen.compile.build import program_key
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.launch_time import MODEL, Launch, at_bounds
-from warploom.engine.points import Point, Space, orders, plans
+from warploom.engine.plans import plans, variations
+from warploom.engine.points import Point, Space, orders
 from warploom.engine.store import PointStore, Row
 from warploom.errors import ToolMissing, WarploomError
 from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
-from warploom.perf.replay import RULES, machine_bound, replay
+from warploom.perf.replay import RULES, Replay, machine_bound, replay
+from warploom.rewrites.rules import Form
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import costs
 
 SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
-BEST_OF = {"quick": (1, 0, 0), "normal": (3, 2, 1), "thorough": (6, 4, 2)}  # orders, plans, solved
+# How many of the fastest get other rewrites, orders, plans, variations and the solver's order.
+BEST_OF = {"quick": (1, 1, 1, 0, 0), "normal": (2, 3, 4, 2, 1), "thorough": (6, 8, 8, 4, 2)}
+TIE = 1.005  # times that close are taken as equal: the model's error is larger
+MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
+PLANS = 3  # of a point that are compiled, of all that were ranked
 EFFORTS = tuple(SECONDS)
 SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
 Say = Callable[[str], None]
@@ -67,6 +77,7 @@ class Explored:
     """What a search tried; `keys` of its rows by point, `pruned` by bounds, `known` from before."""
 
     found: list[Found] = field(default_factory=list[Found])
+    rows: dict[Point, Row] = field(default_factory=dict["Point", "Row"])
     keys: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     pruned: int = 0
     known: int = 0
@@ -74,9 +85,12 @@ class Explored:
 
     @property
     def useful(self) -> list[Found]:
-        """Points that compile, the fastest first."""
+        """Points that compile, the fastest first; of those that tie with it the plainest first."""
         ranked = [one for one in self.found if one.row.predicted is not None]
-        return sorted(ranked, key=lambda one: one.microseconds)
+        ranked.sort(key=lambda one: one.microseconds)
+        near = sum(one.microseconds <= TIE * self.best for one in ranked)
+        plain = sorted(ranked[:near], key=lambda one: len(one.point.rules) + len(one.point.plan))
+        return plain + ranked[near:]
 
     @property
     def best(self) -> float:
@@ -135,30 +149,42 @@ class _Search:
 
     def run(self) -> Explored:
         """All stages."""
-        of_orders, of_plans, of_solved = BEST_OF[self.effort]
+        of_forms, of_orders, of_plans, of_variations, of_solved = BEST_OF[self.effort]
         try:
-            self._try(self._forms())
+            self._try(self._sizes())
+            self._try(self._spilled())
+            self._try(self._varied(of_forms, self._forms))
             self._try(self._spilled())
             self._try(self._varied(of_orders, self._orders))
             self._try(self._varied(of_plans, self._plans))
+            best = float("inf")
+            while of_variations and self.explored.best < best and time.monotonic() < self.end:
+                best = self.explored.best
+                self._try(self._varied(of_variations, self._variations))
             self._try(self._varied(of_solved, lambda point: [replace(point, order=SOLVED)]))
         finally:
             self._close()
         return self.explored
 
-    def _forms(self) -> Iterator[Point]:
+    def _sizes(self) -> Iterator[Point]:
         for number, settings in enumerate(self.space.sizes()):
             if number and self.effort == "quick":
                 return
             try:
-                made = self.space.forms(settings)
+                most = max(self.space.forms(settings), key=lambda form: len(form.rules))
             except WarploomError as error:
                 self.say(f"sizes {dict(settings)}: {error}")
                 continue
-            for form in made:
-                usual = orders(form.program)
-                if usual:
-                    yield Point(settings, form.rules, usual[0])
+            yield from self._usual(settings, most)
+
+    def _forms(self, point: Point) -> Iterator[Point]:
+        for form in self.space.forms(point.settings):
+            yield from self._usual(point.settings, form)
+
+    @staticmethod
+    def _usual(settings: tuple[tuple[str, str], ...], form: Form) -> Iterator[Point]:
+        for name in orders(form.program)[:1]:
+            yield Point(settings, form.rules, name)
 
     def _spilled(self) -> Iterator[Point]:
         """Forms that need more registers than there are, in the order that needs fewest: groups
@@ -172,10 +198,31 @@ class _Search:
         return [replace(point, order=name) for name in names]
 
     def _plans(self, point: Point) -> list[Point]:
-        program = self.space.selected(point, self.gpu).program
-        return [replace(point, plan=plan) for plan in plans(program)]
+        """The plans of least predicted time, as if they left the machine code as it is."""
+        known = self.explored.rows[point].told or {}
+        walked = Replay.from_json(known["replay"])
+        selected = self.space.selected(point, self.gpu)
+        fastest: dict[tuple[str, ...], tuple[float, Point]] = {}  # of those that differ in rasters
+        for words in plans(selected.program):
+            if time.monotonic() > self.end:
+                break
+            other = replace(point, plan=words)
+            try:
+                launch = Launch(self.space.relaid(selected, other), self.sizes, self.gpu)
+                found = launch.time(walked).microseconds
+            except WarploomError:
+                continue
+            alike = tuple(word for word in words if not word.startswith("raster="))
+            if alike not in fastest or found < fastest[alike][0]:
+                fastest[alike] = found, other
+        ranked = sorted(fastest.values(), key=lambda one: one[0])
+        return [other for _, other in ranked[:PLANS]]
 
-    def _varied(self, count: int, vary: Callable[[Point], list[Point]]) -> Iterator[Point]:
+    def _variations(self, point: Point) -> list[Point]:
+        program = self.space.selected(point, self.gpu).program
+        return [replace(point, plan=words) for words in variations(program, point.plan)]
+
+    def _varied(self, count: int, vary: Callable[[Point], Iterable[Point]]) -> Iterator[Point]:
         for one in self.explored.useful[:count]:
             yield from vary(one.point)
 
@@ -214,7 +261,8 @@ class _Search:
                 self._close()
                 if len(running) == 1:
                     (point,) = running.values()
-                    self._take(point, {"refused": "the process that tried it died"})
+                    died = f"the process that tried it died, or took over {MOST_SECONDS} s"
+                    self._take(point, {"refused": died})
                 else:
                     # Which of them did it is not known: all are tried again, one at a time.
                     left += list(running.values())
@@ -234,7 +282,7 @@ class _Search:
                 initargs=(os.getpid(),),
             )
         return self.pool.submit(
-            self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
+            _limited, self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
         )
 
     def _take(self, point: Point, outcome: Mapping[str, object]) -> None:
@@ -253,6 +301,7 @@ class _Search:
 
     def _note(self, point: Point, row: Row) -> None:
         self.explored.found.append(Found(point, row))
+        self.explored.rows[point] = row
         self.explored.keys[str(point)] = self._key(point)
         if row.predicted is not None and row.predicted < self.told:
             self.told = row.predicted
@@ -292,21 +341,36 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
         built = selected.build()
         assert isinstance(selected.schedule, KernelSchedule)
         launch = Launch(selected, sizes, gpu)
-        found = replay(
-            selected.program, selected.schedule, built.cubin, gpu, shared=launch.shared()
-        )
+        found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
         time_ = launch.time(found)
     except WarploomError as error:
         return {"refused": str(error)}
     return {
         "predicted": time_.microseconds,
         "bound": bound,
-        "cycles": {loop: one.cycles for loop, one in found.loops.items()},
+        "replay": found.to_json(),
         "mhz": time_.mhz,
+        "work": time_.work,
         "limits": time_.limits,
         "busy": time_.busy,
         "overhead": time_.overhead,
     }
+
+
+def _limited(
+    evaluate: Evaluate,
+    space: Space,
+    point: Point,
+    sizes: Mapping[str, int],
+    gpu: str,
+    best: float,
+) -> Outcome:
+    """The outcome of a point, in a worker that is ended by a signal where it hangs."""
+    signal.alarm(MOST_SECONDS)
+    try:
+        return evaluate(space, point, sizes, gpu, best)
+    finally:
+        signal.alarm(0)
 
 
 def _end_with(parent: int) -> None:

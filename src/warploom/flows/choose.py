@@ -12,6 +12,7 @@ from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.engine.launch_time import why_slower
 from warploom.engine.points import Space
 from warploom.engine.search import search
 from warploom.engine.store import PointStore
@@ -90,7 +91,10 @@ def _searched(
     trials: list[Trial] = []
     wanted = MEASURED if measuring else 1
     for one in explored.useful[:SHOWN]:
-        limits = str((one.row.told or {}).get("limits", ""))
+        told, best = (found.row.told or {} for found in (one, explored.useful[0]))
+        limits = str(told.get("limits", ""))
+        if one is not explored.useful[0]:
+            limits += f"; {why_slower(told, best)}"
         known = Trial(str(one.point), launch=one.row.predicted, limits=limits)
         if len(usable) == wanted:
             trials.append(known)

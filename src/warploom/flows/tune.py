@@ -29,7 +29,7 @@ from warploom.runtime import (
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.rules.verdict import Verdict
 from warploom.sass.rules.verify import Verifier, counted
-from warploom.search.driver import Budget, Progress, SearchResult, run_search
+from warploom.search.driver import Budget, Progress, SearchOptions, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.lineage import Step, ordered, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS, Player
@@ -63,50 +63,49 @@ def tune(
         say(f"{folder} holds a search of this kernel that reached {keeper.earlier}: going on")
     if settings.measure == "model":
         evaluator = ModelEvaluator(target.cubin, target.kernel)
-        return _tune(target, settings, player, keeper, evaluator, None, on_progress, say)
+        return _tune(keeper, player, evaluator, None, on_progress, say)
     assert target.launch is not None
     with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:
         say("preparing the GPU: inputs, the original's outputs and its time")
         measurer.prepare(Workload(target.cubin.data, target.launch))
         evaluator = DeviceEvaluator(measurer)
-        return _tune(target, settings, player, keeper, evaluator, measurer, on_progress, say)
+        return _tune(keeper, player, evaluator, measurer, on_progress, say)
 
 
 def _tune(
-    target: Target,
-    settings: TuneSettings,
-    player: Player,
     keeper: Keeper,
+    player: Player,
     evaluator: ModelEvaluator | DeviceEvaluator,
     measurer: LocalMeasurer | None,
     on_progress: Callable[[Progress], None] | None,
     say: Callable[[str], None],
 ) -> TuneReport:
+    target, settings = keeper.target, keeper.settings
     if settings.programs:
-        report = play_programs(
-            target, settings, player, evaluator, measurer, keeper, on_progress, say
-        )
+        report = play_programs(keeper, player, evaluator, measurer, on_progress, say)
         return _checked(report, measurer, keeper.folder, say)
     verifier = Verifier(target.cubin, target.kernel, settings.mode)
     resumed = keeper.resumed(verifier)
+    # A learned player goes on from its own checkpoint, which holds the way from the original.
     search = run_search(
         target.cubin,
         player,
         evaluator,
         Budget(settings.seconds, settings.candidates),
-        target.kernel,
-        settings.mode,
-        seed=settings.seed,
-        chains=CHAINS[settings.measure],
-        confirmations=2 if measurer is not None else 0,
-        # A learned player goes on from its own checkpoint, which holds the way from the original.
-        start=None if settings.player in LEARNED else resumed,
-        verifier=verifier,
-        moves=settings.moves,
-        on_progress=on_progress,
-        on_best=keeper.keep,
+        SearchOptions(
+            target.kernel,
+            settings.mode,
+            seed=settings.seed,
+            chains=CHAINS[settings.measure],
+            confirmations=2 if measurer is not None else 0,
+            start=None if settings.player in LEARNED else resumed,
+            verifier=verifier,
+            moves=settings.moves,
+            on_progress=on_progress,
+            on_best=keeper.keep,
+        ),
     )
-    report = _choose(target, settings, search, verifier, measurer, keeper, resumed, say)
+    report = _choose(keeper, search, verifier, measurer, resumed, say)
     return _checked(report, measurer, keeper.folder, say)
 
 
@@ -161,16 +160,15 @@ def _player(settings: TuneSettings, keeper: Keeper) -> Player:
 
 
 def _choose(
-    target: Target,
-    settings: TuneSettings,
+    keeper: Keeper,
     search: SearchResult,
     verifier: Verifier,
     measurer: LocalMeasurer | None,
-    keeper: Keeper,
     resumed: Cubin | None,
     say: Callable[[str], None],
 ) -> TuneReport:
     """The best candidate: by the model's score, or by a longer comparison on the GPU."""
+    target, settings = keeper.target, keeper.settings
     leaders = [candidate.cubin for _, candidate in search.best[:LEADERS]]
     if resumed is not None:
         leaders.append(resumed.data)

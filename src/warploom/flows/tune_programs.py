@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Final
 
 from warploom.errors import CheckFailed
-from warploom.flows.targets import Target
 from warploom.flows.tune_compare import fastest
 from warploom.flows.tune_keep import LINEAGE, Keeper
-from warploom.flows.tuned import CHAINS, LEADERS, TuneReport, TuneSettings
+from warploom.flows.tuned import CHAINS, LEADERS, TuneReport
 from warploom.runtime import LocalMeasurer, Timing
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.rules.verify import Verifier, counted
-from warploom.search.driver import Budget, Progress, SearchResult
+from warploom.search.driver import Budget, Progress, SearchOptions, SearchResult
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.lineage import Base, Step, make_base, prove, write_steps
 from warploom.search.players import Player
@@ -25,12 +24,10 @@ BASES: Final = 4  # programs besides the original, where `--moves` allows others
 
 
 def play_programs(
-    target: Target,
-    settings: TuneSettings,
+    keeper: Keeper,
     player: Player,
     evaluator: ModelEvaluator | DeviceEvaluator,
     measurer: LocalMeasurer | None,
-    keeper: Keeper,
     on_progress: Callable[[Progress], None] | None,
     say: Callable[[str], None],
 ) -> TuneReport:
@@ -40,6 +37,7 @@ def play_programs(
     the folder and proved step by step. Making the programs counts as search: no further one is made
     when a quarter of the budget is spent.
     """
+    target, settings = keeper.target, keeper.settings
     original, name = target.cubin, target.kernel
     began = time.monotonic()
     earlier = keeper.resumed_base()
@@ -57,13 +55,15 @@ def play_programs(
         player,
         lambda base: evaluator if measurer is not None else BaseModel(original, base.cubin, name),
         Budget(max(0.0, settings.seconds - (time.monotonic() - began)), settings.candidates),
-        name,
-        settings.mode,
-        settings.seed,
-        chains=CHAINS[settings.measure],
-        confirmations=2 if measurer is not None else 0,
-        moves=settings.moves,
-        on_progress=on_progress,
+        SearchOptions(
+            name,
+            settings.mode,
+            settings.seed,
+            chains=CHAINS[settings.measure],
+            confirmations=2 if measurer is not None else 0,
+            moves=settings.moves,
+            on_progress=on_progress,
+        ),
         on_best=keeper.keep,
     )
     whole = _together(entries)

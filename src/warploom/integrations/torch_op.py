@@ -1,4 +1,5 @@
-"""The library's kernels as PyTorch operators: `gemm`, `attention`, `attention_with_lse`.
+"""The library's kernels as PyTorch operators: `gemm`, `attention`, `attention_with_lse`, with
+gradients.
 
 Each picks its kernel by shape (`kernels.select`), compiles it at first use, keeps it, and launches
 on torch's current stream. Fake tensors work without a GPU or a compiler, so `torch.compile` and
@@ -12,6 +13,7 @@ from typing import Any
 
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
+from warploom.integrations.torch_attention import attention_backward
 from warploom.integrations.torch_program import (
     check_devices,
     current_stream,
@@ -286,6 +288,28 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return run, fake
 
 
+def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    q, k, v, causal, window, scale, _ = inputs
+    ctx.causal, ctx.window, ctx.scale = causal, window, scale
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
+    q, k, v, out, lse = ctx.saved_tensors
+    if ctx.window is not None:
+        raise NotImplementedError(
+            "warploom::attention with a window has no backward kernel; call it under "
+            "torch.no_grad() or without one"
+        )
+    if grad is None and grad_lse is None:
+        return (None,) * 7
+    grad = torch.zeros_like(out) if grad is None else grad
+    same = torch.are_deterministic_algorithms_enabled()
+    found = attention_backward(grad, q, k, v, out, lse, grad_lse, ctx.causal, ctx.scale, same)
+    return (*found, None, None, None, None)
+
+
 def _operator(name: str, schema: str, run: Any, fake: Any, backward: Any, context: Any) -> Any:
     made = torch.library.custom_op(f"warploom::{name}", run, mutates_args=(), schema=schema)
     made.register_fake(fake)
@@ -294,19 +318,41 @@ def _operator(name: str, schema: str, run: Any, fake: Any, backward: Any, contex
 
 
 gemm = _operator("gemm", GEMM_SCHEMA, _gemm, _gemm_fake, _gemm_backward, _gemm_context)
-_HINT = "use torch's scaled_dot_product_attention for training"
-attention = _operator(
-    "attention",
-    f"{ATTENTION_SCHEMA} -> Tensor",
-    *_attention(lse=False),
-    refuse_backward("warploom::attention", _HINT),
-    None,
-)
 attention_with_lse = _operator(
     "attention_with_lse",
     f"{ATTENTION_SCHEMA} -> (Tensor, Tensor)",
     *_attention(lse=True),
-    refuse_backward("warploom::attention_with_lse", _HINT),
+    _with_lse_backward,
+    _with_lse_context,
+)
+_inference = _operator(
+    "attention",
+    f"{ATTENTION_SCHEMA} -> Tensor",
+    *_attention(lse=False),
+    refuse_backward("warploom::attention", "call warploom.integrations.torch_op.attention"),
     None,
 )
-__all__ = ["attention", "attention_with_lse", "gemm"]
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    exact: bool = False,
+) -> Any:
+    """softmax(scale q k^T + mask) v of `q: [batch, heads, rows, d]` and twice `[batch, kv_heads,
+    keys, d]`; where a gradient is wanted, by the operator that keeps lse for it.
+
+    Raises `InputError` for what no kernel takes. Gradients are the same in every run under
+    `torch.use_deterministic_algorithms(True)`.
+    """
+    trained = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
+    if trained:
+        return attention_with_lse(q, k, v, causal, window, scale, exact)[0]
+    return _inference(q, k, v, causal, window, scale, exact)
+
+
+__all__ = ["attention", "attention_backward", "attention_with_lse", "gemm"]

@@ -23,6 +23,8 @@ from warploom.kernels.attention.variants import ATTENTION_CHOICES
 from warploom.kernels.gemm import program as gemm
 from warploom.kernels.gemm import reference as gemm_reference
 from warploom.kernels.gemm.choose import GEMM_CHOICES, choose_gemm
+from warploom.kernels.recurrent import program as recurrent
+from warploom.kernels.recurrent import reference as recurrent_reference
 from warploom.kernels.user import (
     UserKernel,
     load_kernel,
@@ -35,6 +37,9 @@ from warploom.tile import BF16, Program, dtype
 
 Values = dict[str, NDArray[Any]]
 Sizes = Mapping[str, int]
+
+
+RECURRENT_SCALE = 0.125  # of a run, where no caller gives one
 
 
 class Variant(Protocol):
@@ -126,6 +131,30 @@ def _attention_sizes(
         )
 
 
+def _recurrent_sizes(
+    config: recurrent.RecurrentConfig, sizes: dict[str, int], given: Set[str]
+) -> None:
+    """d and e are the configuration's; neighbouring heads share what groups there are."""
+    sizes["d"], sizes["e"] = config.key_dim, config.value_dim
+    heads, groups = sizes["heads"], sizes["groups"]
+    if groups < 1 or heads % groups or (config.shared and groups != 1):
+        raise InputError(
+            f"recurrent: heads={heads} groups={groups} shared={config.shared}: expected heads to "
+            "be a multiple of groups, and one group that is shared"
+        )
+
+
+def _recurrent_arrays(program: Program, sizes: Sizes, seed: int) -> Values:
+    """Keys of about one in length, and gates of a layer's usual size: nothing grows."""
+    values = random_arrays(program, sizes, seed)
+    values["k"] = values["k"] / sizes["d"] ** 0.5
+    for name in {"g", "a"} & set(values):
+        values[name] = -np.abs(values[name]) / 8
+    if "dt" in values and "bias" not in values:
+        values["dt"] = np.abs(values["dt"])
+    return values
+
+
 # Names that fields of the configurations had once.
 FORMER: Mapping[str, Mapping[str, str]] = {
     "gemm": {"across": "swap_ab", "together": "in_cluster", "ahead": "products_in_flight"},
@@ -183,6 +212,18 @@ KERNELS: dict[str, Entry] = {
         variant=_attention_variant,
         follow=_attention_sizes,
         arrays=scaled_arrays,
+    ),
+    "recurrent": Entry(
+        recurrent.RecurrentConfig,
+        _kinds(recurrent.RecurrentConfig),
+        recurrent.recurrent,
+        recurrent.default_schedule,
+        lambda config, values: recurrent_reference.reference(config, values, RECURRENT_SCALE),
+        {"batch": 1, "rows": 200, "groups": 1, "heads": 2},
+        full={"batch": 16, "rows": 4096, "groups": 1, "heads": 16},
+        follow=_recurrent_sizes,
+        arrays=_recurrent_arrays,
+        scalars={"scale": RECURRENT_SCALE},
     ),
 }
 

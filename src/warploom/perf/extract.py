@@ -164,7 +164,8 @@ class _Extractor:
         local = self.placement.local(kind)
         form = self.tiles.form(kind)
         size = prod(local.shape)
-        return {"tile": size, "row": 4 * size, "col": 32 * size, "scalar": LANES}[form]
+        held = {"tile": 1, "row": 4, "col": 32, "lane": 4, "scalar": LANES}  # times an element
+        return held[form] * size
 
     def _words(self, kind: TileType) -> int:
         """Registers of a tile over the threads of a group."""

@@ -6,7 +6,7 @@ and the gates are those of the block program:
 
     loads     one thread fills the rings in the order of its steps; a copy takes `load.latency` and
               its time on the link: an SM's own rate, or its share of L2's when all of them load.
-              Neighbours that ask for the same bytes are served together (`Shared`)
+              Neighbours that ask for the same bytes are served together (`Rates`)
     slots     a ring's slot is filled again when every group gave it back
     turns     a group's turn begins when the one before passes it on
 
@@ -21,10 +21,11 @@ is the fastest of several starts.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
 from math import ceil, inf
+from typing import Any
 
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline
@@ -116,8 +117,18 @@ class Replay:
         """Cycles an iteration of all loops together."""
         return cycles_of(self.loops)
 
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return asdict(self)
 
-Shared = Mapping[str, float]  # share of all SMs' bytes of a load, by label, that L2 sends apart
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Replay:
+        """Back from JSON data."""
+        loops = {name: Prediction(**one) for name, one in data["loops"].items()}
+        return cls(loops, Ends(**data["ends"]))
+
+
+Rates = Mapping[str, float]  # cycles in which an SM gets a KiB of a load, by its label
 
 
 def replay(
@@ -126,12 +137,12 @@ def replay(
     cubin: bytes,
     gpu: str = "h200",
     table: CostTable | None = None,
-    shared: Shared | None = None,
+    rates: Rates | None = None,
 ) -> Replay:
     """What the walk of the machine code says that `schedule` was built to.
 
-    `shared` says of a load how much of what all SMs ask for at a time is different (1, unless it is
-    given: everything). Raises `CheckFailed` where a loop of the program has no counterpart in the
+    `rates` is of loads while all SMs load; where it does not say, all ask for different bytes.
+    Raises `CheckFailed` where a loop of the program has no counterpart in the
     cubin, or where the walk comes to a halt.
     """
     block, chosen = lower(program, schedule), table or costs(gpu)
@@ -155,7 +166,7 @@ def replay(
         if len(sections) * schedule.launch.resident == 1:
             starts = [0.0]
         cycles = min(
-            _pace(block, loop.index, code, unroll, start, chosen, shared or {}) for start in starts
+            _pace(block, loop.index, code, unroll, start, chosen, rates or {}) for start in starts
         )
         found[loop.index] = Prediction(
             loop.index,
@@ -325,11 +336,11 @@ def _pace(
     unroll: int,
     late: float,
     table: CostTable,
-    shared: Shared,
+    rates: Rates,
 ) -> float:
     groups = block.placement.parts * block.launch.resident
     passes = max(8, ITERATIONS // unroll)
-    gates = _Blocks([_Gates(block, index, table, shared) for _ in range(block.launch.resident)])
+    gates = _Blocks([_Gates(block, index, table, rates) for _ in range(block.launch.resident)])
     walk = Partition([code] * groups, [late * group for group in range(groups)], None, gates)
     ends = walk.run(passes)
     half = passes // 2
@@ -361,8 +372,8 @@ class _Blocks:
 class _Gates:
     """Loads, slots and turns of one loop, as `partition.Gates`."""
 
-    def __init__(self, block: BlockProgram, index: str, table: CostTable, shared: Shared) -> None:
-        self.block, self.table, self.shared = block, table, shared
+    def __init__(self, block: BlockProgram, index: str, table: CostTable, rates: Rates) -> None:
+        self.block, self.table, self.rates = block, table, rates
         self.parts = block.placement.parts
         self.sections = [_section(block, index, part) for part in range(self.parts)]
         self.waits = [[s for s in one.steady if isinstance(s, WAITS)] for one in self.sections]
@@ -457,10 +468,8 @@ class _Gates:
                 elif isinstance(step, Fill):
                     size, issues = self._copy(step)
                     now += issues * self.table.value("load.issue")
-                    apart = self.table.value("load.per_kib_all") * self.shared.get(
-                        step.op.label, 1.0
-                    )
-                    share = size / KIB * max(self.table.value("load.per_kib"), apart)
+                    every = self.table.value("load.per_kib_all")
+                    share = size / KIB * self.rates.get(step.op.label, every)
                     share *= self.block.launch.resident
                     link = max(link, now - share) + share
                     alone = now + size / KIB * self.table.value("load.per_kib")

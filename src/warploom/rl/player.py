@@ -62,7 +62,6 @@ def learned(
     profile: Profile,
     seed: int,
     game: Game,
-    rng: random.Random,
     folder: Path | None = None,
     resume: bool = False,
     policy: Path | None = None,
@@ -129,8 +128,8 @@ def player_for(
     if policy is not None:
         read_policy(policy, chosen)
 
-    def play(game: Game, rng: random.Random) -> Play:
-        return learned(chosen, seed, game, rng, folder, resume, policy, steps)
+    def play(game: Game, _: random.Random) -> Play:
+        return learned(chosen, seed, game, folder, resume, policy, steps)
 
     about = f"proximal policy optimisation, profile {profile}"
     made: Callable[[Game, random.Random], Play] = play

@@ -115,11 +115,3 @@ def palindrome(functions: int, rng: np.random.Generator) -> list[int]:
     """One round's order: a random order followed by its mirror image (ABBA or BAAB for two)."""
     order = [int(index) for index in rng.permutation(functions)]
     return order + order[::-1]
-
-
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """The geometric mean of positive ratios."""
-    values = np.asarray(ratios, np.float64)
-    if values.size == 0 or np.any(values <= 0):
-        raise InputError("a geometric mean needs at least one ratio, all above zero")
-    return float(np.exp(np.mean(np.log(values))))

@@ -14,11 +14,10 @@ How a time is made honest:
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -166,27 +165,6 @@ class Stopwatch:
             for place, (index, micros) in enumerate(zip(order, times, strict=True)):
                 result[index, start + place // width] += micros / 2
         return result
-
-
-T = TypeVar("T")
-
-
-def in_shuffled_rounds(
-    samplers: Mapping[str, Callable[[], T]], count: int, seed: int = 0, warm: int = 2
-) -> dict[str, list[T]]:
-    """`count` samples of each, one a round, in a new random order every round.
-
-    `warm` rounds before them do not count. For what is timed by other means than launches of ours.
-    """
-    shuffle, order = random.Random(seed), list(samplers)
-    samples: dict[str, list[T]] = {name: [] for name in samplers}
-    for number in range(count + warm):
-        shuffle.shuffle(order)
-        for name in order:
-            sample = samplers[name]()
-            if number >= warm:
-                samples[name].append(sample)
-    return samples
 
 
 def launches_per_window(rough_us: float, settings: TimingSettings) -> int:

@@ -42,6 +42,36 @@ class Progress:
     rate: float
 
 
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a search plays.
+
+    kernel, mode   of the cubin; how its pointers may alias
+    chains         players at a time: one is edited and verified while the others are being measured
+    confirmations  more measurements of a score that would be a chain's new best, which counts with
+                   its mean
+    start          an earlier result to begin from instead of the original
+    moves          what the game proposes (`actions.MOVES`); None: all
+    elsewhere      the cubin is not what scores are relative to, so that where play starts is scored
+                   first, as with a `start`
+    on_best        told of every new best
+    game           played instead of a new one; it says itself what is allowed
+    """
+
+    kernel: str | None = None
+    mode: AliasMode = AliasMode.STRICT
+    seed: int = 0
+    chains: int = 1
+    confirmations: int = 0
+    start: Cubin | None = None
+    verifier: Verifier | None = None
+    moves: frozenset[str] | None = None
+    elsewhere: bool = False
+    on_progress: Callable[[Progress], None] | None = None
+    on_best: Callable[[Candidate, float], None] | None = None
+    game: Game | None = None
+
+
 @dataclass
 class SearchResult:
     """The outcome: the best candidates, best first, and what became of all of them."""
@@ -111,50 +141,26 @@ def run_search(
     player: Player,
     evaluator: Evaluator,
     budget: Budget,
-    kernel: str | None = None,
-    mode: AliasMode = AliasMode.STRICT,
-    seed: int = 0,
-    chains: int = 1,
-    confirmations: int = 0,
-    start: Cubin | None = None,
-    verifier: Verifier | None = None,
-    moves: frozenset[str] | None = None,
-    elsewhere: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_best: Callable[[Candidate, float], None] | None = None,
-    game: Game | None = None,
+    options: SearchOptions | None = None,
 ) -> SearchResult:
     """Play until the budget is spent; Ctrl-C ends the search and keeps the best so far.
 
     The seconds include deriving the rules of the kernel. When they are spent no player is let think
     again: what runs over is one player's thought (a climb of `guided` takes seconds on a large
     kernel) and the candidates being measured.
-    `start` begins from an earlier result instead of the original. With several chains, one is
-    edited and verified while the others are being measured. A score that would be a chain's new
-    best is measured `confirmations` times more and counts with its mean. `moves` restricts what the
-    game proposes (`actions.MOVES`). `elsewhere` says that `original` is not what scores are
-    relative to, so that where play starts is scored first, as with a `start`. `on_best` is told of
-    every new best. `game` is played instead of a new one; it says itself what is allowed.
     """
     began = time.monotonic()
-    result = SearchResult(player.name, evaluator.name, on_best=on_best)
-    elsewhere = elsewhere or start is not None
-    if game is None:
-        shared = verifier or Verifier(original, kernel, mode)
-        game = Game(original, kernel, mode, player.family, shared, moves)
-    first = game.fork()
-    first.elsewhere = elsewhere
-    if start is not None:
-        first.editor.adopt(start.kernel(first.kernel.name).words)
-    games = [first, *(first.fork() for _ in range(1, min(chains, player.most_chains)))]
+    given = options or SearchOptions()
+    result = SearchResult(player.name, evaluator.name, on_best=given.on_best)
+    games = _games(original, player, given)
 
     def spent() -> bool:
         result.seconds = time.monotonic() - began
         return result.seconds >= budget.seconds
 
     def report() -> None:
-        if on_progress is not None:
-            on_progress(_progress(result))
+        if given.on_progress is not None:
+            given.on_progress(_progress(result))
 
     running: dict[int, _Chain] = {}
     plays: list[Play] = []
@@ -163,7 +169,7 @@ def run_search(
         for number, game in enumerate(games):
             if number and spent():
                 break
-            plays.append(player.play(game, random.Random(f"{seed}/{number}")))
+            plays.append(player.play(game, random.Random(f"{given.seed}/{number}")))
             chain = _Chain(game, plays[-1])
             _advance(chain, None, evaluator, running)
         last_report = 0.0
@@ -173,7 +179,7 @@ def run_search(
             if counted or taken:
                 break
             finished = evaluator.poll(min(1.0, max(0.0, budget.seconds - result.seconds)))
-            _deliver(finished, running, evaluator, result, confirmations, spent)
+            _deliver(finished, running, evaluator, result, given.confirmations, spent)
             if result.seconds - last_report >= 0.5:
                 last_report = result.seconds
                 report()
@@ -187,6 +193,19 @@ def run_search(
         result.tally.update(game.tally)
     report()
     return result
+
+
+def _games(original: Cubin, player: Player, given: SearchOptions) -> list[Game]:
+    """The game of every chain, where play starts."""
+    game = given.game
+    if game is None:
+        shared = given.verifier or Verifier(original, given.kernel, given.mode)
+        game = Game(original, given.kernel, given.mode, player.family, shared, given.moves)
+    first = game.fork()
+    first.elsewhere = given.elsewhere or given.start is not None
+    if given.start is not None:
+        first.editor.adopt(given.start.kernel(first.kernel.name).words)
+    return [first, *(first.fork() for _ in range(1, min(given.chains, player.most_chains)))]
 
 
 def _deliver(

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from warploom.sass.decode.cubin import Cubin, parse
-from warploom.sass.flow.aliasing import AliasMode
-from warploom.search.driver import Budget, Progress, SearchResult, run_search
+from warploom.search.driver import Budget, SearchOptions, SearchResult, run_search
 from warploom.search.evaluate import Evaluator, ModelEvaluator
 from warploom.search.game import Candidate
 from warploom.search.lineage import Base, Step, ordered
@@ -74,14 +73,8 @@ def tournament(
     player: Player,
     evaluator_of: Callable[[Base], Evaluator],
     budget: Budget,
-    kernel: str,
-    mode: AliasMode,
-    seed: int = 0,
-    chains: int = 1,
-    confirmations: int = 0,
+    options: SearchOptions,
     starts: Mapping[int, Cubin] | None = None,
-    moves: frozenset[str] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
     on_best: Callable[[Candidate, float, Base], None] | None = None,
 ) -> list[Entry]:
     """Entries of every round, best first. `starts` {place in `bases`: an earlier result on it}.
@@ -102,16 +95,13 @@ def tournament(
                 None if budget.candidates is None else max(1, int(budget.candidates * share)),
                 None if budget.measurements is None else max(1, int(budget.measurements * share)),
             ),
-            kernel,
-            mode,
-            seed=seed + turn,
-            chains=chains,
-            confirmations=confirmations,
-            start=start,
-            elsewhere=bool(base.steps),
-            moves=moves,
-            on_progress=on_progress,
-            on_best=on_best and partial(_on_base, on_best, base),
+            replace(
+                options,
+                seed=options.seed + turn,
+                start=start,
+                elsewhere=bool(base.steps),
+                on_best=on_best and partial(_on_base, on_best, base),
+            ),
         )
         return Entry.of(base, found)
 
@@ -132,7 +122,7 @@ def tournament(
     for number, entry in enumerate(finalists):
         if time.monotonic() >= end:
             break
-        start = parse(entry.image, kernel)
+        start = parse(entry.image, options.kernel or "cubin")
         second.append(play(entry.base, 0.5 / len(finalists), start, len(bases) + number))
         if second[-1].result.interrupted:
             break

@@ -85,7 +85,7 @@ def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Va
         start = op.start.evaluate(symbols)
         return start + np.arange(kind.size(op.axis)) if op.axis else np.array(start)
     source = op.srcs[0].type
-    if op.kind in ("cast", "copy"):
+    if op.kind in ("cast", "copy", "rename"):
         return sources[0]
     if op.kind == "transpose":
         return sources[0].T

@@ -10,7 +10,7 @@
     reduce      one axis goes
     scan        along one axis, same type
     matmul      the axis both operands share is contracted, fp32 result
-    shape       transpose, slice, cast, copy, gather
+    shape       transpose, rename, slice, cast, copy, gather
     sink        store
 """
 
@@ -103,6 +103,7 @@ _ENTRIES = (
     OpSpec("cast", "shape", (1,)),
     OpSpec("copy", "shape", (1,)),
     OpSpec("transpose", "shape", (1,)),
+    OpSpec("rename", "shape", (1,)),
     OpSpec("slice", "shape", (1,)),
     OpSpec("gather", "shape", (2,)),
     OpSpec("reduce_scatter", "cluster", (1,)),

@@ -46,7 +46,8 @@ APPROXIMATED: dict[str, tuple[float, float]] = {
     "cos": (HALF_ULP, 1e-7),
 }
 EXACT = frozenset(
-    "load copy transpose slice gather where max min abs neg relu reduce_max reduce_min".split()
+    "load copy transpose rename slice gather where max min abs neg relu reduce_max "
+    "reduce_min".split()
 )
 SUMS = ("reduce_sum", "cumsum", "reduce_prod", "mma")
 # A tensor core cuts what it adds up: to fp32 for 16-bit operands, to 13 fraction bits for 8-bit

@@ -193,6 +193,11 @@ class Tile:
         kind = TileType(self.dtype, axes)
         return emit("transpose", kind, (self.var,), stem=self.var.name)
 
+    def rename(self, axis: str, name: str) -> Tile:
+        """The tile with an axis under another name: what is along `axis` meets others there."""
+        kind = checked(rules.rename_type, self.type, axis, a_name(name, "axis"))
+        return emit("rename", kind, (self.var,), stem=self.var.name, axis=axis)
+
     def sub(self, axis: str, start: int, size: int) -> Tile:
         """The part of the tile from `start`, `size` long, along one axis."""
         numbers: tuple[tuple[str, Any], ...] = (("start", start), ("size", size))

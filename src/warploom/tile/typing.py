@@ -118,6 +118,15 @@ def matmul_type(a: TileType, b: TileType) -> TileType:
     return TileType(FP32, axes)
 
 
+def rename_type(source: TileType, axis: str, name: str) -> TileType:
+    """The type with an axis under another name."""
+    require_axis("rename", source, axis)
+    if name in source.names:
+        raise InputError(f"rename of {axis!r} to {name!r}: {source} has that axis")
+    axes = tuple((name if own == axis else own, size) for own, size in source.axes)
+    return TileType(source.dtype, axes)
+
+
 def slice_type(source: TileType, axis: str, start: int, size: int) -> TileType:
     """The type of the part [start, start + size) of one axis."""
     require_axis("sub", source, axis)

@@ -165,6 +165,9 @@ def _shape(program: Program, op: Op, sources: list[TileType]) -> TileType:
         return sources[0]
     if op.kind == "transpose":
         return TileType(sources[0].dtype, tuple(reversed(sources[0].axes)))
+    if op.kind == "rename":
+        (name,) = [own for own in written.type.names if own not in sources[0].names] or [op.axis]
+        return rules.rename_type(sources[0], op.axis, name)
     if op.kind == "slice":
         start = int(op.value or 0)
         return rules.slice_type(sources[0], op.axis, start, written.type.size(op.axis))

@@ -26,14 +26,21 @@ def crosses_rows(placement: Placement, op: Op) -> bool:
 
 
 def exchanges(placement: Placement, op: Op) -> bool:
-    """Whether an op reads elements that other threads hold: gathers, and parts that are no whole
-    groups of 8 columns."""
+    """Whether an op reads elements that other threads hold: gathers, parts that are no whole groups
+    of 8 columns, vectors that come from rows to columns or back."""
     if op.kind == "gather":
         return True
+    if op.kind == "rename" and op.dst is not None:
+        return placement.lies(op.axis) != placement.lies(_renamed(op))
     if op.kind != "slice" or op.dst is None:
         return False
     start, size = int(op.value or 0), op.dst.type.size(op.axis)
-    return op.axis in placement.rows or bool((start | size) % COLUMN_GROUP)
+    return op.axis not in placement.cols or bool((start | size) % COLUMN_GROUP)
+
+
+def _renamed(op: Op) -> str:
+    assert op.dst is not None
+    return op.dst.type.names[op.srcs[0].type.names.index(op.axis)]
 
 
 def words(placement: Placement, op: Op) -> int:
@@ -45,9 +52,25 @@ def words(placement: Placement, op: Op) -> int:
         rows, cols = (*kind.shape, 1)[:2]
         blocks = rows // 64 if op.kind == "cumsum" else 1
         return WARPS * cols * blocks * (2 if op.kind == "argmax" else 1)
-    if exchanges(placement, op):
+    if exchanges(placement, op) and not over_lanes(placement, op):
         return _whole(kind)
     return 0
+
+
+def over_lanes(placement: Placement, op: Op) -> bool:
+    """Whether an op reads a vector of which every warp has all."""
+    axes = op.srcs[0].type.names if op.srcs else ()
+    return len(axes) == 1 and placement.lies(axes[0]) == "lanes"
+
+
+def lane_words(placement: Placement) -> tuple[int, int]:
+    """Of a group's region: words before the warps' own parts, and words of each of them."""
+    found = [
+        op.srcs[0].type.shape[0]
+        for op in placement.program.ops()
+        if op.id in placement.fusion.kept and over_lanes(placement, op) and exchanges(placement, op)
+    ]
+    return -(-_most(placement) // 4) * 4, -(-max(found, default=0) // 4) * 4
 
 
 def _whole(kind: TileType) -> int:
@@ -56,5 +79,9 @@ def _whole(kind: TileType) -> int:
 
 def region_bytes(placement: Placement) -> int:
     """Bytes of one group's region: 0 for a kernel that exchanges nothing."""
-    most = max((words(placement, op) for op in placement.program.ops()), default=0)
-    return -(-most * WORD // 16) * 16
+    before, each = lane_words(placement)
+    return (before + WARPS * each) * WORD
+
+
+def _most(placement: Placement) -> int:
+    return max((words(placement, op) for op in placement.program.ops()), default=0)

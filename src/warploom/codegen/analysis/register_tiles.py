@@ -8,6 +8,8 @@ warp w holds rows 16 w + l / 4 (h = 0) and + 8 (h = 1) and, of every 8 columns j
                                             8-bit operand: x[blocks][columns / 8], four to a word
     row     v[blocks][2]                    one value a row, the same in the 4 lanes of a row
     col     w[columns / 4]                  one value a column this thread holds
+    lane    u[length / 32]                  a vector along no axis of a tile: neighbours, of which
+                                            each warp has all
     scalar  s
 """
 
@@ -18,6 +20,7 @@ from warploom.errors import InputError
 from warploom.tile import TileType, Var
 from warploom.tile.dtypes import FP8, HALVES
 
+LANES = 32  # of a warp
 COLUMN_GROUP = 8  # columns that the four lanes of a row hold two by two
 PACKED = HALVES  # element types of which a register holds two
 
@@ -29,7 +32,7 @@ class RegisterTiles:
         self.placement = placement
 
     def form(self, kind: TileType) -> str:
-        """tile, row, col or scalar."""
+        """tile, row, col, lane or scalar."""
         if len(kind.axes) == 2:
             return "tile"
         if not kind.axes:
@@ -37,9 +40,7 @@ class RegisterTiles:
         axis = kind.names[0]
         if axis in self.placement.rows:
             return "row"
-        if axis in self.placement.cols:
-            return "col"
-        raise InputError(f"vector {kind}: axis {axis!r} belongs to no register tile of the kernel")
+        return "col" if axis in self.placement.cols else "lane"
 
     def blocks(self, kind: TileType) -> int:
         """Blocks of 64 rows this group holds."""
@@ -65,6 +66,8 @@ class RegisterTiles:
             return self.blocks(kind), self.columns(kind) // (4 if kind.dtype.name in PACKED else 2)
         if form == "row":
             return self.blocks(kind), 2
+        if form == "lane":
+            return (-(-kind.shape[0] // LANES),)
         return (kind.shape[0] // 4,) if form == "col" else ()
 
     def is_fragment(self, var: Var) -> bool:

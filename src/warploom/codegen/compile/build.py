@@ -163,7 +163,6 @@ def build(
     schedule: KernelSchedule | SimtSchedule,
     arch: str = "sm_90a",
     allow: tuple[str, ...] = (),
-    cache: Path | None = None,
     debug: bool = False,
 ) -> Built:
     """Program and schedule to a cubin; raises `CheckFailed` for a fault not in `allow`."""
@@ -172,7 +171,7 @@ def build(
     if not any(OPS[op.kind].group == "sink" for op in program.ops()):
         raise InputError(f"{program.name} stores nothing: there is nothing to build")
     source, architectures = _emitted(program, schedule, arch, debug)
-    cubin, resources = compile_source(source, arch, allow, cache, architectures)
+    cubin, resources = compile_source(source, arch, allow, architectures)
     return Built(source, cubin, resources, arch, str(program), schedule.to_json())
 
 
@@ -200,14 +199,13 @@ def compile_source(
     source: CudaSource,
     arch: str,
     allow: tuple[str, ...] = (),
-    cache: Path | None = None,
     architectures: tuple[str, ...] = ARCHITECTURES,
 ) -> tuple[bytes, Resources]:
     """Compile one file; gives the cubin and the compiler's report."""
     if arch not in architectures:
         known = dict.fromkeys((*architectures, *ARCHITECTURES, *SM80_ARCHITECTURES))
         raise InputError(f"architecture {arch!r}: code is emitted for {', '.join(known)}")
-    folder = (cache or cache_folder()) / "cubin"
+    folder = cache_folder() / "cubin"
     stem = hashlib.sha256(f"{arch} {source.file} {source.text}".encode()).hexdigest()[:32]
     try:
         tool = toolchain.find("nvcc")

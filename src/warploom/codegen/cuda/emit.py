@@ -25,6 +25,7 @@ from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline
+from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Issue
 from warploom.codegen.ir.text import block_text
@@ -243,11 +244,13 @@ class Printer:
             )
         for op in self.program.ops():
             if op.dst is not None and op.dst.name in layout.vectors:
-                name, word = op.dst.name, "int" if op.dst.type.dtype.name == "int32" else "float"
+                name, word = op.dst.name, op.dst.type.dtype.kind
                 shift = f"(shared - smem_address(shared_raw)) + {layout.vectors[name]}"
+                # Known to be aligned, neighbouring columns are read together.
                 lines.append(
                     f"{word}* const {name}_shared = reinterpret_cast<{word}*>("
-                    f"shared_raw + {shift} + part * {layout.vector_bytes});"
+                    f"__builtin_assume_aligned(shared_raw + {shift} + part * "
+                    f"{layout.vector_bytes}, {CHUNK}));"
                 )
         for name, at in layout.staged.items():
             common = name in self.placement.common

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from warploom.codegen.analysis.exchanges import pitch
+from warploom.codegen.analysis.exchanges import over_lanes, pitch
+from warploom.codegen.cuda.emit_lanes import from_lanes_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.values import At, Values
 from warploom.tile import Op, Var
@@ -18,9 +19,12 @@ Assign = Callable[[Values, Var, Callable[[At], str]], list[str]]
 
 
 def exchange_lines(values: Values, op: Op, names: Names, assign: Assign) -> list[str]:
-    """The lines of a gather or a slice; `assign` writes every element of a variable."""
+    """The lines of a gather, a slice or a rename; `assign` writes every element of a variable."""
     assert op.dst is not None
-    source = op.srcs[0]
+    source, dst = op.srcs[0], op.dst
+    if over_lanes(values.placement, op):
+        reads = assign(values, dst, lambda at: _read(values, op, at, names))
+        return from_lanes_lines(values, op, names, reads)
     word = "int" if source.type.dtype.name == "int32" else "float"
     sync = group_sync(values.placement.parts)
     return [
@@ -69,9 +73,19 @@ def _write(values: Values, source: Var, names: Names) -> list[str]:
 
 def _read(values: Values, op: Op, at: At, names: Names) -> str:
     kind, form = op.srcs[0].type, values.form(op.srcs[0].type)
+    if op.kind == "rename":
+        assert op.dst is not None
+        place = {"row": _row(at), "col": values.col(at)}.get(at.kind)
+        if place is None:
+            size = kind.shape[0]
+            place = f"::min({values.place(*op.dst.type.axes[0], at)}, {size - 1})"
+        return f"met[{place}]"
     along_rows = op.axis in values.placement.rows
     length = values.placement.local(kind).size(op.axis)
     mine = _row(at) if along_rows else values.col(at)
+    if form == "lane":
+        assert op.dst is not None
+        mine = values.place(*op.dst.type.axes[0], at)
     if op.kind == "gather":
         place = values.element(op.srcs[1], at, names)
     else:
@@ -82,6 +96,6 @@ def _read(values: Values, op: Op, at: At, names: Names) -> str:
     else:
         offset = place
     if op.kind != "gather":
-        return f"met[{offset}]"
+        return f"met[{f'::min({offset}, {length - 1})' if form == 'lane' else offset}]"
     nothing = "0" if kind.dtype.name == "int32" else "NAN"
     return f"(unsigned({place}) < {length}u ? met[{offset}] : {nothing})"

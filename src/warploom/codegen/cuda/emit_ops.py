@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from warploom.codegen.analysis.exchanges import crosses_rows, exchanges
-from warploom.codegen.analysis.register_tiles import PACKED
+from warploom.codegen.analysis.exchanges import crosses_rows, exchanges, over_lanes
+from warploom.codegen.analysis.register_tiles import LANES, PACKED
 from warploom.codegen.cuda.emit_cols import argmax_lines, cumsum_lines, slice_lines
 from warploom.codegen.cuda.emit_exchange import exchange_lines
+from warploom.codegen.cuda.emit_lanes import ALONG_LANES
 from warploom.codegen.cuda.emit_rows import (
     combining,
     group_sync,
@@ -44,6 +45,8 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     group = OPS[op.kind].group
     if crosses_rows(values.placement, op):
         return ALONG_ROWS[op.kind](values, op, names)
+    if over_lanes(values.placement, op) and op.kind in ALONG_LANES:
+        return ALONG_LANES[op.kind](values, op, names)
     if exchanges(values.placement, op):
         return exchange_lines(values, op, names, _assign)
     if op.dst.name in values.placement.spread:
@@ -58,6 +61,7 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
         "cast",
         "copy",
         "transpose",
+        "rename",
         "fill",
         "coordinate",
         "load",
@@ -125,8 +129,8 @@ def _assign(values: Values, dst: Var, expression: Callable[[At], str]) -> list[s
     extents = values.extents(dst.type)
     if form == "scalar":
         return [f"{name} = {expression(At('scalar'))};"]
-    if form == "col":
-        return [*unrolled("i", extents[0]), f"    {name}[i] = {expression(At('col'))};"]
+    if form in ("col", "lane"):
+        return [*unrolled("i", extents[0]), f"    {name}[i] = {expression(At(form))};"]
     if form == "tile" and dst.type.dtype.name in PACKED:
         low, high = expression(At("tile", i="2 * i")), expression(At("tile", i="2 * i + 1"))
         body = f"{name}[t][i] = pack_{dst.type.dtype}({low}, {high});"
@@ -231,8 +235,10 @@ def direct_store_lines(values: Values, op: Op, names: Names) -> list[str]:
             f"    if ({inside}) {write}",
             "}",
         ]
-    if form == "col":
-        only = "threadIdx.x % 128 < 4"
+    if form in ("col", "lane"):
+        only = f"threadIdx.x % 128 < {4 if form == 'col' else LANES}"
+        if form == "lane" and source.type.shape[0] % LANES:
+            inside += f" && {values.place(*source.type.axes[0], at)} < {source.type.shape[0]}"
         return [
             f"if ({only}) {{",
             *[f"  {line}" for line in unrolled("i", values.extents(source.type)[0])],

@@ -9,7 +9,7 @@ The way back is `from_slots_lines`: an op works on the elements of a loaded oper
 from __future__ import annotations
 
 from warploom.codegen.analysis.register_tiles import PACKED
-from warploom.codegen.cuda.emit_rows import group_sync
+from warploom.codegen.cuda.emit_rows import WARP, group_sync
 from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, rounded
@@ -31,12 +31,15 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     reads: list[str] = []
     for var in values.placement.slots_read(op):
         tile, (ring, buffer) = values.placement.shared[var.name][1], block.home(var.name)
+        base = f"{ring.name}_base"
+        # Reads need the block's number in a cluster, which descriptors must not have.
+        number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
         deep = str(kind.names[0] == var.type.names[0]).lower()
         words = f"{c_name(var.name)}_words"
         reads += [
             f"unsigned {words}[4];",
             f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "
-            f"{buffer.offset}, {row}, s * 16);",
+            f"{buffer.offset}{number}, {row}, s * 16);",
         ]
     if op.dst.type.dtype.name in PACKED:
         low, high = (
@@ -68,17 +71,28 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
     common = op.dst.name in values.placement.common
     sync = [] if common else [group_sync(values.placement.parts)]
     first = values.first_row(op.dst.type.names[0], op.dst.type.shape[0])
-    row = f"{f'{first} + ' if common else ''}t * 64 + thread_row + i % 2 * 8"
-    byte = "(i / 2 * 8 + thread_col) * 2"
-    offset = f"tile_offset<{tile.width}, {tile.rows}>({row}, {byte})"
+    begin = f"{f'{first} + ' if common else ''}t * 64"
+    head = [*unrolled("t", values.blocks(op.dst.type))]
+    room, panel = f"{op.dst.name}_room", f"tile_offset<{tile.width}, {tile.rows}>"
+    if fence and tile.cols % SLOT_COLUMNS == 0:  # stmatrix came with Hopper, as the proxy did
+        words = ", ".join(values.word(op.dst, "t", f"4 * s + {i}", names) for i in range(4))
+        place = f"{begin} + {WARP} * 16 + lane % 16, (s * 16 + lane / 16 * 8) * 2"
+        lines = [
+            *head,
+            *unrolled("s", tile.cols // SLOT_COLUMNS),
+            f"    stmatrix({room} + {panel}({place}), {words});",
+        ]
+    else:
+        place = f"{begin} + thread_row + i % 2 * 8, (i / 2 * 8 + thread_col) * 2"
+        word = values.word(op.dst, "t", "i", names)
+        lines = [
+            *head,
+            *unrolled("i", tile.cols // 4),
+            f"    shared_write({room} + {panel}({place}), int({word}));",
+        ]
     return [
         *sync,
-        "#pragma unroll",
-        f"for (int t = 0; t < {values.blocks(op.dst.type)}; ++t)",
-        "#pragma unroll",
-        f"  for (int i = 0; i < {tile.cols // 4}; ++i)",
-        f"    shared_write({op.dst.name}_room + {offset}, "
-        f"int({values.word(op.dst, 't', 'i', names)}));",
+        *lines,
         *(["fence_async();"] if fence else []),
         *sync,
     ]

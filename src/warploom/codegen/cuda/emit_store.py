@@ -195,6 +195,8 @@ def _panel_lines(
     )
     if source.type.dtype.name == "int32":
         low, high = f"__int_as_float({low})", f"__int_as_float({high})"
+    elif op.kind == "store_add" and tile.width == max(SWIZZLES):
+        return _summed_lines(values, op, panels, origin, names)
     return [
         *loops,
         f"  for (int j = 0; j < {groups}; ++j)",
@@ -203,6 +205,42 @@ def _panel_lines(
         f"      const unsigned at = (thread_row + h * 8) * {tile.width} + j * 32 + thread_col * 4;",
         f"      store_shared_pair({block} + (at ^ (at >> 3 & {mask:#x})), {low}, {high});",
         "    }",
+    ]
+
+
+def _summed_lines(
+    values: Values, op: Op, panels: StorePanels, origin: tuple[int, int], names: Names
+) -> list[str]:
+    """The panels of sums of fp32, in an order without bank conflicts.
+
+    Half a warp writes 8 bytes of each of 16 lanes at a time: 32 bytes of 4 rows. The swizzle puts
+    the rows 2 r and 2 r + 1 of one group of 8 columns into the same banks; odd rows therefore take
+    the group after next, and come back to their own two steps later.
+    """
+    source, tile, before = op.srcs[0], panels.tile, origin[1] // 8
+    mask = SWIZZLES[tile.width][0]
+
+    def pair(group: str) -> list[str]:
+        return [
+            values.element(source, At("tile", i=f"4 * ({before} + {group}) + 2 * h + {c}"), names)
+            for c in (0, 1)
+        ]
+
+    own, other = pair("j"), pair("(j ^ 2)")
+    low, high = (f"odd ? {b} : {a}" for a, b in zip(own, other, strict=True))
+    # All that depends on the thread is in `corner`: groups and rows differ from it in other bits.
+    return [
+        "const bool odd = lane & 4;",
+        f"unsigned corner = thread_row * {tile.width} + thread_col * 4;",
+        f"corner = (corner ^ (corner >> 3 & {mask:#x})) ^ (odd ? 64 : 0);",
+        "#pragma unroll",
+        f"for (int t = 0; t < {values.blocks(source.type)}; ++t)",
+        "#pragma unroll",
+        f"  for (int j = 0; j < {tile.panel_cols // 8}; ++j)",
+        "#pragma unroll",
+        "    for (int h = 0; h < 2; ++h)",
+        f"      store_shared_pair(panel + t * {ROWS_PER_GROUP * tile.width} + "
+        f"h * {8 * tile.width} + (corner ^ (j * 32)), {low}, {high});",
     ]
 
 

@@ -15,7 +15,8 @@ from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
 LOCALS = frozenset(
     "a at b band band_rows h high i in_band in_plane j lane low part panel panels rank rest row s "
     "shared shared_raw step t task tasks thread_col thread_row warp_group first round next stride "
-    "running best found before above total carry met scratch value_of set add_to better swap_with "
+    "running best found before above below total carry met scratch value_of set add_to better "
+    "swap_with "
     "task_ring task_full task_empty task_cursor task_counter handed".split()
 )
 SUFFIXES = (

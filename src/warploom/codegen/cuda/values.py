@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from warploom.codegen.analysis.register_tiles import PACKED, RegisterTiles
+from warploom.codegen.analysis.register_tiles import LANES, PACKED, RegisterTiles
 from warploom.codegen.cuda.names import c_name
 from warploom.errors import InputError
 from warploom.tile import Index, Op, TileType, Var, round_to
 
 # Ops whose result is a value of the type when the operands are: nothing to round.
-EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose")
+EXACT = ("load", "abs", "neg", "relu", "max", "min", "where", "copy", "transpose", "rename")
 GROUP = 128  # threads of a compute group
 PASSED_ON = ("where", "copy", "transpose")
 
@@ -65,6 +65,7 @@ ANY_OPS = {
     "where": "({0} ? {1} : {2})",
     "copy": "{0}",
     "transpose": "{0}",  # the same register; the axes have names
+    "rename": "{0}",
 }
 # What a reduction combines with, and what it begins with: floating, integer.
 REDUCE = {
@@ -117,8 +118,8 @@ def rounded(op: Op, text: str) -> str:
 
 @dataclass(frozen=True)
 class At:
-    """Which element: `kind` is tile, row, col, scalar, or spread, where `i` is the column; the
-    others are C++ index expressions."""
+    """Which element: `kind` is tile, row, col, lane, scalar, or spread, where `i` is the column;
+    the others are C++ index expressions."""
 
     kind: str
     t: str = "t"
@@ -143,17 +144,14 @@ class Values(RegisterTiles):
         kind = var.type
         if kind.dtype.kind == "bool":
             raise InputError(f"tile {var.name}: {kind} cannot be a register tile on this target")
-        if var.name in self.placement.spread:
-            return f"{self._word(kind)} {c_name(var.name)}[{self.pieces(kind)}];"
         word, extents = kind.dtype.kind, self.extents(kind)
+        if var.name in self.placement.spread:
+            extents = (self.pieces(kind),)
         if self.form(kind) == "tile" and kind.dtype.name in PACKED:
             word = "unsigned"
         if self.is_fragment(var):
             word, extents = "unsigned", (self.blocks(kind), self.columns(kind) // 8)
         return f"{word} {c_name(var.name)}{''.join(f'[{n}]' for n in extents)};"
-
-    def _word(self, kind: TileType) -> str:
-        return "int" if kind.dtype.name == "int32" else "float"
 
     def element(self, var: Var, at: At, names: dict[str, str], rounds: bool = True) -> str:
         """The expression of one element of a variable, inlined ops expanded. Of a tile in a slot
@@ -177,6 +175,8 @@ class Values(RegisterTiles):
             return f"{var.name}_shared[{self.col(at)}]"
         if form == "col":
             return f"{name}[{at.c}]"
+        if form == "lane":
+            return f"{name}[{at.i}]"
         if var.type.dtype.name in PACKED:
             return f"half_{var.type.dtype}({name}[{at.t}][({at.i}) >> 1], ({at.i}) & 1)"
         if self.is_fragment(var):
@@ -230,9 +230,7 @@ class Values(RegisterTiles):
         start = c_index(op.start, names)
         if not op.axis:
             return start
-        if op.axis in self.placement.rows:
-            return f"({start} + {self.row(op.axis, op.dst.type.size(op.axis), at)})"
-        return f"({start} + {self.col(at)})"
+        return f"({start} + {self.place(op.axis, op.dst.type.size(op.axis), at)})"
 
     def load(self, op: Op, at: At, names: dict[str, str]) -> str:
         """An element read from global memory; outside of the array: the edge value."""
@@ -248,12 +246,7 @@ class Values(RegisterTiles):
     def address(self, op: Op, kind: TileType, at: At, names: dict[str, str]) -> tuple[str, str]:
         """(element offset, in-bounds condition) of a direct access to global memory."""
         assert op.array is not None
-        inner = {
-            axis: self.row(axis, kind.size(axis), at)
-            if axis in self.placement.rows
-            else self.col(at)
-            for axis in kind.names
-        }
+        inner = {axis: self.place(axis, kind.size(axis), at) for axis in kind.names}
         terms: list[str] = []
         checks: list[str] = []
         last = len(op.spans) - 1
@@ -280,6 +273,13 @@ class Values(RegisterTiles):
         low = self.element(var, At("tile", t, f"2 * ({i})"), names, rounds=False)
         high = self.element(var, At("tile", t, f"2 * ({i}) + 1"), names, rounds=False)
         return f"pack_{var.type.dtype}({low}, {high})"
+
+    def place(self, axis: str, size: int, at: At) -> str:
+        """The place of an element along an axis of the whole tile."""
+        lies = self.placement.lies(axis)
+        if lies == "lanes":
+            return f"(int(lane) * {-(-size // LANES)} + ({at.i}))"
+        return self.row(axis, size, at) if lies == "rows" else self.col(at)
 
     def row(self, axis: str, size: int, at: At) -> str:
         """The row in the whole tile of an element: axis length `size` before the split."""

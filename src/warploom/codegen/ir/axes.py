@@ -51,6 +51,8 @@ class _Layouts:
         if op.kind == "mma":
             self._matmul(op, shared)
             return
+        if op.kind == "rename":
+            return  # both sides have the layout that their other ops say
         names = [v for v in (*op.srcs, *((op.dst,) if op.dst else ())) if v.name not in shared]
         for var in names:
             for axis in var.type.names:
@@ -65,6 +67,8 @@ class _Layouts:
         self.said += [(row, ROWS), (column, COLUMNS)]
         for src in op.srcs[:2]:
             other = op.srcs[1 if src is op.srcs[0] else 0]
+            if src is left and left.name not in shared and other.name in shared:
+                continue  # the loaded one is called as this one is
             for axis in src.type.names:
                 if axis in other.type.names:
                     self._root((src.name, axis))

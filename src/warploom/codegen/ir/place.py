@@ -111,6 +111,10 @@ class Placement:
         left = op.srcs[0]
         return left.name not in self.shared and left.type.names[1] == contracted(op)
 
+    def lies(self, axis: str) -> str:
+        """Over what an axis of a register tile lies: rows, columns, or the lanes of every warp."""
+        return "rows" if axis in self.rows else "columns" if axis in self.cols else "lanes"
+
     def is_shared(self, var: Var) -> bool:
         """Whether the variable lives in shared memory."""
         return var.name in self.shared
@@ -326,7 +330,7 @@ def _check_whole(placement: Placement, op: Op) -> None:
 def runs_along(op: Op, axis: str) -> bool:
     """Whether an op needs elements of other places along an axis."""
     return op.axis == axis and (
-        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice")
+        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice", "rename")
     )
 
 

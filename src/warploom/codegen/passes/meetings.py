@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.steps import Meet, Run, Step
+from warploom.codegen.ir.steps import Issue, Meet, Run, Step
 from warploom.codegen.passes.everywhere import every_sequence
 
 
@@ -14,17 +14,47 @@ def meetings(block: BlockProgram) -> BlockProgram:
     all matmuls that read it have ended, and when all parts are written.
 
     *requires*  pipelines without joins
-    *before -> after*  `Run f(u); Issue g(u)` -> `Meet u; Run f(u); Meet u; Issue g(u)`
+    *before -> after*  `Issue h; Run e(h); Run f(u); Issue g(u)` ->
+                       `Issue h; Meet u; Run e(h); Run f(u); Meet u; Issue g(u)`: the first meeting
+                       comes as early as it may after matmuls have started, which groups wait for
+                       in any case, the second right before the first matmul that reads the region
     *keeps*  every other step and its order
     """
-    common = block.placement.common
+    placement = block.placement
+    common = placement.common
 
     def met(steps: Sequence[Step]) -> tuple[Step, ...]:
         result: list[Step] = []
+        written: dict[str, Meet] = {}
         for step in steps:
+            if isinstance(step, Issue):
+                first = 1 if placement.from_registers(step.op) else 0
+                result += [written.pop(v.name) for v in step.op.srcs[first:2] if v.name in written]
             dst = step.op.dst if isinstance(step, Run) else None
-            around = [Meet(dst.name, step.stage)] if dst is not None and dst.name in common else []
-            result += [*around, step, *around]
-        return tuple(result)
+            if dst is not None and dst.name in common:
+                meet = Meet(dst.name, step.stage)
+                result.insert(_early(result, dst.name), meet)
+                written[dst.name] = meet
+            result.append(step)
+        return (*result, *written.values())
 
     return every_sequence(block, met) if common else block
+
+
+def _early(before: Sequence[Step], tile: str) -> int:
+    """The first place behind the matmuls that begin a run of steps and behind every reader and
+    meeting of a tile."""
+    started = False
+    for place, step in enumerate(before):
+        if isinstance(step, Issue):
+            started = True
+        elif started and isinstance(step, Run):
+            later = before[place:]
+            touched = any(
+                (isinstance(s, Meet) and s.tile == tile)
+                or (isinstance(s, Issue) and tile in {var.name for var in s.op.srcs[:2]})
+                for s in later
+            )
+            if not touched:
+                return place
+    return len(before)

@@ -21,22 +21,28 @@ def shares(block: BlockProgram) -> BlockProgram:
     spread = block.placement.spread
     fusion = block.placement.fusion
 
+    def read_by(step: Run) -> set[str]:
+        return {var.name for var in fusion.sources(step.op)} & spread
+
     def shared(steps: Sequence[Step]) -> tuple[Step, ...]:
         result: list[Step] = []
-        loaded: list[tuple[str, int]] = []
         done: set[str] = set()
-        for step in steps:
+        for place, step in enumerate(steps):
             if not isinstance(step, Run):
                 result.append(step)
                 continue
-            read = {var.name for var in fusion.sources(step.op)} & (spread - done)
-            if read:
-                along = {name for name, stage in loaded if stage == step.stage} - done
-                result.append(Share(tuple(sorted(read | along)), step.stage))
-                done |= read | along
+            if new := read_by(step) - done:
+                # Those that are read later and loaded before go along.
+                for later in steps[place:]:
+                    if isinstance(later, Run) and later.stage == step.stage:
+                        written = set[str]() if later.op.dst is None else {later.op.dst.name}
+                        if written & spread:
+                            break
+                        new |= read_by(later) - done
+                result.append(Share(tuple(sorted(new)), step.stage))
+                done |= new
             result.append(step)
-            if step.op.dst is not None and step.op.dst.name in spread:
-                loaded.append((step.op.dst.name, step.stage))
+            if step.op.dst is not None:
                 done.discard(step.op.dst.name)
         return tuple(result)
 

@@ -7,21 +7,27 @@ Three programs after one another: `prepare` makes of o, dO and lse what `backwar
 `base`, which is lse in powers of 2 (inf for a row that sees no key), and `delta`, which is D, and
 zeroes `dq_sum`; `backward` gives dk and dv, and adds to `dq_sum` dq of every tile of keys, without
 the scale; `finish` makes dq of it. The compute groups share out the rows of dq, or those of its
-transpose where the head size is long enough for them.
+transpose where the head size is long enough for them. The order of these sums varies from run to
+run. `deterministic`, `backward` leaves dq alone, and `backward_rows` makes it in a pass of its own,
+one task for all keys of a tile of queries: seven matmuls in place of five, and the same bits in
+every run.
 
 Arrays: `q, o, do, dq: [batch, heads, rows, d]`, `k, v, dk, dv: [batch, kv_heads, keys, d]`,
-`lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, rows, d]` or, transposed,
-`[batch, heads, d, rows]`.
+`lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, rows, d]` or, transposed, block of
+rows after block of rows, `[batch, heads, blocks, d, block]`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.errors import InputError
 from warploom.tile import (
     BF16,
     FP32,
@@ -38,6 +44,7 @@ from warploom.tile import (
     load,
     loop,
     maximum_index,
+    minimum_index,
     size,
     span,
     store,
@@ -48,21 +55,35 @@ from warploom.tile import (
 )
 
 LOG2E = math.log2(math.e)
-ROWS = 32  # of a task of the programs without a matmul
+ROWS = 64  # of a task of the programs without a matmul, and of a block of transposed sums
+TILES = {64: (128, 128), 128: (64, 128)}  # (rows, keys) of a block of scores, by head size
+TEXT = tuple(map(str, TILES))
+ROW_TILE = (128, 64)  # of `backward_rows`
 
 
 @dataclass(frozen=True)
 class BackwardConfig:
     """What is static: element type, head size, mask, query heads of a key head, scale (None: 1 /
-    sqrt(head_dim)), and the (rows, keys) of a block of scores."""
+    sqrt(head_dim)), and whether every sum has one order."""
 
     dtype: DType = BF16
     head_dim: int = 128
     causal: bool = False
     group: int = 1
     scale: float | None = None
-    tile: tuple[int, int] = (64, 128)
-    longest_first: bool = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse heads that no tile here is for."""
+        if self.head_dim not in TILES:
+            raise InputError(
+                f"attention backward of heads of {self.head_dim}: expected {' or '.join(TEXT)}"
+            )
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """(rows, keys) of a block of scores."""
+        return TILES[self.head_dim]
 
     @property
     def factor(self) -> float:
@@ -74,26 +95,62 @@ class BackwardConfig:
         """Whether dq is summed with its rows last."""
         return self.head_dim % self.tile[1] == 0
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The kernels of a backward pass, in order."""
+        return ("prepare", "main", "rows" if self.deterministic else "finish")
+
+    def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of `dq_sum` for queries of that shape."""
+        batch, heads, rows, depth = shape
+        block = self.tile[0]
+        return (batch, heads, -(-rows // block), depth, block) if self.transposed else tuple(shape)
+
     def arrays(self, names: str) -> dict[str, Array]:
         """The parameters of those names."""
         rows, keys, row = "batch heads rows d", "batch kv_heads keys d", "batch heads rows"
         every: dict[str, Array] = dict.fromkeys("q o do dq".split(), array(self.dtype, rows))
         every |= dict.fromkeys("k v dk dv".split(), array(self.dtype, keys))
         every |= dict.fromkeys("lse base delta".split(), array(FP32, row))
-        every["dq_sum"] = array(FP32, "batch heads d rows" if self.transposed else rows)
+        blocks = "batch heads blocks d block"
+        every["dq_sum"] = array(FP32, blocks if self.transposed else rows)
         return {name: every[name] for name in names.split()}
+
+
+Kernel = tuple[Program, KernelSchedule | SimtSchedule, tuple[str, ...]]
+
+
+def kernel(config: BackwardConfig, part: str) -> Kernel:
+    """One of `config.parts`: program, schedule, and what the compiler may do.
+
+    Index arithmetic of tasks may spill a few words; loops do not.
+    """
+    if part == "main":
+        return backward(config), backward_schedule(config), ("spills", "stack")
+    if part == "rows":
+        return backward_rows(config), rows_schedule(config), ()
+    program = (prepare if part == "prepare" else finish)(config)
+    return program, simt(program), ()
 
 
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
-    arrays = chosen.arrays("q do k v dk dv base delta dq_sum")
+    sums = "" if chosen.deterministic else " dq_sum"
+    arrays = chosen.arrays(f"q do k v dk dv base delta{sums}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
+
+
+def backward_rows(config: BackwardConfig) -> Program:
+    """The gradients of a tile of queries, from all keys."""
+    arrays = config.arrays("q do k v base delta dq")
+    return trace(_backward_rows, arrays, name="attention_backward_rows", config=config)
 
 
 def prepare(config: BackwardConfig) -> Program:
     """What the backward pass needs to know of a row, and sums of zero."""
-    arrays = config.arrays("o do lse base delta dq_sum")
+    sums = "" if config.deterministic else " dq_sum"
+    arrays = config.arrays(f"o do lse base delta{sums}")
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
 
 
@@ -103,29 +160,39 @@ def finish(config: BackwardConfig) -> Program:
     return trace(_finish, arrays, name="attention_backward_finish", config=config)
 
 
-def _task(config: BackwardConfig) -> tuple[Index, Index, Span, Span]:
+def _task(config: BackwardConfig) -> tuple[Index, Index, Index, Span, Span]:
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), ROWS))
-    return batch, head, span(i * ROWS, ROWS), span(0, config.head_dim)
+    return batch, head, i, span(i * ROWS, ROWS), span(0, config.head_dim)
+
+
+def _sums_at(config: BackwardConfig, i: Index) -> tuple[Span | Index, ...]:
+    """Where the sums of block i of the rows are, after batch and head."""
+    rows, d = config.tile[0], span(0, config.head_dim)
+    return (i, d, span(0, rows, "rows")) if config.transposed else (span(i * rows, rows), d)
 
 
 def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Array) -> None:
-    batch, head, rows, d = _task(config)
+    batch, head, i, rows, d = _task(config)
     out, grad = (load(x, batch, head, rows, d).cast(FP32) for x in (o, do))
     sums = load(lse, batch, head, rows)
     base = where(sums.equals(-math.inf), math.inf, sums * LOG2E)
     store(made["base"], batch, head, rows, tile=base)
     store(made["delta"], batch, head, rows, tile=sum_along(out * grad, "d"))
+    if config.deterministic:
+        return
     if config.transposed:
-        store(made["dq_sum"], batch, head, d, rows, tile=zeros(d=config.head_dim, rows=ROWS))
+        none = zeros(d=config.head_dim, rows=ROWS)
+        store(made["dq_sum"], batch, head, i, d, span(0, ROWS, "rows"), tile=none)
     else:
         store(made["dq_sum"], batch, head, rows, d, tile=zeros(rows=ROWS, d=config.head_dim))
 
 
 def _finish(config: BackwardConfig, dq_sum: Array, dq: Array) -> None:
-    batch, head, rows, d = _task(config)
-    order = (d, rows) if config.transposed else (rows, d)
-    sums = load(dq_sum, batch, head, *order)
-    sums = sums.T if config.transposed else sums
+    batch, head, i, rows, d = _task(config)
+    if config.transposed:
+        sums = load(dq_sum, batch, head, i, d, span(0, ROWS, "rows")).T
+    else:
+        sums = load(dq_sum, batch, head, rows, d)
     store(dq, batch, head, rows, d, tile=(sums * config.factor).cast(config.dtype))
 
 
@@ -133,11 +200,9 @@ def _backward(
     config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
 ) -> None:
     (bq, bk), d = config.tile, span(0, config.head_dim)
-    extents = {"batch": size("batch"), "kv_heads": size("kv_heads")}
-    if config.longest_first:
-        j, batch, kv_head = grid(keys=cdiv(size("keys"), bk), **extents)
-    else:
-        batch, kv_head, j = grid(**extents, keys=cdiv(size("keys"), bk))
+    batch, kv_head, j = grid(
+        batch=size("batch"), kv_heads=size("kv_heads"), keys=cdiv(size("keys"), bk)
+    )
     keys = span(j * bk, bk)
     key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
     dk, dv = zeros(keys=bk, d=config.head_dim), zeros(keys=bk, d=config.head_dim)
@@ -158,17 +223,48 @@ def _backward(
             weights = where(seen, weights, 0.0)
         dv += weights.cast(config.dtype) @ grads
         change = (weights * (grad - delta)).cast(config.dtype)
-        dq = key_tile @ change if config.transposed else change @ key_tile
-        dk += change @ queries
-        order = (d, rows) if config.transposed else (rows, d)
-        store(rest["dq_sum"], batch, head, *order, tile=dq, add=True)
+        if config.deterministic:
+            dk += change @ queries
+        else:
+            dq = key_tile @ change if config.transposed else change @ key_tile
+            dk += change @ queries
+            store(rest["dq_sum"], batch, head, *_sums_at(config, i), tile=dq, add=True)
     store(rest["dk"], batch, kv_head, keys, d, tile=(dk * config.factor).cast(config.dtype))
     store(rest["dv"], batch, kv_head, keys, d, tile=dv.cast(config.dtype))
 
 
-def backward_schedule(
-    config: BackwardConfig, depth: int = 2, in_flight: int = 0, **plan: Any
-) -> KernelSchedule:
+def _backward_rows(
+    config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
+) -> None:
+    (bq, bk), d = ROW_TILE, span(0, config.head_dim)
+    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), bq))
+    rows, kv_head = span(i * bq, bq), head // config.group
+    queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)
+    base = load(rest["base"], batch, head, rows, edge=math.inf)
+    delta = load(rest["delta"], batch, head, rows)
+    dq = zeros(rows=bq, d=config.head_dim)
+    shift = size("keys") - size("rows")
+    seen = minimum_index(size("keys"), maximum_index(0, i * bq + bq + shift))
+    for j in loop(cdiv(seen if config.causal else size("keys"), bk)):
+        keys = span(j * bk, bk)
+        key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
+        scores, grad = queries @ key_tile, grads @ value_tile
+        weights = exp2(scores * (config.factor * LOG2E) - base)
+        if config.causal:
+            row_at = coordinate("rows", bq, i * bq + shift)
+            weights = where(row_at >= coordinate("keys", bk, j * bk), weights, 0.0)
+        dq += (weights * (grad - delta)).cast(config.dtype) @ key_tile
+    store(rest["dq"], batch, head, rows, d, tile=(dq * config.factor).cast(config.dtype))
+
+
+def backward_schedule(config: BackwardConfig) -> KernelSchedule:
     """Program order, with the matmuls of an iteration in flight until their results are read."""
-    launch = LaunchPlan(split="keys", **plan)
-    return multistage(backward(config), depth, launch, config.tile[1] // 64, in_flight)
+    launch = LaunchPlan(split="keys", tile_scheduler="dynamic" if config.causal else "static")
+    groups = config.tile[1] // 64
+    return multistage(backward(config), 2, launch, groups, in_flight=0)
+
+
+def rows_schedule(config: BackwardConfig) -> KernelSchedule:
+    """The same for `backward_rows`; the longest tasks come first under a causal mask."""
+    launch = LaunchPlan(split="rows", reverse=("rows_tile",) if config.causal else ())
+    return multistage(backward_rows(config), 2, launch, ROW_TILE[0] // 64, in_flight=0)

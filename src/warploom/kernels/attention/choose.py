@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig
 from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoice
@@ -136,15 +135,3 @@ def choose_attention(
     fitting = [name for name in table if _builds(ATTENTION_CHOICES[name], config)] or [FITS_ALL]
     table = {FITS_ALL: (0.0, 1.0), **table}
     return ATTENTION_CHOICES[min(fitting, key=time)]
-
-
-def default_attention(
-    rows: Lengths,
-    base: AttentionConfig | None = None,
-    keys: Lengths | None = None,
-    heads: int = MANY,
-) -> tuple[AttentionConfig, KernelSchedule]:
-    """(configuration, schedule) for a shape."""
-    chosen = choose_attention(rows, base, keys, heads)
-    config = chosen.config(base or AttentionConfig())
-    return config, chosen.schedule(config)

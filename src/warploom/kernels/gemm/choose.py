@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import GemmChoice, swap_ab
@@ -85,12 +84,3 @@ def preferred(times: Sequence[tuple[float, GemmChoice]], config: GemmConfig) -> 
     least, best = min(costs, key=lambda pair: pair[0])
     ties = [choice for cost, choice in costs if cost <= TIE * least and not choice.swap_ab]
     return min(ties, key=lambda choice: choice.power(config), default=best)
-
-
-def default_gemm(
-    m: int, n: int, k: int, base: GemmConfig | None = None, batch: int = 1
-) -> tuple[GemmConfig, KernelSchedule]:
-    """(configuration, schedule) for a shape; `base` has the element types and the epilogue."""
-    chosen = choose_gemm(m, n, k, base, batch)
-    config = chosen.config(base or GemmConfig())
-    return config, chosen.schedule(config)

@@ -24,6 +24,7 @@ from warploom.tile import (
     BF16,
     FP32,
     Array,
+    DType,
     Index,
     Program,
     Tile,
@@ -31,11 +32,14 @@ from warploom.tile import (
     cdiv,
     coordinate,
     cumsum,
+    exp,
     exp2,
     grid,
     load,
+    log,
     log2,
     loop,
+    maximum,
     minimum_index,
     number,
     scalar,
@@ -49,7 +53,8 @@ from warploom.tile import (
 )
 
 LOG2E = math.log2(math.e)
-LEAST_STATE = 64  # rows of the state's tile: a shorter head is padded with zeros
+CHUNK = 64  # rows
+LEAST_STEP = 2.0**-120  # of a dt, which has a logarithm
 DECAYS = ("none", "head", "token", "step")
 
 
@@ -63,19 +68,22 @@ class RecurrentConfig:
                 "token"  exp(g), g: [batch, rows, heads]
                 "step"   exp(dt a), dt: [batch, rows, heads], a: [heads]; rows are added as
                          dt k v^T (Mamba-2)
-    key_dim     d, at most 128; value_dim: e, a multiple of value_block
-    value_block columns of the state that one task has; 0: as many as fit, at most 64
-    chunk       rows of a chunk
+    softplus    the dt of a "step" is softplus(dt + bias), bias: [heads]
+    gates       the element type of g, or dt, of every row
+    key_dim     d, a multiple of 8, at most 128
+    value_dim   e, a multiple of 8; a task has 64 or 128 of them
+    shared      all heads have one q and k: groups is 1
     skip        o += skip_h v, skip: [heads] (Mamba-2's D)
     initial     the state before the first row is given: [batch, heads, d, e]
     final       the state after the last row is stored: [batch, heads, d, e]
     """
 
     decay: str = "token"
+    softplus: bool = False
+    gates: DType = FP32
     key_dim: int = 64
     value_dim: int = 64
-    value_block: int = 0
-    chunk: int = 64
+    shared: bool = False
     skip: bool = False
     initial: bool = False
     final: bool = False
@@ -84,31 +92,30 @@ class RecurrentConfig:
         """Refuse what has no meaning or no tile."""
         if self.decay not in DECAYS:
             raise InputError(f"recurrent decay={self.decay!r}: expected one of {', '.join(DECAYS)}")
+        if self.softplus and self.decay != "step":
+            raise InputError(f"recurrent softplus=True decay={self.decay!r}: expected 'step'")
+        if self.gates not in (FP32, BF16):
+            raise InputError(f"recurrent gates={self.gates}: expected fp32 or bf16")
         if not 0 < self.key_dim <= 128 or self.key_dim % 8:
             raise InputError(
                 f"recurrent key_dim={self.key_dim}: expected a multiple of 8, at most 128"
             )
-        if self.value_dim <= 0 or self.columns % 16 or self.value_dim % 8:
-            raise InputError(
-                f"recurrent value_dim={self.value_dim} value_block={self.value_block}: expected a "
-                "multiple of 8 and one of 16"
-            )
-        if self.chunk not in (64, 128):
-            raise InputError(f"recurrent chunk={self.chunk}: expected 64 or 128")
+        if self.value_dim <= 0 or self.value_dim % 8:
+            raise InputError(f"recurrent value_dim={self.value_dim}: expected a multiple of 8")
 
     @property
     def depth(self) -> int:
-        """Rows of the state's tile."""
-        return -(-self.key_dim // LEAST_STATE) * LEAST_STATE
+        """Of the state's tile along d, with zeros where a head is shorter."""
+        return 128 if self.key_dim > 64 else 64
 
     @property
     def columns(self) -> int:
-        """Columns of the state's tile."""
-        return self.value_block or min(64, -(-self.value_dim // 16) * 16)
+        """Of the state's tile along e."""
+        return 128 if self.value_dim > 64 else 64
 
 
 def recurrent(config: RecurrentConfig) -> Program:
-    """The program of a configuration; scalar `scale` multiplies the result."""
+    """The program of a configuration; scalar `scale`, above 0, multiplies q k^T."""
     arrays = {name: array(BF16, "batch rows groups d") for name in ("q", "k")}
     arrays |= {name: array(BF16, "batch rows heads e") for name in ("v", "o")}
     heads, tokens, states = "heads", "batch rows heads", "batch heads d e"
@@ -116,7 +123,9 @@ def recurrent(config: RecurrentConfig) -> Program:
     given = more.get(config.decay, {}) | ({"skip": heads} if config.skip else {})
     given |= {"initial": states} if config.initial else {}
     given |= {"final": states} if config.final else {}
-    arrays |= {name: array(FP32, dims) for name, dims in given.items()}
+    given |= {"bias": heads} if config.softplus else {}
+    narrow = {name: config.gates for name in ("g", "dt") if given.get(name) == tokens}
+    arrays |= {name: array(narrow.get(name, FP32), dims) for name, dims in given.items()}
 
     def body(**given: Array) -> None:
         _Task(config, given).run()
@@ -126,109 +135,127 @@ def recurrent(config: RecurrentConfig) -> Program:
 
 @dataclass(frozen=True)
 class _Weights:
-    """What the rows of a chunk are weighed by, as vectors along rows (m) and columns (n).
+    """What the rows of a chunk are weighed by, as vectors along an axis t of their own: a thread
+    then has few of them, and no warp waits for another one.
 
-    inside    exponents of 2, so that row i weighs row j by 2 ** (own_i - other_j)
-    whole     by what the state before the chunk is multiplied
-    ahead     of each row, its weight in the state after the chunk
+    Row m weighs row n by 2 ** (own_m + other_n), and what was before the chunk by `before`; in the
+    state after the chunk row n has the weight `ahead`, the state before it the weight `whole`.
     """
 
     own: Tile
     other: Tile
+    before: Tile
     whole: Tile
     ahead: Tile
 
+    def between(self) -> Tile:
+        """By what row m weighs row n, as a tile [n, m]."""
+        return exp2(self.other.rename("t", "n") + self.own.rename("t", "m"))
+
 
 class _Task:
-    """Traces what one task does: a head's rows, for some columns of its state."""
+    """Traces what one task does: a head's rows, for some columns of its state.
+
+    Everything is transposed: the state, [e, d], is then the first operand of its product with q, so
+    it stays in registers, and groups that share out its rows need nothing of one another.
+    """
 
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
         self.config, self.arrays = config, arrays
-        self.factor = scalar("scale")
+        self.scale = scalar("scale")
         blocks = cdiv(size("e"), config.columns)
         self.batch, self.head, column = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
-        self.group = self.head * size("groups") // size("heads")
+        # What does not depend on the head is loaded once for a cluster of them.
+        own = self.head * size("groups") // size("heads")
+        self.group: Index | int = 0 if config.shared else own
         self.depth = span(0, config.depth, "d")
         self.values = span(column * config.columns, config.columns, "e")
-        self.places = coordinate("m", config.chunk), coordinate("n", config.chunk)
+        self.places = coordinate("m", CHUNK), coordinate("n", CHUNK)
 
     def run(self) -> None:
-        config, arrays, chunk = self.config, self.arrays, self.config.chunk
+        config, arrays = self.config, self.arrays
         where_state = self.batch, self.head, self.depth, self.values
         if config.initial:
-            state = load(arrays["initial"], *where_state)
+            state = load(arrays["initial"], *where_state).T.copy()
         else:
-            state = zeros(d=config.depth, e=config.columns)
-        kept = state.cast(BF16)
-        vectors = self._vectors(0)
+            state = zeros(e=config.columns, d=config.depth)
+        now, later = self._vector(0), self._vector(1)
         skip = load(arrays["skip"], self.head) if config.skip else None
-        for i in loop(cdiv(size("rows"), chunk)):
-            rows, others = span(i * chunk, chunk, "m"), span(i * chunk, chunk, "n")
+        for i in loop(cdiv(size("rows"), CHUNK)):
+            rows, others = span(i * CHUNK, CHUNK, "m"), span(i * CHUNK, CHUNK, "n")
             q = load(arrays["q"], self.batch, rows, self.group, self.depth)
             k = load(arrays["k"], self.batch, others, self.group, self.depth)
             v = load(arrays["v"], self.batch, others, self.head, self.values)
-            scores = q @ k
-            out = q @ kept
-            weights = self._weights(vectors, i)
-            if weights is None:
-                state += k @ v
-            else:
-                for name, vector in self._vectors(i + 1).items():
-                    vectors[name][:] = vector
-                # The state goes on beside the scores: what they need of it is kept.
-                keys = (k.T.cast(FP32) * weights.ahead).cast(BF16)
-                state *= weights.whole
-                state += keys @ v
-                scores *= exp2(weights.own - weights.other)
-            scores[:] = where(self.places[0] >= self.places[1], scores, 0.0)
+            scores = k @ q
+            out = state.cast(BF16) @ q
+            weights = self._weights(now, i)
+            seen = scores * (weights.between() if weights else self.scale)
+            seen = where(self.places[1] <= self.places[0], seen, 0.0)
             if skip is not None:
-                same = self.places[0].equals(self.places[1])
-                scores[:] = where(same, scores + skip, scores)
+                seen = seen + where(self.places[1].equals(self.places[0]), skip, 0.0)
+            added = v
             if weights is not None:
-                out *= exp2(weights.own)
-            out += scores.cast(BF16) @ v
-            result = (out * self.factor).cast(BF16)
-            store(arrays["o"], self.batch, rows, self.head, self.values, tile=result)
-            kept[:] = state.cast(BF16)
+                added = (v.T.cast(FP32) * weights.ahead.rename("t", "n")).cast(BF16)
+                state *= weights.whole
+            out *= weights.before.rename("t", "m") if weights else self.scale
+            out += v @ seen.cast(BF16)
+            state += added @ k
+            store(arrays["o"], self.batch, rows, self.head, self.values, tile=out.T.cast(BF16))
+            after = self._vector(i + 2)
+            if now is not None and later is not None and after is not None:
+                now[:] = later
+                later[:] = after
         if config.final:
-            store(arrays["final"], *where_state, tile=state)
+            store(arrays["final"], *where_state, tile=state.T)
 
-    def _vectors(self, i: Index | int) -> dict[str, Tile]:
-        """What a chunk's weights are made of, loaded a chunk ahead."""
+    def _vector(self, i: Index | int) -> Tile | None:
+        """What a chunk's weights are made of, loaded two chunks ahead: fences for the tensor core
+        wait for loads too."""
         name = {"token": "g", "step": "dt"}.get(self.config.decay)
         if name is None:
-            return {}
-        chunk = self.config.chunk
-        return {
-            axis: load(self.arrays[name], self.batch, span(i * chunk, chunk, axis), self.head)
-            for axis in "mn"
-        }
+            return None
+        # Along rows of tiles every warp loads its own: far apart in memory, all would be slow.
+        rows = span(i * CHUNK, CHUNK, "n")
+        return load(self.arrays[name], self.batch, rows, self.head)
 
-    def _weights(self, vectors: Mapping[str, Tile], i: Index) -> _Weights | None:
+    def _weights(self, vector: Tile | None, i: Index) -> _Weights | None:
         config = self.config
         if config.decay == "none":
             return None
-        if config.decay == "head":
+        if vector is None:
             return self._constant(i)
-        rate = LOG2E
-        if config.decay == "step":
-            rate = load(self.arrays["a"], self.head) * LOG2E
-        own, other = (cumsum(vectors[axis] * rate, axis) for axis in "mn")
-        whole = sum_along(vectors["n"] * rate, "n")
-        if config.decay == "step":
-            # A row is added dt times.
-            other = other - log2(vectors["n"])
-        return _Weights(own, other, exp2(whole), exp2(whole - other))
+        vector = vector.cast(FP32).rename("n", "t")
+        if config.softplus:
+            raw = vector + load(self.arrays["bias"], self.head)
+            soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
+            vector = where(coordinate("t", CHUNK, i * CHUNK) < size("rows"), soft, 0.0)
+        rate = load(self.arrays["a"], self.head) * LOG2E if config.decay == "step" else LOG2E
+        sums = cumsum(vector * rate, "t")
+        # The last of the sums to the last bit: the last row's weight is 1.
+        last = coordinate("t", CHUNK).equals(CHUNK - 1)
+        whole = sum_along(where(last, sums, 0.0), "t")
+        # With a step a row is added dt times.
+        other = log2(maximum(vector, LEAST_STEP)) - sums if config.decay == "step" else -sums
+        own, before = sums + log2(self.scale), exp2(sums) * self.scale
+        return _Weights(own, other, before, exp2(whole), exp2(whole + other))
 
     def _constant(self, i: Index) -> _Weights:
         rate = load(self.arrays["g"], self.head) * LOG2E
-        own, other = ((place + 1).cast(FP32) * rate for place in self.places)
-        length = minimum_index(size("rows") - i * self.config.chunk, self.config.chunk)
-        whole = number(length) * rate
-        return _Weights(own, other, exp2(whole), exp2(whole - other))
+        sums = (coordinate("t", CHUNK, 1)).cast(FP32) * rate
+        whole = number(minimum_index(size("rows") - i * CHUNK, CHUNK)) * rate
+        own, before = sums + log2(self.scale), exp2(sums) * self.scale
+        return _Weights(own, -sums, before, exp2(whole), exp2(whole - sums))
 
 
 def default_schedule(config: RecurrentConfig) -> KernelSchedule:
-    """The schedule that a configuration gets: two blocks on an SM, each with a state."""
-    plan = LaunchPlan(resident=2, store_panels=1)
-    return schedule_named(recurrent(config), "lcsf", plan)
+    """The schedule that a configuration gets.
+
+    Where weights are made of what a row says they are made beside the matmuls of the chunk before.
+    """
+    name = "skewed" if config.decay in ("token", "step") else "lcsf"
+    return schedule_named(recurrent(config), name, default_launch(config))
+
+
+def default_launch(config: RecurrentConfig) -> LaunchPlan:
+    """The launch plan of the default schedule: two states on an SM, in two blocks or two groups."""
+    return LaunchPlan(split="e", resident=1 if config.columns > 64 else 2, store_panels=1)

@@ -25,6 +25,8 @@ def reference(
     decay, added = np.ones((batch, rows, heads)), np.ones((batch, rows, heads))
     if config.decay in ("head", "token"):
         decay *= np.exp(wide["g"])
+    if config.softplus:
+        wide["dt"] = np.logaddexp(wide["dt"] + wide["bias"], 0.0)
     if config.decay == "step":
         decay, added = np.exp(wide["dt"] * wide["a"]), wide["dt"]
     state = np.zeros((batch, heads, q.shape[-1], v.shape[-1]))
@@ -36,5 +38,5 @@ def reference(
         state = decay[:, i, :, None, None] * state + new
         out[:, i] = scale * np.einsum("bhd,bhde->bhe", q[:, i], state)
     if config.skip:
-        out += wide["skip"][:, None] * v * scale
+        out += wide["skip"][:, None] * v
     return {"o": out} | ({"final": state} if config.final else {})

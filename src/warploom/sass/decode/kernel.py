@@ -14,6 +14,7 @@ from warploom.sass.decode.cubin import WORD_BYTES, Cubin, KernelCode
 from warploom.sass.decode.disassembly import Line, Listing, disassemble
 from warploom.sass.decode.effects import Effects, effects_of
 from warploom.sass.decode.opcodes import TERMINATORS, Order, Pipe
+from warploom.sass.decode.operand_slots import slot_words
 from warploom.sass.decode.operands import Kind
 from warploom.sass.decode.resources import UNIFORM_BASE, Access
 
@@ -45,10 +46,17 @@ class Instruction:
         """The word without its control field: what a reordering must preserve."""
         return self.low, self.high & ~CONTROL_MASK
 
-    @property
+    # Flows and rules ask for these of every instruction many times over.
+
+    @cached_property
     def base(self) -> str:
         """The opcode without modifiers."""
         return self.line.opcode.split(".", 1)[0]
+
+    @cached_property
+    def slot_words(self) -> dict[int, tuple[int, ...]]:
+        """{slot of the operand cache: every register read through it}, in order."""
+        return slot_words(self)
 
     def __str__(self) -> str:
         return f"{self.offset:#06x} {self.line.text}"

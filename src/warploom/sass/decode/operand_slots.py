@@ -11,11 +11,13 @@ of the corpus and compares.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from warploom.sass.decode.kernel import Instruction
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.decode.operands import Kind, Operand
+
+if TYPE_CHECKING:
+    from warploom.sass.decode.kernel import Instruction
 
 SLOTS: Final = 3
 SLOT_NAMES: Final = "abc"

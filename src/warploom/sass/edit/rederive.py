@@ -16,7 +16,7 @@ from warploom.errors import InputError
 from warploom.sass.decode.control import MAX_STALL, MAX_STALL_STAYING, NO_SCOREBOARD, Control
 from warploom.sass.decode.kernel import Block, Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
-from warploom.sass.decode.operand_slots import slot_registers, slot_words
+from warploom.sass.decode.operand_slots import slot_registers
 from warploom.sass.decode.resources import Access
 from warploom.sass.flow.aliasing import is_sync
 from warploom.sass.flow.dependence import Dependence, Hazard
@@ -356,7 +356,7 @@ class _Sources:
     @classmethod
     def of(cls, item: Instruction) -> _Sources:
         written = frozenset(access.resource for access in item.effects.writes)
-        return cls(slot_registers(item), slot_words(item), written)
+        return cls(slot_registers(item), item.slot_words, written)
 
 
 @dataclass

@@ -14,7 +14,6 @@ from typing import Final
 
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.opcodes import UNKNOWN
-from warploom.sass.decode.operand_slots import slot_words
 from warploom.sass.flow.paths import Place, fixed_point
 
 BANKS: Final = 2
@@ -40,7 +39,7 @@ State = frozenset[Kept]
 
 def slot_reads(item: Instruction) -> Iterator[tuple[int, int]]:
     """(slot, register) of every register read through a slot, all words of a wide operand."""
-    for slot, words in slot_words(item).items():
+    for slot, words in item.slot_words.items():
         yield from ((slot, register) for register in words)
 
 

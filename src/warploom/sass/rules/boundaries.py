@@ -36,8 +36,7 @@ class _Summary:
     duration: int
     least: int
     touches: dict[int, list[_Touch]]
-    killed: set[int]
-    touched: int  # `touches` and `killed` as bits
+    touched: int  # what `touches` has, and what the block writes, as bits
     kills: int
     live: dict[int, list[tuple[Instruction, str, Hazard, int]]]
 
@@ -46,23 +45,25 @@ def _summarise(kernel: Kernel, block: Block, table: LatencyTable) -> _Summary:
     items = kernel.instructions[block.start : block.end]
     times = issue_times(items)
     duration = times[-1] + items[-1].control.stall
-    summary = _Summary(duration, sum(table.own_stall(item) for item in items), {}, set(), 0, 0, {})
+    touches: dict[int, list[_Touch]] = {}
+    killed: set[int] = set()
+    live: dict[int, list[tuple[Instruction, str, Hazard, int]]] = {}
     for item, when in zip(items, times, strict=True):
         for access in item.effects.reads:
-            if access.resource not in summary.killed:
+            if access.resource not in killed:
                 touch = _Touch(item, access.slot, False, when)
-                summary.touches.setdefault(access.resource, []).append(touch)
+                touches.setdefault(access.resource, []).append(touch)
             if duration - when < LONGEST:
                 row = (item, access.slot, Hazard.WAR, duration - when)
-                summary.live.setdefault(access.resource, []).append(row)
+                live.setdefault(access.resource, []).append(row)
         for access in item.effects.writes:
-            if access.resource not in summary.killed:
+            if access.resource not in killed:
                 touch = _Touch(item, access.slot, True, when)
-                summary.touches.setdefault(access.resource, []).append(touch)
-                summary.killed.add(access.resource)
-            summary.live[access.resource] = [(item, access.slot, Hazard.RAW, duration - when)]
-    summary.touched, summary.kills = mask_of(summary.touches), mask_of(summary.killed)
-    return summary
+                touches.setdefault(access.resource, []).append(touch)
+                killed.add(access.resource)
+            live[access.resource] = [(item, access.slot, Hazard.RAW, duration - when)]
+    least = sum(table.own_stall(item) for item in items)
+    return _Summary(duration, least, touches, mask_of(touches), mask_of(killed), live)
 
 
 def across_blocks(
@@ -152,8 +153,6 @@ def _reach(
             rows.extend((touch, least, actual, path) for touch in summary.touches[resource])
         mask &= ~summary.kills
         further = (least + summary.least, actual + summary.duration)
-        if further[0] >= LONGEST:
-            continue
         for successor in kernel.blocks[number].successors:
             if carried := mask & ~done.get(successor, 0):
                 heapq.heappush(ways, (*further, successor, (*path, number), carried))

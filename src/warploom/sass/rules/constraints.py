@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from warploom.sass.decode.kernel import Block, Instruction, Kernel
-from warploom.sass.decode.operand_slots import slot_words
 from warploom.sass.decode.resources import UNIFORM_BASE
 from warploom.sass.flow.aliasing import AliasMode, memory_accesses, must_keep_order
 from warploom.sass.flow.dependence import dependences
@@ -160,7 +159,7 @@ def _reuse(builder: Builder, items: tuple[Instruction, ...]) -> None:
     next_writer: dict[int, int] = {}
     for item in reversed(items):
         written = {access.resource for access in item.effects.writes}
-        for slot, words in sorted(slot_words(item).items()):
+        for slot, words in sorted(item.slot_words.items()):
             for word in words:
                 writer = item.index if word in written else next_writer.get(word, BLOCK_EDGE)
                 builder.reuse.append((item.index, slot, words[0], writer))

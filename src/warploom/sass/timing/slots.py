@@ -14,6 +14,7 @@ from warploom.sass.flow.steady import MATRIX, Way
 from warploom.sass.timing.costs import hopper
 
 READERS: Final = frozenset({Pipe.FMA, Pipe.IMAD, Pipe.HALF, Pipe.ALU, Pipe.XU, Pipe.LSU})
+WARP_GROUP: Final = 128  # threads
 SHAPE: Final = re.compile(r"\.64x(\d+)x(\d+)")
 
 
@@ -76,6 +77,11 @@ def slot_of(item: Instruction) -> Slot:
     )
 
 
+def _of_one_group(item: Instruction) -> bool:
+    """Whether the warps that meet at a named barrier are those of one group."""
+    return _count(item.line.operands) == WARP_GROUP
+
+
 def _count(operands: str) -> int:
     return int(operands.rsplit(",", 1)[-1], 16)
 
@@ -83,9 +89,10 @@ def _count(operands: str) -> int:
 def slots_of(way: Way) -> tuple[Line, ...]:
     """The code of a loop or of another way.
 
-    Gates are its barrier polls and named-barrier waits, signals its barrier arrivals, in the order
-    of the code. Of a named barrier that each group takes under another number, one behind the other
-    under guards, the first stands for all.
+    Gates are its barrier polls and waits for other groups, signals its barrier arrivals, in the
+    order of the code. Of a named barrier that each group takes under another number, one behind the
+    other under guards, the first stands for all. Where the warps of one group meet, the one that is
+    walked waits as long as a barrier takes.
     """
     found: list[Line] = []
     guarded = ""
@@ -93,8 +100,10 @@ def slots_of(way: Way) -> tuple[Line, ...]:
         barrier = item.base == "BAR" and bool(item.line.guard)
         if barrier and item.line.opcode == guarded:
             continue
-        slot = replace(slot_of(item), jumps=jumps, pause=0.0)
-        if item.line.opcode.startswith(("SYNCS.PHASECHK", "BAR.SYNC")):
+        slot = replace(slot_of(item), jumps=jumps)
+        own = item.line.opcode.startswith("BAR.SYNC") and _of_one_group(item)
+        slot = slot if own else replace(slot, pause=0.0)
+        if item.line.opcode.startswith(("SYNCS.PHASECHK", "BAR.SYNC")) and not own:
             slot = replace(slot, gate=True, result=hopper().poll)
         if slot.gate or slot.signal or slot.matmul:
             guarded = item.line.opcode if barrier else ""

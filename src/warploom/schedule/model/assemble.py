@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from warploom.schedule.model.graph import Graph, Node
 from warploom.schedule.model.rules import Rules
-from warploom.schedule.model.schedule import Group, Objective, Proof, Schedule
+from warploom.schedule.model.schedule import Group, Proof, Schedule
 from warploom.schedule.model.target import REGISTER_FLOOR, REGISTER_STEP, WARP, WARP_GROUP, Target
 
 
@@ -18,10 +18,9 @@ def assemble(
     times: Mapping[str, int],
     group: Mapping[str, str],
     depths: Mapping[str, int] | None = None,
-    objectives: tuple[Objective, ...] = (),
-    proof: Proof | None = None,
 ) -> Schedule:
-    """A Schedule with its lengths, ring depths and register counts filled in.
+    """A Schedule with its lengths, ring depths and register counts filled in, of which nothing is
+    proved.
 
     Depths that are not given, or are deeper than needed, become the least that the times allow.
     """
@@ -46,8 +45,8 @@ def assemble(
         dict(group),
         depth,
         tuple(groups),
-        objectives,
-        proof or Proof(0, "written", "written by a person"),
+        (),
+        Proof(0, "written", "written by a person"),
         rules,
         dict(graph.params),
     )

@@ -31,9 +31,8 @@ def read_schedule(
     group = {node: names[w] for (node, w), literal in it.member.items() if values[literal.index]}
     times = times_of(it, {name: values[variable.index] for name, variable in it.time.items()})
     depths = {name: values[variable.index] for name, variable in it.depth.items()}
-    return assemble(
-        it.graph, it.target, it.rules, interval, times, group, depths, objectives, proof
-    )
+    made = assemble(it.graph, it.target, it.rules, interval, times, group, depths)
+    return replace(made, objectives=objectives, proof=proof)
 
 
 def recount(graph: Graph, rules: Rules, schedule: Schedule) -> Schedule:

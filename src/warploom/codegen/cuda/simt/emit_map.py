@@ -11,7 +11,7 @@ from warploom.tile import DType, Op
 from warploom.tile.dtypes import FP32
 
 # Ops whose result is a value of the type when the operands are: nothing to round.
-EXACT = ("abs", "neg", "relu", "max", "min", "where", "copy")
+EXACT = ("abs", "neg", "relu", "max", "min", "where", "copy", "rename")
 NAMES = {TILE: "[i][j]", ROW: "[i]", COL: "[j]", SCALAR: ""}
 
 

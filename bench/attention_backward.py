@@ -1,0 +1,242 @@
+"""Claim `attention-backward`: the gradients of attention, in sittings beside libraries.
+
+    python -m bench.attention_backward build            here, no GPU: cubins, out/bench/backward
+    python -m bench.attention_backward sit --dry        here: would every case run
+    python -m bench.attention_backward sit --name one   on the GPU machine, three times at least
+    python -m bench.attention_backward merge FILE...    sittings into bench/results
+
+`bench/sitting.py` says what a sitting is. A call is all that a backward pass does, from o, lse and
+dO to dq, dk and dv: ours are three kernels one after another, and `deterministic` the ones whose
+sums have one order. Operations: 10 * batch * heads * head_dim * pairs of a query and a key it sees
+(half when causal).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import attention_cases as cases
+from bench import kernel_bench as kb
+from bench import sitting as st
+from bench.attention_baselines import usable
+from warploom.codegen.compile.build import Built, build
+from warploom.errors import InputError
+from warploom.evidence import write_rows
+from warploom.kernels.attention.backward import BackwardConfig, kernel
+
+CLAIM = "attention-backward"
+FOLDER = kb.ROOT / "out" / "bench" / "backward"
+TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
+WRONG = 0.01  # relative error of a gradient that fails
+CUDNN, FA4 = "cuDNN", cases.FA4
+CASES = tuple(f"{d} {m} {n}" for d in (128, 64) for m in ("full", "causal") for n in cases.LENGTHS)
+OWN = {"default": False, "deterministic": True}  # name -> whether sums have one order
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A head size, a mask and a length."""
+
+    name: str
+
+    @property
+    def config(self) -> BackwardConfig:
+        """The kernels' configuration."""
+        depth, mask, _ = self.name.split()
+        return BackwardConfig(head_dim=int(depth), causal=mask == "causal")
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Batch, heads, rows and head size."""
+        depth, _, rows = self.name.split()
+        return max(1, TOKENS // int(rows)), WIDTH // int(depth), int(rows), int(depth)
+
+    @property
+    def work(self) -> float:
+        """Operations of a call."""
+        batch, heads, rows, depth = self.shape
+        return 10.0 * batch * heads * rows * rows * depth * (0.5 if self.config.causal else 1.0)
+
+
+def folder(config: BackwardConfig, part: str) -> Path:
+    """Where a kernel's cubin is."""
+    mask = "causal" if config.causal else "full"
+    return FOLDER / kb.slug(f"d{config.head_dim} {mask} {config.deterministic} {part}")
+
+
+def configs(case: Case) -> dict[str, BackwardConfig]:
+    """Our candidates."""
+    own = case.config
+    return {
+        name: BackwardConfig(own.dtype, own.head_dim, own.causal, deterministic=same)
+        for name, same in OWN.items()
+    }
+
+
+def build_all() -> None:
+    """Compile what the cases need."""
+    for config in {c for case in map(Case, CASES) for c in configs(case).values()}:
+        for part in config.parts:
+            program, schedule, allow = kernel(config, part)
+            into = folder(config, part)
+            build(program, schedule, allow=allow).write(into)
+            print(into.name, flush=True)
+
+
+def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Call:
+    """All kernels of one backward pass on one set of operands."""
+    parts = {part: Built.read(folder(config, part)) for part in config.parts}
+    loaded = {part: one.kernel() for part, one in parts.items()}
+    arrays = {**data, **{name: torch.empty_like(data["lse"]) for name in ("base", "delta")}}
+    room = config.sums_shape(data["q"].shape)
+    arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=data["q"].device)
+    arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
+    given = {
+        part: {spec.name: arrays[spec.name] for spec in one.source.arrays}
+        for part, one in parts.items()
+    }
+
+    def call() -> Any:
+        stream = torch.cuda.current_stream().cuda_stream
+        for part, one in loaded.items():
+            one(given[part], stream=stream)
+        return tuple(arrays[f"d{name}"] for name in "qkv")
+
+    return call
+
+
+def library_calls(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> dict[str, Call]:
+    """cuDNN through torch, and FlashAttention-4, on the same output and lse."""
+    q, k, v, o, do = (data[name] for name in ("q", "k", "v", "o", "do"))
+    forward = torch.ops.aten._scaled_dot_product_cudnn_attention
+    back = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+    out, lse, cum_q, cum_k, most_q, most_k, seed, offset, _ = forward(
+        q, k, v, None, True, 0.0, config.causal, False
+    )
+    swapped = [x.transpose(1, 2).contiguous() for x in (q, k, v, o, do)]
+
+    def cudnn() -> Any:
+        return back(
+            do, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, most_q, most_k, 0.0,
+            config.causal,
+        )  # fmt: skip
+
+    def four() -> Any:
+        function = importlib.import_module("flash_attn.cute.interface")._flash_attn_bwd
+        found = function(*swapped, data["lse"], config.factor, config.causal)
+        return tuple(x.transpose(1, 2) for x in found[:3])
+
+    return {FA4: four, CUDNN: cudnn}
+
+
+def operands(torch: Any, case: Case, dry: bool) -> dict[str, Any]:
+    """Random q, k, v and dO, with o and lse as the forward pass gives them."""
+    batch, heads, rows, depth = (1, 1, 64, case.shape[3]) if dry else case.shape
+    torch.manual_seed(0)
+    device = "cpu" if dry else "cuda"
+    shape = (batch, heads, rows, depth)
+    data = {x: torch.randn(shape, device=device).bfloat16() for x in ("q", "k", "v", "do")}
+    if dry:
+        lse = torch.zeros(shape[:3])
+        return {**data, "o": torch.zeros_like(data["q"]), "lse": lse}
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        data["q"], data["k"], data["v"], None, True, 0.0, case.config.causal, False
+    )
+    return {**data, "o": out, "lse": lse.reshape(shape[:3]).float().contiguous()}
+
+
+def expected(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """dq, dk and dv of the first head of the first sequence in float64."""
+    q, k, v, do = (data[name][:1, :1].double() for name in ("q", "k", "v", "do"))
+    scores = config.factor * q @ k.transpose(-1, -2)
+    if config.causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    weights = torch.softmax(scores, -1)
+    delta = (do * (weights @ v)).sum(-1, keepdim=True)
+    change = weights * (do @ v.transpose(-1, -2) - delta)
+    dq, dk = change @ k, change.transpose(-1, -2) @ q
+    return config.factor * dq, config.factor * dk, weights.transpose(-1, -2) @ do
+
+
+def errors(found: tuple[Any, ...], want: tuple[Any, ...]) -> list[float]:
+    """Relative errors of the gradients."""
+    pairs = zip(found, want, strict=True)
+    return [float((a[:1, :1].double() - b).norm() / b.norm()) for a, b in pairs]
+
+
+def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One case of a sitting."""
+    torch = kb.load_torch()
+    gc.collect()
+    case = Case(name)
+    data = operands(torch, case, options.dry)
+    want = expected(torch, case.config, data)
+    built = {n: Built.read(folder(c, "main")) for n, c in configs(case).items()}
+    refused: dict[str, str] = {}
+    off: dict[str, list[float]] = {}
+    if options.dry:
+        ours: dict[str, Call] = {n: (lambda: None) for n in built}
+        bases: dict[str, Call] = {n: (lambda: None) for n in (FA4, CUDNN)}
+        checks = dict.fromkeys(ours, "pass")
+        timer: st.Timer = st.Dry({**bases, **ours})
+    else:
+        ours = {n: own_call(torch, c, data) for n, c in configs(case).items()}
+        bases, refused = usable(torch, library_calls(torch, case.config, data))
+        off = {n: errors(call(), want) for n, call in {**bases, **ours}.items()}
+        bases = {n: call for n, call in bases.items() if max(off[n]) < WRONG}
+        checks = {n: "pass" if max(off[n]) < WRONG else f"fail {off[n]}" for n in ours}
+        timer = st.Gpu(torch, {**bases, **ours})
+    ran = [b for b in bases if b in timer.names]
+    if not ran:
+        raise InputError(f"{name}: no baseline ran: {refused | timer.refused}")
+    timer.again(ran[0])
+    return {
+        "shape": case.name,
+        "dtype": case.config.dtype.name,
+        "default": f"{case.config.tile[0]}x{case.config.tile[1]}",
+        "compiler": built["default"].resources.compiler,
+        "work": case.work,
+        "baselines": ran,
+        "refused": refused | timer.refused,
+        "checks": checks,
+        "errors": off,
+        "same image": False,
+        **st.measure(timer, rounds, False, seed=options.seed),
+    }
+
+
+def merge(paths: list[Path], results: Path) -> None:
+    """The rows of sittings, in place of all that were there."""
+    rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
+    note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
+    write_rows(results / "attention_backward.json", st.with_note(rows, note))
+    print(f"{len(rows)} rows from {len(paths)} sittings")
+    for line in short:
+        print(f"left out: {line}")
+
+
+def main() -> int:
+    """Command line."""
+    args = st.arguments(__doc__ or "", CASES, ("build", "sit", "merge"))
+    names = [name for name in CASES if any(o in name for o in args.only.split(","))]
+    if args.mode == "build":
+        build_all()
+        return 0
+    if args.mode == "merge":
+        merge(args.files, kb.ROOT / "bench" / "results")
+        return 0
+    return st.sit(sit, args, names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Recurrent attention as PyTorch operators, with the argument names and layouts of others.
+
+`linear_attention`, `retention` and `simple_gla` take what flash-linear-attention's functions of
+these names take, `mamba_chunk_scan_combined` what mamba_ssm's does. Tensors are used where they
+lie; only states of Mamba change their axes. Forward; importing this module needs torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from warploom.codegen.compile.build import build
+from warploom.errors import InputError
+from warploom.integrations.torch_program import (
+    check_devices,
+    current_stream,
+    refuse_backward,
+    torch_module,
+)
+from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.runtime.kernel import Kernel
+from warploom.tile import BF16, FP32
+
+torch: Any = torch_module()
+SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? dt, Tensor? a, Tensor? bias, Tensor? skip, "
+    "Tensor? initial, float scale, bool final) -> (Tensor, Tensor)"
+)
+TENSORS = ("q", "k", "v", "g", "dt", "a", "bias", "skip", "initial")
+_kernels: dict[tuple[RecurrentConfig, int], Kernel] = {}
+
+
+def _config(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
+    """What the kernel of these tensors is; raises `InputError` for what it does not take."""
+    check_devices("recurrent attention", tensors)
+    q, k, v = (tensors[name] for name in "qkv")
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4 or q.shape != k.shape or q.shape[:2] != v.shape[:2]:
+        raise InputError(
+            f"recurrent attention of {shapes}: expected twice [batch, rows, groups, d] and "
+            "[batch, rows, heads, e]"
+        )
+    if q.shape[2] == 0 or v.shape[2] % q.shape[2]:
+        raise InputError(f"recurrent attention of {shapes}: heads must be a multiple of groups")
+    if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+        raise InputError(
+            f"recurrent attention of {q.dtype}, {k.dtype}, {v.dtype}: expected torch.bfloat16"
+        )
+    batch, rows, heads, e = v.shape
+    tokens, states = (batch, rows, heads), (batch, heads, q.shape[3], e)
+    own = {"dt": tokens, "a": (heads,), "bias": (heads,), "skip": (heads,), "initial": states}
+    own["g"] = (heads,) if "g" in tensors and tensors["g"].dim() == 1 else tokens
+    for name, shape in own.items():
+        if name in tensors and tuple(tensors[name].shape) != shape:
+            raise InputError(
+                f"recurrent attention {name} has shape {list(tensors[name].shape)}, expected "
+                f"{list(shape)}"
+            )
+    gate = tensors.get("g", tensors.get("dt"))
+    kinds = {torch.float32: FP32, torch.bfloat16: BF16}
+    for name, one in tensors.items():
+        wide = name not in "qkv" and (one is not gate or one.dim() == 1)
+        if (wide and one.dtype != torch.float32) or one.dtype not in kinds:
+            raise InputError(f"recurrent attention {name} is {one.dtype}, expected torch.float32")
+    decay = "none" if gate is None else "step" if "dt" in tensors else "token"
+    return RecurrentConfig(
+        decay="head" if gate is not None and gate.dim() == 1 else decay,
+        softplus="bias" in tensors,
+        gates=FP32 if gate is None else kinds[gate.dtype],
+        key_dim=q.shape[3],
+        value_dim=e,
+        shared=q.shape[2] == 1,
+        skip="skip" in tensors,
+        initial="initial" in tensors,
+        final=final,
+    )
+
+
+def _results(tensors: dict[str, Any], final: bool) -> tuple[Any, Any]:
+    q, v = tensors["q"], tensors["v"]
+    batch, _, heads, e = v.shape
+    shape = (batch, heads, q.shape[3], e) if final else (0,)
+    return v.new_empty(v.shape), v.new_empty(shape, dtype=torch.float32)
+
+
+def _given(args: tuple[Any, ...]) -> dict[str, Any]:
+    named = zip(TENSORS, args, strict=False)
+    return {name: one for name, one in named if one is not None}
+
+
+def _run(*args: Any) -> tuple[Any, Any]:
+    tensors, scale, final = _given(args), *args[len(TENSORS) :]
+    config = _config(tensors, final)
+    if not scale > 0:
+        raise InputError(f"recurrent attention scale={scale}: expected a number above 0")
+    out, state = _results(tensors, final)
+    v = tensors["v"]
+    if v.shape[1] == 0 and final:
+        state.copy_(tensors["initial"]) if config.initial else state.zero_()
+    if out.numel() == 0:
+        return out, state
+    key = config, v.device.index
+    if key not in _kernels:
+        built = build(recurrent(config), default_schedule(config))
+        _kernels[key] = built.kernel(v.device.index)
+    arrays = tensors | {"o": out} | ({"final": state} if final else {})
+    _kernels[key](arrays, {"scale": scale}, current_stream(v))
+    return out, state
+
+
+def _fake(*args: Any) -> tuple[Any, Any]:
+    tensors, final = _given(args), args[-1]
+    _config(tensors, final)
+    return _results(tensors, final)
+
+
+_operator = torch.library.custom_op("warploom::recurrent", _run, mutates_args=(), schema=SCHEMA)
+_operator.register_fake(_fake)
+_operator.register_autograd(
+    refuse_backward("warploom::recurrent", "use flash-linear-attention for training")
+)
+
+
+def simple_gla(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any = None,
+    g_gamma: Any = None,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[Any, Any]:
+    """Attention with a decay of every row (`g`: [B, T, H]) or head (`g_gamma`: [H]), logarithms.
+
+    q, k: [B, T, H, K] (or fewer heads, shared by neighbours), v: [B, T, H, V] in bf16; states
+    [B, H, K, V] in fp32. Gives (o like v, final state or None). Not both of `g` and `g_gamma`.
+    """
+    if g is not None and g_gamma is not None:
+        raise InputError("simple_gla takes g or g_gamma, not both")
+    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    gates = g if g_gamma is None else g_gamma
+    given = (q, k, v, gates, None, None, None, None, initial_state)
+    out, final = _operator(*given, factor, output_final_state)
+    return out, final if output_final_state else None
+
+
+def linear_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[Any, Any]:
+    """Attention without decay or normaliser; arguments and results as `simple_gla`'s."""
+    return simple_gla(q, k, v, None, None, scale, initial_state, output_final_state)
+
+
+def retention(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[Any, Any]:
+    """RetNet's decays, 1 - 2^(-5 - head); arguments and results as `simple_gla`'s."""
+    heads = torch.arange(v.shape[2], device=v.device, dtype=torch.float64)
+    gamma = torch.log1p(-torch.exp2(-5.0 - heads)).float()
+    return simple_gla(q, k, v, None, gamma, scale, initial_state, output_final_state)
+
+
+def mamba_chunk_scan_combined(
+    x: Any,
+    dt: Any,
+    A: Any,  # noqa: N803 (mamba_ssm's names)
+    B: Any,  # noqa: N803
+    C: Any,  # noqa: N803
+    chunk_size: int | None = None,
+    D: Any = None,  # noqa: N803
+    dt_bias: Any = None,
+    initial_states: Any = None,
+    dt_softplus: bool = False,
+    return_final_states: bool = False,
+) -> Any:
+    """Mamba-2's scan: x: [b, l, h, p], dt: [b, l, h], A, D, dt_bias: [h], B, C: [b, l, g, n].
+
+    States are [b, h, p, n] in fp32. Gives y like x, or (y, final states). Any `chunk_size` gives
+    the same: the kernel's is 64.
+    """
+    if dt_bias is not None and not dt_softplus:
+        raise InputError("mamba_chunk_scan_combined takes dt_bias with dt_softplus=True")
+    if dt_softplus and dt_bias is None:
+        dt_bias = torch.zeros_like(A)
+    start = None if initial_states is None else initial_states.transpose(-1, -2).contiguous()
+    given = (C, B, x, None, dt, A, dt_bias, D, start)
+    out, final = _operator(*given, 1.0, return_final_states)
+    return (out, final.transpose(-1, -2)) if return_final_states else out
+
+
+__all__ = ["linear_attention", "mamba_chunk_scan_combined", "retention", "simple_gla"]

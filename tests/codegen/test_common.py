@@ -1,0 +1,75 @@
+"""Axes with two layouts, operands that all groups write, and vectors that a group shares."""
+
+import pytest
+
+from warploom import tile as t
+from warploom.autosched.named import multistage
+from warploom.codegen.ir.axes import separate_axes
+from warploom.codegen.ir.place import place
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.ir.text import block_text, parse_block
+from warploom.codegen.passes.lower import lower, verified
+from warploom.errors import InputError
+from warploom.kernels.gemm.program import GemmConfig, gemm
+
+
+def program(rows=128):
+    """d is a column axis of one result and a row axis of the other."""
+
+    def body(a, b, bias, c, e):
+        m = t.span(0, rows)
+        left = t.load(a, m, t.span(0, 128))
+        acc = t.zeros(m=rows, d=128)
+        for i in t.loop(t.cdiv(t.size("n"), 64)):
+            n = t.span(i * 64, 64)
+            right, row = t.load(b, n, t.span(0, 128)), t.load(bias, n)
+            scores = (left @ right + row).cast(t.BF16)
+            acc += scores @ right
+            t.store(e, t.span(0, 128), n, tile=left @ scores, add=True)
+        t.store(c, m, t.span(0, 128), tile=acc)
+
+    arrays = {"a": t.array(t.BF16, "m d"), "b": t.array(t.BF16, "n d")}
+    arrays |= {"bias": t.array(t.FP32, "n"), "c": t.array(t.FP32, "m d")}
+    return t.trace(body, {**arrays, "e": t.array(t.FP32, "d n")}, name="both")
+
+
+def schedule():
+    return multistage(program(), 2, LaunchPlan(split="m"), 2, in_flight=0)
+
+
+def test_columns_get_a_name_of_their_own():
+    kinds = {op.dst.name: str(op.dst.type) for op in separate_axes(program()).ops() if op.dst}
+    assert kinds["acc"] == "fp32[m=128, d_columns=128]"
+    assert kinds["product_1"] == "fp32[d=128, n=64]"
+    assert kinds["a_t"] == "bf16[m=128, d=128]", "what lies in shared memory keeps its names"
+    plain = gemm(GemmConfig())
+    assert separate_axes(plain) is plain
+
+
+def test_rows_of_a_product_over_the_split_axis_are_shared_out():
+    placement = place(program(), "m", 2)
+    assert placement.splits == {"m", "d"} and placement.spread == {"bias_t"}
+    (staged,) = placement.staged
+    assert placement.common == {staged}
+    assert place(program(64), "", 1).common == frozenset()
+
+
+def test_groups_meet_around_what_they_write_together_and_share_vectors():
+    block = lower(program(), schedule(), verified)
+    text = block_text(block)
+    assert parse_block(text, program()) == block
+    steady = text.split("role compute0")[1].split("steady\n")[1].split("straight")[0]
+    steps = [line.split(":")[0].split(".")[0].strip() for line in steady.strip().splitlines()]
+    assert steps == [
+        "Run load", "Wait b", "Issue mma", "Share bias_t", "Meet add_1", "Join <= 0", "Run cast",
+        "Issue mma", "Meet add_1", "Issue mma", "Join <= 0", "Run store_add", "Release b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Meet add_1", "Meet acc"), ("Share bias_t", "Share acc")]
+)
+def test_the_text_of_other_tiles_is_refused(old, new):
+    text = block_text(lower(program(), schedule()))
+    with pytest.raises(InputError, match=r"into shared memory|no vector"):
+        parse_block(text.replace(old, new), program())

@@ -1,0 +1,68 @@
+"""Recurrent operators without a GPU: shapes and types of results, refusals."""
+
+import pytest
+
+from warploom.errors import InputError
+
+torch = pytest.importorskip("torch")
+ops = pytest.importorskip("warploom.integrations.torch_recurrent")
+
+
+def make(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
+def wide(*shape):
+    return make(*shape, dtype=torch.float32)
+
+
+def test_results_have_the_layouts_of_flash_linear_attention():
+    q, v = make(2, 100, 4, 64), make(2, 100, 4, 128)
+    for gates in ({}, {"g": wide(2, 100, 4)}, {"g": make(2, 100, 4)}, {"g_gamma": wide(4)}):
+        out, state = ops.simple_gla(q, q, v, **gates, output_final_state=True)
+        assert out.shape == v.shape and out.dtype is torch.bfloat16
+        assert state.shape == (2, 4, 64, 128) and state.dtype is torch.float32
+    shared = make(2, 100, 1, 64)
+    assert ops.linear_attention(shared, shared, v)[1] is None
+    assert ops.retention(q, q, v, initial_state=wide(2, 4, 64, 128))[0].shape == v.shape
+
+
+def test_results_have_the_layouts_of_mamba_ssm():
+    x, dt, b = make(2, 100, 8, 64), make(2, 100, 8), make(2, 100, 2, 128)
+    more = {"D": wide(8), "dt_bias": wide(8), "dt_softplus": True}
+    y = ops.mamba_chunk_scan_combined(x, dt, wide(8), b, b, 256, **more)
+    assert y.shape == x.shape
+    start = wide(2, 8, 64, 128)
+    y, state = ops.mamba_chunk_scan_combined(
+        x, dt, wide(8), b, b, initial_states=start, return_final_states=True
+    )
+    assert y.shape == x.shape and state.shape == start.shape
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": (2, 100, 3, 64), "k": (2, 100, 3, 64)}, "heads must be a multiple of groups"),
+        ({"q": (2, 100, 4, 32)}, "expected twice"),
+        ({"g": (2, 100, 3)}, r"g has shape \[2, 100, 3\], expected \[2, 100, 4\]"),
+        ({"initial_state": (2, 4, 64, 64)}, "initial has shape"),
+        ({"q": (2, 100, 4, 160), "k": (2, 100, 4, 160)}, "recurrent key_dim=160"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(changes, message):
+    shapes = {"q": (2, 100, 4, 64), "k": (2, 100, 4, 64), "v": (2, 100, 4, 128)} | changes
+    given = {n: wide(*s) if n in ("g", "initial_state") else make(*s) for n, s in shapes.items()}
+    with pytest.raises(InputError, match=message):
+        ops.simple_gla(**given)
+
+
+def test_types_and_gates_that_exclude_each_other_are_refused():
+    q = make(1, 64, 2, 64)
+    with pytest.raises(InputError, match=r"expected torch\.bfloat16"):
+        ops.linear_attention(q, q, q.float())
+    with pytest.raises(InputError, match="g or g_gamma, not both"):
+        ops.simple_gla(q, q, q, wide(1, 64, 2), wide(2))
+    with pytest.raises(InputError, match="dt_bias with dt_softplus"):
+        ops.mamba_chunk_scan_combined(q, make(1, 64, 2), wide(2), q, q, dt_bias=wide(2))
+    with pytest.raises(InputError, match=r"a is torch\.bfloat16, expected torch\.float32"):
+        ops.mamba_chunk_scan_combined(q, make(1, 64, 2), make(2), q, q)

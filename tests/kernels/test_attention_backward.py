@@ -1,0 +1,202 @@
+"""Attention backward against float64: interpreted, under random interleavings, and as emitted."""
+
+import re
+from dataclasses import replace
+from itertools import count
+
+import numpy as np
+import pytest
+from tests.codegen import emulate
+from tests.gpu.cases import distance
+from tests.kernels.backward_case import backward_case, gradients, summed
+
+from warploom import tile as t
+from warploom.codegen.compile.build import build
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower, verified
+from warploom.codegen.simt.choose import simt
+from warploom.errors import CheckFailed, InputError
+from warploom.kernels.attention.backward import (
+    BackwardConfig,
+    backward,
+    backward_rows,
+    backward_schedule,
+    finish,
+    prepare,
+    rows_schedule,
+)
+
+# name -> (config, rows, keys, heads)
+CASES = {
+    "full": (BackwardConfig(), 132, 200, 1),
+    "causal": (BackwardConfig(causal=True, group=2), 200, 140, 2),
+    "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
+    "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
+    "deterministic": (BackwardConfig(causal=True, deterministic=True), 200, 140, 1),
+}
+BOUND = 6e-3  # of the largest element: weights and their changes are rounded to 16 bits
+
+
+def close(got, want):
+    return float(np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max()) < BOUND
+
+
+def main_case(name):
+    """(program, schedule, arrays, gradients, config) of the kernel that goes over tiles of keys."""
+    config, rows, keys, heads = CASES[name]
+    values, want = backward_case(config, rows, keys, heads=heads)
+    if config.deterministic:
+        values.pop("dq_sum")
+    return backward(config), backward_schedule(config), values, want, config
+
+
+def rows_case(name):
+    """The same of the kernel that goes over tiles of queries."""
+    config, rows, keys, heads = CASES[name]
+    values, want = backward_case(config, rows, keys, heads=heads)
+    arrays = {x: values[x] for x in ("q", "k", "v", "do", "base", "delta")}
+    arrays["dq"] = np.full(values["q"].shape, np.nan)
+    return backward_rows(config), rows_schedule(config), arrays, want, config
+
+
+def planned(case, **changes):
+    """The case under another launch plan."""
+    program, schedule, *rest = case
+    return program, replace(schedule, launch=schedule.launch.with_options(**changes)), *rest
+
+
+def right(config, got, want):
+    found = {name: got[name] for name in ("dk", "dv", "dq") if name in got}
+    if "dq_sum" in got:
+        found["dq"] = summed(config, got["dq_sum"], want["dq"].shape[2])
+    return found and all(close(found[name], want[name]) for name in found)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("make", [main_case, rows_case])
+def test_interpreter_and_simulator_give_the_gradients(make, name):
+    program, schedule, values, want, config = make(name)
+    expected = t.interpret(program, values)
+    assert right(config, expected, want)
+    for seed in range(2):
+        got = simulate(lower(program, schedule, verified), values, seed=seed)
+        assert all(distance(got[x], expected[x]) == 0 for x in expected)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradients_are_those_of_finite_differences(causal):
+    config = BackwardConfig(head_dim=64, causal=causal)
+    values, want = backward_case(config, 5, 7)
+    random, step = np.random.default_rng(1), 1e-5
+
+    def loss(changed):
+        return float((gradients(config, values | changed)["o"] * values["do"]).sum())
+
+    for name in "qkv":
+        way = random.standard_normal(values[name].shape)
+        high, low = (loss({name: values[name] + sign * step * way}) for sign in (1, -1))
+        slope = float((want[f"d{name}"] * way).sum())
+        assert abs((high - low) / (2 * step) - slope) < 1e-6 * max(1.0, abs(slope))
+
+
+def test_what_comes_before_and_after_the_matmuls():
+    config, rows, keys, heads = CASES["causal"]
+    values, want = backward_case(config, rows, keys, heads=heads)
+    arrays = {x: np.full(want[x].shape, np.nan) for x in ("base", "delta")}
+    arrays |= {"o": want["o"], "lse": want["lse"], "do": values["do"]}
+    got = t.interpret(prepare(config), arrays | {"dq_sum": np.full_like(values["dq_sum"], np.nan)})
+    assert np.isinf(want["base"]).any() and (np.isinf(got["base"]) == np.isinf(want["base"])).all()
+    seen = np.isfinite(want["base"])
+    assert np.abs(got["base"][seen] - want["base"][seen]).max() < 1e-5
+    assert np.abs(got["delta"] - want["delta"]).max() < 0.1
+    assert not got["dq_sum"].any()
+    sums = {"dq_sum": values["dq_sum"].copy(), "dq": arrays["o"] * np.nan}
+    values |= {"base": got["base"], "delta": got["delta"]}
+    sums["dq_sum"] = t.interpret(backward(config), values)["dq_sum"]
+    assert close(t.interpret(finish(config), sums)["dq"], want["dq"])
+    for program in (prepare(config), finish(config)):
+        assert build(program, simt(program)).resources.spill_bytes == 0
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The emitted text of some cases, compiled as one library."""
+    made = [make(name) for make in (main_case, rows_case) for name in ("full", "causal", "short")]
+    made += [main_case("fp16"), planned(main_case("full"), store="direct")]
+    made.append(planned(main_case("short"), store="direct"))
+    sources = [emit(lower(case[0], case[1])) for case in made]
+    return emulate.compile_all(sources, None), made, sources
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_the_emitted_code_gives_the_gradients(kernels, number):
+    library, made, sources = kernels
+    program, _, values, want, config = made[number]
+    for seed in range(2):
+        got = emulate.run(library, number, sources[number], program, values, seed=seed)
+        assert right(config, got, want)
+
+
+MEET = r"named_sync<5, 256>\(\);"
+# fault -> (pattern, which of how many in turn)
+FAULTS = {
+    "no-meeting-before": (MEET, (0, 2)),
+    "no-meeting-after": (MEET, (1, 2)),
+    "no-group-that-shares": (r"named_sync<[12], 128>\(\);", (0, 1)),
+    "no-fence-before-matmuls": (r"fence_async\(\);", (0, 1)),
+    "no-wait-for-matmuls": (r"wgmma_wait<\d>\(\);", (0, 1)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_left_out_is_noticed(kernels, fault):
+    _, made, sources = kernels
+    program, _, values, want, config = made[0]
+    body = sources[0].text.index('extern "C"')
+    pattern, (which, turns) = FAULTS[fault]
+    number = count()
+    text = sources[0].text[:body] + re.sub(
+        pattern, lambda m: ";" if next(number) % turns == which else m[0], sources[0].text[body:]
+    )
+    assert text != sources[0].text
+    broken = replace(sources[0], text=text)
+    library = emulate.compile_all([broken], None)
+    for seed in range(8):
+        try:
+            got = emulate.run(library, 0, broken, program, values, seed=seed)
+        except emulate.Fault:
+            return
+        if not right(config, got, want):
+            return
+    raise AssertionError("8 interleavings did not notice")
+
+
+def test_the_simulator_notices_a_meeting_left_out():
+    program, schedule, values, _, _ = main_case("full")
+    block = lower(program, schedule)
+
+    def without(role, section):
+        if role.loads or not hasattr(section, "steady"):
+            return [section]
+        meets = [n for n, step in enumerate(section.steady) if str(step).startswith("Meet")]
+        kept = (step for n, step in enumerate(section.steady) if n != meets[-1])
+        return [replace(section, steady=tuple(kept))]
+
+    with pytest.raises(CheckFailed, match="race: "):
+        for seed in range(8):
+            simulate(block.rewritten(without), values, seed=seed)
+
+
+def test_it_is_emitted_for_older_gpus():
+    program, schedule, values, want, config = main_case("fp16")
+    older = replace(schedule, launch=schedule.launch.with_options(store="direct"))
+    source = emit_sm80(lower(program, older))
+    library = emulate.compile_all([source], None)
+    assert right(config, emulate.run(library, 0, source, program, values), want)
+
+
+def test_other_heads_are_refused():
+    with pytest.raises(InputError, match="heads of 96: expected 64 or 128"):
+        BackwardConfig(head_dim=96)

@@ -1,0 +1,124 @@
+"""Recurrent attention: the program against a loop over rows in float64, and as it is emitted."""
+
+import numpy as np
+import pytest
+from tests.codegen import emulate
+from tests.gpu.cases import distance
+
+from warploom import tile as t
+from warploom.autosched.schedules import schedule_named
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.cuda.emit_sm80 import emit_sm80
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
+from warploom.errors import InputError
+from warploom.kernels.recurrent.program import (
+    RecurrentConfig,
+    default_launch,
+    default_schedule,
+    recurrent,
+)
+from warploom.kernels.recurrent.reference import reference
+
+CASES = {
+    "linear": RecurrentConfig("none", key_dim=32, value_dim=48, initial=True, final=True),
+    "retention": RecurrentConfig("head", key_dim=128, value_dim=128, final=True),
+    "gated": RecurrentConfig("token"),
+    "mamba": RecurrentConfig("step", shared=True, skip=True, initial=True, final=True),
+    "mamba-128": RecurrentConfig(
+        "step", softplus=True, gates=t.BF16, key_dim=128, value_dim=64, final=True
+    ),
+}
+SCALE = {"scale": 0.5}
+ROUNDING = 4e-3  # of weights, of the state and of the result to bf16
+
+
+def case(config, rows=150, heads=2, decay=0.1, seed=1):
+    """Inputs in their element types; what is written is NaN."""
+    random = np.random.default_rng(seed)
+    shape = (1, rows, heads)
+
+    def gates(size):
+        return (random.exponential(size=size) * decay).astype(np.float32)
+
+    values = {
+        name: t.round_to(t.BF16, random.normal(size=(1, rows, count, size)))
+        for name, count, size in (
+            ("q", 1, config.key_dim), ("k", 1, config.key_dim), ("v", heads, config.value_dim)
+        )
+    }  # fmt: skip
+    given = {
+        "none": {}, "head": {"g": -gates(heads)}, "token": {"g": -gates(shape)},
+        "step": {"dt": gates(shape) * 8, "a": -gates(heads)},
+    }  # fmt: skip
+    states = (1, heads, config.key_dim, config.value_dim)
+    values |= given[config.decay] | {"o": np.full((*shape, config.value_dim), np.nan)}
+    if config.gates is t.BF16:
+        values["dt"] = t.round_to(t.BF16, values["dt"])
+    values |= {"bias": random.normal(size=heads).astype(np.float32)} if config.softplus else {}
+    values |= {"skip": random.normal(size=heads).astype(np.float32)} if config.skip else {}
+    values |= {"initial": random.normal(size=states)} if config.initial else {}
+    return values | ({"final": np.full(states, np.nan)} if config.final else {})
+
+
+@pytest.fixture(scope="module")
+def emitted():
+    """Every case by its default schedule, one by the other names, one for GPUs without TMA."""
+    blocks = [lower(recurrent(one), default_schedule(one)) for one in CASES.values()]
+    mamba = CASES["mamba"]
+    named = schedule_named(recurrent(mamba), "lcsf", default_launch(mamba))
+    older = schedule_named(recurrent(mamba), "multistage", default_launch(mamba), arch="sm_80")
+    pair = default_launch(mamba).with_options(cluster=("heads_tile", 2))
+    shared = schedule_named(recurrent(mamba), "lcsf", pair, registers=(40, 216))
+    blocks += [lower(recurrent(mamba), one) for one in (named, shared, older)]
+    sources = [*map(emit, blocks[:-1]), emit_sm80(blocks[-1])]
+    return blocks, sources, emulate.compile_all(sources, None)
+
+
+@pytest.mark.parametrize("number", range(len(CASES) + 3), ids=[*CASES, "lcsf", "pair", "sm80"])
+def test_every_kind_of_decay_is_right(emitted, number):
+    blocks, sources, library = emitted
+    config = (*CASES.values(), *[CASES["mamba"]] * 3)[number]
+    program, values = recurrent(config), case(config)
+    right = reference(config, values, 0.5)
+    meant = t.interpret(program, values, SCALE)
+    ran = simulate(blocks[number], values, SCALE, seed=number)
+    got = emulate.run(library, number, sources[number], program, values, SCALE, blocks=4)
+    for name, want in right.items():
+        assert distance(meant[name], want) < ROUNDING, name
+        assert distance(ran[name], meant[name]) == 0, name
+        assert distance(got[name], meant[name]) < 1e-3, name
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65])
+def test_rows_that_fill_no_chunk_leave_the_right_state(rows):
+    for config in (CASES["retention"], CASES["mamba"]):
+        values = case(config, rows)
+        want = reference(config, values, 0.5)
+        got = simulate(lower(recurrent(config), default_schedule(config)), values, SCALE)
+        assert all(distance(got[name], want[name]) < ROUNDING for name in want)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 30.0, 1e4])
+def test_decays_near_one_and_near_nothing_keep_their_meaning(decay):
+    """A weight is the exponential of a difference that is never above 0: nothing overflows."""
+    config = RecurrentConfig("token", final=True)
+    values = case(config, 300, decay=decay)
+    want, got = reference(config, values, 0.5), t.interpret(recurrent(config), values, SCALE)
+    assert all(distance(got[name], want[name]) < ROUNDING for name in want)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"decay": "vector"},
+        {"softplus": True},
+        {"gates": t.FP16},
+        {"key_dim": 136},
+        {"key_dim": 12},
+        {"value_dim": 4},
+    ],
+)
+def test_what_has_no_meaning_or_tile_is_refused(wrong):
+    with pytest.raises(InputError, match=f"recurrent {next(iter(wrong))}="):
+        RecurrentConfig(**wrong)
