@@ -19,7 +19,7 @@ from warploom.errors import InputError
 
 SHAPES = {"chosen": None, "warp": (32, 4), "wide": (128, 128), "tall": (64, 1), "square": (128, 8),
           "cluster": (64, 32)}  # fmt: skip
-EACH = 4  # shapes of a program: the chosen one, the cluster, and others in turn
+EACH = 3  # shapes of a program: the chosen one, the cluster, and others in turn
 
 
 def schedule(program, shape):
