@@ -40,6 +40,7 @@ ENTRY_POINTS = (
     ".__main__",  # python -m warploom
     ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.torch_op",
+    ".integrations.torch_recurrent",
     ".integrations.torch_rows",
     ".integrations.triton",
     ".balance",  # what several levels of memory ask for, for the gallery of derivations
