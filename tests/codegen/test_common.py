@@ -73,3 +73,37 @@ def test_the_text_of_other_tiles_is_refused(old, new):
     text = block_text(lower(program(), schedule()))
     with pytest.raises(InputError, match=r"into shared memory|no vector"):
         parse_block(text.replace(old, new), program())
+
+
+def _nested(a, c):
+    acc = t.zeros(m=64, n=64)
+    for i in t.loop(2):
+        for j in t.loop(2):
+            left = t.load(a, t.span(i * 64, 64), t.span(j * 64, 64, "k"))
+            acc += left @ t.load(a, t.span(j * 64, 64, "n"), t.span(i * 64, 64, "k"))
+    t.store(c, t.span(0, 64), t.span(0, 64), tile=acc)
+
+
+def _alone(a, c):
+    m, n = t.span(0, 64), t.span(0, 64, "n")
+    t.store(c, m, t.span(0, 64), tile=t.load(a, m, t.span(0, 64)) @ t.load(a, n, t.span(0, 64)))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [(_nested, r"make one loop of both: for n in loop\(a \* b\)"), (_alone, r"in loop\(1\)")],
+)
+def test_what_no_schedule_is_for_says_what_to_write(body, message):
+    arrays = {"a": t.array(t.BF16, "m k"), "c": t.array(t.FP32, "m n")}
+    with pytest.raises(InputError, match=message):
+        lower(traced := t.trace(body, arrays), multistage(traced, 2, LaunchPlan(split="m"), 1))
+
+
+def test_a_loop_of_one_step_has_a_matmul():
+    def body(a, c):
+        for _ in t.loop(1):
+            _alone(a, c)
+
+    arrays = {"a": t.array(t.BF16, "m k"), "c": t.array(t.FP32, "m n")}
+    traced = t.trace(body, arrays)
+    assert lower(traced, multistage(traced, 2, LaunchPlan(split="m"), 1), verified)

@@ -343,7 +343,10 @@ def sections(program: Program) -> list[Loop | tuple[Op, ...]]:
             run.append(item)
             continue
         if any(isinstance(inner, Loop) for inner in item.body):
-            raise InputError(f"{item.where}: a loop inside a scheduled loop cannot be emitted")
+            raise InputError(
+                f"{item.where}: a loop around a loop has no code beside matmuls; make one loop of "
+                "both: for n in loop(a * b), with n // b and n % b as their steps"
+            )
         if run:
             result.append(tuple(run))
         run = []

@@ -169,6 +169,11 @@ class KernelSchedule:
         shapes = {
             tuple((g.name, g.warps, g.registers) for g in s.groups) for s in self.loops.values()
         }
+        if not shapes:
+            raise InputError(
+                f"kernel schedule {self.name}: the program has no loop; a matmul stands in one, "
+                "if only of a single step: for i in loop(1)"
+            )
         if len(shapes) != 1:
             raise InputError(
                 f"kernel schedule {self.name}: its loops have {len(shapes)} different sets of warp "
