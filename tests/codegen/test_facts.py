@@ -68,6 +68,7 @@ def regions(block, layout):
 def test_nothing_in_shared_memory_overlaps_and_the_block_has_room_for_all(name):
     block = BLOCKS[name]()
     layout = block_layout(block)
+    assert layout.staged.keys() == block.placement.staged.keys(), "each has a place"
     found = [(what, at, at + size) for what, at, size in regions(block, layout) if size]
     for (one, start, stop), (other, first, last) in combinations(found, 2):
         assert stop <= first or last <= start, f"{one} and {other}"

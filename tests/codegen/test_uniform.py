@@ -3,15 +3,16 @@
 import operator
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from warploom import tile as t
 from warploom.autosched.named import multistage, overlapped
-from warploom.codegen.analysis.guards import Everywhere
+from warploom.codegen.analysis.guards import Combined, Everywhere
 from warploom.codegen.analysis.register_tiles import RegisterTiles
-from warploom.codegen.analysis.uniform import everywhere
+from warploom.codegen.analysis.uniform import bounds, everywhere
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_guards import condition
 from warploom.codegen.cuda.values import Values
@@ -160,3 +161,26 @@ def test_unit_factors_are_skipped_only_when_the_plan_says_so():
     plan = schedule.launch.with_options(skip_unit=True)
     skipping = emit(lower(program, replace(schedule, launch=plan))).text
     assert "__all_sync" not in plain and skipping.count("__all_sync") == 2
+
+
+def test_an_integer_tile_lies_between_bounds_only_where_all_it_is_made_of_does():
+    def body(x, y):
+        rows = t.span(0, 8, "m")
+        at, loaded = t.coordinate("m", 8, 40), t.load(x, rows)
+        tiles = [at + 5, 5 - at, at - at, at * 2, at + loaded, at]
+        for tile in tiles:
+            t.store(y, rows, tile=tile)
+
+    program = t.trace(body, {"x": t.array(t.INT32, "m"), "y": t.array(t.INT32, "m")})
+    tiles = SimpleNamespace(placement=SimpleNamespace(program=program, rows=frozenset()))
+    stored = [op.srcs[0] for op in program.ops() if op.kind == "store"]
+    low, high = bounds(tiles, stored[-1])
+    assert (low.last, high.last) == (None, 7)
+    assert [bounds(tiles, var) for var in stored] == [
+        (Combined("+", low, 5), Combined("+", high, 5)),
+        (Combined("-", 5, high), Combined("-", 5, low)),
+        (Combined("-", low, high), Combined("-", high, low)),
+        None,
+        None,
+        (low, high),
+    ]
