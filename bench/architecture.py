@@ -32,12 +32,15 @@ PAGE = ROOT / "docs" / "architecture.md"
 PACKAGE = "warploom"
 BEFORE = "60bc3d4"  # before folders showed the architecture
 MARKER = re.compile(r"(<!-- architecture: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+# Not the compiler and tuner proper: derivation, the learned players and the emulated GPU.
+BESIDE = ("derive", "diagram", "rl", "search/rl", "emulate")
 LONG_LINES, MANY_PARAMETERS = 60, 8
 # How the names of modules end that a user starts or imports: nothing inside has to import them.
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
     ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.torch_op",
+    ".integrations.torch_recurrent",
     ".integrations.torch_rows",
     ".integrations.triton",
     ".balance",  # what several levels of memory ask for, for the gallery of derivations
@@ -234,6 +237,9 @@ def top(house: House) -> Callable[[str], str]:
 
 MEASURES: dict[str, Callable[[House], int]] = {
     "lines of Python": lambda house: house.lines(""),
+    "lines of the compiler and tuner proper": lambda house: (
+        house.lines("") - sum(house.lines(room) for room in BESIDE if room in house.rooms)
+    ),
     "files": lambda house: len(house.sources),
     "rooms, with sub-rooms": lambda house: len(house.rooms),
     "import circles between rooms": lambda house: len(house.circles(top(house))),

@@ -45,7 +45,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     environment names one (that has kernels for a GPU machine without a compiler).
 
     Schedules and points in it are as good as the code that made them, so they end with the run.
-    Compiled code is kept in `build`: its key is its source, its compiler and what calls that.
+    Compiled code is kept in `build` for a week: its key is its source, its compiler and what calls
+    that.
     """
     if "WARPLOOM_CACHE" in os.environ:
         yield
@@ -53,6 +54,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     base = tmp_path_factory.getbasetemp()
     run = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "warploom-cache"
     run.mkdir(exist_ok=True)
+    for path in (*(BUILD / "compiled").rglob("*"), *(BUILD / "listings").glob("*.txt")):
+        with contextlib.suppress(OSError):  # another process may have been here
+            if path.is_file() and time.time() - path.stat().st_mtime > WEEK:
+                path.unlink()
     for name, sources in COMPILED.items():
         code = b"".join(path.read_bytes() for path in sources)
         kept = BUILD / "compiled" / f"{name}-{sha256(code).hexdigest()[:16]}"
@@ -72,13 +77,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def listings() -> Iterator[None]:
-    """What nvdisasm says of a file is kept in `build`: a run takes half a second. What no run of
-    the tests asked for in a week goes."""
+    """What nvdisasm says of a file is kept in `build`: a run takes half a second."""
     run, folder = Tool.run, BUILD / "listings"
-    for path in folder.glob("*.txt"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > WEEK:
-                path.unlink()
 
     def kept(tool: Tool, *args: str, timeout: float = 300.0) -> CompletedProcess[str]:
         image = Path(args[-1])
@@ -87,7 +87,6 @@ def listings() -> Iterator[None]:
         asked = repr((tool.path, tool.version, args[:-1])).encode()
         path = folder / f"{sha256(asked + image.read_bytes()).hexdigest()}.txt"
         if (text := read_kept(path)) is not None:
-            path.touch()
             return CompletedProcess(args, 0, text.decode(), "")
         done = run(tool, *args, timeout=timeout)
         if not done.returncode and not done.stderr:

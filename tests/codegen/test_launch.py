@@ -1,6 +1,7 @@
 """Launching without a GPU: a driver that records calls; everything before the launch is real."""
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -248,6 +249,28 @@ def test_odd_scalars_streams_and_addresses_are_refused(driver, message):
     with pytest.raises(InputError, match="takes a table of arrays by name, not list"):
         made([fp32(4, 8)], GIVEN)
     assert not [name for name, _ in driver.calls if name == "cuLaunchKernel"]
+
+
+UNALIGNED = {
+    "dimension n is 9, expected a multiple of 4": {"x": fp32(4, 9, pitch=48)},
+    r"strides \[9, 1\]: expected multiples of 16 B": {"x": fp32(4, 8, pitch=9)},
+    "array y at 0x100004": {"y": fp32(4, 8, address=(1 << 20) + 4)},
+}
+
+
+@pytest.mark.parametrize("message", UNALIGNED)
+def test_a_kernel_for_aligned_lines_takes_no_others(driver, message):
+    def body(x, y):
+        rows, cols = t.span(0, 4), t.span(0, 8)
+        t.store(y, rows, cols, tile=t.load(x, rows, cols))
+
+    program = t.trace(body, {"x": t.array(t.FP32, "m n"), "y": t.array(t.FP32, "m n")})
+    made = build(program, replace(simt(program), aligned=True)).kernel()
+    given = {"x": fp32(4, 8), "y": fp32(4, 8)} | UNALIGNED[message]
+    if "x" in UNALIGNED[message] and given["x"].shape[1] == 9:
+        given["y"] = given["x"]
+    with pytest.raises(InputError, match=message):
+        made(given)
 
 
 def test_scalars_that_compare_equal_and_are_not_the_same_are_told_apart(driver):

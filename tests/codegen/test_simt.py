@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.codegen.simt_programs import PROGRAMS, make
@@ -18,7 +19,7 @@ from warploom.errors import InputError
 
 SHAPES = {"chosen": None, "warp": (32, 4), "wide": (128, 128), "tall": (64, 1), "square": (128, 8),
           "cluster": (64, 32)}  # fmt: skip
-EACH = 4  # shapes of a program: the chosen one, the cluster, and others in turn
+EACH = 3  # shapes of a program: the chosen one, the cluster, and others in turn
 
 
 def schedule(program, shape):
@@ -164,3 +165,22 @@ def test_names_of_a_program_do_not_meet_the_emitters():
     arrays = {"x": t.array(t.FP32, "shared"), "scan": t.array(t.FP32, "shared")}
     program = t.trace(body, arrays, name="combine_all")
     build(program, simt(program))
+
+
+def _renamed(x, y, o):
+    rows, cols = t.span(0, 32), t.span(0, 32)
+    sums = t.cumsum(t.load(y, rows), "m").rename("m", "n")
+    again = t.load(x, t.span(0, 32, "q"), cols).rename("q", "m")
+    t.store(o, rows, cols, tile=(t.load(x, rows, cols) + sums) * again)
+
+
+def test_a_renamed_axis_meets_tiles_under_its_new_name(tmp_path):
+    dims = {"x": "m n", "y": "m", "o": "m n"}
+    program = t.trace(_renamed, {name: t.array(t.FP32, d) for name, d in dims.items()})
+    random = np.random.default_rng(0)
+    values = {"x": random.integers(-3, 4, (32, 32)), "y": random.integers(-3, 4, 32)}
+    values["o"] = np.zeros((32, 32))
+    source = emit_simt(program, simt(program), "sm_90")
+    got = emulate.run(emulate.compile_all([source], tmp_path), 0, source, program, values)
+    want = (values["x"] + np.cumsum(values["y"])) * values["x"]
+    assert (got["o"] == want).all() and (t.interpret(program, values)["o"] == want).all()

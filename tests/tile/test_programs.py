@@ -68,6 +68,7 @@ def test_the_verifier_finds_planted_faults():
         ),
         "not an op": _edit(program, mma.id, kind="matmul"),
         "has no destination": _edit(program, load.id, dst=None),
+        "fill has no value": _edit(program, _op(program, "fill").id, value=None),
         "no value there": _edit(
             program, load.id, spans=(t.Span(symbol("nowhere"), 128, "m"), load.spans[1])
         ),

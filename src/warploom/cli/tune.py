@@ -67,7 +67,7 @@ def tune(
 ) -> None:
     """Search for a faster order and control code of one kernel; verify, test, write the result."""
     seconds = parse_duration(budget)
-    chosen_moves = moves_of(MOVES if moves == "all" else moves.split(","))
+    played = moves_of(MOVES if moves == "all" else moves.split(","))
     check_folder(out)
     console = Console(seconds)
     if names_object(target):
@@ -84,7 +84,7 @@ def tune(
         resume=resume,
         policy=policy,
         steps=steps,
-        moves=chosen_moves,
+        moves=played,
     )
     report = _searched(chosen, settings, out, console)
     manifest = report.files["manifest"]
