@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from warploom import tile as t
 from warploom.cli import app
 from warploom.errors import InputError
-from warploom.kernels import UserKernel
 from warploom.kernels.check import checked
 from warploom.kernels.library import configure, entry
 from warploom.tile.widen import widened
@@ -170,20 +169,3 @@ def test_a_scheduled_program_can_be_given_back(file: Path, tmp_path: Path) -> No
     # `norm` is a function of CUDA's headers, so the kernel has another name.
     first, second = (folder / "norm_kernel.cu" for folder in (out, tmp_path / "two"))
     assert first.read_text() == second.read_text()
-
-
-def test_a_matmul_operand_read_by_arithmetic_is_refused_at_the_line() -> None:
-    def body(x: t.Array, y: t.Array, z: t.Array) -> None:
-        (i,) = t.grid(m=t.cdiv(t.size("m"), 128))
-        total = t.zeros(m=128, n=64)
-        for k in t.loop(t.cdiv(t.size("k"), 64)):
-            tile = t.load(x, t.span(i * 128, 128), t.span(k * 64, 64))
-            total += tile @ t.load(y, t.span(k * 64, 64), t.span(0, 64))
-            total += t.sum_along(tile.cast(t.FP32), "k")
-        t.store(z, t.span(0, 128), t.span(0, 64), tile=total.cast(t.BF16))
-
-    arrays = {"x": t.array(t.BF16, "m k"), "y": t.array(t.BF16, "k n")}
-    arrays["z"] = t.array(t.BF16, "m n")
-    kernel = UserKernel(lambda: t.trace(body, arrays), where="here")
-    with pytest.raises(InputError, match=r"test_user\.py.* load the tile a second time"):
-        kernel.schedule_of(kernel.trace({}))
