@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from warploom.codegen.ir.block import Pipeline, Straight
 from warploom.codegen.ir.steps import Acquire, Join, Release, TurnPass, Wait
-from warploom.codegen.oracle.barriers import Company, NamedBarrier, PhaseBarrier, Push
+from warploom.codegen.oracle.barriers import (
+    Company,
+    NamedBarrier,
+    PhaseBarrier,
+    Push,
+    TaskRing,
+)
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed, InputError
@@ -230,3 +236,22 @@ def test_parts_of_a_cluster_reduction_are_read_once_they_are_all_there():
         company.take()
     assert Push(company, 1, 2 * ones).land()
     assert company.take().tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_task_is_handed_over_once_its_slot_was_read_by_all(slots, readers):
+    """Beside a queue: as many tasks ahead as there are slots, each reader gets all in order."""
+    random, ring = np.random.default_rng(0), TaskRing("queue", slots, readers)
+    given, taken = 0, [0] * readers
+    for _ in range(300):
+        reader = int(random.integers(-1, readers))
+        if reader < 0:
+            room = given < min(taken) + slots
+            assert ring.give(given, 10 * given) is room
+            given += room
+        else:
+            there = taken[reader] < given
+            assert ring.take(taken[reader]) == (10 * taken[reader] if there else None)
+            taken[reader] += there
+    assert given > 20
