@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 import struct
 import sys
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.calibrate_fit import Fit
 from bench.calibrate_kernels import HEADER
 from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
@@ -520,6 +522,9 @@ NAMES = (
 )  # fmt: skip
 UNITS = {"operands": 32.0, "sts": 512.0, "copied": 1024.0, "distinct": 1024.0, "dram": 1024.0}
 UNITS |= {"stored": 1024.0}  # bytes of an event, where the energy is of a byte
+SECTOR = 32  # bytes
+# Rings of two slots and more, of neighbours that read the same rows of tiles.
+RING_OF_TILES = re.compile(r"[2-9] x 48 KiB of tiles, rows of (\d+) B, shared by (?:11|132)$")
 CAPPED = 1780.0  # MHz: matmuls run at less only under the limit
 
 
@@ -563,6 +568,27 @@ def fit(raw: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     return constants, dict(zip(names, residuals(at), strict=True))
 
 
+def costs(raw: Mapping[str, Any]) -> dict[str, Fit]:
+    """Costs of the scheduling table that only show while every SM copies."""
+    cycles = {row["name"]: row["per_kib"] for row in raw["copies"]}
+    ragged = [
+        value
+        for name, value in cycles.items()
+        if (found := RING_OF_TILES.match(name)) and int(found[1]) % SECTOR
+    ]
+    stores = [round(cycles[f"stores of {kib} KiB"], 1) for kib in (32, 16)]
+    return {
+        "load.per_kib_ragged": Fit(
+            round(statistics.median(ragged), 1), round(min(ragged), 1), round(max(ragged), 1),
+            "clk/KiB", "tiles of matrices whose rows do not begin at sectors, by every SM at once",
+        ),
+        "store.per_kib_all": Fit(
+            stores[0], stores[0], stores[1],
+            "clk/KiB", "bulk stores of 32 and 16 KiB by every SM at once, to L2",
+        ),
+    }  # fmt: skip
+
+
 def _capped(row: Mapping[str, Any]) -> bool:
     return "products" in row["name"] and row["mhz"] < CAPPED
 
@@ -579,6 +605,8 @@ def main() -> int:
         constants, residuals = fit(json.loads(given.fit.read_text()))
         for name, value in constants.items():
             print(f"{name:10} {value:10.4g}")
+        for name, cost in costs(json.loads(given.fit.read_text())).items():
+            print(f"{name:20} {cost}")
         print(f"largest residual {max(map(abs, residuals.values())):.1%}")
     elif given.build:
         build(given.build)
