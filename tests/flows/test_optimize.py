@@ -228,7 +228,7 @@ def stubbed(monkeypatch):
         error = 0.5 if built == "wrong" else 0.0
         return Measured("GPU", check_of(error), {"m": 1}, TIMES[built], (1.0, 1.0, 1.0), 0.0)
 
-    def replayed(chosen, built, gpu):
+    def replayed(chosen, built, gpu, rates):
         return {"predicted": {"i": Prediction("i", CYCLES.get(built, 3000.0), 1024, "TC", 1)}}
 
     monkeypatch.setattr(Selected, "build", built)

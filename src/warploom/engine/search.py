@@ -5,9 +5,9 @@ Stages, each from the best of the one before:
     sizes       every choice of open sizes, with all rewrites, in the usual order; where that
                 spills, in the one that needs fewest registers
     forms       other choices of rewrites for the fastest sizes
-    orders      other pipelines of the fastest
     plans       launch plans of the fastest, ranked by the model from what is known of the loops;
                 the first ones are compiled
+    orders      other pipelines of the fastest
     variations  options that change the code: what of the next task begins early, stores, registers,
                 blocks that share an SM; again, until none is a gain
     solved      the solver's order for the fastest
@@ -42,13 +42,14 @@ from warploom.errors import ToolMissing, WarploomError
 from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
 from warploom.perf.replay import RULES, Replay, machine_bound, replay
-from warploom.rewrites.rules import Form
+from warploom.rewrites.rules import Form, applied
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import costs
+from warploom.tile import Program
 
 SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
-# How many of the fastest get other rewrites, orders, plans, variations and the solver's order.
-BEST_OF = {"quick": (1, 1, 1, 0, 0), "normal": (2, 3, 4, 2, 1), "thorough": (6, 8, 8, 4, 2)}
+# How many of the fastest get other rewrites, plans, orders, variations and the solver's order.
+BEST_OF = {"quick": (1, 1, 1, 0, 0), "normal": (2, 4, 3, 2, 1), "thorough": (6, 8, 8, 4, 2)}
 TIE = 1.005  # times that close are taken as equal: the model's error is larger
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
 PLANS = 3  # of a point that are compiled, of all that were ranked
@@ -149,14 +150,14 @@ class _Search:
 
     def run(self) -> Explored:
         """All stages."""
-        of_forms, of_orders, of_plans, of_variations, of_solved = BEST_OF[self.effort]
+        of_forms, of_plans, of_orders, of_variations, of_solved = BEST_OF[self.effort]
         try:
             self._try(self._sizes())
             self._try(self._spilled())
             self._try(self._varied(of_forms, self._forms))
             self._try(self._spilled())
-            self._try(self._varied(of_orders, self._orders))
             self._try(self._varied(of_plans, self._plans))
+            self._try(self._varied(of_orders, self._orders))
             best = float("inf")
             while of_variations and self.explored.best < best and time.monotonic() < self.end:
                 best = self.explored.best
@@ -194,8 +195,10 @@ class _Search:
                 yield replace(one.point, order="overlapped-early")
 
     def _orders(self, point: Point) -> list[Point]:
-        names = orders(self.space.selected(point, self.gpu).program)
-        return [replace(point, order=name) for name in names]
+        return [replace(point, order=name) for name in orders(self._program(point))]
+
+    def _program(self, point: Point) -> Program:
+        return applied(self.space.textbook(point.settings), point.rules)
 
     def _plans(self, point: Point) -> list[Point]:
         """The plans of least predicted time, as if they left the machine code as it is."""
@@ -219,8 +222,8 @@ class _Search:
         return [other for _, other in ranked[:PLANS]]
 
     def _variations(self, point: Point) -> list[Point]:
-        program = self.space.selected(point, self.gpu).program
-        return [replace(point, plan=words) for words in variations(program, point.plan)]
+        words = variations(self._program(point), point.plan)
+        return [replace(point, plan=one) for one in words]
 
     def _varied(self, count: int, vary: Callable[[Point], Iterable[Point]]) -> Iterator[Point]:
         for one in self.explored.useful[:count]:

@@ -12,7 +12,7 @@ from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.engine.launch_time import why_slower
+from warploom.engine.launch_time import Launch, why_slower
 from warploom.engine.points import Space
 from warploom.engine.search import search
 from warploom.engine.store import PointStore
@@ -22,7 +22,7 @@ from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
 from warploom.kernels.select import DEFAULT, Selected, check_sizes, full_sizes, select
-from warploom.perf.replay import Prediction, replay
+from warploom.perf.replay import Prediction, Rates, replay
 
 MEASURED, SHOWN = 8, 12  # points of a search: measured where a GPU is here, and in the table
 
@@ -94,13 +94,14 @@ def _searched(
         told, best = (found.row.told or {} for found in (one, explored.useful[0]))
         limits = str(told.get("limits", ""))
         if one is not explored.useful[0]:
-            limits += f"; {why_slower(told, best)}"
+            limits += f"; beside the first, {why_slower(told, best)}"
         known = Trial(str(one.point), launch=one.row.predicted, limits=limits)
         if len(usable) == wanted:
             trials.append(known)
             continue
         selected = space.selected(one.point, settings.gpu)
-        found = _tried(selected.name, selected, settings, say)
+        rates = Launch(selected, sizes, settings.gpu).rates()
+        found = _tried(selected.name, selected, settings, say, rates)
         if isinstance(found, Usable):
             space.check(one.point, check_sizes(settings.name, settings.settings))
             trial = replace(found.trial, launch=known.launch, limits=known.limits)
@@ -164,7 +165,11 @@ def _renamed(
 
 
 def _tried(
-    name: str, offer: Selected | WarploomError, settings: OptimizeSettings, say: Say
+    name: str,
+    offer: Selected | WarploomError,
+    settings: OptimizeSettings,
+    say: Say,
+    rates: Rates | None = None,
 ) -> Usable | Trial:
     trial = Trial(name, tuned=isinstance(offer, Selected) and offer.tuned)
     try:
@@ -179,18 +184,23 @@ def _tried(
         trial = replace(trial, refused=str(error))
         say(str(trial))
         return trial
-    trial = replace(trial, **_replayed(offer, built, settings.gpu))
+    trial = replace(trial, **_replayed(offer, built, settings.gpu, rates))
     say(str(trial))
     return Usable(offer, built, verdict, trial)
 
 
-def _replayed(selected: Selected, built: Built, gpu: str) -> Mapping[str, object]:
-    """What the replay says, as fields of a `Trial`: predictions by loop, or why there are none."""
+def _replayed(
+    selected: Selected, built: Built, gpu: str, rates: Rates | None
+) -> Mapping[str, object]:
+    """What the replay says, as fields of a `Trial`: predictions by loop, or why there are none.
+
+    `rates` are those of its loads, where the sizes of the arrays are known.
+    """
     if isinstance(selected.schedule, SimtSchedule):
         return {"unpredicted": "a kernel without matmuls; the replay follows loops with them"}
     try:
         found: Mapping[str, Prediction] = replay(
-            selected.program, selected.schedule, built.cubin, gpu
+            selected.program, selected.schedule, built.cubin, gpu, rates=rates
         ).loops
     except CheckFailed as error:
         return {"unpredicted": str(error)}
