@@ -9,9 +9,9 @@
 Cycles come from the replay of the machine code (`perf.replay`), iterations from a task's place in
 the grid, so causal masks and tails are as long as they are. What is different among the bytes that
 all SMs ask L2 for at a time follows from the order of the tasks, and so does what L2 has lost until
-it is asked for again. The limit is that of short bursts
-(`power.burst`): a kernel that runs alone for longer gets `power.limit`. The costs are probes of the
-machine (bench/calibrate_schedule.py, bench/calibrate_launch.py), none was fitted to a kernel.
+it is asked for again. The limit is that of short bursts (`power.burst`); a kernel that runs alone
+for longer gets less (`power.limit`). The costs are probes of the machine
+(bench/calibrate_schedule.py, bench/calibrate_launch.py); none was fitted to a kernel.
 """
 
 from __future__ import annotations
@@ -228,11 +228,8 @@ class Launch:
                 held -= kept.popitem(last=False)[1]
         return missed + len(self.order) * self._stored()
 
-    def time(self, replay: Replay, burst: bool = True) -> LaunchTime:
-        """The time of the launch, from what its machine code takes.
-
-        burst   the clock is that of a few milliseconds; otherwise that of a long run
-        """
+    def time(self, replay: Replay) -> LaunchTime:
+        """The time of the launch, from what its machine code takes."""
         table, loops = costs(self.gpu), list(replay.loops.values())
         index = [loop.index for loop in self.program.loops()]
         at = [index.index(one.loop) for one in loops]
@@ -251,7 +248,7 @@ class Launch:
         whole = _makespan(clusters, self.places, self.plan.tile_scheduler == "dynamic")
         iterations = sum(sum(self.trips[place]) for place in self.order)
         around = self._around(replay.ends)
-        mhz = self._clock(replay, whole + around, burst)
+        mhz = self._clock(replay, whole + around)
         memory = self.traffic / self.machine.value("dram.copy_bandwidth") * 1e6
         launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
         return LaunchTime(
@@ -300,7 +297,7 @@ class Launch:
         store = table.value("store.latency") + self._stored() / KIB * table.value("store.per_kib")
         return ends.begin + load + store
 
-    def _clock(self, replay: Replay, cycles: float, burst: bool) -> float:
+    def _clock(self, replay: Replay, cycles: float) -> float:
         """MHz at which the launch takes no more power than the limit allows."""
         machine = self.machine
         top = machine.value("clock.boost")
@@ -323,8 +320,7 @@ class Launch:
         picojoules += len(self.order) * self._stored() * one("store")
         if any(loop.events.get("matmul") for loop in replay.loops.values()):
             top = min(top, machine.value("clock.tensor"))
-        limit = machine.value("power.burst" if burst else "power.limit")
-        room = limit - machine.value("power.static")
+        room = machine.value("power.burst") - machine.value("power.static")
         exponent = machine.value("energy.exponent")
         boost = machine.value("clock.boost")
         # watts(f) = chip * f ** (exponent + 1) + DRAM's, which goes with the rate only
