@@ -409,6 +409,7 @@ def test_a_worker_that_dies_costs_its_point(store) -> None:
     dead = [one for one in found.found if one.row.refused not in ("", "does not fit")]
     assert dead and all("died" in one.row.refused for one in dead)
     assert all("optimistic_rescale" in one.point.rules for one in dead)
+    assert all(dict(one.point.settings)["keys_of_a_tile"] == "80" for one in dead)
     assert len(found.useful) > 15 and found.useful[0].point not in [one.point for one in dead]
 
 
