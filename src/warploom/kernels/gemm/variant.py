@@ -39,9 +39,8 @@ SECTOR = 32  # bytes: copies are slow when their rows do not begin at a sector
 UNIT = 128 * 256  # elements of the result: rates and epilogues are counted for a tile of that size
 READS = 2 * (64 + 256) / UNIT  # rows of operands that wgmmas read for one element of that tile
 REQUESTS = (128 + 256 / 2) / UNIT  # rows of operands that a block of a pair asks L2 for, the same
-# Size of a cluster -> clusters that run at a time when a block fills an SM. The H200's driver
-# counts them (cuOccupancyMaxActiveClusters): its processing clusters do not divide evenly.
-CLUSTERS = {1: SMS, 2: SMS // 2, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
+# Size of a cluster -> clusters that run at a time when a block fills an SM.
+CLUSTERS = {1: SMS} | {size: H200.integer(f"cluster.resident_{size}") for size in range(2, 9)}
 SHARPNESS = 6.0  # exponent of the power mean that smooths the maximum of two times
 # Registers a thread as (producer, consumer).
 WIDE_REGISTERS = (40, 232)  # a producer of many panels needs more than 24
