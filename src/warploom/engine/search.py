@@ -78,7 +78,6 @@ class Explored:
     """What a search tried; `keys` of its rows by point, `pruned` by bounds, `known` from before."""
 
     found: list[Found] = field(default_factory=list[Found])
-    rows: dict[Point, Row] = field(default_factory=dict["Point", "Row"])
     keys: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     pruned: int = 0
     known: int = 0
@@ -162,7 +161,7 @@ class _Search:
             while of_variations and self.explored.best < best and time.monotonic() < self.end:
                 best = self.explored.best
                 self._try(self._varied(of_variations, self._variations))
-            self._try(self._varied(of_solved, lambda point: [replace(point, order=SOLVED)]))
+            self._try(self._varied(of_solved, lambda one: [replace(one.point, order=SOLVED)]))
         finally:
             self._close()
         return self.explored
@@ -178,9 +177,9 @@ class _Search:
                 continue
             yield from self._usual(settings, most)
 
-    def _forms(self, point: Point) -> Iterator[Point]:
-        for form in self.space.forms(point.settings):
-            yield from self._usual(point.settings, form)
+    def _forms(self, one: Found) -> Iterator[Point]:
+        for form in self.space.forms(one.point.settings):
+            yield from self._usual(one.point.settings, form)
 
     @staticmethod
     def _usual(settings: tuple[tuple[str, str], ...], form: Form) -> Iterator[Point]:
@@ -194,16 +193,15 @@ class _Search:
             if "spills" in one.row.refused and one.point.order.startswith("pingpong"):
                 yield replace(one.point, order="overlapped-early")
 
-    def _orders(self, point: Point) -> list[Point]:
-        return [replace(point, order=name) for name in orders(self._program(point))]
+    def _orders(self, one: Found) -> list[Point]:
+        return [replace(one.point, order=name) for name in orders(self._program(one.point))]
 
     def _program(self, point: Point) -> Program:
         return applied(self.space.textbook(point.settings), point.rules)
 
-    def _plans(self, point: Point) -> list[Point]:
+    def _plans(self, one: Found) -> list[Point]:
         """The plans of least predicted time, as if they left the machine code as it is."""
-        known = self.explored.rows[point].told or {}
-        walked = Replay.from_json(known["replay"])
+        point, walked = one.point, Replay.from_json((one.row.told or {})["replay"])
         selected = self.space.selected(point, self.gpu)
         fastest: dict[tuple[str, ...], tuple[float, Point]] = {}  # of those that differ in rasters
         for words in plans(selected.program):
@@ -218,16 +216,16 @@ class _Search:
             alike = tuple(word for word in words if not word.startswith("raster="))
             if alike not in fastest or found < fastest[alike][0]:
                 fastest[alike] = found, other
-        ranked = sorted(fastest.values(), key=lambda one: one[0])
+        ranked = sorted(fastest.values(), key=lambda pair: pair[0])
         return [other for _, other in ranked[:PLANS]]
 
-    def _variations(self, point: Point) -> list[Point]:
-        words = variations(self._program(point), point.plan)
-        return [replace(point, plan=one) for one in words]
+    def _variations(self, one: Found) -> list[Point]:
+        found = variations(self._program(one.point), one.point.plan)
+        return [replace(one.point, plan=words) for words in found]
 
-    def _varied(self, count: int, vary: Callable[[Point], Iterable[Point]]) -> Iterator[Point]:
+    def _varied(self, count: int, vary: Callable[[Found], Iterable[Point]]) -> Iterator[Point]:
         for one in self.explored.useful[:count]:
-            yield from vary(one.point)
+            yield from vary(one)
 
     # ---- trying points
 
@@ -304,7 +302,6 @@ class _Search:
 
     def _note(self, point: Point, row: Row) -> None:
         self.explored.found.append(Found(point, row))
-        self.explored.rows[point] = row
         self.explored.keys[str(point)] = self._key(point)
         if row.predicted is not None and row.predicted < self.told:
             self.told = row.predicted
