@@ -108,6 +108,12 @@ def test_plans_are_launch_plans(space) -> None:
     ).launch
     assert dynamic.tile_scheduler == "dynamic" and dynamic.overlap_next_task
     assert dynamic.reverse == ("rows_tile",) and dynamic.task_rings
+    # In whatever order they are said, options mean the same, and none undoes another one.
+    for words in (("task=prefetch", "panels=4"), ("panels=4", "task=prefetch")):
+        assert space.selected(replace(point, plan=words), "h200").launch.store_panels == 4
+    program = space.selected(point, "h200").program
+    assert ("task=prefetch", "panels=4") in variations(program, ("panels=4",))
+    assert not any("store=direct" in words for words in variations(program, ("panels=4",)))
     lazy = replace(point, rules=(*point.rules, "lazy_rescale"))
     assert space.selected(lazy, "h200").launch.skip_unit
     assert not space.selected(lazy, "h200").launch.skip_voted
@@ -129,18 +135,23 @@ def replayed(cycles: float, ends: Ends, events: dict[str, float] | None = None) 
     return Replay({"i": Prediction("i", cycles, 1, "", 1, 0, events or {})}, ends)
 
 
-def brute_force(tasks: list[float], places: int, dynamic: bool) -> float:
+def brute_force(tasks: list[float], places: int, balance: str) -> float:
     ends = [0.0] * places
+    line = [*range(places), *reversed(range(places))]
     for number, task in enumerate(tasks):
-        at = ends.index(min(ends)) if dynamic else number % places
+        at = number % places
+        if balance == "serpentine":
+            at = line[number % len(line)]
+        if balance == "dynamic":
+            at = ends.index(min(ends))
         ends[at] += task
     return max(ends)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_tasks_are_shared_out_as_the_plan_says(space, dynamic) -> None:
+@pytest.mark.parametrize("balance", ["", "dynamic", "serpentine"])
+def test_tasks_are_shared_out_as_the_plan_says(space, balance) -> None:
     point = first_point(space)
-    plan = ("balance=dynamic",) if dynamic else ()
+    plan = (f"balance={balance}",) if balance else ()
     selected = space.selected(replace(point, plan=plan), "h200")
     cycles, each = 2500.0, 1300.0
     walked = replayed(cycles, Ends(tail=900.0, head=each - 900.0))
@@ -148,13 +159,13 @@ def test_tasks_are_shared_out_as_the_plan_says(space, dynamic) -> None:
         sizes = {**SIZES, "rows": rows, "keys": rows}
         found = Launch(selected, sizes, "h200").time(walked)
         tiles = rows // 128
-        row_tiles = range(tiles - 1, -1, -1) if dynamic else range(tiles)
+        row_tiles = range(tiles - 1, -1, -1) if balance else range(tiles)
         trips = [i + 1 for _ in range(64) for i in row_tiles]
         assert found.tasks == len(trips) and found.iterations == sum(trips)
         # Queries have one slot: what is loaded into it is waited for beside the tail.
         fill = 121 + 94 + 362 + 32 * 9.8
         whole = max(900.0, fill) + each - 900.0
-        right = brute_force([trip * cycles + whole for trip in trips], 132, dynamic)
+        right = brute_force([trip * cycles + whole for trip in trips], 132, balance)
         assert found.microseconds == pytest.approx(max(right / found.mhz, found.memory), rel=1e-6)
         assert found.overhead == pytest.approx(
             len(trips) * whole / (sum(trips) * cycles + len(trips) * whole)

@@ -33,7 +33,7 @@ from warploom.perf.replay import Ends, Prediction, Rates, Replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Loop, Op, Program
 
-MODEL = 3  # version of these rules: predictions by other ones are not used again
+MODEL = 4  # version of these rules: predictions by other ones are not used again
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
 SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
@@ -245,7 +245,7 @@ class Launch:
         tasks = [cycles(self.trips[place]) for place in self.order]
         blocks = self.plan.cluster[1]
         clusters = tasks[::blocks] if blocks > 1 else tasks
-        whole = _makespan(clusters, self.places, self.plan.tile_scheduler == "dynamic")
+        whole = _makespan(clusters, self.places, self.plan.tile_scheduler)
         iterations = sum(sum(self.trips[place]) for place in self.order)
         around = self._around(replay.ends)
         mhz = self._clock(replay, whole + around)
@@ -409,13 +409,14 @@ def _trips(start: Index, stop: Index, known: Mapping[str, int]) -> int:
     return max(0, stop.evaluate(known) - start.evaluate(known))
 
 
-def _makespan(tasks: Sequence[float], places: int, dynamic: bool) -> float:
+def _makespan(tasks: Sequence[float], places: int, scheduler: str) -> float:
     """Cycles until the last task has ended, of tasks shared out in order to so many places."""
-    if not dynamic:
-        return max(
-            (sum(tasks[place::places]) for place in range(min(places, len(tasks)))), default=0.0
-        )
     ends = [0.0] * places
-    for task in tasks:
-        heapq.heapreplace(ends, ends[0] + task)
+    for number, task in enumerate(tasks):
+        if scheduler == "dynamic":
+            heapq.heapreplace(ends, ends[0] + task)
+            continue
+        turn, place = divmod(number, places)
+        back = scheduler == "serpentine" and turn % 2
+        ends[places - 1 - place if back else place] += task
     return max(ends, default=0.0)

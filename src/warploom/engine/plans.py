@@ -16,7 +16,7 @@ loops that get longer along the grid, tiles loaded once a task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from warploom.codegen.ir.plan import LaunchPlan
@@ -68,19 +68,29 @@ def variations(program: Program, words: tuple[str, ...]) -> tuple[tuple[str, ...
         others = tuple(word for word in words if not word.startswith(f"{name}="))
         if others != words:
             found.append(others)
-        found += [(*others, f"{name}={value}") for value in known.get(name, ())]
+        found += [ordered((*others, f"{name}={value}")) for value in known.get(name, ())]
     return tuple(one for one in found if one != words and _fits(one))
 
 
 def planned(program: Program, plan: LaunchPlan, words: tuple[str, ...]) -> LaunchPlan:
     """The launch plan with these options; raises `InputError` where one has no meaning."""
     known = choices(program)
-    for word in words:
+    for word in ordered(words):
         name, _, value = word.partition("=")
         if value not in known.get(name, ()):
             raise InputError(f"plan {word!r} of {program.name}: expected one of {dict(known)}")
-        plan = _OPTIONS[name](program, plan, value)
+        if name in _OPTIONS:
+            plan = _OPTIONS[name](program, plan, value)
+        elif name in FIELDS:  # not `registers`, which are the schedule's
+            what, kind = FIELDS[name]
+            plan = plan.with_options(**{what: kind(value)})
     return plan
+
+
+def ordered(words: Sequence[str]) -> tuple[str, ...]:
+    """The words in the order of their options: a plan is one point, and a later option may set
+    again what an earlier one set (`task` says one panel, `panels` how many)."""
+    return tuple(sorted(words, key=lambda word: (*GRID, *CODE).index(word.partition("=")[0])))
 
 
 def registers(words: tuple[str, ...], groups: int, resident: int) -> tuple[int, int] | None:
@@ -127,7 +137,9 @@ def _dynamic(words: tuple[str, ...]) -> bool:
 def _fits(words: tuple[str, ...]) -> bool:
     """Whether options suit each other, as `LaunchPlan` has it."""
     clusters = any(word.startswith("cluster=") for word in words)
-    return not (clusters and (_dynamic(words) or "task=overlap" in words))
+    panels = any(word.startswith("panels=") for word in words)
+    together = clusters and (_dynamic(words) or "task=overlap" in words)
+    return not (together or (panels and "store=direct" in words))
 
 
 def _balance(program: Program, plan: LaunchPlan, value: str) -> LaunchPlan:
@@ -152,33 +164,5 @@ def _task(program: Program, plan: LaunchPlan, value: str) -> LaunchPlan:
     return plan.with_options(task_rings=rings, store_panels=1, overlap_next_task=value == "overlap")
 
 
-def _panels(program: Program, plan: LaunchPlan, value: str) -> LaunchPlan:
-    del program
-    return plan.with_options(store_panels=int(value))
-
-
-def _store(program: Program, plan: LaunchPlan, value: str) -> LaunchPlan:
-    del program
-    return plan.with_options(store=value)
-
-
-def _resident(program: Program, plan: LaunchPlan, value: str) -> LaunchPlan:
-    del program
-    return plan.with_options(resident=int(value))
-
-
-def _registers(program: Program, plan: LaunchPlan, value: str) -> LaunchPlan:
-    del program, value
-    return plan  # the split is the schedule's (`registers`)
-
-
-_OPTIONS = {
-    "balance": _balance,
-    "raster": _raster,
-    "cluster": _cluster,
-    "task": _task,
-    "panels": _panels,
-    "store": _store,
-    "resident": _resident,
-    "registers": _registers,
-}
+_OPTIONS = {"balance": _balance, "raster": _raster, "cluster": _cluster, "task": _task}
+FIELDS = {"panels": ("store_panels", int), "store": ("store", str), "resident": ("resident", int)}
