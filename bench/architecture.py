@@ -267,7 +267,7 @@ CONCEPTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "ring grouping": (
         "loads of a program collected by their readers",
-        (r"\breaders\b", r"\.setdefault\(", r"\bprogram\b"),
+        (r"(?<!\.)\breaders\b(?!: int| under)", r"\.setdefault\(", r"\bprogram\b"),
     ),
     "shared layout": ("an offset for each of a block's rings", (r"\.depth \* \w+\.slot_bytes",)),
     "walker of machine code": (
