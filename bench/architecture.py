@@ -39,6 +39,7 @@ LONG_LINES, MANY_PARAMETERS = 60, 8
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
     ".rl.pretrain",  # python -m warploom.rl.pretrain
+    ".integrations.torch_decode",
     ".integrations.torch_op",
     ".integrations.torch_recurrent",
     ".integrations.torch_rows",
@@ -109,10 +110,12 @@ class House:
         return sorted(found)
 
     def circles(self, room_of: Callable[[str], str]) -> list[set[str]]:
-        """Sets of rooms of which each imports, through the others, all."""
+        """Sets of rooms of which each imports, through the others, all; what the package itself
+        offers is loaded when first used, so that it is no way from one room to another."""
         edges: dict[str, set[str]] = defaultdict(set)
         for module, targets in self.imports.items():
-            edges[room_of(module)] |= {room_of(target) for target in targets}
+            if module != PACKAGE:
+                edges[room_of(module)] |= {room_of(target) for target in targets}
         reach = {room: _reached(room, edges) for room in list(edges)}
         found: list[set[str]] = []
         for room in sorted(reach):

@@ -1,4 +1,4 @@
-"""Variants of attention: numerics, and times that `bench/fit_attention.py` fits the chooser to.
+"""Variants of attention: numerics, and times that `bench/tuned.py` puts into the tuned table.
 
     python -m bench.attention build              here, no GPU: cubins under out/bench/attention
     python -m bench.attention run --out DIR      on the GPU machine: numerics, timing, a table
@@ -32,8 +32,8 @@ from bench.attention_cases import (
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import WarploomError
-from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
+from warploom.kernels.attention.variants import choose_attention
 
 
 def schedule_of(name: str) -> KernelSchedule:

@@ -19,7 +19,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,15 @@ from bench import sitting as st
 from bench.attention_baselines import usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
-from warploom.evidence import write_rows
+from warploom.evidence import Evidence, write_rows
 from warploom.kernels.attention.backward import BackwardConfig, kernel
 
 CLAIM = "attention-backward"
 FOLDER = kb.ROOT / "out" / "bench" / "backward"
 TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
 WRONG = 0.01  # relative error of a gradient that fails
+REPEATS = 10_000  # runs of the shortest cases, on part of their heads, whose bits are compared
+PART = (1, 4)  # batch and heads of that
 CUDNN, FA4 = "cuDNN", cases.FA4
 CASES = tuple(f"{d} {m} {n}" for d in (128, 64) for m in ("full", "causal") for n in cases.LENGTHS)
 OWN = {"default": False, "deterministic": True}  # name -> whether sums have one order
@@ -96,9 +98,11 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
     """All kernels of one backward pass on one set of operands."""
     parts = {part: Built.read(folder(config, part)) for part in config.parts}
     loaded = {part: one.kernel() for part, one in parts.items()}
-    arrays = {**data, **{name: torch.empty_like(data["lse"]) for name in ("base", "delta")}}
+    rows, device = data["lse"].shape[-1], data["q"].device
+    vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
+    arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
     room = config.sums_shape(data["q"].shape)
-    arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=data["q"].device)
+    arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
     arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     given = {
         part: {spec.name: arrays[spec.name] for spec in one.source.arrays}
@@ -174,6 +178,22 @@ def errors(found: tuple[Any, ...], want: tuple[Any, ...]) -> list[float]:
     return [float((a[:1, :1].double() - b).norm() / b.norm()) for a, b in pairs]
 
 
+def equal_runs(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> int:
+    """How many of `REPEATS` runs, with none before that differs, give the first run's bits."""
+    call = own_call(torch, config, {n: x[: PART[0], : PART[1]].clone() for n, x in data.items()})
+    first = [x.clone() for x in call()]
+    same = torch.ones((), dtype=torch.bool, device=first[0].device)
+    equal = torch.zeros((), dtype=torch.int64, device=first[0].device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for x, y in zip(call(), first, strict=True):
+            same &= (x.view(torch.int16) == y.view(torch.int16)).all()
+        equal += same
+    for _ in range(REPEATS):
+        graph.replay()
+    return int(equal)
+
+
 def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     """One case of a sitting."""
     torch = kb.load_torch()
@@ -183,6 +203,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     want = expected(torch, case.config, data)
     built = {n: Built.read(folder(c, "main")) for n, c in configs(case).items()}
     refused: dict[str, str] = {}
+    runs: dict[str, int] = {}
     off: dict[str, list[float]] = {}
     if options.dry:
         ours: dict[str, Call] = {n: (lambda: None) for n in built}
@@ -195,6 +216,10 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         off = {n: errors(call(), want) for n, call in {**bases, **ours}.items()}
         bases = {n: call for n, call in bases.items() if max(off[n]) < WRONG}
         checks = {n: "pass" if max(off[n]) < WRONG else f"fail {off[n]}" for n in ours}
+        if case.shape[2] == min(cases.LENGTHS):
+            same = {n: c for n, c in configs(case).items() if c.deterministic}
+            runs = {n: equal_runs(torch, c, data) for n, c in same.items()}
+            checks |= {n: f"fail: run {k} differs" for n, k in runs.items() if k < REPEATS}
         timer = st.Gpu(torch, {**bases, **ours})
     ran = [b for b in bases if b in timer.names]
     if not ran:
@@ -210,14 +235,27 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
         "refused": refused | timer.refused,
         "checks": checks,
         "errors": off,
+        "equal runs": runs,
         "same image": False,
         **st.measure(timer, rounds, False, seed=options.seed),
     }
 
 
+def with_errors(row: Evidence, case: Mapping[str, Any]) -> Evidence:
+    """A row with relative errors of dq, dk and dv beside the libraries', and how many runs gave
+    the same bits where that was counted."""
+    name = row.kernel.split()[-1]
+    named = {"ours": name, **{b: b for b in case["baselines"]}}
+    found = {key: [round(x, 6) for x in case["errors"][n]] for key, n in named.items()}
+    runs = {"equal runs": case["equal runs"][name]} if name in case["equal runs"] else {}
+    return replace(row, checks={**row.checks, "errors of dq, dk, dv": found, **runs})
+
+
 def merge(paths: list[Path], results: Path) -> None:
     """The rows of sittings, in place of all that were there."""
     rows, short = st.rows_of(paths, CLAIM, st.seen_in_bursts)
+    seen = {case["name"]: case for case in st.read_sitting(paths[0])[1]}
+    rows = [with_errors(row, seen[row.shape]) for row in rows]
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     write_rows(results / "attention_backward.json", st.with_note(rows, note))
     print(f"{len(rows)} rows from {len(paths)} sittings")

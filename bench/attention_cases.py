@@ -11,7 +11,7 @@ from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoice
+from warploom.kernels.attention.variants import ATTENTION, AttentionChoice
 from warploom.tile import E4M3, FP16
 
 # name -> (config, its schedule, what the compiler may do)
@@ -29,7 +29,7 @@ CHANGES: dict[str, Callable[[AttentionChoice], AttentionChoice]] = {
 
 def _choice(name: str, **config: Any) -> Variant:
     found = next((end for end in CHANGES if name.endswith(end)), "")
-    choice = ATTENTION_CHOICES[name.removesuffix(found)]
+    choice = ATTENTION.variants[name.removesuffix(found)]
     if found:
         choice = CHANGES[found](choice)
     return choice.config(AttentionConfig(**config)), choice.schedule, choice.allow
@@ -158,8 +158,8 @@ VARIANTS: dict[str, Variant] = {
     "packed-window-gqa-lse": _choice(
         "128x128-dynamic16", packed=True, window=200, group=2, lse=True
     ),
-    "d128-fp16": _choice("128x128-prefetch", dtype=FP16),
-    "d64-fp16-causal": _choice("192x128-dynamic16", head_dim=64, causal=True, dtype=FP16),
+    "d128-fp16": _choice("128x128-dynamic16-overlap", dtype=FP16),
+    "d64-fp16-causal": _choice("192x128-serpentine", head_dim=64, causal=True, dtype=FP16),
     "d64-fp16-optimistic-lse": _choice(
         "192x128-prefetch-early-optimistic", head_dim=64, dtype=FP16, lse=True
     ),
@@ -169,8 +169,8 @@ VARIANTS: dict[str, Variant] = {
     "d96-window-optimistic-gqa": _choice(
         "192x112-serpentine1-early-optimistic", head_dim=96, causal=True, window=300, group=2
     ),
-    "d128-lse": _choice("128x128", lse=True),
-    "d128-causal-window-gqa-lse": _choice("128x128", causal=True, window=300, group=4, lse=True),
+    "d128-lse": _choice("128x64", lse=True),
+    "d128-causal-window-gqa-lse": _choice("128x64", causal=True, window=300, group=4, lse=True),
     "d128-window-dynamic": _choice("128x128-dynamic16", causal=True, window=1000),
 }
 # Numerics alone; the others are timed too.

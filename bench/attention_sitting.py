@@ -36,10 +36,9 @@ from bench.attention_baselines import Lifted, baselines_of, usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.evidence import write_rows
-from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.attention.variants import AttentionChoice
+from warploom.kernels.attention.variants import AttentionChoice, choose_attention
 from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"

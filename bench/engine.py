@@ -95,17 +95,13 @@ def row(torch: Any, title: str, folder: Path) -> Evidence:
     _, *control = median_interval(samples[TABLE], samples[sitting.CONTROL])
     median = {key: statistics.median(one) for key, one in samples.items()}
     best = min(names, key=lambda name: median[name])
-    environment = kb.environment()
     return Evidence(
         claim="engine-user",
         kernel=f"textbook {title.split(maxsplit=1)[0]}",
         shape=title.partition(" ")[2],
         dtype="bf16",
-        device=environment["device"],
-        driver=environment["driver"],
+        **kb.provenance(),
         compiler=built["0"].resources.compiler,
-        date=environment["date"],
-        command=kb.command_line(),
         unit="us",
         better="lower",
         ours=median["0"],

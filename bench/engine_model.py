@@ -1,6 +1,6 @@
 """What the model of a whole launch says before the run, beside what is measured then.
 
-    python -m bench.engine_model recorded            rows from the launches that other claims timed
+    python -m bench.engine_model recorded            the rows with what the model says now
     python -m bench.engine_model build DIR --seed N  build the defaults, predict their times
     python -m bench.engine_model run DIR --out OUT   on a GPU machine: rows of claim `engine-model`
     python -m bench.engine_model merge FILE          into bench/results/engine_model.json
@@ -8,8 +8,7 @@
 
 The kernels are those of the tuned tables, at the lengths of the attention benchmark, the shapes of
 the GEMM benchmark and others drawn at random; the model was calibrated on none of them. Samples
-are bursts of 4 ms after 12 ms of rest (`bench.sitting`). `recorded` takes the measured times of
-`attention_forward.json` and `gemm_sittings.json`, where the default is still that kernel.
+are bursts of 4 ms after 12 ms of rest (`bench.sitting`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import argparse
 import json
 import math
 import random
-import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,19 +27,20 @@ from bench import kernel_bench as kb
 from bench import sitting
 from bench.gemm_cases import SHAPES as GEMM_SHAPES
 from bench.tables import errors
+from bench.tuned import READ, TABLES
 from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.engine.launch_time import Launch, LaunchTime
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
+from warploom.kernels.library import configure
 from warploom.kernels.select import Selected, select
+from warploom.perf.launch_time import Launch, LaunchTime
 from warploom.perf.replay import replay
 from warploom.runtime.stats import median_interval
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results" / "engine_model.json"
 PLOT = ROOT.parent / "docs" / "img" / "engine_model.svg"
-RECORDED = "attention_forward.json", "gemm_sittings.json"
 ROUNDS, TOKENS, WIDTH = 12, 16384, 2048
 CONTROL = "again"
 
@@ -82,7 +81,7 @@ def predicted(name: str, sizes: dict[str, int]) -> tuple[Selected, Built, Launch
     chosen = select(name, settings)
     assert isinstance(chosen.schedule, KernelSchedule)
     built = chosen.build()
-    launch = Launch(chosen, known, "h200")
+    launch = Launch(chosen.program, chosen.launch, known, "h200")
     walked = replay(chosen.program, chosen.schedule, built.cubin, rates=launch.rates())
     return chosen, built, launch.time(walked)
 
@@ -102,48 +101,26 @@ def build(out: Path, seed: int) -> None:
 
 
 def recorded() -> list[Evidence]:
-    """Rows from what other claims measured of the kernels that are still the defaults."""
+    """The rows with what the model says now, from the replays of the tuned tables."""
     rows: list[Evidence] = []
-    for one in (one for file in RECORDED for one in read_rows(ROOT / "results" / file)):
-        name, sizes, flops = _case_of(one.shape)
-        if one.dtype != "bf16" or not sizes:
-            continue
-        chosen, _, found = predicted(name, sizes)
-        if f"; {chosen.name};" not in f"{one.notes};":
-            print(f"{name} {one.shape}: {chosen.name} is not what was measured: {one.notes}")
-            continue
-        ours = flops / one.ours * 1e-6
+    for row in read_rows(RESULTS):
+        name = row.kernel.split()[0]
+        table, measured = TABLES[name][0], READ[name](row)
+        assert measured is not None
+        kind = table.known[measured.kind]
+        config = configure(name, kind.settings)[0]
+        found = table.time(kind, measured.name, config, measured.sizes)
         rows.append(
             replace(
-                one,
-                claim="engine-model",
-                kernel=f"{name} {chosen.name}",
-                command=kb.command_line(),
-                unit="us",
-                better="lower",
-                ours=ours,
+                row,
                 baselines={"predicted": found.microseconds},
-                ratio_to_best=found.microseconds / ours,
+                ratio_to_best=found.microseconds / row.ours,
                 ci95=None,
-                checks={**_told(found, ours), "origin": f"{one.claim}, {one.date}"},
-                notes="measured there, predicted afterwards",
+                checks={**row.checks, **_told(found, row.ours)},
+                notes="measured before, predicted afterwards",
             )
         )
-        print(rows[-1].kernel, one.shape, round(ours, 1), rows[-1].checks, flush=True)
     return rows
-
-
-def _case_of(shape: str) -> tuple[str, dict[str, int], float]:
-    """(kernel, sizes, FLOP) of a shape as the benches write it; no sizes for other cases."""
-    if found := re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape):
-        m, n, k = map(int, found.groups())
-        return "gemm", {"m": m, "n": n, "k": k}, 2.0 * m * n * k
-    if found := re.fullmatch(r"(\d+) (full|causal) (\d+)", shape):
-        d, rows, causal = int(found[1]), int(found[3]), found[2] == "causal"
-        sizes = _attention(d, causal, rows, TOKENS // rows)
-        pairs = sizes["batch"] * sizes["heads"] * rows * rows * (0.5 if causal else 1.0)
-        return "attention", sizes, 4.0 * pairs * d
-    return "", {}, 0.0
 
 
 def _told(found: LaunchTime, ours: float) -> dict[str, Any]:
@@ -166,6 +143,14 @@ def operands(torch: Any, case: dict[str, Any]) -> dict[str, Any]:
     return {x: torch.randn(shape, device="cuda").bfloat16() for x, shape in shapes.items()}
 
 
+def shape_of(sizes: dict[str, int]) -> str:
+    """As a row has it."""
+    return "x".join(str(sizes[name]) for name in "mnk" if name in sizes) or (
+        f"{sizes['d']} {'causal' if sizes['causal'] else 'full'} "
+        f"{sizes['batch']}x{sizes['heads']}x{sizes['rows']}"
+    )
+
+
 def row(torch: Any, case: dict[str, Any], folder: Path) -> Evidence:
     """One case, timed."""
     kernel, compiler = Built.read(folder).kernel(), Built.read(folder).resources.compiler
@@ -181,21 +166,14 @@ def row(torch: Any, case: dict[str, Any], folder: Path) -> Evidence:
     middle, *interval = median_interval(samples["ours"], predicted)
     _, *control = median_interval(samples["ours"], samples[CONTROL])
     ours = statistics.median(samples["ours"])
-    sizes, environment = case["sizes"], kb.environment()
-    shape = "x".join(str(sizes[name]) for name in "mnk" if name in sizes) or (
-        f"{sizes['d']} {'causal' if sizes['causal'] else 'full'} "
-        f"{sizes['batch']}x{sizes['heads']}x{sizes['rows']}"
-    )
+    sizes = case["sizes"]
     return Evidence(
         claim="engine-model",
         kernel=f"{case['kernel']} {case['name']}",
-        shape=shape,
+        shape=shape_of(sizes),
         dtype="bf16",
-        device=environment["device"],
-        driver=environment["driver"],
+        **kb.provenance(),
         compiler=compiler,
-        date=environment["date"],
-        command=kb.command_line(),
         unit="us",
         better="lower",
         ours=ours,

@@ -24,7 +24,7 @@ from bench import kernel_bench as kb
 from bench import sitting
 from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, read_rows, write_rows
-from warploom.integrations import torch_op
+from warploom.integrations import torch_op, torch_program
 from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results" / "front_door.json"
@@ -76,9 +76,9 @@ def row(torch: Any, title: str, settings: dict[str, Any]) -> Evidence:
             arrays["q"], arrays["k"], arrays["v"], causal=bool(settings.get("causal"))
         )
 
-    torch_op._kernels.clear()
+    torch_program.KERNELS.clear()
     operator()
-    (own,) = [one for key, one in torch_op._kernels.items() if key[0] == name]
+    (own,) = [one for key, one in torch_program.KERNELS.items() if key[0] == name]
     same = own.cubin == built.cubin
     calls = {"operator": operator, "command line": launched, sitting.CONTROL: launched}
     bursts = sitting.measure(sitting.Gpu(torch, calls), ROUNDS, False, 0)["bursts"]
@@ -86,17 +86,13 @@ def row(torch: Any, title: str, settings: dict[str, Any]) -> Evidence:
     middle, *interval = median_interval(samples["command line"], samples["operator"])
     _, *control = median_interval(samples["command line"], samples[sitting.CONTROL])
     median = {key: statistics.median(one) for key, one in samples.items()}
-    environment = kb.environment()
     return Evidence(
         claim="front-door",
         kernel=f"{name} {result['schedule']}",
         shape=title.partition(" ")[2],
         dtype="bf16",
-        device=environment["device"],
-        driver=environment["driver"],
+        **kb.provenance(),
         compiler=built.resources.compiler,
-        date=environment["date"],
-        command=kb.command_line(),
         unit="us",
         better="lower",
         ours=median["command line"],

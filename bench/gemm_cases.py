@@ -12,9 +12,8 @@ from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.kernels.gemm.choose import GEMM_CHOICES, TRANSPOSED, choose_gemm, gemm_choice
 from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
-from warploom.kernels.gemm.variant import GemmChoice
+from warploom.kernels.gemm.variant import GEMM, GemmChoice, choose_gemm
 from warploom.tile import BF16, E4M3, FP16, FP32, Program
 
 Make = Callable[[GemmConfig], KernelSchedule | SimtSchedule]
@@ -58,22 +57,22 @@ SWAP_AB = (
 PROMOTED = replace(FP8, promote=True)
 LEAKY = GemmConfig(dtype=FP16, out=FP16, activation="leaky_relu")
 NARROW = (128, 128, 64)
-# Not for the chooser: no cluster, and bands that bring more from DRAM (`bench/gemm_shares.py`).
+# Not for the chooser: no cluster, and bands that bring more from DRAM.
 BANDS = (2, 32)
 ASIDE = (
-    replace(gemm_choice("128x256"), name="single", cluster=("", 1)),
+    replace(GEMM.find("128x256"), name="single", cluster=("", 1)),
     *(
-        replace(gemm_choice("128x256"), name=f"128x256-bands-of-{rows}", supergroup=rows)
+        replace(GEMM.find("128x256"), name=f"128x256-bands-of-{rows}", supergroup=rows)
         for rows in BANDS
     ),
 )
-CHOICES = {choice.name: choice for choice in (*GEMM_CHOICES.values(), *TRANSPOSED, *ASIDE)}
-SLICES = sorted({choice.slices for choice in GEMM_CHOICES.values() if choice.workspace})
+CHOICES = {choice.name: choice for choice in (*GEMM.variants.values(), *ASIDE)}
+SLICES = sorted({choice.slices for choice in GEMM.variants.values() if choice.workspace})
 VARIANTS: dict[str, Variant] = {
-    **{c.name: choice_variant(c) for c in GEMM_CHOICES.values() if c.fits(GemmConfig())},
-    **{name: choice_variant(gemm_choice(name)) for name in SWAP_AB},
+    **{c.name: choice_variant(c) for c in GEMM.variants.values() if c.takes(GemmConfig())},
+    **{name: choice_variant(GEMM.find(name)) for name in SWAP_AB},
     "128x256-dependent": choice_variant(
-        replace(gemm_choice("128x256-at-once"), name="128x256-dependent", dependent=True)
+        replace(GEMM.find("128x256-at-once"), name="128x256-dependent", dependent=True)
     ),
     **{choice.name: choice_variant(choice) for choice in ASIDE},
     "drain": _hand(GemmConfig(), _plan(), 0),
@@ -86,26 +85,24 @@ VARIANTS: dict[str, Variant] = {
     "bias-gelu": _hand(GemmConfig(bias=True, activation="gelu"), _plan()),
     "silu-gate": _hand(GemmConfig(activation="silu", gate=True, tile=NARROW), _plan()),
     "swiglu": _hand(GemmConfig(activation="silu", dual=True, tile=NARROW), _plan()),
-    "swap-ab tt": choice_variant(gemm_choice("152x256-swap-ab"), GemmConfig(a="km", b="nk")),
-    "swap-ab tn": choice_variant(gemm_choice("200x192-swap-ab"), GemmConfig(a="km")),
+    "swap-ab tt": choice_variant(GEMM.find("152x256-swap-ab"), GemmConfig(a="km", b="nk")),
+    "swap-ab tn": choice_variant(GEMM.find("200x192-swap-ab"), GemmConfig(a="km")),
     "swap-ab bias-gelu": choice_variant(
-        gemm_choice("200x128-swap-ab"), GemmConfig(bias=True, activation="gelu", out=FP32)
+        GEMM.find("200x128-swap-ab"), GemmConfig(bias=True, activation="gelu", out=FP32)
     ),
-    "swap-ab batched": choice_variant(
-        gemm_choice("184x256-swap-ab-by-m"), GemmConfig(batched=True)
-    ),
+    "swap-ab batched": choice_variant(GEMM.find("184x256-swap-ab-by-m"), GemmConfig(batched=True)),
     "residual-scale": _hand(GemmConfig(residual=True, scale=0.5), _plan()),
     **{f"combine{n}": (GemmConfig(slices=n), combine_schedule, combine) for n in SLICES},
     **{
-        f"leaky {name}": choice_variant(gemm_choice(name), LEAKY)
+        f"leaky {name}": choice_variant(GEMM.find(name), LEAKY)
         for name in ("128x256", "192x256-along-n", "128x128-alone", *WIDE_TILES)
     },
     **{
-        f"fp8 {name}": choice_variant(gemm_choice(name), FP8)
+        f"fp8 {name}": choice_variant(GEMM.find(name), FP8)
         for name in ("128x256", "192x256-along-n", "128x128-two-per-sm", *WIDE_TILES)
     },
     **{
-        f"fp8 promoted {name}": choice_variant(gemm_choice(name), PROMOTED)
+        f"fp8 promoted {name}": choice_variant(GEMM.find(name), PROMOTED)
         for name in (
             "128x128-two-in-flight",
             "128x192",
@@ -124,8 +121,8 @@ FEW = (
     "128x128-alone",
     "64x256-alone",
 )
-SLICED = tuple(c.name for c in GEMM_CHOICES.values() if c.workspace and c.slices < 16)
-IN_CLUSTER = tuple(c.name for c in GEMM_CHOICES.values() if c.in_cluster)
+SLICED = tuple(c.name for c in GEMM.variants.values() if c.workspace and c.slices < 16)
+IN_CLUSTER = tuple(c.name for c in GEMM.variants.values() if c.in_cluster)
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (4096, 4096, 4096): ("128x256", "128x256-at-once", "256x128-along-n", "128x128", "192x176"),

@@ -238,6 +238,14 @@ def environment() -> dict[str, str]:
     }
 
 
+def provenance() -> dict[str, Any]:
+    """Where and how a row was measured, as fields of `Evidence`."""
+    found = environment()
+    return {name: found[name] for name in ("device", "driver", "date")} | {
+        "command": command_line()
+    }
+
+
 def table(rows: Sequence[Sequence[object]]) -> str:
     """Rows as aligned text."""
     texts = [

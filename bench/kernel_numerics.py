@@ -30,9 +30,8 @@ from bench.attention_baselines import baselines_of
 from bench.gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of
 from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, read_rows, write_rows
-from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoice
+from warploom.kernels.attention.variants import ATTENTION, AttentionChoice, choose_attention
 
 RESULTS = kb.ROOT / "bench" / "results" / "numerics.json"
 Values = dict[str, Any]
@@ -66,7 +65,7 @@ ATTENTIONS = _attentions()
 
 def choice_of(name: str) -> AttentionChoice:
     """The variant in a kernel's name."""
-    return next(ATTENTION_CHOICES[word] for word in name.split() if word in ATTENTION_CHOICES)
+    return next(ATTENTION.variants[word] for word in name.split() if word in ATTENTION.variants)
 
 
 def build_attentions() -> None:

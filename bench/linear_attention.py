@@ -2,10 +2,13 @@
 
     python -m bench.linear_attention build DIR          build every kernel that is timed
     python -m bench.linear_attention run DIR --out OUT  on a GPU machine: rows of `linear-attention`
-    python -m bench.linear_attention merge FILE         into bench/results/linear_attention.json
+    python -m bench.linear_attention merge FILES        into bench/results/linear_attention.json
 
-A row is one case under one schedule, in milliseconds of a call. Calls are captured into graphs and
-interleaved, with a second copy of the first schedule as A/A control. `copy ms` is what a copy takes
+`--only CASE,CASE` runs some of the cases. `--alone` leaves out flash-linear-attention, whose
+kernels take a while to compile and to tune: the baseline is then the copy.
+
+A row is one case, in milliseconds of a call. Calls are captured into graphs and interleaved, with a
+second copy of ours as A/A control. `copy ms` is what a copy takes
 that moves as many bytes as all arrays have; ThunderKittens' times are those of an earlier run on
 the same kind of GPU. Results are judged by a loop over rows in float64, over 16384 rows too.
 """
@@ -22,19 +25,22 @@ from pathlib import Path
 from typing import Any
 
 from bench import kernel_bench as kb
-from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import Built, build
-from warploom.codegen.ir.plan import KernelSchedule
-from warploom.evidence import Evidence, read_rows, write_rows
-from warploom.kernels.recurrent.program import RecurrentConfig, default_launch, recurrent
+from warploom.evidence import Evidence, write_rows
+from warploom.kernels.recurrent.program import (
+    RecurrentConfig,
+    default_schedule,
+    recurrent,
+)
 from warploom.runtime.stats import median_interval
+from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "linear_attention.json"
 BATCH = HEADS = 16
 LONG = 16384  # rows of the long check
-LEAST = 64  # of the state's tile along d: a deeper one leaves no registers to a second head
+AT_ONCE = 128  # states kept at a time
 WRONG = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
-FLA, COPY, CONTROL = "flash-linear-attention", "copy", "control"
+OURS, FLA, COPY, CONTROL = "ours", "flash-linear-attention", "copy", "control"
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,9 @@ CASES = {
     "simple gla d128": Case(replace(WIDE, decay="token")),
     "linear d64": Case(RecurrentConfig("none")),
     "linear d128": Case(replace(WIDE, decay="none")),
+    "gla d64": Case(RecurrentConfig("channel", gates=BF16)),
+    "gated delta rule d64": Case(RecurrentConfig("token", delta=True)),
+    "delta rule d64": Case(RecurrentConfig("none", delta=True)),
 }
 ROWS = (1024, 4096)
 
@@ -78,6 +87,12 @@ def inputs(torch: Any, case: Case, batch: int, heads: int, rows: int) -> dict[st
         found["g"] = torch.log1p(-torch.exp2(-5.0 - torch.arange(heads, **device) * 5 / heads))
     if config.decay == "token":
         found["g"] = torch.nn.functional.logsigmoid(torch.randn(batch, rows, heads, **device)) / 8
+    if config.decay == "channel":
+        g = torch.nn.functional.logsigmoid(normal(batch, rows, heads, config.key_dim))
+        found["g"] = g / 16  # as GLA's layer has them
+    if config.delta:
+        found["k"] = torch.nn.functional.normalize(found["k"].float(), dim=-1).bfloat16()
+        found["beta"] = torch.rand(batch, rows, heads, **device)
     if config.decay == "step":
         found["dt"] = torch.rand(batch, rows, heads, **device) * 0.1
         found["a"] = -1.0 - 15.0 * torch.rand(heads, **device)
@@ -92,18 +107,25 @@ def exact(torch: Any, case: Case, given: dict[str, Any], scale: float) -> Any:
     v = wide["v"]
     batch, rows, heads, columns = v.shape
     q, k = (wide[name].repeat_interleave(heads // wide[name].shape[2], 2) for name in "qk")
-    decay, added = torch.ones(batch, rows, heads, device="cuda"), v
+    decay = torch.ones(1, device="cuda", dtype=torch.float64)
     if "g" in wide:
-        decay = torch.exp(wide["g"]).expand(batch, rows, heads)
+        decay = torch.exp(wide["g"])
     if "dt" in wide:
-        decay, added = torch.exp(wide["dt"] * wide["a"]), wide["dt"][..., None] * v
+        decay, v = torch.exp(wide["dt"] * wide["a"]), wide["dt"][..., None] * v
+    decay = decay if case.config.decay == "channel" else decay.expand(batch, rows, heads)[..., None]
     state = torch.zeros(batch, heads, q.shape[3], columns, device="cuda", dtype=torch.float64)
     out = torch.empty_like(v)
-    for i in range(rows):
-        state.mul_(decay[:, i, :, None, None])
-        state.add_(k[:, i, :, :, None] * added[:, i, :, None])
-        out[:, i] = scale * torch.einsum("bhd,bhde->bhe", q[:, i], state)
-    return out + wide["skip"][:, None] * v if "skip" in wide else out
+    for first in range(0, rows, AT_ONCE):
+        states: list[Any] = []
+        for i in range(first, min(first + AT_ONCE, rows)):
+            state, new = decay[:, i, :, :, None] * state, v[:, i, :, None]
+            if case.config.delta:
+                new = wide["beta"][:, i, :, None, None] * (new - k[:, i, :, None] @ state)
+            state = torch.addcmul(state, k[:, i, :, :, None], new)
+            states.append(state)
+        part = slice(first, first + len(states))
+        out[:, part] = scale * torch.einsum("bnhd,nbhde->bnhe", q[:, part], torch.stack(states))
+    return out + wide["skip"][:, None] * wide["v"] if "skip" in wide else out
 
 
 def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]:
@@ -114,6 +136,11 @@ def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]
     q, k, v = (given[name] for name in "qkv")
     heads = v.shape[2]
     q, k = (one.repeat_interleave(heads // one.shape[2], 2) for one in (q, k))
+    if case.config.delta:
+        return _delta(q, k, given, scale)
+    if case.config.decay == "channel":
+        by_channel = importlib.import_module("fla.ops.gla").chunk_gla
+        return lambda: by_channel(q, k, v, given["g"], scale=scale)
     if case.config.decay == "none":
         plain = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
         return lambda: plain(q, k, v, scale=scale, normalize=False)
@@ -125,117 +152,115 @@ def theirs(case: Case, given: dict[str, Any], scale: float) -> Callable[[], Any]
     return lambda: gated(q, k, v, g=g, scale=scale)
 
 
-def schedules(config: RecurrentConfig) -> dict[str, KernelSchedule]:
-    """The schedules that are timed, by name."""
-    program, plan = recurrent(config), default_launch(config)
-    found = {name: schedule_named(program, name, plan) for name in ("lcsf", "skewed")}
-    if config.shared and config.depth == LEAST:
-        # Two heads take one copy of q and k; a producer that multicasts needs more registers.
-        pair = plan.with_options(cluster=("heads_tile", 2))
-        for name in list(found):
-            found[f"{name} pair"] = schedule_named(program, name, pair, registers=(40, 216))
-    return found
+def _delta(q: Any, k: Any, given: dict[str, Any], scale: float) -> Callable[[], Any]:
+    v, beta = given["v"], given["beta"].bfloat16()
+    if "g" not in given:
+        plain = importlib.import_module("fla.ops.delta_rule").chunk_delta_rule
+        return lambda: plain(q, k, v, beta, scale=scale)
+    gated = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    return lambda: gated(q, k, v, given["g"], beta, scale=scale)
 
 
-def errors(torch: Any, case: Case, kernels: dict[str, Any], rows: int) -> dict[str, float]:
-    """The relative error in norm of every kernel, with heads of one sequence."""
+def error(torch: Any, case: Case, kernel: Any, rows: int) -> float:
+    """The relative error in norm, with heads of one sequence."""
     scale = case.config.key_dim**-0.5
     given = inputs(torch, case, 1, 2, rows)
     right = exact(torch, case, given, scale)
-    found: dict[str, float] = {}
-    for name, kernel in kernels.items():
-        given["o"].fill_(math.nan)
+    kernel(given, {"scale": scale}, int(torch.cuda.current_stream().cuda_stream))
+    return float((given["o"].double() - right).norm() / right.norm())
+
+
+def timed(
+    torch: Any, case: Case, kernel: Any, rows: int, args: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Samples of our call, of its control, of a copy of all bytes and of FLA's where it runs."""
+    given, scale = inputs(torch, case, BATCH, HEADS, rows), case.config.key_dim**-0.5
+    moved = sum(one.numel() * one.element_size() for one in given.values())
+    # By a kernel: at some sizes a copy command takes half as long again.
+    half = torch.ones(moved // 4, dtype=torch.bfloat16, device="cuda")
+    other = torch.empty_like(half)
+
+    def ours() -> None:
         kernel(given, {"scale": scale}, int(torch.cuda.current_stream().cuda_stream))
-        found[name] = float((given["o"].double() - right).norm() / right.norm())
-    return found
 
-
-def measured(torch: Any, name: str, built: dict[str, Built], rounds: int) -> Iterator[Evidence]:
-    """The rows of one case."""
-    case, scale = CASES[name], CASES[name].config.key_dim ** -0.5
-    kernels = {key: one.kernel() for key, one in built.items()}
-    env, off = kb.environment(), {n: errors(torch, case, kernels, n) for n in (987, LONG)}
-    stream = torch.cuda.current_stream
-    for rows in ROWS:
-        given = inputs(torch, case, BATCH, HEADS, rows)
-
-        def call(kernel: Any, given: dict[str, Any] = given) -> Callable[[], None]:
-            return lambda: kernel(given, {"scale": scale}, int(stream().cuda_stream))
-
-        moved = sum(one.numel() * one.element_size() for one in given.values())
-        half = torch.empty(moved // 2, dtype=torch.uint8, device="cuda")
-        other = torch.empty_like(half)
-        calls = {key: call(kernel) for key, kernel in kernels.items()}
-        calls[CONTROL] = call(kernels["lcsf"])
-        calls[COPY] = lambda half=half, other=other: other.copy_(half)
-        best = COPY
-        try:
+    calls = {OURS: ours, CONTROL: ours, COPY: lambda: torch.neg(half, out=other)}
+    try:
+        if not args.alone:
             calls[FLA] = theirs(case, given, scale)
             calls[FLA]()
-            best = FLA
-        except (ImportError, RuntimeError, TypeError, ValueError) as error:
-            calls.pop(FLA, None)
-            print(f"{name}: {FLA} does not run: {error!r}"[:300], flush=True)
-        samples = kb.interleave(calls, rounds)
-        _, *control = median_interval(samples["lcsf"], samples[CONTROL])
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        calls.pop(FLA, None)
+        print(f"{FLA} does not run: {error!r}"[:300], flush=True)
+    return kb.interleave(calls, args.rounds)
+
+
+def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> Iterator[Evidence]:
+    """The rows of one case."""
+    case, kernel = CASES[name], built.kernel()
+    env = kb.environment()
+    wrong = {f"error {n} rows": round(error(torch, case, kernel, n), 6) for n in (987, LONG)}
+    for rows in ROWS:
+        samples = timed(torch, case, kernel, rows, args)
+        best = FLA if FLA in samples else COPY
+        ratio, *interval = median_interval(samples[OURS], samples[best])
+        _, *control = median_interval(samples[OURS], samples[CONTROL])
         median = {key: statistics.median(one) for key, one in samples.items()}
         kittens = dict(case.kittens).get(rows)
-        for key, one in built.items():
-            ratio, *interval = median_interval(samples[key], samples[best])
-            wrong = {f"error {n} rows": round(found[key], 6) for n, found in off.items()}
-            yield Evidence(
-                claim="linear-attention",
-                kernel=f"{name} {key}",
-                shape=f"{BATCH}x{HEADS}x{rows}, q and k of {case.groups}",
-                dtype="bf16",
-                device=env["device"],
-                driver=env["driver"],
-                compiler=one.resources.compiler,
-                date=env["date"],
-                command=kb.command_line(),
-                unit="ms",
-                better="lower",
-                ours=median[key],
-                baselines={best: median[best]},
-                ratio_to_best=ratio,
-                ci95=(interval[0], interval[1]),
-                control=(control[0], control[1]),
-                samples=rounds,
-                checks={
-                    "numerics": "pass" if all(x < WRONG for x in wrong.values()) else "fail",
-                    **wrong,
-                    "copy ms": round(median[COPY], 5),
-                    "percent of copy": round(100 * median[COPY] / median[key], 1),
-                    **({} if kittens is None else {"ThunderKittens ms, earlier run": kittens}),
-                },
-                notes=f"torch {env['torch']}",
-            )
+        yield Evidence(
+            claim="linear-attention",
+            kernel=name,
+            shape=f"{BATCH}x{HEADS}x{rows}, q and k of {case.groups}",
+            dtype="bf16",
+            device=env["device"],
+            driver=env["driver"],
+            compiler=built.resources.compiler,
+            date=env["date"],
+            command=kb.command_line(),
+            unit="ms",
+            better="lower",
+            ours=median[OURS],
+            baselines={best: median[best]},
+            ratio_to_best=ratio,
+            ci95=(interval[0], interval[1]),
+            control=(control[0], control[1]),
+            samples=args.rounds,
+            checks={
+                "numerics": "pass" if all(x < WRONG for x in wrong.values()) else "fail",
+                **wrong,
+                "copy ms": round(median[COPY], 5),
+                "percent of copy": round(100 * median[COPY] / median[OURS], 1),
+                **({} if kittens is None else {"ThunderKittens ms, earlier run": kittens}),
+            },
+            notes=f"torch {env['torch']}",
+        )
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("build", "run", "merge"))
-    parser.add_argument("where", type=Path)
+    parser.add_argument("where", type=Path, nargs="+")
+    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--alone", action="store_true", help="without flash-linear-attention")
     args = parser.parse_args()
     if args.what == "merge":
-        write_rows(RESULTS, read_rows(args.where))
+        kb.merge(RESULTS, args.where)
         return
+    (folder,) = args.where
+    chosen = {name: CASES[name] for name in args.only.split(",")}
     if args.what == "build":
-        for name, case in CASES.items():
-            program = recurrent(case.config)
-            for key, schedule in schedules(case.config).items():
-                build(program, schedule).write(args.where / kb.slug(name) / kb.slug(key))
+        for name, case in chosen.items():
+            built = build(recurrent(case.config), default_schedule(case.config))
+            built.write(folder / kb.slug(name))
         return
     torch = kb.load_torch()
     torch.manual_seed(0)
     found: list[Evidence] = []
-    for name in CASES:
-        folders = sorted((args.where / kb.slug(name)).iterdir())
-        built = {one.name.replace("-", " "): Built.read(one) for one in folders}
-        for row in measured(torch, name, built, args.rounds):
+    for name in chosen:
+        built = Built.read(folder / kb.slug(name))
+        for row in measured(torch, name, built, args):
             found.append(row)
             write_rows(args.out / "linear_attention.json", found)
             percent = row.checks["percent of copy"]

@@ -266,18 +266,14 @@ def measured(torch: Any, rows: Any, case: str, columns: int) -> Evidence:
     best = max(rivals, key=lambda name: rivals[name])
     middle, *interval = median_interval(samples["warploom"], samples[best])
     _, *control = median_interval(samples["torch.compile"], samples[sitting.CONTROL])
-    environment = kb.environment()
     floor = rates["warploom"] * 1e12 / machine.load("h200").value("dram.copy_bandwidth")
     return Evidence(
         claim="row-ops",
         kernel=case,
         shape=f"{ELEMENTS // columns} x {columns}",
         dtype="bf16",
-        device=environment["device"],
-        driver=environment["driver"],
+        **kb.provenance(),
         compiler=build(*row_kernel(config(case, columns))[:2]).resources.compiler,
-        date=environment["date"],
-        command=kb.command_line(),
         unit="TB/s",
         better="higher",
         ours=rates["warploom"],

@@ -3,8 +3,9 @@
 What a fence holds, and what becomes of it:
 
 * a line `$ COMMAND` is run, in a folder of the page's own that has the repository's `examples`;
-  what would take long gets the documented option that shortens it (`SHORTER`), and what needs a
-  GPU (`--on gpu`) is left out where there is none;
+  what would take long gets the documented option that shortens it (`SHORTER`), what needs a
+  GPU (`--on gpu`) is left out where there is none, and so is what another page runs, too, where
+  no line of this one needs the files it writes (`REPEATED`);
 * a line that begins with `warploom`, `python` or `make` and no `$` is a form, and so is
   `warploom ...` in the text: the options, scripts and targets it names must exist;
 * Python is run, one namespace a page. Noted `gpu`, only where a GPU is; noted `part`, it goes on
@@ -26,6 +27,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,9 @@ SHORTER = {"tune": "--budget 2s", "schedule": "--time-limit 5", "optimize": "--t
 SEARCHES = re.compile(r"optimize \S+\.py:\S+ (?!.*--(space|effort))")  # gets --effort quick
 
 
+WRITING = ("-o", "--svg", "--json", "--trace", "--build")  # each with the place it writes to
+
+
 @dataclass(frozen=True)
 class Block:
     """One fenced block: its language, what follows it on the fence, text and line."""
@@ -65,7 +70,44 @@ def blocks(page: str) -> list[Block]:
     ]
 
 
-def run_all(page: str, folder: Path, gpu: bool) -> int:
+def commands(text: str, prompt: str) -> list[str]:
+    """The commands that a text shows behind its prompt, in order."""
+    return [
+        line.removeprefix(prompt)
+        for line in text.splitlines()
+        if line.startswith(f"{prompt}warploom ")
+    ]
+
+
+def meaning(line: str) -> tuple[str, ...]:
+    """The words of a command without the places it writes to."""
+    words = shlex.split(line, comments=True)
+    return tuple(w for before, w in pairwise(["", *words]) if not {before, w} & {*WRITING})
+
+
+def needed(line: str, shown: list[str]) -> bool:
+    """Whether another of the commands shown names what this one writes."""
+    places = [w for before, w in pairwise(shlex.split(line, comments=True)) if before in WRITING]
+    return any(place in other for place in places for other in shown if other != line)
+
+
+def repeated() -> dict[str, frozenset[str]]:
+    """Of each page and example: its commands that another one of them runs, too, and whose files
+    no other line of it needs. Of several that could be left out the first is run."""
+    shown = {page: commands((ROOT / page).read_text(), "$ ") for page in PAGES}
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        shown[f"examples/{path.name}"] = commands(said, "")
+    known = {meaning(one) for lines in shown.values() for one in lines if needed(one, lines)}
+    found: dict[str, frozenset[str]] = {}
+    for page, lines in shown.items():
+        free = [line for line in lines if not needed(line, lines)]
+        found[page] = frozenset(line for line in free if meaning(line) in known)
+        known |= {meaning(line) for line in free}
+    return found
+
+
+def run_all(page: str, folder: Path, gpu: bool, left_out: frozenset[str] = frozenset()) -> int:
     """Run a page's blocks in `folder`, and give how many commands and blocks of Python were run;
     raises where one fails or prints something else."""
     space: dict[str, Any] = {"__name__": "page"}
@@ -81,6 +123,8 @@ def run_all(page: str, folder: Path, gpu: bool) -> int:
             ran += ran_now
         else:
             for line in re.sub(r"\n {4,}(?=\[)", " ", block.text).splitlines():  # forms go on
+                if line.removeprefix("$ ") in left_out:
+                    continue
                 if line.startswith("$ "):
                     ran += command(line.removeprefix("$ "), place, gpu)
                 elif line.startswith(FORMS):
@@ -117,7 +161,8 @@ def command(line: str, place: str, gpu: bool) -> int:
     words = shlex.split(line, comments=True)
     assert words[0] == "warploom", f"{place}: only warploom's commands are run, not {line}"
     shorter = SHORTER.get(words[1], "").split()
-    if shorter and shorter[0] not in words and words[2] != "list":
+    # `--space` searches nothing, and the command refuses what would shorten a search.
+    if shorter and not {shorter[0], "--space", "list"} & set(words[1:]):
         words += shorter
     if SEARCHES.match(" ".join(words[1:])):
         words += ["--effort", "quick"]
@@ -154,6 +199,9 @@ def check_form(line: str, place: str) -> None:
             assert not missing, f"{place}: {' '.join(names)} has no {missing[0]}"
 
 
+REPEATED = repeated()
+
+
 def has_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None
 
@@ -172,7 +220,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks((ROOT / p).read_text())])
 def test_a_page_runs_as_it_is_written(page: str, here: Path) -> None:
-    run_all((ROOT / page).read_text(), here, gpu=False)
+    run_all((ROOT / page).read_text(), here, gpu=False, left_out=REPEATED[page])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -184,9 +232,20 @@ def test_commands_in_the_text_exist(page: str) -> None:
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_the_commands_of_an_example_run(example: str, here: Path) -> None:
     said = ast.get_docstring(ast.parse((ROOT / "examples" / example).read_text())) or ""
-    for line in said.splitlines():
-        if line.startswith("warploom "):
+    for line in commands(said, ""):
+        if line not in REPEATED[f"examples/{example}"]:
             command(line, f"examples/{example}", gpu=False)
+
+
+def test_a_command_that_is_left_out_is_run_elsewhere() -> None:
+    shown = {page: commands((ROOT / page).read_text(), "$ ") for page in PAGES}
+    ran = {meaning(a) for page, lines in shown.items() for a in lines if a not in REPEATED[page]}
+    assert {meaning(line) for lines in shown.values() for line in lines} == ran
+    out = "warploom build gemm -o out/gemm"
+    assert needed(out, [out, "warploom sass lint out/gemm/gemm.cubin"])
+    assert not needed(out, [out, "warploom sass lint out/other.cubin"])
+    assert meaning(out) == meaning("warploom build gemm -o elsewhere  # said otherwise")
+    assert meaning(out) != meaning("warploom build gemm --gpu a100 -o out/gemm")
 
 
 def places(page: str) -> Iterator[str]:

@@ -9,12 +9,11 @@ from typer.testing import CliRunner
 from warploom.cli import app
 from warploom.codegen.ir.plan import FORMER as FORMER_PLAN
 from warploom.errors import InputError
-from warploom.kernels.attention.variants import ATTENTION_CHOICES, AttentionChoice
-from warploom.kernels.gemm.choose import GEMM_CHOICES
-from warploom.kernels.gemm.variant import GemmChoice
+from warploom.kernels.attention.variants import ATTENTION, AttentionChoice
+from warploom.kernels.gemm.variant import GEMM, GemmChoice
 from warploom.kernels.library import FORMER
 from warploom.search.actions import FORMER as FORMER_MOVES
-from warploom.tables import as_text, read_variants
+from warploom.tables import as_text, read_toml, read_variants
 
 GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
 
@@ -22,7 +21,7 @@ GLOSSARY = Path(__file__).parents[1] / "docs" / "glossary.md"
 def test_a_row_gives_its_columns_and_the_defaults_of_the_others(tmp_path):
     path = tmp_path / "t.toml"
     path.write_text('"a" = { tile = [64, 80], registers = [40, 232] }\n"b" = { tile = [1, 2] }\n')
-    found = read_variants(path, AttentionChoice)
+    found = read_variants(path, read_toml(path), AttentionChoice)
     assert list(found) == ["a", "b"]
     assert found["a"] == AttentionChoice("a", (64, 80), registers=(40, 232))
     assert found["b"] == AttentionChoice("b", (1, 2))
@@ -44,11 +43,11 @@ def test_a_wrong_row_is_refused_by_name(row, kind, says, tmp_path):
     path = tmp_path / "t.toml"
     path.write_text(f'"x" = {row}\n')
     with pytest.raises(InputError, match=rf"t\.toml: .*{says}|t\.toml: {says}"):
-        read_variants(path, kind)
+        read_variants(path, read_toml(path), kind)
 
 
 @pytest.mark.parametrize(
-    ("name", "table"), [("gemm", GEMM_CHOICES), ("attention", ATTENTION_CHOICES)]
+    ("name", "table"), [("gemm", GEMM.variants), ("attention", ATTENTION.variants)]
 )
 def test_the_command_prints_a_line_a_variant(name, table):
     done = CliRunner().invoke(app, ["variants", name], catch_exceptions=False)

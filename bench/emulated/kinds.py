@@ -19,10 +19,10 @@ from warploom.codegen.compile.build import emitted
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.gemm.choose import choose_gemm
+from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.library import entry
 
 Arrays = dict[str, NDArray[Any]]

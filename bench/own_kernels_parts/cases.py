@@ -11,7 +11,7 @@ from warploom import machine
 from warploom.codegen.compile.build import Built, build
 from warploom.files import write_bytes_atomically
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.attention.variants import ATTENTION_CHOICES
+from warploom.kernels.attention.variants import ATTENTION
 from warploom.runtime.launch import LaunchSpec
 
 GPU = "h200"
@@ -61,7 +61,7 @@ def _tokens(head_dim: int, length: int, batch: int) -> Sizes:
 
 def _attention(head_dim: int, causal: bool, variant: str, *lengths: int) -> Case:
     def made() -> Built:
-        choice = ATTENTION_CHOICES[variant]
+        choice = ATTENTION.variants[variant]
         config = choice.config(AttentionConfig(head_dim=head_dim, causal=causal))
         return build(attention(config), choice.schedule(config), allow=choice.allow)
 
@@ -83,10 +83,10 @@ def _attention(head_dim: int, causal: bool, variant: str, *lengths: int) -> Case
 
 def _gemm(variant: str, *edges: int) -> Case:
     def made() -> Built:
-        from warploom.kernels.gemm.choose import gemm_choice  # noqa: PLC0415
         from warploom.kernels.gemm.program import GemmConfig, gemm  # noqa: PLC0415 - to build only
+        from warploom.kernels.gemm.variant import GEMM  # noqa: PLC0415
 
-        choice = gemm_choice(variant)
+        choice = GEMM.find(variant)
         config = choice.config(GemmConfig())
         return build(gemm(config), choice.schedule(config))
 

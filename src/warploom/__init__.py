@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from warploom.flows.notebook import build, optimize, run, tune
     from warploom.integrations.triton_swap import install, tuned, uninstall
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "install", "tuned", "uninstall"]
+__all__ = ["__version__", "build", "install", "optimize", "run", "tune", "tuned", "uninstall"]
 
 
 def __getattr__(name: str) -> Any:
-    """`tuned`, `install` and `uninstall` load the Triton integration when first used."""
+    """The commands as functions and the Triton integration, loaded when first used."""
+    if name in ("build", "optimize", "run", "tune"):
+        from warploom.flows import notebook  # noqa: PLC0415 - keeps the import light
+
+        return getattr(notebook, name)
     if name in ("install", "tuned", "uninstall"):
         from warploom.integrations import triton_swap  # noqa: PLC0415 - keeps the import light
 

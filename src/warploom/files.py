@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any, cast
 
 from warploom.errors import InputError, WarploomWarning
 
@@ -36,23 +38,43 @@ def _put(path: Path, data: bytes) -> None:
         raise
 
 
-def check_folder(path: Path, option: str = "-o") -> None:
+def read_json(path: Path) -> Any:
+    """Parsed JSON of a file; raises `InputError` naming the file and the place."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file, expected JSON") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not JSON at line {error.lineno}: {error.msg}") from None
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """As `read_json`, of a JSON object; `what` says which."""
+    data: Any = read_json(path)
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a JSON object, {what}")
+    return cast("dict[str, Any]", data)
+
+
+def check_folder(path: Path) -> None:
     """Raise `InputError` unless files can be written to the folder, which need not exist yet.
 
-    For the beginning of long work; leaves nothing behind. `option` names the path in the message.
+    For the beginning of long work; leaves nothing behind.
     """
     present = path.absolute()
     while not present.exists() and present != present.parent:
         present = present.parent
     if not present.is_dir():
         what = "is a file" if present == path.absolute() else f"cannot be made: {present} is a file"
-        raise InputError(f"{option} {path}: {what}, expected a folder")
+        raise InputError(f"-o {path}: {what}, expected a folder")
     try:
         with tempfile.TemporaryFile(dir=present):
             return
     except OSError as error:
         reason = error.strerror or error
-        raise InputError(f"{option} {path}: cannot write to {present}: {reason}") from None
+        raise InputError(f"-o {path}: cannot write to {present}: {reason}") from None
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,7 @@
-"""`FILE.py:OBJECT`: what a user names on the command line, loaded; the one way to a user's code."""
+"""`FILE.py:OBJECT`: what a user names on the command line, loaded; the one way to a user's code.
+
+An object of a running Python, such as a notebook's, gets a name of the form `python:NAME`.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,31 @@ T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parent)
 # (path, time of its last change, bytes) -> what the file left when it was run
 _modules: dict[tuple[Path, int, int], ModuleType] = {}
+_held: dict[str, object] = {}
+PYTHON = "python:"  # begins the name of an object that this process holds
+
+
+def hold(found: object, name: str) -> str:
+    """A name by which `load_object` finds an object in this process, and in no other one; the last
+    object held under a name has it."""
+    text = PYTHON + name.removeprefix(PYTHON)
+    _held[text] = found
+    return text
+
+
+def is_held(text: str) -> bool:
+    """Whether `text` names an object of this process, which no other process can load."""
+    return text.startswith(PYTHON)
 
 
 def names_object(text: str) -> bool:
-    """Whether `text` has the form FILE.py:OBJECT."""
+    """Whether `text` has the form FILE.py:OBJECT, or is a name that `hold` gave."""
     path, colon, name = text.rpartition(":")
-    return bool(colon and name) and path.endswith(".py")
+    return is_held(text) or (bool(colon and name) and path.endswith(".py"))
 
 
 def load_object(text: str) -> Any:
-    """The object of that name in that file.
+    """The object of that name in that file, or the one held under it.
 
     The file is run when a process first asks for it, and again only once it has changed; its folder
     is importable meanwhile. Raises `InputError` for a form that is not FILE.py:OBJECT, a missing
@@ -35,6 +53,10 @@ def load_object(text: str) -> Any:
     """
     path_text, _, name = text.rpartition(":")
     path = Path(path_text)
+    if is_held(text):
+        if text not in _held:
+            raise InputError(f"{text}: this process holds no object of that name")
+        return _held[text]
     if not names_object(text):
         raise InputError(f"{text}: expected FILE.py:OBJECT")
     if not path.is_file():

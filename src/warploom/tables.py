@@ -1,9 +1,11 @@
-"""Tables of variants: a TOML file with one row a variant, one column a field of a dataclass."""
+"""Tables of variants: a TOML file with one row a variant, one column a field of a dataclass; and
+tables for notebooks."""
 
 from __future__ import annotations
 
+import html
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import UnionType
@@ -14,16 +16,20 @@ from warploom.errors import InputError
 Row = TypeVar("Row")
 
 
-def read_variants(where: Path, row: type[Row]) -> dict[str, Row]:
-    """The variants of a file by name, in the file's order.
-
-    A column that a row does not give has the default of its field. Raises `InputError` for a file
-    that is no TOML, an unknown column and a value of another type than the field's.
-    """
+def read_toml(where: Path) -> dict[str, Any]:
+    """What a file says; raises `InputError` for one that is no TOML."""
     try:
-        rows = tomllib.loads(where.read_text())
+        return tomllib.loads(where.read_text())
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where}: not TOML: {error}") from None
+
+
+def read_variants(where: Path, rows: Mapping[str, Any], row: type[Row]) -> dict[str, Row]:
+    """The variants of a file by name, in the file's order.
+
+    A column that a row does not give has the default of its field. Raises `InputError` for an
+    unknown column and a value of another type than the field's.
+    """
     kinds = {name: kind for name, kind in get_type_hints(row).items() if name != "name"}
     found: dict[str, Row] = {}
     for name, columns in rows.items():
@@ -42,6 +48,13 @@ def read_variants(where: Path, row: type[Row]) -> dict[str, Row]:
         except TypeError as error:
             raise InputError(f"{where}: {name}: {error}") from None
     return found
+
+
+def html_table(title: str, rows: Iterable[Sequence[str]]) -> str:
+    """Rows of texts as an HTML table, for notebooks."""
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    lines = "".join(f"<tr>{line}</tr>" for line in cells)
+    return f"<table><caption>{html.escape(title)}</caption>{lines}</table>"
 
 
 def _is(value: object, kind: Any) -> bool:

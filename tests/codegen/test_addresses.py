@@ -7,7 +7,9 @@ begins at r << 24 (what `cvta` and `SR_CgaCtaId` give on sm_90), which no simula
 
 import re
 from collections import ChainMap
+from functools import cache
 
+import numpy as np
 import pytest
 from tests.codegen.hardware import hardware_address
 
@@ -29,10 +31,13 @@ BASE = 1024  # dynamic shared memory after 1024 B of the block's own
 SLOT = 1
 
 
+@cache
 def python(text):
-    """A C++ expression of unsigned arithmetic as Python."""
+    """A C++ expression of unsigned arithmetic as Python's code."""
+    text = re.sub(r"\w+_cursor\.slot", str(SLOT), text)
     text = re.sub(r"static_cast<[^>]*>", "", text).replace("::", "")
-    return re.sub(r"\b(0x[0-9a-fA-F]+|\d+)u\b", r"\1", text).replace("/", "//")
+    text = re.sub(r"\b(0x[0-9a-fA-F]+|\d+)u\b", r"\1", text).replace("/", "//")
+    return compile(text, "emitted", "eval")
 
 
 def function(name, text):
@@ -77,8 +82,7 @@ class Block:
             self.names[name] = self.value(value)
 
     def value(self, text, **more):
-        text = re.sub(r"\w+_cursor\.slot", str(SLOT), python(text))
-        return eval(text, {"__builtins__": {}}, ChainMap(more, self.names))
+        return eval(python(text), {"__builtins__": {}}, ChainMap(more, self.names))
 
 
 def play(text, source, ranks, descriptor, position):
@@ -110,15 +114,15 @@ def put(blocks, mask, to, tensor, start):
     assert to % (8 * width) == 0 and box[0] * element == width
     rows = max(box[1:])
     along = box.index(rows, 1) if rows > 1 else 1
+    columns, at = np.arange(box[0]), list(start)
     for row in range(rows):
-        for col in range(box[0]):
-            at = list(start)
-            at[0] += col
-            at[along] += row
-            key = (tensor["array"], *at)
-            address = swizzle(to + row * width + col * element, width)
-            for block in blocks:
-                if mask >> block.rank & 1:
+        addresses = swizzle(to + row * width + columns * element, width).tolist()
+        at[along] = start[along] + row
+        rest = tuple(at[1:])
+        keys = [(tensor["array"], at[0] + col, *rest) for col in range(box[0])]
+        for block in blocks:
+            if mask >> block.rank & 1:
+                for address, key in zip(addresses, keys, strict=True):
                     assert block.memory.setdefault(address, key) == key, "two boxes overlap"
 
 

@@ -1,16 +1,20 @@
 """Axes with two layouts, operands that all groups write, and vectors that a group shares."""
 
+import numpy as np
 import pytest
 
 from warploom import tile as t
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.axes import separate_axes
+from warploom.codegen.ir.layout import vector_tile
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.text import block_text, parse_block
+from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower, verified
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.tile import TileType
 
 
 def program(rows=128):
@@ -33,8 +37,8 @@ def program(rows=128):
     return t.trace(body, {**arrays, "e": t.array(t.FP32, "d n")}, name="both")
 
 
-def schedule():
-    return multistage(program(), 2, LaunchPlan(split="m"), 2, in_flight=0)
+def schedule(vectors=False, **plan):
+    return multistage(program(), 2, LaunchPlan(split="m", **plan), 2, in_flight=0, vectors=vectors)
 
 
 def test_columns_get_a_name_of_their_own():
@@ -64,6 +68,52 @@ def test_groups_meet_around_what_they_write_together_and_share_vectors():
         "Run load", "Wait b", "Issue mma", "Share bias_t", "Meet add_1", "Join <= 0", "Run cast",
         "Issue mma", "Meet add_1", "Issue mma", "Join <= 0", "Run store_add", "Release b",
     ]  # fmt: skip
+
+
+def steps_of(**changes):
+    """The steps of a group's iteration under other schedules."""
+    block = lower(program(), schedule(**changes), verified)
+    text = block_text(block)
+    assert parse_block(text, program()) == block
+    steady = text.split("role compute0")[1].split("steady\n")[1]
+    steady = steady.split("epilogue")[0].split("straight")[0]
+    return [step.split(":")[0].split(".")[0].strip() for step in steady.strip().splitlines()]
+
+
+def test_with_two_slots_for_what_they_write_groups_meet_once():
+    meets = [step for step in steps_of(staged_slots=2) if step.startswith("Meet")]
+    assert meets == ["Meet add_1"]
+    with pytest.raises(InputError, match="staged_slots=3, expected 1 or 2"):
+        LaunchPlan(staged_slots=3)
+
+
+def test_vectors_of_the_producer_have_a_ring_and_nobody_shares_them():
+    steps = steps_of(vectors=True)
+    assert "Wait bias" in steps and "Release bias" in steps
+    assert not {step for step in steps if step.startswith("Share") or step == "Run load"}
+    block = lower(program(), schedule(vectors=True))
+    assert block.ring("bias").copied_bytes == 64 * 4 and block.placement.spread == frozenset()
+    assert "into bias" in block_text(block).split("role compute0")[0].split("role load")[1]
+
+
+def test_vectors_that_the_copy_engine_cannot_bring_are_refused():
+    with pytest.raises(InputError, match="brings at most 256 elements, a multiple of 16 B"):
+        vector_tile(TileType(t.FP32, (("n", 260),)))
+    with pytest.raises(InputError, match="a multiple of 16 B"):
+        vector_tile(TileType(t.BF16, (("n", 60),)))
+    assert vector_tile(TileType(t.FP32, (("n", 60),))).bytes == 240
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_groups_write_together_is_right_in_every_order(seed):
+    random = np.random.default_rng(seed)
+    arrays = {"a": random.integers(-2, 3, (128, 128)), "b": random.integers(-2, 3, (200, 128))}
+    arrays |= {"bias": random.integers(-2, 3, 200), "c": np.zeros((128, 128))}
+    arrays["e"] = np.zeros((128, 200))
+    made = schedule(vectors=True, staged_slots=2)
+    got = simulate(lower(program(), made, verified), arrays, seed=seed)
+    want = t.interpret(program(), arrays)
+    assert all(np.array_equal(got[name], want[name]) for name in want)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from warploom.codegen.passes.lower import lower
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.attention.variants import ATTENTION_CHOICES
+from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.tile import (
     BF16,
@@ -252,7 +252,7 @@ def test_identifiers_stay_distinct():
 
 def chained_schedule():
     config = AttentionConfig(causal=True)
-    return attention(config), ATTENTION_CHOICES["128x128-dynamic16-overlap"].schedule(config)
+    return attention(config), ATTENTION.variants["128x128-dynamic16-overlap"].schedule(config)
 
 
 @pytest.mark.parametrize(

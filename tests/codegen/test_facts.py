@@ -10,6 +10,7 @@ from tests.codegen.test_votes import body_of
 
 from warploom.autosched.named import multistage
 from warploom.autosched.schedules import schedule_named
+from warploom.codegen.analysis import shared_layout
 from warploom.codegen.analysis.guards import Vote
 from warploom.codegen.analysis.kernel_facts import kernel_facts
 from warploom.codegen.analysis.role_code import Guarded, LoopCode, overwritten
@@ -89,6 +90,19 @@ def test_what_does_not_fit_says_what_takes_the_room():
     program, schedule, _ = gemm_case(300, 320, 100, depth=8, tile=(128, 256, 64))
     with pytest.raises(DoesNotFit, match=r"ring|a_b 8 x .* store panels .* make a ring shallower"):
         block_layout(lower(program, schedule))
+    two = replace(schedule, launch=schedule.launch.with_options(resident=2))
+    with pytest.raises(DoesNotFit, match="a block for 2 on an SM; make a ring shallower"):
+        block_layout(lower(program, two))
+    with pytest.raises(DoesNotFit, match=r"has [\d,]+; make a ring shallower"):
+        block_layout(lower(program, schedule))
+
+
+def test_a_swizzled_tile_is_aligned_whatever_lies_before_it(monkeypatch):
+    block = BLOCKS["staged"]()
+    monkeypatch.setattr(shared_layout, "region_bytes", lambda placement: 48)
+    layout = block_layout(block)
+    (at,) = layout.staged.values()
+    assert layout.scratch_bytes == 48 and at % 1024 == 0 and at >= layout.scratch + 48
 
 
 def votes(codes):

@@ -206,6 +206,20 @@ def test_waits_for_results_and_for_a_number(data: Any, names: frozenset[str], mo
         assert {Core(effects).held(*place) for place in named(step, 12)} == every
 
 
+def test_a_wait_for_a_result_is_enough_for_the_queue_that_asks_most() -> None:
+    """On one way into a step a matmul has another behind it, on the other it is the newest."""
+    ops = {
+        n: Op(n, "mma", tile(name), (tile("p0"), tile("sq"), tile(name)))
+        for n, name in enumerate(RESULTS)
+    }
+    effects = Effects(SimpleNamespace(), ops, {}, {})  # type: ignore[arg-type]
+    first, second = Token(0, 0), Token(1, 0)
+    (step,), left = join_read(effects, [(first, second), (first,)], frozenset(RESULTS[:1]))
+    assert step.count == 0 and left == {()}
+    (step,), left = join_read(effects, [(first, second)], frozenset(RESULTS[:1]))
+    assert step.count == 1 and left == {(second,)}
+
+
 def test_what_a_role_touches_is_what_its_program_says() -> None:
     """Which matmuls read a ring, by the loads that fill it; how many copies a tile has."""
     program, schedule = tiny_case(True, copies=2)

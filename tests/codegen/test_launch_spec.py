@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
 from warploom import machine
 from warploom.codegen.compile.build import Built, build
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
+from warploom.kernels.attention.decode import DecodeConfig, decode, decode_schedule
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.attention.variants import ATTENTION_CHOICES
+from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
 from warploom.runtime.interface import COUNTER
 from warploom.runtime.launch import LaunchSpec, Pointer, Scalar, TensorMap
@@ -27,7 +30,7 @@ def matmul() -> Built:
 @pytest.fixture(scope="module")
 def drawn() -> Built:
     """Attention whose blocks draw their tasks from a counter."""
-    choice = ATTENTION_CHOICES["128x128-dynamic16"]
+    choice = ATTENTION.variants["128x128-dynamic16"]
     config = choice.config(AttentionConfig(causal=True))
     return build(attention(config), choice.schedule(config))
 
@@ -50,6 +53,22 @@ def test_rows_that_straddle_sectors_are_fetched_as_asked(matmul: Built) -> None:
     spec = matmul.interface.launch_spec({"m": 128, "n": 512, "k": 264}, GPU)
     a = next(m for m in spec.arguments if isinstance(m, TensorMap) and m.buffer == "a")
     assert a.strides == (528,) and a.promotion == 0
+
+
+def test_a_plan_says_how_much_is_fetched_around_a_copy() -> None:
+    config = DecodeConfig(page=16)
+    built = build(decode(config), decode_schedule(config))
+    sizes = {"batch": 1, "kv_heads": 2, "rows": 4, "d": 128, "splits": 3}
+    sizes |= {"pages": 4, "page_keys": 16, "columns": 4}
+    shapes = {name: tuple(sizes[d] for d in a.dims) for name, a in config.arrays.items()}
+    strides = {
+        name: tuple(prod(shape[at + 1 :]) for at in range(len(shape)))
+        for name, shape in shapes.items()
+    }
+    found = built.interface.arguments(shapes, strides, sizes, {})
+    assert {m.promotion for m in found if isinstance(m, TensorMap)} == {128}
+    with pytest.raises(InputError, match="l2_promotion=64, expected 128 or 256"):
+        LaunchPlan(l2_promotion=64)
 
 
 def test_the_grid_is_one_block_a_task_up_to_what_the_gpu_holds(matmul: Built) -> None:

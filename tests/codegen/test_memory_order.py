@@ -7,6 +7,7 @@ from tests.gpu.cases import distance
 from warploom import tile as t
 from warploom.autosched.named import groups, multistage, write
 from warploom.autosched.schedules import schedule_named
+from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
@@ -83,6 +84,7 @@ def test_stores_to_one_array_keep_their_order():
     stores = [label for label in order if label.startswith("store")]
     rest = [(label, 0) for label in order if label not in stores]
     turned = [*rest, *release, *[(label, 0) for label in reversed(stores)]]
-    bad = KernelSchedule("turned", {"i": write(program, loop, groups(1), 2, turned)}, plan)
+    placement = place(program, plan.split, 1)
+    bad = KernelSchedule("turned", {"i": write(placement, loop, groups(1), 2, turned)}, plan)
     with pytest.raises(InputError, match="both touch tile z"):
         lower(program, bad)

@@ -110,7 +110,7 @@ def without_guards(code):
         if not isinstance(section, LoopCode):
             sections.append(unguarded(section))
             continue
-        names = ("steady", "plain", "skip", "empty", "none")
+        names = ("steady", "plain")
         flat = {name: unguarded(getattr(section, name)) for name in names}
         flat |= {
             name: tuple(map(unguarded, getattr(section, name))) for name in ("prologue", "epilogue")

@@ -12,13 +12,19 @@ from warploom.autosched.schedules import schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.passes.lower import lower
 from warploom.errors import CheckFailed
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.gemm.program import GemmConfig, default_schedule, gemm
 from warploom.kernels.recurrent import program as recurrent
 from warploom.kernels.select import select
-from warploom.perf.replay import replay
+from warploom.perf.replay import replay, walked
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import decode
+from warploom.sass.flow.loops import natural_loops
+from warploom.sass.flow.steady import way_between
 from warploom.sass.timing.partition import Partition
+from warploom.schedule.model.costs import costs
 from warploom.tile import Program
 
 PLAN = LaunchPlan(persistent=True, split="rows")
@@ -50,6 +56,20 @@ def test_a_gemm_with_full_rings_takes_its_tensor_cycles() -> None:
     assert full.cycles == pytest.approx(1024, rel=0.02)
     # One slot: every load is waited for.
     assert _replayed(made, schedule_named(made, "unpipelined", plan)) > 2 * full.cycles
+
+
+def test_the_end_of_a_task_stores_every_panel() -> None:
+    """A test stands before each panel; the way that leaves panels out is not the usual one."""
+    config = GemmConfig()
+    made, schedule = gemm(config), default_schedule(config)
+    block, cubin = lower(made, schedule), build(made, schedule).cubin
+    kernel = decode(parse(cubin, made.name))
+    (walk,) = walked(made, schedule, block, kernel, costs("h200"), {})
+    around = [one for one in natural_loops(kernel) if walk.steady.header in one.blocks]
+    task = max(around, key=lambda one: len(one.blocks))
+    way = way_between(kernel, walk.steady, task.header)
+    # A group has 64 x 256 elements of 2 bytes; a warp's STSM writes 16 x 16.
+    assert sum(item.base == "STSM" for item in way.instructions) == 64 * 256 // 16**2 // 4
 
 
 def test_overlapping_and_turns_are_seen(program: Program) -> None:

@@ -49,6 +49,10 @@ def is_after(row, col):
     return row - col > 0
 
 
+def is_multiple(row, col):
+    return row >= (col - 20) * 3
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("part", [0, 1])
@@ -76,7 +80,9 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
     assert True not in found or not (window and causal)
 
 
-@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after])
+@pytest.mark.parametrize(
+    "compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after, is_multiple]
+)
 def test_every_comparison_holds_up_to_its_last_element(compare):
     tiles, mask = masked(lambda row, col, _: compare(row, col))
     guard = written(tiles, mask)
@@ -87,6 +93,11 @@ def test_every_comparison_holds_up_to_its_last_element(compare):
         assert holds == compare(row, col).all(), (tile, j, shift)
         found.add(holds)
     assert found == {False, True}
+
+
+def test_multiples_that_turn_an_order_round_are_not_followed():
+    tiles, mask = masked(lambda row, col, _: row >= col * -3)
+    assert everywhere(tiles, mask.srcs[0]) is None
 
 
 @pytest.mark.parametrize("join", [operator.and_, operator.or_])
@@ -167,7 +178,7 @@ def test_an_integer_tile_lies_between_bounds_only_where_all_it_is_made_of_does()
     def body(x, y):
         rows = t.span(0, 8, "m")
         at, loaded = t.coordinate("m", 8, 40), t.load(x, rows)
-        tiles = [at + 5, 5 - at, at - at, at * 2, at + loaded, at]
+        tiles = [at + 5, 5 - at, at - at, at * 2, at * -2, at * at, at + loaded, at]
         for tile in tiles:
             t.store(y, rows, tile=tile)
 
@@ -180,6 +191,8 @@ def test_an_integer_tile_lies_between_bounds_only_where_all_it_is_made_of_does()
         (Combined("+", low, 5), Combined("+", high, 5)),
         (Combined("-", 5, high), Combined("-", 5, low)),
         (Combined("-", low, high), Combined("-", high, low)),
+        (Combined("*", low, 2), Combined("*", high, 2)),
+        None,
         None,
         None,
         (low, high),

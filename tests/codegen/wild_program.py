@@ -18,6 +18,7 @@ from warploom import tile as t
 from warploom.errors import InputError
 
 NARROW = (t.BF16, t.FP16)
+PAGES = 11  # numbers of pages, some of them of no page
 KINDS = (t.FP32, t.BF16, t.FP16, t.E4M3, t.E5M2, t.INT32, t.BOOL)
 
 
@@ -94,6 +95,7 @@ def wild_case(seed: int) -> Case:
         specs["out"] = t.array(t.FP32, "h m n" if wild.batched else "m n")
         specs["places"] = t.array(t.INT32, "places")
         specs["lengths"] = t.array(t.FP32, "k s d")  # nobody reads it: it names dimensions
+        specs["pages"] = t.array(t.INT32, "pages")
         specs["bounds"] = t.array(t.INT32, "h two" if wild.batched else "m_blocks two")
         try:
             program = t.trace(body, specs, name=f"wild_{seed}")
@@ -115,6 +117,7 @@ class Body:
         self.wild, self.names = wild, names
         self.draw = random.Random(wild.seed + 10**6)
         self.asked = 0
+        self.paging = random.Random(wild.seed + 2 * 10**6)
         self.notes: list[str] = list(wild.loops)
         self.__name__ = f"wild_{wild.seed}"
 
@@ -183,10 +186,15 @@ class Body:
         wild = self.wild
         acc = t.zeros(m=wild.bm, n=wild.bn)
         change = self.draw.randrange(6)
+        paged = self.paging.choice(("", "", "page", "pages"))
+        self.notes += [paged] if paged else []
         for k in self.range("k", wild.bk):
             part = t.span(k * wild.bk, wild.bk)
-            acc += self.left(("m", "k"), (self.rows, part)) @ self.right(
-                ("k", "n"), (part, self.cols)
+            left = self.left(("m", "k"), (self.rows, part))
+            acc += left @ (
+                self.paged(k, paged == "pages")
+                if paged
+                else self.right(("k", "n"), (part, self.cols))
             )
             if change == 0:
                 acc[:] = t.maximum(acc, -3.0)
@@ -196,6 +204,19 @@ class Body:
                 acc *= t.where(self.load("n", t.FP32, self.cols) > 0.0, 1.0, 0.5)
                 acc[:] = snap(acc)
         self.pool.append(snap(acc))
+
+    def paged(self, k: t.Index, stacked: bool) -> t.Tile:
+        """A second operand from a page that the iteration reads the number of, or from several."""
+        wild, count = self.wild, 2 if stacked and self.wild.bk % 16 == 0 else 1
+        pages = self.given["pages"]
+        found = [t.read(pages, (k * count + n) % PAGES) for n in range(count)]
+        step = wild.bk // count
+        page = found[0] if count == 1 else found
+        if wild.kind is t.E4M3:
+            return t.load(
+                self.array("n k", wild.kind), self.cols, t.span(found[0] * wild.bk, wild.bk)
+            )
+        return t.load(self.array("p s n", wild.kind), page, t.span(0, step, "k"), self.cols)
 
     def left(self, axes: tuple[str, str], at: tuple[Any, Any]) -> t.Tile:
         """A first operand; its second axis is contracted."""
@@ -443,6 +464,8 @@ def fill_arrays(wild: Wild, specs: dict[str, t.Array], body: Body) -> dict[str, 
         "s": wild.length(32),
         "d": 64,
         "n2": wild.bn,
+        "p": 5,
+        "pages": PAGES,
     }
     values: dict[str, Any] = {}
     for name, spec in specs.items():
@@ -450,6 +473,7 @@ def fill_arrays(wild: Wild, specs: dict[str, t.Array], body: Body) -> dict[str, 
         values[name] = draw.integers(-2, 3, shape)
         if spec.dtype is t.BOOL:
             values[name] = values[name] > 0
+    values["pages"] = np.random.default_rng(wild.seed + 1).integers(-1, 6, PAGES)
     values["places"] = draw.integers(0, wild.bn, [sizes["places"]])
     bounds = draw.integers(0, 5, values["bounds"].shape)
     bounds[..., 1] += bounds[..., 0] * draw.integers(0, 2)

@@ -35,6 +35,7 @@ class Threads:
             "rows": self.bm,
             "starts": 64,
         }
+        self.paging = random.Random(seed + 10**6)
         self.__name__ = f"threads_{seed}"
 
     def array(self, dims: str, kind: t.DType | None = None) -> t.Array:
@@ -89,7 +90,8 @@ class Threads:
     def step(self, carried: list[t.Tile], row: t.Tile, k: Any) -> None:
         """What an iteration does."""
         x = carried[self.draw.randrange(2)]
-        y = fp32(t.load(self.array("m k2"), self.rows, t.span(k * 3 - 1, self.bn, "n")))
+        at = t.read(self.given["starts"], k + 1) if self.paging.random() < 0.4 else k * 3 - 1
+        y = fp32(t.load(self.array("m k2"), self.rows, t.span(at, self.bn, "n")))
         x[:] = snap(x * 0.5 + y)
         row += t.sum_along(x, "n") * 0.25
         row[:] = snap(row)

@@ -434,6 +434,14 @@ def test_the_report_names_levels_pipes_and_warps() -> None:
     assert "in pairs" not in ampere and "tensor 32.00" in ampere
 
 
+def test_short_rows_of_narrow_elements_are_named() -> None:
+    body = formula("attention")
+    narrow = body.resized({**body.size, "d": 64})
+    kept = {kind: str(derive(narrow, gpu_name="h100", dtype=kind)) for kind in ("fp16", "fp8")}
+    assert "not coalesced" not in kept["fp16"]
+    assert "64 B rows, not coalesced" in kept["fp8"]
+
+
 BAD_COMMANDS = (
     (["atention"], "attention"),
     (["attention", "--gpu", "h900"], "h200"),

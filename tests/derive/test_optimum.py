@@ -15,7 +15,7 @@ from warploom.derive.bounds.bounds import BoundBroken, check, lower_bounds
 from warploom.derive.cost import closed, continuous, cost, counts
 from warploom.derive.cost.integers import candidates, choose
 from warploom.derive.cost.posynomial import Posynomial, constant, variable
-from warploom.derive.cost.structure import Setting, pareto, search
+from warploom.derive.cost.structure import Setting, search
 from warploom.derive.formula.external import sympy
 from warploom.derive.formula.library import formula
 from warploom.derive.kernel.kernel import Kernel
@@ -323,12 +323,6 @@ def test_candidates_keep_every_trip_count() -> None:
                 assert any(
                     k <= tile and math.ceil(size / k) == math.ceil(size / tile) for k in kept
                 )
-
-
-def test_pareto_front_trades_memory_for_traffic() -> None:
-    front = pareto(ATTENTION, [2.0**k for k in range(9, 22)], Setting(1, {}))
-    assert len(front) > 5
-    assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(front))
 
 
 def test_posynomials() -> None:

@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import replace
 from math import prod
@@ -16,11 +18,11 @@ from random import Random
 import pytest
 
 from warploom import tile as t
+from warploom.autosched.named import groups
 from warploom.autosched.schedules import schedule_named
 from warploom.cli.build import from_file
 from warploom.codegen.compile.build import program_key
-from warploom.engine.launch_time import Launch, LaunchTime, why_slower
-from warploom.engine.plans import plans, variations
+from warploom.engine.plans import plans, registers, variations
 from warploom.engine.points import Point, Space, described, orders
 from warploom.engine.search import (
     BEST_OF,
@@ -38,6 +40,7 @@ from warploom.kernels.gemm.program import GemmConfig, default_schedule
 from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.kernels.select import Selected
 from warploom.machine import load
+from warploom.perf.launch_time import Launch, LaunchTime, why_slower
 from warploom.perf.replay import Ends, Prediction, Replay
 
 FILE = "examples/textbook_attention.py:kernel"
@@ -119,6 +122,33 @@ def test_plans_are_launch_plans(space) -> None:
     assert not space.selected(lazy, "h200").launch.skip_voted
 
 
+@pytest.mark.parametrize("compute", [1, 2, 3])
+@pytest.mark.parametrize("resident", [1, 2])
+@pytest.mark.parametrize("words", [(), ("registers=32",), ("registers=40", "balance=dynamic")])
+def test_split_registers_are_no_more_than_a_block_has(compute, resident, words) -> None:
+    """`groups` refuses a split beyond what a block begins with."""
+    split = registers(words, compute, resident)
+    loading, *computing = groups(compute, split, resident)
+    assert split is None or (loading.registers, computing[0].registers) == split
+
+
+def test_where_the_usual_form_is_refused_others_are_tried(tmp_path, store) -> None:
+    """A point whose machine code is refused does not end a search that tries one size."""
+    space = Space("examples/textbook_gemm.py:kernel", {})
+    tried_: list[Point] = []
+
+    def swapped_is_refused(space, point, sizes, gpu, best):
+        return {"refused": "spills"} if "swap_operands" in point.rules else {"predicted": 1.0}
+
+    made = _Search(space, {"m": 64, "n": 64, "k": 64}, "h200", store, "quick", lambda _: None)
+    made._in_workers = lambda points: [
+        tried_.append(one) or made._take(one, swapped_is_refused(space, one, {}, "", 0.0))
+        for one in points
+    ]
+    made._plans = lambda one: []
+    assert made.run().useful[0].point.rules == () and tried_[0].rules == ("swap_operands",)
+
+
 def test_a_rewritten_point_is_checked_against_the_textbook(space, monkeypatch) -> None:
     point = first_point(space)
     sizes = {"batch": 1, "heads": 1, "rows": 150, "keys": 170, "d": 128}
@@ -157,14 +187,14 @@ def test_tasks_are_shared_out_as_the_plan_says(space, balance) -> None:
     walked = replayed(cycles, Ends(tail=900.0, head=each - 900.0))
     for rows in (128, 7 * 128, 32 * 128):
         sizes = {**SIZES, "rows": rows, "keys": rows}
-        found = Launch(selected, sizes, "h200").time(walked)
+        found = launch_of(selected, sizes).time(walked)
         tiles = rows // 128
         row_tiles = range(tiles - 1, -1, -1) if balance else range(tiles)
         trips = [i + 1 for _ in range(64) for i in row_tiles]
         assert found.tasks == len(trips) and found.iterations == sum(trips)
         # Queries have one slot: what is loaded into it is waited for beside the tail.
         fill = 121 + 94 + 362 + 32 * 9.8
-        whole = max(900.0, fill) + each - 900.0
+        whole = max(900.0, fill) + each - 900.0 + 32 * 50.9  # and 32 KiB of results leave
         right = brute_force([trip * cycles + whole for trip in trips], 132, balance)
         assert found.microseconds == pytest.approx(max(right / found.mhz, found.memory), rel=1e-6)
         assert found.overhead == pytest.approx(
@@ -176,7 +206,7 @@ def test_a_balanced_order_is_faster_under_a_causal_mask(space) -> None:
     point = first_point(space)
     walked = replayed(2500.0, Ends(tail=700.0, head=400.0))
     times = {
-        plan: Launch(space.selected(replace(point, plan=plan), "h200"), SIZES, "h200")
+        plan: launch_of(space.selected(replace(point, plan=plan), "h200"), SIZES)
         .time(walked)
         .microseconds
         for plan in ((), ("balance=longest_first",), ("balance=dynamic",), ("task=prefetch",))
@@ -185,11 +215,14 @@ def test_a_balanced_order_is_faster_under_a_causal_mask(space) -> None:
     assert times["task=prefetch",] < times[()]  # no slot to wait for
 
 
-def gemm(**plan) -> Selected:
+def gemm(sizes: dict[str, int], gpu: str = "h200", **plan) -> Launch:
     config = GemmConfig()
-    program = gemm_program(config)
     launch = default_schedule(config).launch.with_options(**plan)
-    return Selected("", {}, program, schedule_named(program, "inflight", launch))
+    return Launch(gemm_program(config), launch, sizes, gpu)
+
+
+def launch_of(selected: Selected, sizes: dict[str, int]) -> Launch:
+    return Launch(selected.program, selected.launch, sizes, "h200")
 
 
 @pytest.mark.parametrize(
@@ -198,39 +231,48 @@ def gemm(**plan) -> Selected:
         {"supergroup": 0},
         {"supergroup": 3},
         {"supergroup": 5, "cluster": ("m_tile", 2)},
-        {"supergroup": 64},
+        {"supergroup": 2, "cluster": ("n_tile", 2)},
+        {"supergroup": 64, "cluster": ("", 1)},
     ],
 )
 def test_tasks_come_in_the_order_that_the_kernel_takes_them(plan) -> None:
-    """By the formula of the emitted kernel, task by task."""
+    """By the formula of the emitted kernel, task by task: one is a cluster's."""
     rows, cols = 12, 7
     sizes = {"m": rows * 128, "n": cols * 256, "k": 64}
-    launch = Launch(gemm(**plan), sizes, "h200")
+    launch = gemm(sizes, **plan)
+    axis, blocks = launch.plan.cluster
+    high, wide = (-(-count // (blocks if name == axis else 1)) for name, count in
+                  (("m_tile", rows), ("n_tile", cols)))  # fmt: skip
     expected = []
-    for task in range(rows * cols):
-        group = plan.get("supergroup", 0)
-        if not group:
-            expected.append((task // cols, task % cols))
-            continue
-        band, inside = divmod(task, group * cols)
-        high = min(group, rows - band * group)
-        expected.append((band * group + inside % high, inside // high))
-    assert launch.order == expected
+    for task in range(high * wide):
+        group = plan["supergroup"]
+        row, col = task // wide, task % wide
+        if group:
+            band, inside = divmod(task, group * wide)
+            of_band = min(group, high - band * group)
+            row, col = band * group + inside % of_band, inside // of_band
+        expected += [
+            (row * blocks + rank, col) if axis == "m_tile" else (row, col * blocks + rank)
+            for rank in range(blocks)
+        ]
+    assert list(map(tuple, launch.order.tolist())) == expected
+    # Seven columns in pairs: the eighth is taken, and nothing of it is stored.
+    assert (len(expected) > rows * cols) == (axis == "n_tile")
 
 
 def test_loads_of_neighbours_are_served_together() -> None:
     sizes = {"m": 4096, "n": 4096, "k": 4096}
-    one = Launch(gemm(supergroup=11, cluster=("", 1)), sizes, "h200")
+    one = gemm(sizes, supergroup=11, cluster=("", 1))
     a, b = sorted(one.apart.values())
     # 132 tasks: 11 rows of tiles by 12 columns.
     assert (a, b) == (11 / 132, 12 / 132)
-    alone = Launch(gemm(supergroup=0, cluster=("", 1)), {**sizes, "n": 256}, "h200")
+    alone = gemm({**sizes, "n": 256}, supergroup=0, cluster=("", 1))
     assert sorted(alone.apart.values()) == [1 / 32, 1.0]
 
 
 def test_the_clock_falls_until_the_power_is_at_its_limit() -> None:
     sizes = {"m": 8192, "n": 8192, "k": 8192}
-    launch, machine = Launch(gemm(), sizes, "h200"), load("h200")
+    launch, machine = gemm(sizes), load("h200")
     cycles = 1030.0
     little = launch.time(replayed(cycles, Ends(), {"matmul": 10.0})).mhz
     assert little == machine.value("clock.tensor")
@@ -287,8 +329,7 @@ def test_the_bound_is_of_loops_on_all_sms_and_of_bytes(space, monkeypatch) -> No
 def test_the_model_knows_the_h100_too(space) -> None:
     sizes = {"m": 4096, "n": 4096, "k": 4096}
     walked = replayed(1030.0, Ends(1000.0, 0.0, 300.0, 700.0, 400.0), {"matmul": 1024.0})
-    launch = gemm(supergroup=8)
-    small, large = (Launch(launch, sizes, gpu).time(walked) for gpu in ("h100", "h200"))
+    small, large = (gemm(sizes, gpu).time(walked) for gpu in ("h100", "h200"))
     assert small.memory > large.memory  # its DRAM is slower
     assert small.mhz > 1000 and small.microseconds == pytest.approx(large.microseconds, rel=0.1)
 
@@ -298,7 +339,7 @@ def test_a_launch_takes_as_long_as_its_arrays_need() -> None:
     space = Space(FILE, {"causal": "false"})
     selected = space.selected(first_point(space), "h200")
     few = {"batch": 1, "heads": 132, "rows": 128, "keys": 1 << 20, "d": 128}
-    found = Launch(selected, few, "h200").time(replayed(1e-3, Ends()))
+    found = launch_of(selected, few).time(replayed(1e-3, Ends()))
     bytes_ = 2 * (2 * few["rows"] + 2 * few["keys"]) * few["heads"] * few["d"]
     rate = load("h200").value("dram.copy_bandwidth")
     assert found.memory == pytest.approx(bytes_ / rate * 1e6, rel=1e-9)
@@ -318,7 +359,7 @@ def test_loops_whose_length_an_array_gives_are_not_counted(space) -> None:
     selected = replace(space.selected(first_point(space), "h200"), program=program)
     sizes = {"m": 4, "n": 64, "o": 8}
     with pytest.raises(CheckFailed, match=r"iterations depend on .*, read by tasks"):
-        Launch(selected, sizes, "h200").trips  # noqa: B018 (it is counted when asked for)
+        launch_of(selected, sizes).trips  # noqa: B018 (it is counted when asked for)
 
 
 # ---- the store
@@ -422,6 +463,40 @@ def test_a_worker_that_dies_costs_its_point(store) -> None:
     assert all("optimistic_rescale" in one.point.rules for one in dead)
     assert all(dict(one.point.settings)["keys_of_a_tile"] == "80" for one in dead)
     assert len(found.useful) > 15 and found.useful[0].point not in [one.point for one in dead]
+
+
+@pytest.mark.parametrize("deadly_one", range(3))
+def test_of_several_that_ran_when_a_worker_died_none_is_blamed_unheard(
+    store, monkeypatch, deadly_one
+) -> None:
+    """Each is tried again by itself; only what dies alone is refused."""
+    made = _Search(Space(FILE, SMALL), FEW, "h200", store, "normal", lambda _: None)
+    first = first_point(made.space)
+    points = [replace(first, order=name) for name in ("pingpong", "overlapped", "multistage")]
+    made.workers = len(points)
+    together: list[Future] = []
+    alone: list[Point] = []
+
+    def submit(point: Point) -> Future:
+        future: Future = Future()
+        if made.workers > 1:
+            together.append(future)
+            if len(together) == len(points):
+                for each in together:
+                    each.set_exception(BrokenProcessPool("a process died"))
+            return future
+        alone.append(point)
+        if point == points[deadly_one]:
+            future.set_exception(BrokenProcessPool("a process died"))
+        else:
+            future.set_result({"predicted": 100.0})
+        return future
+
+    monkeypatch.setattr(made, "_submit", submit)
+    made._in_workers(points)
+    assert sorted(map(str, alone)) == sorted(map(str, points)), "each once by itself"
+    refused = {one.point: bool(one.row.refused) for one in made.explored.found}
+    assert refused == {point: point == points[deadly_one] for point in points}
 
 
 def hanging(space, point, sizes, gpu, best):

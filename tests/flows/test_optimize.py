@@ -106,7 +106,7 @@ def check_of(error: float) -> CheckResult:
 def test_wrong_numbers_on_the_gpu_fail(tmp_path, monkeypatch):
     measured = (1.0, (1.0, 1.0, 1.0), 0.0, {"i": [1024.0, 1.5]})
     wrong = Measured("GPU", check_of(0.5), {"m": 1}, *measured)
-    monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
+    monkeypatch.setattr(pipeline, "wants_gpu", lambda settings: True)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: wrong)
     with pytest.raises(CheckFailed, match="wrong numbers"):
         optimize(GEMM, tmp_path)
@@ -126,7 +126,7 @@ def test_a_time_that_cannot_be_is_refused(tmp_path, monkeypatch):
     """Planted fault: a clock that sees the launch and not the kernel."""
     flops = 2.0 * 4096**3
     there = Measured("GPU", check_of(1e-3), {"m": 4096}, 200.0, (1.0, 1.0, 1.0), flops)
-    monkeypatch.setattr(pipeline, "_measuring", lambda settings: True)
+    monkeypatch.setattr(pipeline, "wants_gpu", lambda settings: True)
     monkeypatch.setattr(pipeline, "measure_in_worker", lambda *args: there)
     assert optimize(GEMM, tmp_path).measured is there
     assert json.loads((tmp_path / "result.json").read_text())["measured"]["check"]["passed"]

@@ -322,7 +322,7 @@ LAUNCH = {
 @pytest.mark.parametrize(
     ("launch", "message"),
     [
-        ([], "not a launch description (expected a JSON object)"),
+        ([], "expected a JSON object, a launch description"),
         ({"launch": None}, "not a launch description (expected a JSON object)"),
         ({**LAUNCH, "schema": 7}, "launch spec has schema 7, expected 1"),
         ({**LAUNCH, "buffers": [3]}, "launch spec is malformed"),

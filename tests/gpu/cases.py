@@ -27,11 +27,9 @@ from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
-from warploom.kernels.attention.choose import choose_attention
-from warploom.kernels.attention.variants import ATTENTION_CHOICES
+from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.check import run_on_gpu
-from warploom.kernels.gemm.choose import choose_gemm, gemm_choice
-from warploom.kernels.gemm.variant import GemmChoice
+from warploom.kernels.gemm.variant import GEMM, GemmChoice, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
 from warploom.tile import Program, interpret
 
@@ -96,7 +94,7 @@ VARIANTS = {
     "in_cluster": GemmChoice(
         "in_cluster", (128, 64), ("slices_tile", 4), store_panels=1, slices=4, in_cluster=True
     ),
-    **{name: gemm_choice(name) for name in ("cluster-reduce6-64x64", "192x256", "192x256-along-n")},
+    **{name: GEMM.find(name) for name in ("cluster-reduce6-64x64", "192x256", "192x256-along-n")},
 }
 
 
@@ -119,7 +117,7 @@ def attention(variant: str = "", seed: int = 0, rising: float = 0.0, **settings:
     """Attention with the variant its shape gets, or a named one; `rising`: by how much scores grow
     from the first key to the last."""
     config, dims = configure("attention", settings)
-    choice = ATTENTION_CHOICES[variant] if variant else choose_attention(dims["rows"], config)
+    choice = ATTENTION.variants[variant] if variant else choose_attention(dims["rows"], config)
     config = choice.config(config)
     program = entry("attention").program(config)
     arrays = random_arrays(program, dims, seed)
@@ -235,7 +233,8 @@ CASES: dict[str, Callable[[], Case]] = {
         lse="true",
     ),
     "attention-optimistic-wrong": lambda: attention(
-        "192x112-early-optimistic", rising=90.0, rows="200", keys="700", head_dim="96", lse="true"
+        "192x112-overlap-early-optimistic", rising=90.0, rows="200", keys="700", head_dim="96",
+        lse="true",
     ),
     "attention-over": lambda: attention("128x80-cooperative-split", rows="300", keys="300",
                                         head_dim="256"),

@@ -27,6 +27,21 @@ def test_results_have_the_layouts_of_flash_linear_attention():
     assert ops.retention(q, q, v, initial_state=wide(2, 4, 64, 128))[0].shape == v.shape
 
 
+def test_gla_and_delta_rules_have_the_layouts_of_flash_linear_attention():
+    q, v, beta = make(2, 100, 4, 64), make(2, 100, 8, 128), make(2, 100, 8)
+    for out, state in (
+        ops.gla(q, q, v, make(2, 100, 8, 64), output_final_state=True),
+        ops.gated_delta_rule(q, q, v, wide(2, 100, 8), beta, output_final_state=True),
+        ops.delta_rule(q, q, v, beta, output_final_state=True),
+    ):
+        assert out.shape == v.shape and state.shape == (2, 8, 64, 128)
+    with pytest.raises(InputError, match="recurrent gates=fp32: expected bf16"):
+        ops.gla(q, q, v, wide(2, 100, 8, 64))
+    long = make(2, 100, 4, 128)
+    with pytest.raises(InputError, match="key_dim=128: expected a multiple of 8, at most 64"):
+        ops.delta_rule(long, long, v, beta)
+
+
 def test_results_have_the_layouts_of_mamba_ssm():
     x, dt, b = make(2, 100, 8, 64), make(2, 100, 8), make(2, 100, 2, 128)
     more = {"D": wide(8), "dt_bias": wide(8), "dt_softplus": True}

@@ -148,7 +148,7 @@ REFUSED = {
     ),
     "gated up has shape": lambda x: rows.swiglu(x, torch.empty(1, 64, device="cuda")),
     "expected mean, sum or none": lambda x: rows.cross_entropy(x, x, "max"),
-    "softmax of torch.float64": lambda x: rows.softmax(x.double()),
+    "softmax x is float64": lambda x: rows.softmax(x.double()),
     "even size": lambda x: rows.rotary(x, x, x),
 }
 
@@ -169,3 +169,21 @@ def test_rows_loaded_again_change_nothing(op):
         program = row_program(RowConfig(op, 8, 2, options=options))
         results.append(interpret(program, {a.name: values[a.name] for a in program.arrays}))
     assert all((results[0][name] == results[1][name]).all() for name in ("dx", "dw_parts"))
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "flags"),
+    [
+        ("rmsnorm", ((5, 24), (24,)), ()),
+        ("softmax", ((5, 24),), (True,)),
+    ],
+)
+def test_shapes_may_be_symbols_of_a_graph(interpreted, op, shapes, flags):
+    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    torch.library.opcheck(
+        rows.OPERATORS[op],
+        (*given, *flags),
+        test_utils=("test_faketensor", "test_aot_dispatch_dynamic"),
+        rtol=1e-4,
+        atol=1e-4,
+    )

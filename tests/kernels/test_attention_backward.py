@@ -11,6 +11,7 @@ from tests.gpu.cases import distance
 from tests.kernels.backward_case import backward_case, gradients, summed
 
 from warploom import tile as t
+from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import build
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
@@ -124,8 +125,8 @@ def test_what_comes_before_and_after_the_matmuls():
 def kernels():
     """The emitted text of some cases, compiled as one library."""
     made = [make(name) for make in (main_case, rows_case) for name in ("full", "causal", "short")]
-    made += [main_case("fp16"), planned(main_case("full"), store="direct")]
-    made.append(planned(main_case("short"), store="direct"))
+    made += [main_case("fp16"), planned(main_case("full"), store="direct", store_warps=False)]
+    made.append(planned(main_case("short"), store="direct", store_warps=False))
     sources = [emit(lower(case[0], case[1])) for case in made]
     return emulate.compile_all(sources, None), made, sources
 
@@ -139,14 +140,16 @@ def test_the_emitted_code_gives_the_gradients(kernels, number):
         assert right(config, got, want)
 
 
-MEET = r"named_sync<5, 256>\(\);"
 # fault -> (pattern, which of how many in turn)
 FAULTS = {
-    "no-meeting-before": (MEET, (0, 2)),
-    "no-meeting-after": (MEET, (1, 2)),
+    "no-meeting": (r"named_sync<5, 256>\(\);", (0, 1)),
     "no-group-that-shares": (r"named_sync<[12], 128>\(\);", (0, 1)),
     "no-fence-before-matmuls": (r"fence_async\(\);", (0, 1)),
+    "no-fence-before-copies": (r"fence_async\(\);(?=  // here)", (0, 1)),
     "no-wait-for-matmuls": (r"wgmma_wait<\d>\(\);", (0, 1)),
+    "no-wait-for-panels": (r"barrier_wait\(carried_full[^;]*;", (0, 1)),
+    "no-wait-for-copies": (r"barrier_wait\(carried_empty[^;]*;", (0, 1)),
+    "no-panels-handed-over": (r"if \(lane == 0\) barrier_arrive\(carried_full[^;]*;", (0, 1)),
 }
 
 
@@ -189,9 +192,36 @@ def test_the_simulator_notices_a_meeting_left_out():
             simulate(block.rewritten(without), values, seed=seed)
 
 
+@pytest.mark.parametrize(
+    ("part", "plan", "message"),
+    [
+        (
+            "main",
+            {"store": "direct"},
+            "expected a store through panels of its own, each with a slot",
+        ),
+        (
+            "main",
+            {"store_panels": 1},
+            "expected a store through panels of its own, each with a slot",
+        ),
+        ("rows", {}, "0 stores with add=True in its loops"),
+    ],
+)
+def test_stores_that_no_warp_can_copy_are_refused(part, plan, message):
+    make = main_case if part == "main" else rows_case
+    program, schedule, *_ = planned(make("full"), store_warps=True, **plan)
+    with pytest.raises(InputError, match=message):
+        emit(lower(program, schedule))
+
+
 def test_it_is_emitted_for_older_gpus():
     program, schedule, values, want, config = main_case("fp16")
-    older = replace(schedule, launch=schedule.launch.with_options(store="direct"))
+    options = {"store": "direct", "store_warps": False, "staged_slots": 1}
+    plan = schedule.launch.with_options(**options)
+    with pytest.raises(InputError, match="without TMA the producer brings no vectors"):
+        emit_sm80(lower(program, replace(schedule, launch=plan)))
+    older = multistage(program, 2, plan, in_flight=0)
     source = emit_sm80(lower(program, older))
     library = emulate.compile_all([source], None)
     assert right(config, emulate.run(library, 0, source, program, values), want)

@@ -7,10 +7,9 @@ import pytest
 
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
-from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import reference
-from warploom.kernels.attention.variants import ATTENTION_CHOICES
+from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.library import configure
 from warploom.tile import BF16, FP16, interpret
 from warploom.tile.interpret import bind
@@ -194,7 +193,7 @@ def test_exact_takes_no_variant_that_guesses():
             base = replace(near, exact=True)
             chosen = choose_attention(8192, base)
             assert not weighs_near(chosen.config(base))
-            for choice in ATTENTION_CHOICES.values():
+            for choice in ATTENTION.variants.values():
                 assert choice.takes(base) <= (not weighs_near(choice))
 
 

@@ -21,10 +21,12 @@ from warploom.codegen.cuda.simt.emit import emit_simt
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
-from warploom.kernels.attention.choose import choose_attention
+from warploom.kernels.attention import decode
+from warploom.kernels.attention.decode import DecodeConfig
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.gemm.choose import choose_gemm
+from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm.variant import choose_gemm
 from warploom.tile import BF16, E4M3, FP16, Program
 
 PINNED = Path(__file__).with_name("machine_code.json")
@@ -77,12 +79,20 @@ def kernels() -> dict[str, tuple[Program, KernelSchedule, tuple[str, ...]]]:
                 config = choice.config(base)
                 name = f"attention {head_dim} {'causal' if causal else 'full'} {choice.name}"
                 found[name] = attention(config), choice.schedule(config), choice.allow
+    for page, split in ((None, True), (None, False), (16, True), (64, False)):
+        config = DecodeConfig(group=4, page=page, split=split)
+        name = f"decode {page or 'dense'} {'parts' if split else 'whole'}"
+        found[name] = decode.decode(config), decode.decode_schedule(config), ()
     return found
 
 
 def sums() -> dict[str, CudaSource]:
-    """The kernels that add up slices of a product."""
+    """The kernels that add up slices of a product, and that join parts of the keys."""
     found: dict[str, CudaSource] = {}
+    for room in (4, 16):
+        program = decode.combine(DecodeConfig(group=4), room)
+        schedule = decode.combine_schedule(DecodeConfig(group=4), room)
+        found[f"decode join of {room} parts"] = emit_simt(program, schedule, "sm_90a")
     for shape in GEMM_SHAPES["plain"][1].split():
         choice = choose_gemm(*map(int, shape.split("x")), GEMM_SHAPES["plain"][0], sliced=True)
         if choice.workspace:

@@ -25,6 +25,9 @@ CASES = {
     "retention": RecurrentConfig("head", key_dim=128, value_dim=128, final=True),
     "gated": RecurrentConfig("token"),
     "mamba": RecurrentConfig("step", shared=True, skip=True, initial=True, final=True),
+    "gla": RecurrentConfig("channel", gates=t.BF16, key_dim=48, initial=True, final=True),
+    "delta": RecurrentConfig("none", delta=True, gates=t.BF16, value_dim=128, final=True),
+    "gated-delta": RecurrentConfig("token", delta=True, initial=True, final=True),
     "mamba-128": RecurrentConfig(
         "step", softplus=True, gates=t.BF16, key_dim=128, value_dim=64, final=True
     ),
@@ -50,10 +53,16 @@ def case(config, rows=150, heads=2, decay=0.1, seed=1):
     given = {
         "none": {}, "head": {"g": -gates(heads)}, "token": {"g": -gates(shape)},
         "step": {"dt": gates(shape) * 8, "a": -gates(heads)},
+        "channel": {"g": t.round_to(t.BF16, -gates((*shape, config.key_dim)))},
     }  # fmt: skip
+    if config.delta:
+        values["k"] /= np.linalg.norm(values["k"].astype(float), axis=-1, keepdims=True)
+        values["k"] = t.round_to(t.BF16, values["k"])
+        beta = 1.0 / (1.0 + np.exp(-random.normal(size=shape)))
+        values["beta"] = t.round_to(config.gates, beta)
     states = (1, heads, config.key_dim, config.value_dim)
     values |= given[config.decay] | {"o": np.full((*shape, config.value_dim), np.nan)}
-    if config.gates is t.BF16:
+    if config.gates is t.BF16 and "dt" in values:
         values["dt"] = t.round_to(t.BF16, values["dt"])
     values |= {"bias": random.normal(size=heads).astype(np.float32)} if config.softplus else {}
     values |= {"skip": random.normal(size=heads).astype(np.float32)} if config.skip else {}

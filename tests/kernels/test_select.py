@@ -3,10 +3,10 @@
 import pytest
 
 from warploom.errors import InputError
-from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig
-from warploom.kernels.gemm.choose import choose_gemm
+from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import GemmConfig
+from warploom.kernels.gemm.variant import choose_gemm
 from warploom.kernels.select import check_sizes, full_sizes, select
 from warploom.tile import E4M3
 

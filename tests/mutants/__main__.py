@@ -43,6 +43,9 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
         for checker, all_ in of.items():
             rng = random.Random(f"{options.seed} {checker}")
             found += rng.sample(all_, min(options.sample, len(all_)))
+    if options.new:
+        known = {identity(row) for row in json.loads(options.json.read_text())}
+        found = [m for m in found if identity(vars(m)) not in known]
     return found
 
 
@@ -58,13 +61,15 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="so many at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keeps the results; goes on")
     parser.add_argument("--survivors", action="store_true", help="only what survived in --json")
+    parser.add_argument("--new", action="store_true", help="only what --json has no row of")
     parser.add_argument("--list", action="store_true", help="count the mutants, run none")
     parser.add_argument("--table", action="store_true", help="results of --json to docs/checks.md")
     options = parser.parse_args(words)
     if options.jobs < 1 or (options.sample is not None and options.sample < 1):
         parser.error("--jobs and --sample take a number from 1 up")
-    if (options.table or options.survivors) and not (options.json and options.json.is_file()):
-        parser.error("--table and --survivors need a file of --json that is there")
+    rows_needed = options.table or options.survivors or options.new
+    if rows_needed and not (options.json and options.json.is_file()):
+        parser.error("--table, --survivors and --new need a file of --json that is there")
     if options.table:  # of the faults that there are today
         checkers = load()
         every = [m for checker in checkers for m in checker.mutants] + generated(checkers)
@@ -74,7 +79,7 @@ def main(words: list[str] | None = None) -> int:
         return 0
     mutants = chosen(options)
     if not mutants:
-        parser.error(f"no mutant of {options.only!r}")
+        parser.error(f"no {'new ' if options.new else ''}mutant of {options.only!r}")
     if options.list:
         for kind in ("semantic", "generated"):
             print(f"{sum(m.kind == kind for m in mutants):5} {kind}")

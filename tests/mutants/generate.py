@@ -29,19 +29,22 @@ def generated(checkers: list[Checker]) -> list[Mutant]:
     found: list[Mutant] = []
     for checker in checkers:
         argued = {(e.file, e.line, e.before, e.after): e.why for e in checker.equivalents}
+        unknown = set(argued)
         for module in checker.modules:
             source = (ROOT / PACKAGE / module).read_text()
             lines = source.splitlines()
             for at, before, after, why in faults(source):
                 line = lines[source.count("\n", 0, at)].strip()
-                same = argued.pop((module, line, before, after), "")
+                which = module, line, before, after
+                same = argued.get(which, "")
+                unknown.discard(which)
                 tests = checker.tests
                 found.append(
                     Mutant(
                         "generated", checker.name, module, before, after, why, tests, same, at=at
                     )
                 )
-        for file, line, before, after in argued:
+        for file, line, before, after in sorted(unknown):
             raise MutantError(f"{file}: no fault {before!r} -> {after!r} in {line!r}")
     return found
 

@@ -71,8 +71,8 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A generated mutant that nothing can tell: `before` becomes `after` in the one line of `file`
-    that reads `line`; `why` argues it."""
+    """A generated mutant that nothing can tell: `before` becomes `after` where `file` reads `line`;
+    `why` argues it."""
 
     file: str
     line: str

@@ -40,6 +40,8 @@ FORMS = [
     {"mask": "window", "guard": True},
     {"mask": "causal", "lse": True, "dtype": FP16},
     {"mask": "causal", "natural": False},
+    {"mask": "window", "sinks": True},
+    {"mask": "causal", "lse": True, "sinks": True},
 ]
 CHAINS = {
     "powers": [in_powers_of_two],

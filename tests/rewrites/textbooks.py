@@ -39,9 +39,11 @@ def attention(
     guard=False,
     lse=False,
     dtype=BF16,
+    sinks=False,
 ):
     """One pass over all blocks of keys: `natural` takes e ** x, `early` scales scores before the
-    mask, `guard` allows for rows that see no key."""
+    mask, `guard` allows for rows that see no key, `sinks` begins with a weight a head that no value
+    gets."""
     bq, bk = tile
     power = exp if natural else exp2
     factor = 1.0 / math.sqrt(dim)
@@ -51,6 +53,8 @@ def attention(
         rows, d = span(i * bq, bq), span(0, dim)
         queries = load(q, batch, head, rows, d)
         base, total, acc = full(-math.inf, rows=bq), zeros(rows=bq), zeros(rows=bq, d=dim)
+        if sinks:
+            base, total = zeros(rows=bq) + load(rest["sinks"], head), full(1.0, rows=bq)
         row_at = coordinate("rows", bq, i * bq + size("keys") - size("rows"))
         for j in loop(cdiv(size("keys"), bk)):
             keys = span(j * bk, bk)
@@ -84,11 +88,10 @@ def attention(
     arrays |= {name: array(dtype, "batch heads keys d") for name in "kv"}
     if lse:
         arrays["lse"] = array(FP32, "batch heads rows")
-    return trace(
-        body,
-        {name: arrays[name] for name in ("q", "k", "v", "o", *(["lse"] * lse))},
-        name="textbook",
-    )
+    if sinks:
+        arrays["sinks"] = array(FP32, "heads")
+    names = ("q", "k", "v", "o", "lse", "sinks")
+    return trace(body, {x: arrays[x] for x in names if x in arrays}, name="textbook")
 
 
 def matmul(tile=(64, 64, 32), bias=False, activation="none", residual=False, dtype=FP16):

@@ -45,7 +45,7 @@ def fills_that_differ(device: CudaDevice, helpers: Helpers) -> list[str]:
             buffer = Buffer("b", (7, 61), dtype.name, "in", low=-3 if dtype.kind == "int" else 0)
             helpers.fill(address, buffer, 9, 2, (pattern,))
             got = device.download(address, buffer.nbytes)
-            made = generate(dtype, 427, pattern, 9 + 5, 2, 61, buffer.low, buffer.high)
+            made = generate(dtype, 427, pattern, 9 + 5, 2, 61, (buffer.low, buffer.high))
             if got != made.tobytes():
                 wrong.append(f"{pattern}/{dtype.name}")
     device.free(address)

@@ -247,7 +247,7 @@ class FakeDevice:
             if (entry.bytes, entry.exponent, entry.mantissa) == (size, exponent, mantissa)
         )
         assert (has_inf, large, small) == (dtype.has_infinity, *scales(dtype))
-        bits = generate(dtype, count, pattern, seed + sample, salt, inner, low, low + span)
+        bits = generate(dtype, count, pattern, seed + sample, salt, inner, (low, low + span))
         self.upload(to, bits.tobytes())
 
     def _compare_words(self, slots: tuple[bytes, ...]) -> None:

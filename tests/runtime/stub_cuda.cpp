@@ -1,6 +1,6 @@
 // A libcuda that runs on the CPU: just the driver calls of runtime/driver.py, device memory on the
 // heap, one stream, launches executed thread by thread when queued, graphs as recorded closures.
-// HELPERS is the text of runtime/device_code.py, compiled here as plain C++: the very source the
+// HELPERS is the text of runtime/helpers.cu, compiled here as plain C++: the very source the
 // GPU runs. `flip` is the kernel the tests launch. Only for tests; see test_driver.py.
 #include <dlfcn.h>
 #include <cmath>

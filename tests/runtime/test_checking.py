@@ -76,6 +76,7 @@ def test_a_right_candidate_passes_every_pattern(bench: Workbench) -> None:
     assert [finding.pattern for finding in report.findings[::3]] == list(DEFAULT_PATTERNS)
     assert {finding.phase for finding in report.findings} == {"cold", "warm", "back to back"}
     assert json.loads(json.dumps(report.to_json()))["passed"]
+    assert (report.samples, report.failed_sample) == (0, -1), "none was asked for, and none failed"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +230,7 @@ def test_narrow_floats_and_integers_fill_the_same_on_both_sides() -> None:
 
 
 def test_bad_settings_are_refused() -> None:
+    assert CheckSettings().samples == 0, "random inputs are run where they are asked for"
     with pytest.raises(InputError, match="expected 0 to 10,000,000"):
         CheckSettings(samples=10_000_001)
     with pytest.raises(InputError, match="unknown pattern"):

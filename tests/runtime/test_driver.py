@@ -14,8 +14,8 @@ import pytest
 
 from warploom.errors import DeviceError, InputError, ToolMissing
 from warploom.runtime import bindings
-from warploom.runtime.device_code import FUNCTIONS, SOURCE
 from warploom.runtime.driver import CudaDevice, device_count
+from warploom.runtime.helpers import FUNCTIONS, SOURCE
 from warploom.runtime.nvrtc import compile_source
 
 HERE = Path(__file__).parent

@@ -67,7 +67,7 @@ def test_shapes_of_the_structured_patterns() -> None:
 
 
 def test_integers_are_indices_in_range() -> None:
-    made = decode(generate(MEMORY["i32"], 5000, "randn", 3, low=-2, high=5), MEMORY["i32"])
+    made = decode(generate(MEMORY["i32"], 5000, "randn", 3, span=(-2, 5)), MEMORY["i32"])
     assert set(made) == set(range(-2, 5))
 
 

@@ -11,6 +11,7 @@ from warploom.errors import DeviceError, InputError
 from warploom.runtime.helpers import Helpers
 from warploom.runtime.timing import (
     CONTROL,
+    SPIN_MARGIN_US,
     Stopwatch,
     Timing,
     TimingSettings,
@@ -69,10 +70,26 @@ def test_a_spin_that_ends_too_early_throws_the_batch_away_and_grows() -> None:
     assert spins == sorted(set(spins))
 
 
+def test_a_spin_grows_to_what_queueing_took_and_half_as_much_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A spin longer than it need be keeps the kernels waiting and lets the clocks fall."""
+    bench = make(late_spins=1)
+    watch = Stopwatch(bench.device, bench.helpers)
+    launch = bench.launcher(bench.load(image(us=5)))
+    clock = iter([0.0, 0.004, 1.0, 1.004])  # queueing took 4 ms
+    monkeypatch.setattr("warploom.runtime.timing.time.perf_counter", lambda: next(clock))
+    watch.windows([launch], 1)
+    _, second = bench.device.spins  # type: ignore[attr-defined]
+    assert second / bench.device.info.clock_mhz == pytest.approx(1.5 * 4000 + SPIN_MARGIN_US)
+
+
 def test_a_host_that_never_keeps_up_is_named() -> None:
     bench = make(late_spins=10_000)
-    with pytest.raises(DeviceError, match="too busy to time"):
+    with pytest.raises(DeviceError, match="within 200 ms: the host is too busy to time"):
         Stopwatch(bench.device, bench.helpers).windows([bench.launcher(bench.load(image()))], 1)
+    spins = bench.device.spins  # type: ignore[attr-defined]
+    assert max(spins) <= 200_000 * bench.device.info.clock_mhz
 
 
 def test_windows_hold_enough_launches_for_short_kernels_only() -> None:
@@ -88,6 +105,9 @@ def test_bad_requests_are_refused() -> None:
         TimingSettings(mode="hot")
     with pytest.raises(InputError, match="rounds >= 2"):
         TimingSettings(rounds=1)
+    with pytest.raises(InputError, match="reloads >= 1"):
+        TimingSettings(reloads=0)
+    assert TimingSettings(rounds=2, reloads=1).reloads == 1
     with pytest.raises(InputError, match="none named 'control'"):
         time_images(make(), {CONTROL: image()})
 

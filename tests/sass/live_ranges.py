@@ -11,15 +11,18 @@ import tempfile
 from pathlib import Path
 
 from warploom import toolchain
-from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.cubin import NEW_LAYOUT_ABI, Cubin
 from warploom.sass.decode.resources import PREDICATE_BASE, UNIFORM_BASE, UNIFORM_PREDICATE_BASE
 
 _BASES = {"GPR": 0, "PRED": PREDICATE_BASE, "UGPR": UNIFORM_BASE, "UPRED": UNIFORM_PREDICATE_BASE}
+EI_ABIVERSION = 8  # place of that byte in an ELF file
 _ROW = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/")
 
 
 def live_ranges(cubin: Cubin) -> dict[str, dict[int, tuple[set[int], set[int]]]]:
     """{kernel: {offset: (reads, writes)}}; an empty dict when nvdisasm has no dataflow for it."""
+    if cubin.data[EI_ABIVERSION] < NEW_LAYOUT_ABI:
+        return {}  # half a second that would only say so
     tool = toolchain.find("nvdisasm")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "image.cubin"

@@ -94,8 +94,20 @@ def test_order_is_kept_just_where_two_accesses_may_meet(
     if meets:
         assert keeps, f"both may touch a byte of {meets} memory"
     # The rule asks of global memory alone, or of all: a generic access is not told apart.
-    elif first.base not in TOGETHER and (len(shared) == 1 or first.address == second.address):
+    elif first.base not in TOGETHER and (len(shared) <= 1 or first.address == second.address):
         assert not keeps, "they never touch the same byte"
+
+
+@pytest.mark.parametrize("mode", AliasMode)
+def test_what_shares_no_memory_may_change_places(mode: AliasMode) -> None:
+    for one, other in itertools.product(TOUCHES, repeat=2):
+        first, second = (
+            MemoryAccess(at, base, *SPACES[base], ((4, 0),), 0, 4, frozenset())
+            for at, base in enumerate((one, other))
+        )
+        (reads, writes), (others, stores) = TOUCHES[one], TOUCHES[other]
+        meets = bool(writes & (others | stores) or stores & reads)
+        assert must_keep_order(first, second, mode) is meets, (one, other)
 
 
 @pytest.mark.parametrize("memory", ["LDG", "LDS", "LDL", "STG", "STS", "STL", "LD", "ST"])
@@ -130,6 +142,33 @@ def test_equal_addresses_are_of_registers_nobody_wrote_in_between(
                     assert written, (kernel.name, first.index, second.index)
                     rewritten += 1
     assert same > 100 and rewritten > 10, "the kernels have both kinds"
+
+
+def test_an_address_is_another_one_after_each_write_of_a_register_of_it(
+    kernels_of: Callable[[str], list[Kernel]],
+) -> None:
+    """The same access again and again, with one, two or no writes of its registers in between."""
+    tried = 0
+    for kernel in (kernel for name in NAMES for kernel in kernels_of(name)):
+        for access in memory_accesses(kernel, kernel.instructions, {}):
+            item = kernel.instructions[access.index]
+            registers = {register for register, _ in access.address}
+            loaded = {write.resource for write in item.effects.writes}
+            writes = (
+                other
+                for other in kernel.instructions
+                if registers & {write.resource for write in other.effects.writes}
+                and other.base not in SPACES
+            )
+            write = next(writes, None)
+            if write is None or registers & loaded:
+                continue
+            tried += 1
+            for count in range(3):
+                items = (item, *[write] * count, item)
+                first, second = memory_accesses(kernel, items, {})
+                assert (first.address == second.address) is (count == 0), (item, write, count)
+    assert tried > 50
 
 
 def test_pointers_are_distinct_in_triton_mode_alone() -> None:

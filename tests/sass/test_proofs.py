@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warploom.sass.decode.control import NO_SCOREBOARD
+from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.resources import Access
 from warploom.sass.flow.dependence import Dependence, Hazard, dependences
@@ -246,7 +248,9 @@ def test_a_bit_that_no_text_shows_does_not_change(kernels_of: Kernels) -> None:
     assert found is not None and found.rule == "INSTRUCTION"
 
 
-def test_what_waits_for_a_matrix_group_names_the_same_registers(kernels_of: Kernels) -> None:
+def test_what_waits_for_a_matrix_group_names_the_same_registers(
+    kernels_of: Kernels, cubin_of: Callable[[str], Cubin], monkeypatch: pytest.MonkeyPatch
+) -> None:
     kernel = kernels_of(MATRIX)[0]
     named = [
         item
@@ -260,9 +264,16 @@ def test_what_waits_for_a_matrix_group_names_the_same_registers(kernels_of: Kern
             for access in item.effects.reads
         )
         other = put(kernel, with_accesses(item, reads=moved))
-        found = [row.offset for row in renaming._lint(kernel, other) if row.rule == "ASYNCHRONOUS"]
-        assert found == [item.offset]
+        found = renaming._groups(kernel, other)
+        assert [(row.rule, row.offset) for row in found] == [("ASYNCHRONOUS", item.offset)]
     assert renaming._groups(kernel, kernel) == []
+    # The whole proof asks for it where everything before it holds.
+    cubin, read = cubin_of(MATRIX), iter((kernel, other))
+    monkeypatch.setattr(renaming, "decode_anew", lambda *_: next(read))
+    monkeypatch.setattr(renaming, "_limits", lambda *_: [])
+    monkeypatch.setattr(renaming, "_lockstep", lambda *_: [])
+    found = renaming.verify_renaming(cubin, cubin, kernel.name)
+    assert item.offset in [row.offset for row in found if row.rule == "ASYNCHRONOUS"]
 
 
 # --- instructions over a back edge ---------------------------------------------------------------

@@ -88,6 +88,19 @@ def test_the_checker_sees_two_issues_at_once() -> None:
     assert broken(moved(good, b=3), graph) == {"issue", "length"}
 
 
+def test_a_value_that_is_there_in_time_but_for_the_way_to_another_group_is_a_late_hand_off() -> (
+    None
+):
+    nodes = (Node("a", "a", latency=4), Node("b", "b", latency=1))
+    graph = Graph("pair", nodes, (Edge("a", "b", 4, spill_cost=2),))
+    apart = {"a": "compute0", "b": "compute1"}
+    found = {
+        at: broken(assemble(graph, target_b(), OURS, 20, {"a": 0, "b": at}, apart), graph)
+        for at in range(3, 7)
+    }
+    assert found == {3: {"dependence"}, 4: {"hand-off"}, 5: {"hand-off"}, 6: set()}
+
+
 def test_a_failed_check_names_the_rule_and_the_numbers() -> None:
     with pytest.raises(CheckFailed, match=r"ring: V is filled again after 2048 cycles"):
         check(graph_b(), target_b(), FAULTS["ring"]).raise_if_failed()
@@ -132,7 +145,10 @@ def test_the_simulator_sees_an_overwritten_buffer() -> None:
     times = {"L": 0, "A": 0, "R": 10, "B": 20, "T": 21}
     schedule = assemble(graph, target_b(), OURS, 40, times, groups)
     assert check(graph, target_b(), schedule).passed
-    assert any("smem holds 400000" in h for h in simulate(graph, target_b(), schedule).hazards)
+    run = simulate(graph, target_b(), schedule)
+    assert any("smem holds 400000" in hazard for hazard in run.hazards)
+    with pytest.raises(CheckFailed, match=r"overwritten while alive: .*smem holds 400000"):
+        run.raise_if_failed()
 
 
 def test_the_simulator_judges_slots_by_when_things_were_issued(
@@ -152,7 +168,23 @@ def test_the_simulator_takes_time_for_a_hand_over() -> None:
         groups = {"a": "compute0", "b": home}
         schedule = assemble(graph, target_b(), OURS, 20, {"a": 0, "b": 12}, groups)
         issues = simulate(graph, target_b(), schedule).issues
-        assert issues["b", 0] - issues["a", 0] == gap
+        assert (issues["a", 0], issues["b", 0]) == (0, gap), "nothing waits for what is free"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reader_of_a_slot_waits_for_its_load_and_no_other_is_faster_or_slower(seed: int) -> None:
+    """How long a load takes is drawn; what only follows it in order keeps its distance."""
+    load = Node("L", "load", (UnitUse("TMA", 1),), 10, 1, 0, {}, 1, True, True, (1, 500))
+    read, after = Node("R", "read", latency=1), Node("A", "after", latency=1)
+    edges = (Edge("L", "R", 10, kind="ring"), Edge("L", "A", 3, kind="order"))
+    graph = Graph("drawn", (load, read, after), edges)
+    groups = {"L": "load", "R": "compute0", "A": "compute1"}
+    schedule = assemble(graph, target_b(), OURS, 600, {"L": 0, "R": 10, "A": 3}, groups)
+    schedule = replace(schedule, ring_depth={"L": 1})  # each load finds its reader waiting
+    issues = simulate(graph, target_b(), schedule, seed=seed).issues
+    gaps = [issues["R", i] - issues["L", i] for i in range(40)]
+    assert 1 <= min(gaps) < 100 and 400 < max(gaps) <= 500
+    assert {issues["A", i] - issues["L", i] for i in range(40)} == {3}
 
 
 def test_the_simulated_rate_is_no_less_than_the_work_of_a_rate_unit() -> None:

@@ -16,7 +16,7 @@ MODULES = (
         f"cli.{name}"
         for name in "bench build derive doctor optimize run sass schedule tune".split()
     ),
-    *(f"kernels.{name}" for name in "attention.choose gemm.choose library user".split()),
+    *(f"kernels.{name}" for name in "attention.variants gemm.variant library user".split()),
     *(f"schedule.solve.{name}" for name in "solve enumerate".split()),
     "schedule.service",
     "schedule.refute.refute",

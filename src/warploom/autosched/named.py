@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from warploom.codegen.analysis.entry import WARP_GROUP, entry_registers
-from warploom.codegen.ir.place import Placement, matmul_loads, place
+from warploom.codegen.ir.place import Placement, place
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.passes.rings import local_rings, rings_of
 from warploom.errors import InputError
@@ -34,8 +34,7 @@ def groups(
     """
     if compute not in REGISTERS:
         raise InputError(f"{compute} compute groups: expected one of {sorted(REGISTERS)}")
-    # What a block has at entry, in multiples of 8 a thread; asking for more waits for ever.
-    pool = (compute + 1) * entry_registers((compute + 1) * WARP_GROUP, resident=resident)
+    pool = register_pool(compute, resident)
     producer, consumer = registers or REGISTERS[compute]
     if registers is None and producer + compute * consumer > pool:
         producer, consumer = LEAST, (pool - LEAST) // compute // 8 * 8
@@ -50,8 +49,14 @@ def groups(
     )
 
 
+def register_pool(compute: int, resident: int = 1) -> int:
+    """Registers of a thread of the producer and one of each consumer together: what a block has at
+    entry, in multiples of 8 a thread; asking for more waits for ever."""
+    return (compute + 1) * entry_registers((compute + 1) * WARP_GROUP, resident=resident)
+
+
 def write(
-    program: Program,
+    placement: Placement,
     loop: Loop,
     own: tuple[Group, ...],
     depth: int,
@@ -70,7 +75,9 @@ def write(
     time: dict[str, int] = {}
     group: dict[str, str] = {}
     release: dict[str, int] = {}
-    loads = matmul_loads(program, loop)
+    loads = [
+        op for op in loop.body if isinstance(op, Op) and op.dst and placement.is_shared(op.dst)
+    ]
     for place_, op in enumerate(loads):
         if f"{op.label}" not in dict(order):
             time[op.label], group[op.label] = place_ % interval, own[0].name
@@ -82,7 +89,7 @@ def write(
             else:
                 time[f"{label}/{part}"], group[f"{label}/{part}"] = at, own[1 + part].name
     return Schedule(
-        graph=f"{program.name}.{loop.index}",
+        graph=f"{placement.program.name}.{loop.index}",
         target="h200",
         initiation_interval=interval,
         length=max([*time.values(), *release.values()]) + 1,
@@ -102,6 +109,7 @@ def multistage(
     in_flight: int = 1,
     registers: tuple[int, int] | None = None,
     early_release: bool = False,
+    vectors: bool = False,
 ) -> KernelSchedule:
     """Load-compute-finish: producers fill a ring, consumers run the body in program order.
 
@@ -109,10 +117,11 @@ def multistage(
     touches its result (0: drain every iteration, as ThunderKittens' template does): its slots go
     back behind the first matmul of the next iteration. `early_release`: a slot is given back before
     the first op that needs what was made of it, where the group waits anyway, not at the
-    iteration's end.
+    iteration's end. `vectors`: the producer also brings vectors along columns (without it each
+    thread loads an element).
     """
     loops: dict[str, Schedule] = {}
-    placement = place(program, launch.split, compute)
+    placement = place(program, launch.split, compute, vectors)
     own = groups(compute, registers, launch.resident)
     program = placement.program
     for loop in program.loops():
@@ -134,11 +143,13 @@ def multistage(
             elif early_release:
                 last_reader = next(other for other in ops if other.id == op)
                 after = [label for label, _ in order].index(last_reader.label)
-                place_ = _first_toucher(placement, order, by_label, last_reader, after)
+                place_ = after + 1
+                if last_reader.kind == "mma":
+                    place_ = _first_toucher(placement, order, by_label, last_reader, after)
                 order.insert(place_, (f"release {ring}", 0))
             else:
                 order.append((f"release {ring}", 0))
-        loops[loop.index] = write(program, loop, own, depth, order)
+        loops[loop.index] = write(placement, loop, own, depth, order)
     return KernelSchedule("multistage", loops, launch)
 
 
@@ -194,81 +205,8 @@ def overlapped(
         shift = len(matmuls) if pingpong else 0
         left = last.srcs[0].name
         named = {left: copies} if copies > 1 and not placement.is_shared(last.srcs[0]) else {}
-        loops[loop.index] = write(program, loop, own, depth, order, shift, named)
+        loops[loop.index] = write(placement, loop, own, depth, order, shift, named)
     return KernelSchedule("overlapped" + ("-pingpong" if pingpong else ""), loops, launch, pingpong)
-
-
-def skewed(
-    program: Program,
-    depth: int,
-    launch: LaunchPlan,
-    compute: int = 2,
-    registers: tuple[int, int] | None = None,
-) -> KernelSchedule:
-    """What needs a sum that loops carry runs one iteration behind what does not.
-
-    The latter then runs beside the matmuls of the former: of a recurrence, the weights of a chunk
-    beside the state of the one before. Behind the sum's matmuls come those that only need what is
-    loaded, and beside all of them what needs none.
-    """
-    placement = place(program, launch.split, compute)
-    program = placement.program
-    loops: dict[str, Schedule] = {}
-    own = groups(compute, registers, launch.resident)
-    for loop in program.loops():
-        ops = _placed(program, loop, placement)
-        behind = _needing_sums(placement, ops)
-        matmuls = [op for op in ops if op.kind == "mma"]
-        late = [op for op in matmuls if op in behind]
-        if not late or late == matmuls:
-            raise InputError(
-                f"loop {loop.index} of {program.name} has {len(late)} of {len(matmuls)} matmuls "
-                "that need a sum of the iterations before; the skewed schedule needs some that do "
-                "and some that do not, use multistage"
-            )
-        early = [op for op in ops if op not in behind]
-        start = [op for op in early if op.kind == "mma" and not _made(placement, op)]
-        middle = [op for op in early if op not in start]
-        made = {op.dst for op in start}
-        waiting = (n for n, op in enumerate(middle) if made & {*placement.fusion.sources(op)})
-        cut = next(waiting, len(middle))
-        last = behind.index(late[-1]) + 1
-        order = [(op, 1) for op in behind[:last]] + [(op, 0) for op in (*start, *middle[:cut])]
-        order += [(op, 1) for op in behind[last:]] + [(op, 0) for op in middle[cut:]]
-        labels = [(op.label, stage) for op, stage in order]
-        by_label = {op.label: op for op in ops}
-        for ring, names in _rings(placement, loop).items():
-            stage, at, reader = max(
-                (stage, number, op)
-                for number, (op, stage) in enumerate(order)
-                if any(var.name in names for var in placement.slots_read(op))
-            )
-            place_ = at + 1
-            if reader.kind == "mma":
-                here = [label for label, _ in labels].index(reader.label)
-                place_ = _first_toucher(placement, labels, by_label, reader, here + 1)
-            labels.insert(place_, (f"release {ring}", stage))
-        loops[loop.index] = write(program, loop, own, depth, labels)
-    return KernelSchedule("skewed", loops, launch)
-
-
-def _made(placement: Placement, op: Op) -> bool:
-    """Whether a matmul takes an operand that is made in registers."""
-    return any(not placement.is_shared(var) for var in op.srcs[:2])
-
-
-def _needing_sums(placement: Placement, ops: Sequence[Op]) -> list[Op]:
-    """The ops of an iteration that need a sum of matmuls which the one before has left."""
-    sums = {op.dst.name for op in ops if op.kind == "mma" and len(op.srcs) == 3 and op.dst}
-    written, needing, found = set[str](), set[str](), list[Op]()
-    for op in ops:
-        read = {var.name for var in placement.fusion.sources(op)}
-        needing |= (read & sums) - written
-        if read & needing or (op.dst is not None and op.dst.name in needing):
-            found.append(op)
-            needing |= {op.dst.name} if op.dst is not None else set()
-        written |= {op.dst.name} if op.dst is not None else set()
-    return found
 
 
 def _placed(program: Program, loop: Loop, placement: Placement) -> list[Op]:

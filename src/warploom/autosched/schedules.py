@@ -8,7 +8,6 @@ overlapped    the last matmul one iteration behind the first (FlashAttention-3, 
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
 ...-early     these two with what the loop does to its last result (rescaling) beside the first
               matmul, right before the last one adds to it
-skewed        what needs a carried sum one iteration behind what does not: for recurrences
 solve         the solver's answer that replays fastest (`autosched.solve`, `autosched.chosen`)
 """
 
@@ -18,7 +17,7 @@ from collections.abc import Callable
 
 from warploom.autosched.chosen import chosen_kernel
 from warploom.autosched.depths import MOST_DEPTH
-from warploom.autosched.named import multistage, overlapped, skewed
+from warploom.autosched.named import multistage, overlapped
 from warploom.autosched.solve import Search, row_axis, solve_kernel
 from warploom.codegen.analysis.shared_layout import shared_layout
 from warploom.codegen.ir.place import ROWS_PER_GROUP, Placement, place, runs_along
@@ -37,7 +36,6 @@ NAMES = (
     "pingpong",
     "overlapped-early",
     "pingpong-early",
-    "skewed",
     "solve",
 )
 
@@ -128,8 +126,6 @@ def schedule_named(
             return overlapped(
                 program, depth, plan, groups, pingpong, registers, early_rescale=early
             )
-        if name == "skewed":
-            return skewed(program, depth, plan, groups, registers)
         flying = int(name == "inflight")
         return multistage(program, depth, plan, groups, flying, registers)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
@@ -26,7 +26,7 @@ from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.engine.points import Space
 from warploom.errors import InputError
-from warploom.files import check_folder
+from warploom.files import check_folder, read_object
 from warploom.flows.built import write_build_note
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected, select
@@ -57,15 +57,7 @@ def read_schedule(path: Path) -> tuple[KernelSchedule | SimtSchedule, str]:
 
     Raises `InputError` naming file and place.
     """
-    try:
-        data: Any = json.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error})") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a JSON object, a kernel schedule")
-    table = cast("dict[str, Any]", data)
+    table = read_object(path, "a kernel schedule")
     made_for = str(table.get("program", ""))
     if table.get("schema") == SIMT_SCHEMA:
         return SimtSchedule.from_json(table, str(path)), made_for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,10 @@ from warploom.cli.build import Gpu, Name, Settings, settings_of
 from warploom.engine.points import Space, described
 from warploom.engine.search import EFFORTS
 from warploom.errors import InputError, Interrupted
+from warploom.files import check_folder
 from warploom.flows.optimize import optimize as run_optimize
 from warploom.flows.optimized import BEST, Optimized, OptimizeSettings, order_of
+from warploom.flows.record import record
 from warploom.objects import names_object
 
 
@@ -41,18 +44,19 @@ def optimize(
     space: Annotated[
         bool, typer.Option("--space", help="print what there is to choose of your own program")
     ] = False,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--record", help="write the kernel's tuned table, with a row for each line of key=value"
+        ),
+    ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option("--trace", help="write trace.json for Perfetto: each step of each warp group"),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
 ) -> None:
     """Program, schedule, CUDA, cubin, static verdict, and measured where a GPU is."""
-    if space:
-        if as_json or out is not None:
-            raise InputError("--space prints a text and builds nothing: leave out --json and -o")
-        if not names_object(name):
-            raise InputError(f"--space: {name} has a tuned table; expected FILE.py:OBJECT")
-        typer.echo(described(Space(name, settings_of(settings))))
-        return
-    if out is None:
-        raise InputError("optimize needs -o FOLDER for the results")
     request = OptimizeSettings(
         name,
         gpu,
@@ -62,12 +66,59 @@ def optimize(
         time_limit,
         compare,
         effort or "",
+        trace,
     )
+    if space:
+        _refuse_others("--space", request, as_json, "")
+        if out is not None:
+            raise InputError("--space prints a text and builds nothing: leave out -o")
+        if not names_object(name):
+            raise InputError(f"--space: {name} has a tuned table; expected FILE.py:OBJECT")
+        typer.echo(described(Space(name, request.settings)))
+    elif recorded is not None:
+        _refuse_others("--record", request, as_json, measure)
+        _record(request, recorded, out)
+    elif out is None:
+        raise InputError("optimize needs -o FOLDER for the results")
+    else:
+        _search(request, out, as_json)
+
+
+def _refuse_others(option: str, request: OptimizeSettings, as_json: bool, measure: str) -> None:
+    """Refuse what else was asked for than a kernel, its settings and how to measure."""
+    usual = OptimizeSettings(request.name, settings=request.settings, measure=measure or "auto")
+    words = {"seconds": "time-limit"}
+    given = [
+        f"--{words.get(one.name, one.name)}"
+        for one in fields(request)
+        if getattr(request, one.name) != getattr(usual, one.name)
+    ]
+    given += ["--json"] if as_json else []
+    if given:
+        raise InputError(f"{option} does not go with {', '.join(given)}")
+
+
+def _search(request: OptimizeSettings, out: Path, as_json: bool) -> None:
     try:
-        found = run_optimize(request, out, lambda text: print(text, file=sys.stderr, flush=True))
+        found = run_optimize(request, out, _say)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; what lies in {out} is whole") from None
     typer.echo(json.dumps(found.to_json()) if as_json else summary(found))
+
+
+def _record(request: OptimizeSettings, shapes: Path, out: Path | None) -> None:
+    try:
+        lines = [line.split() for line in shapes.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise InputError(f"--record {shapes}: expected a file of shapes ({error})") from None
+    if out is not None:
+        check_folder(out)
+    where = None if out is None else out / "tuned.toml"
+    typer.echo(record(request, [settings_of(line) for line in lines], _say, where))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def summary(found: Optimized) -> str:
@@ -83,6 +134,8 @@ def summary(found: Optimized) -> str:
     else:
         rows = found.measured.rows(found.chosen.predicted)
         lines += [f"{what}: {value}" for what, value in rows]
+    if found.traced is not None:
+        lines.append(f"trace: {found.traced}")
     lines.append(", ".join(f"{name} {value:.1f} s" for name, value in found.seconds.items()))
     lines.append(f"result: {found.folder}/report.html")
     return "\n".join(lines)

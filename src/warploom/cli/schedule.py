@@ -21,6 +21,8 @@ from warploom.files import check_folder, write_text_atomically
 from warploom.kernels.select import HOPPER, written
 from warploom.schedule import service
 from warploom.schedule.solve.solve import Problem
+from warploom.schedule.view import picture
+from warploom.schedule.view.trace import chrome_trace
 
 BEAT = 2.0  # seconds between lines of progress; what is done sooner says nothing
 
@@ -100,10 +102,11 @@ def schedule(
         typer.echo(json.dumps(service.to_json(result)))
     elif json_out:
         write_text_atomically(Path(json_out), json.dumps(service.to_json(result), indent=1) + "\n")
+    drawn = result.graph, result.target, result.schedule
     if trace:
-        write_text_atomically(Path(trace), json.dumps(service.trace(result)) + "\n")
+        write_text_atomically(Path(trace), json.dumps(chrome_trace(*drawn)) + "\n")
     if svg:
-        write_text_atomically(Path(svg), service.picture(result))
+        write_text_atomically(Path(svg), picture.svg(*drawn))
 
 
 def problem_of(name: str, settings: dict[str, str], loop: str, request: service.Request) -> Problem:

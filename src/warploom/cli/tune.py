@@ -66,17 +66,10 @@ def tune(
     json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
 ) -> None:
     """Search for a faster order and control code of one kernel; verify, test, write the result."""
-    seconds = parse_duration(budget)
-    played = moves_of(MOVES if moves == "all" else moves.split(","))
-    check_folder(out)
-    console = Console(seconds)
-    if names_object(target):
-        console.say(f"running {target}")  # a Triton kernel is compiled: seconds
-    chosen = read_target(target, kernel, launch, arch, settings_of(sizes))
     settings = TuneSettings(
         player=search,
         measure=_measure(measure),
-        seconds=seconds,
+        seconds=parse_duration(budget),
         candidates=candidates,
         mode=alias,
         seed=seed,
@@ -84,8 +77,13 @@ def tune(
         resume=resume,
         policy=policy,
         steps=steps,
-        moves=played,
+        moves=moves_of(MOVES if moves == "all" else moves.split(",")),
     )
+    check_folder(out)
+    console = Console(settings.seconds)
+    if names_object(target):
+        console.say(f"running {target}")  # a Triton kernel is compiled: seconds
+    chosen = read_target(target, kernel, launch, arch, settings_of(sizes))
     report = _searched(chosen, settings, out, console)
     manifest = report.files["manifest"]
     print(

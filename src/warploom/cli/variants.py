@@ -13,7 +13,7 @@ from warploom.tables import as_text
 
 def variants(name: Annotated[str, typer.Argument(help="gemm or attention")]) -> None:
     """Print the variants of a kernel: a line each; "." is a column's default."""
-    table = entry(name).variants
-    if not table:
+    table = entry(name).table
+    if table is None:
         raise InputError(f"{name}: a program of your own has no table of variants")
-    typer.echo(as_text(table))
+    typer.echo(as_text(table.variants))

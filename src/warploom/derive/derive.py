@@ -17,7 +17,7 @@ from warploom.derive.bounds.bounds import Bound, check
 from warploom.derive.cost import closed, continuous, timing
 from warploom.derive.cost.cost import FULL, PAPER, Accounting, resident, traffic
 from warploom.derive.cost.counts import exact_traffic
-from warploom.derive.cost.gpu import Gpu, gpu
+from warploom.derive.cost.gpu import Gpu, element_bytes, gpu
 from warploom.derive.cost.levels import level_lines, sm_lines
 from warploom.derive.cost.structure import MAX_STREAMS, Plan, Setting, search
 from warploom.derive.cost.work import recomputes
@@ -207,7 +207,8 @@ class Derivation:
         if any(not_fits(kernel, self) for kernel in self.kernels):
             lines.append("warning   a kernel exceeds the level's capacity")
         lines.append("")
-        lines += [pseudocode(kernel, hardware=bool(self.gpu)) for kernel in self.kernels]
+        element = element_bytes(self.dtype or "fp16")
+        lines += [pseudocode(kernel, bool(self.gpu), element) for kernel in self.kernels]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

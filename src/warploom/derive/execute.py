@@ -7,6 +7,7 @@ code with `cost.py`; `tests/derive/test_transfers.py` holds the two to agree.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,13 +34,13 @@ Value = Any
 class Traffic:
     """Values that crossed between the memories, by array."""
 
-    loaded: dict[str, int] = field(default_factory=dict[str, int])
-    stored: dict[str, int] = field(default_factory=dict[str, int])
+    loaded: Counter[str] = field(default_factory=Counter[str])
+    stored: Counter[str] = field(default_factory=Counter[str])
 
     @property
     def total(self) -> int:
         """Everything that crossed."""
-        return sum(self.loaded.values()) + sum(self.stored.values())
+        return self.loaded.total() + self.stored.total()
 
 
 def run_kernels(
@@ -155,7 +156,7 @@ class Run:
         """Bring in the current tile of an external array, and count it."""
         axes = self.body.axes_of(name)
         tile = self.arrays[name][tuple(slice(*self.range[a]) for a in axes)]
-        self.traffic.loaded[name] = self.traffic.loaded.get(name, 0) + tile.size
+        self.traffic.loaded[name] += tile.size
         return tile
 
     def _compute(self, node: Node) -> Value:
@@ -178,7 +179,7 @@ class Run:
         axes = self.body.axes_of(source)
         spans = [view_range(node, axis, self.range) for axis in axes]
         tile = self.arrays[source][tuple(slice(*span) for span in spans)]
-        self.traffic.loaded[source] = self.traffic.loaded.get(source, 0) + tile.size
+        self.traffic.loaded[source] += tile.size
         start = {axis: span[0] for axis, span in self.range.items()}
         start |= {f"{a}#": e - s for a, (s, e) in self.range.items()}
         start |= {f"{a}@source": span[0] for a, span in zip(axes, spans, strict=True)}
@@ -264,19 +265,19 @@ class Run:
 
     def _store(self, name: str) -> None:
         """Write the current tile of an output, and count it."""
-        value = self._value(name)
+        self._write(name, self._value(name))
+
+    def _write(self, name: str, value: Value) -> None:
         axes = self.body.axes_of(name)
         self.outputs[name][tuple(slice(*self.range[a]) for a in axes)] = value
-        self.traffic.stored[name] = self.traffic.stored.get(name, 0) + value.size
+        self.traffic.stored[name] += value.size
 
     def _save_part(self) -> None:
         """Write this core's partial states to memory; the merge reads them back."""
         key = tuple(self.range[each.axis][0] for each in self.kernel.loops if each.kind == "group")
         kept = {node.name: self.state[node.name] for node in self.kernel.parts}
         for name, value in kept.items():
-            self.traffic.stored[f"{name} (partial)"] = (
-                self.traffic.stored.get(f"{name} (partial)", 0) + value.size
-            )
+            self.traffic.stored[f"{name} (partial)"] += value.size
         where = {
             each.axis: self.range[each.axis] for each in self.kernel.loops if each.kind == "group"
         }
@@ -290,23 +291,14 @@ class Run:
             self.range.update(self.scopes[0][f"where {key}"])
             for part, _ in parts:
                 for name, value in part.items():
-                    label = f"{name} (partial)"
-                    self.traffic.loaded[label] = self.traffic.loaded.get(label, 0) + value.size
+                    self.traffic.loaded[f"{name} (partial)"] += value.size
             while len(parts) > 1:
                 paired = [self._merge(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
                 parts = paired + ([parts[-1]] if len(parts) % 2 else [])
             self.state, self.count = parts[0]
             self.scopes = [self.scopes[0], {}]
             for name in self.body.outputs:
-                self._store_merged(name)
-
-    def _store_merged(self, name: str) -> None:
-        """Finish one output from merged states."""
-        cache = self.scopes[-1]
-        value = self._finish(name, cache)
-        axes = self.body.axes_of(name)
-        self.outputs[name][tuple(slice(*self.range[a]) for a in axes)] = value
-        self.traffic.stored[name] = self.traffic.stored.get(name, 0) + value.size
+                self._write(name, self._finish(name, self.scopes[-1]))
 
     def _finish(self, name: str, cache: dict[str, Value]) -> Value:
         """A value computed from merged states only."""

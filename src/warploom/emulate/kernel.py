@@ -65,7 +65,7 @@ class Library:
         pointers = (ctypes.c_void_p * len(packed))(*[ctypes.addressof(p) for p in packed])
         call = getattr(self.library, f"run_{number}")
         call.restype = ctypes.c_char_p
-        count = min(-(-blocks // source.cluster), _tasks(source, dims)) * source.cluster
+        count = min(-(-blocks // source.cluster), source.tasks(dims)) * source.cluster
         together = max(source.cluster, SIDE_BY_SIDE)
         message = call(pointers, count, together, ctypes.c_uint(seed))
         if message is not None:
@@ -85,15 +85,6 @@ def _entry(source: CudaSource, number: int) -> str:
         "  how.together = together; how.seed = seed;\n"
         f"  return launch_with(k{number}::{source.name}, p, how);\n}}"
     )
-
-
-def _tasks(source: CudaSource, dims: Mapping[str, int]) -> int:
-    # As `Kernel.tasks`: a launch has no more clusters than tasks.
-    total = 1
-    for name, extent in source.grid:
-        count = max(0, extent.evaluate(dims))
-        total *= -(-count // source.cluster) if name == source.cluster_axis else count
-    return total
 
 
 class _Guarded:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+from warploom.autosched.named import register_pool
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
 from warploom.tile import Op, Program
@@ -29,7 +30,6 @@ RASTERS, CLUSTERS = (4, 8, 12, 16), (2, 4)
 PANELS = (1, 4)
 LOADERS = (32, 40)  # registers of a loading thread that computes many addresses
 MOST_REGISTERS = 240  # of a computing thread
-REGISTERS = 512  # of four threads, one of each partition's lane: 64 Ki over 128
 
 
 def choices(program: Program) -> Mapping[str, tuple[str, ...]]:
@@ -97,10 +97,10 @@ def registers(words: tuple[str, ...], groups: int, resident: int) -> tuple[int, 
     """(loading, computing) registers a thread, where the usual split is not taken."""
     given = dict(word.split("=") for word in words)
     wanted = given.get("registers")
-    if wanted is None and resident == 1 and not (_dynamic(words) and groups == 2):
+    if wanted is None and not (_dynamic(words) and groups == 2):
         return None  # a dynamic order needs more to load, which three groups cannot spare
     loading = int(wanted or LOADERS[-1])
-    computing = (REGISTERS // resident - loading) // groups // 8 * 8
+    computing = (register_pool(groups, resident) - loading) // groups // 8 * 8
     return loading, min(computing, MOST_REGISTERS)
 
 

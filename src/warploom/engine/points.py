@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,8 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.engine.plans import CODE, choices, planned, plans, registers
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import Selected
-from warploom.kernels.user import UserKernel, free_sizes, load_kernel
+from warploom.kernels.user import UserKernel, free_sizes, load_kernel, portable
+from warploom.objects import hold, is_held
 from warploom.rewrites.check import check_meaning
 from warploom.rewrites.rules import RULES, Form, applied, forms
 from warploom.tile import Program
@@ -86,8 +87,21 @@ class Space:
         return self.kernel.trace(self.config(settings))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the kernel, which a worker process loads by itself."""
-        return {"name": self.name, "given": dict(self.given), "seconds": self.seconds}
+        """Without the kernel, which a worker process loads by itself where it can."""
+        state: dict[str, Any] = {
+            "name": self.name,
+            "given": dict(self.given),
+            "seconds": self.seconds,
+        }
+        if is_held(self.name):
+            configs = [{}, *map(self.config, self.sizes())]
+            state["kernel"] = portable(self.kernel, configs)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "kernel" in state:
+            hold(state["kernel"], state["name"])
+        self.__dict__.update(state)
 
     def forms(self, settings: tuple[tuple[str, str], ...]) -> tuple[Form, ...]:
         """What the rules make of the program at these sizes."""
@@ -110,7 +124,7 @@ class Space:
     def selected(self, point: Point, gpu: str) -> Selected:
         """The program and schedule of a point; raises `InputError` where it is not legal."""
         program = applied(self.textbook(point.settings), point.rules)
-        plan = self._plan(program, point)
+        plan = self.plan(program, point)
         search = Search(seconds=self.seconds, replayed=True)
         schedule = schedule_named(program, point.order, plan, gpu, search)
         split = registers(point.plan, len(schedule.compute), plan.resident)
@@ -118,12 +132,8 @@ class Space:
             schedule = schedule_named(program, point.order, plan, gpu, search, split)
         return Selected(str(point), self.config(point.settings), program, schedule)
 
-    def relaid(self, selected: Selected, point: Point) -> Selected:
-        """A kernel under the plan of a point, its code as it is; for the model only."""
-        plan = self._plan(selected.program, point).with_options(split=selected.launch.split)
-        return replace(selected, schedule=replace(selected.schedule, launch=plan))
-
-    def _plan(self, program: Program, point: Point) -> LaunchPlan:
+    def plan(self, program: Program, point: Point) -> LaunchPlan:
+        """How a point lays out a program."""
         plan = (self.kernel.launch or LaunchPlan()).with_options(
             skip_unit=any(rule in RESCALES for rule in point.rules),
             skip_voted="optimistic_rescale" in point.rules,

@@ -34,13 +34,13 @@ from warploom import toolchain
 from warploom.codegen.compile.build import program_key
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.engine.launch_time import MODEL, Launch, at_bounds
 from warploom.engine.plans import plans, variations
 from warploom.engine.points import Point, Space, orders
 from warploom.engine.store import PointStore, Row
 from warploom.errors import ToolMissing, WarploomError
 from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
+from warploom.perf.launch_time import MODEL, Launch, at_bounds
 from warploom.perf.replay import RULES, Replay, machine_bound, replay
 from warploom.rewrites.rules import Form, applied
 from warploom.schedule.model.bounds import lower_bounds
@@ -154,6 +154,7 @@ class _Search:
             self._try(self._sizes())
             self._try(self._spilled())
             self._try(self._varied(of_forms, self._forms))
+            self._try(self._refused())
             self._try(self._spilled())
             self._try(self._varied(of_plans, self._plans))
             self._try(self._varied(of_orders, self._orders))
@@ -193,6 +194,12 @@ class _Search:
             if "spills" in one.row.refused and one.point.order.startswith("pingpong"):
                 yield replace(one.point, order="overlapped-early")
 
+    def _refused(self) -> Iterator[Point]:
+        """Other forms of the first sizes, where no point is of use with all rewrites."""
+        if not self.explored.useful:
+            for one in self.explored.found[:1]:
+                yield from self._forms(one)
+
     def _orders(self, one: Found) -> list[Point]:
         return [replace(one.point, order=name) for name in orders(self._program(one.point))]
 
@@ -202,14 +209,15 @@ class _Search:
     def _plans(self, one: Found) -> list[Point]:
         """The plans of least predicted time, as if they left the machine code as it is."""
         point, walked = one.point, Replay.from_json((one.row.told or {})["replay"])
-        selected = self.space.selected(point, self.gpu)
+        program = self._program(point)
         fastest: dict[tuple[str, ...], tuple[float, Point]] = {}  # of those that differ in rasters
-        for words in plans(selected.program):
+        for words in plans(program):
             if time.monotonic() > self.end:
                 break
             other = replace(point, plan=words)
             try:
-                launch = Launch(self.space.relaid(selected, other), self.sizes, self.gpu)
+                plan = self.space.plan(program, other)
+                launch = Launch(program, plan, self.sizes, self.gpu)
                 found = launch.time(walked).microseconds
             except WarploomError:
                 continue
@@ -340,7 +348,7 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
             return {"pruned": True, "bound": bound}
         built = selected.build()
         assert isinstance(selected.schedule, KernelSchedule)
-        launch = Launch(selected, sizes, gpu)
+        launch = Launch(selected.program, selected.launch, sizes, gpu)
         found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
         time_ = launch.time(found)
     except WarploomError as error:
@@ -395,5 +403,5 @@ def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     for loop in placement.program.loops():
         problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
         cycles[loop.index] = float(machine_bound(lower_bounds(problem.graph, problem.target))[0])
-    ideal = Launch(selected, sizes, gpu).time(at_bounds(cycles))
+    ideal = Launch(selected.program, selected.launch, sizes, gpu).time(at_bounds(cycles))
     return max(ideal.memory, ideal.busy * ideal.microseconds)

@@ -12,7 +12,6 @@ from warploom.autosched.schedules import NAMES, schedule_named
 from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.engine.launch_time import Launch, why_slower
 from warploom.engine.points import Space
 from warploom.engine.search import search
 from warploom.engine.store import PointStore
@@ -22,6 +21,7 @@ from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
 from warploom.kernels.select import DEFAULT, Selected, check_sizes, full_sizes, select
+from warploom.perf.launch_time import Launch, why_slower
 from warploom.perf.replay import Prediction, Rates, replay
 
 MEASURED, SHOWN = 8, 12  # points of a search: measured where a GPU is here, and in the table
@@ -100,7 +100,7 @@ def _searched(
             trials.append(known)
             continue
         selected = space.selected(one.point, settings.gpu)
-        rates = Launch(selected, sizes, settings.gpu).rates()
+        rates = Launch(selected.program, selected.launch, sizes, settings.gpu).rates()
         found = _tried(selected.name, selected, settings, say, rates)
         if isinstance(found, Usable):
             space.check(one.point, check_sizes(settings.name, settings.settings))

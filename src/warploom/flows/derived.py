@@ -38,9 +38,7 @@ class DerivedKernel:
     built: Built
 
 
-def build_derivation(
-    found: Derivation, dtype: str = "bf16", arch: str = "sm_90a", allow: tuple[str, ...] = ()
-) -> tuple[DerivedKernel, ...]:
+def build_derivation(found: Derivation, dtype: str = "bf16") -> tuple[DerivedKernel, ...]:
     """Compile every program of a derivation, in the order they run.
 
     Raises `InputError` naming the box, op or loop for which there is no tile form or machine code.
@@ -54,8 +52,7 @@ def build_derivation(
     for kernel in found.kernels:
         for program in programs(padded(kernel), dtype, dtype, types):
             schedule = schedule_of(kernel, program)
-            built = build(program, schedule, arch, allow)
-            result.append(DerivedKernel(kernel, program, schedule, built))
+            result.append(DerivedKernel(kernel, program, schedule, build(program, schedule)))
     return tuple(result)
 
 

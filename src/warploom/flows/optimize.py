@@ -1,9 +1,9 @@
 """The whole path for one kernel: program to schedule to CUDA to cubin to verdicts.
 
 Everything but measuring works without a GPU. The folder gets `NAME.cu`, `NAME.cubin`,
-`schedule.json`, `manifest.json`, `build.json`, `schedule.svg`, `result.json` and `report.html`;
-every file is written whole or not at all, the report last, so that an interrupted run leaves no
-wrong report.
+`schedule.json`, `manifest.json`, `build.json`, `schedule.svg`, `result.json`, `report.html` and,
+where asked for, `trace.json`; every file is written whole or not at all, the report last, so that
+an interrupted run leaves no wrong report.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from warploom.flows.choose import choose
 from warploom.flows.optimize_measure import Measured, measure_in_worker
 from warploom.flows.optimize_page import pictures, report_page
 from warploom.flows.optimized import Optimized, OptimizeSettings, Say
+from warploom.flows.traced import Traced, traced
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.select import Selected, check_sizes, full_sizes
 from warploom.machine import load as load_machine
-from warploom.objects import names_object
+from warploom.objects import is_held, names_object
 from warploom.report.optimize_html import page_html
 from warploom.runtime.driver import device_count, gpu_here
 from warploom.tile import Program
@@ -39,7 +40,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     """
     clock = _Clock(say)
     check_folder(out)
-    measuring = _measuring(settings)
+    measuring = wants_gpu(settings)
     sizes = check_sizes(settings.name, settings.settings)
     clock.say(f"{settings.name} for {settings.gpu}")
     best, trials = choose(settings, measuring, clock.say)
@@ -58,8 +59,22 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
             problems = "; ".join(measured.check.problems)
             raise CheckFailed(f"{settings.name}: wrong numbers on the GPU: {problems}")
         check_rate(measured, selected.program, settings.gpu)
+    steps: Traced | None = None
+    if settings.trace:
+        steps = traced(settings.name, settings.settings, selected, built, settings.gpu, measuring)
+        clock.say(f"wrote {steps.write(out)}")
+        clock.lap("trace")
     result = Optimized(
-        settings, selected, best.trial, trials, best.verdict, interpreted, measured, clock.laps, out
+        settings,
+        selected,
+        best.trial,
+        trials,
+        best.verdict,
+        interpreted,
+        measured,
+        clock.laps,
+        out,
+        steps,
     )
     drawn = pictures(selected, settings.gpu)
     page = report_page(result, built, drawn, _derivation(settings, selected))
@@ -120,7 +135,14 @@ class _Clock:
         self._last = now
 
 
-def _measuring(settings: OptimizeSettings) -> bool:
+def wants_gpu(settings: OptimizeSettings) -> bool:
+    """Whether kernels are measured here; raises `InputError` where they cannot be, but must."""
     if settings.measure == "gpu" and device_count() == 0:
         raise InputError("--measure gpu: no GPU here; use --measure none or auto")
-    return settings.measure != "none" and gpu_here()
+    measuring = settings.measure != "none" and gpu_here()
+    if measuring and is_held(settings.name):
+        raise InputError(
+            f"{settings.name}: kernels are measured in a process of their own, which cannot load "
+            "an object of this one; put it into a file and name FILE.py:OBJECT, or measure='none'"
+        )
+    return measuring

@@ -134,7 +134,7 @@ def measure(
     config, small = configure(name, settings)[0], check_sizes(name, settings)
     program, sizes = entry(name).program(config), full_sizes(name, settings)
     device = CudaDevice()
-    memory = _memory(device, program, sizes)
+    memory = memory_of(device, program, sizes)
     micros, control = _times(device, built, memory)
     counted: dict[str, list[float]] = {}
     if counting is not None and loops:
@@ -156,7 +156,7 @@ def measure(
     )
 
 
-def _memory(
+def memory_of(
     device: CudaDevice, program: Program, sizes: Mapping[str, int]
 ) -> dict[str, DeviceArray]:
     random = np.random.default_rng(0)

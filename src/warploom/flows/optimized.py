@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from warploom.autosched.schedules import NAMES
-from warploom.codegen.compile.build import GPU_ARCHITECTURES
+from warploom.codegen.compile.build import GPU_ARCHITECTURES, Built
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.engine.search import EFFORTS
 from warploom.errors import InputError
 from warploom.flows.optimize_measure import Measured
 from warploom.flows.static_verdict import StaticVerdict
+from warploom.flows.traced import Traced
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import Selected
 from warploom.objects import names_object
 from warploom.perf.replay import Prediction, cycles_of
+from warploom.runtime.kernel import Kernel
+from warploom.tables import html_table
 
 SCHEMA, VERSION = "warploom.optimize", 2
 BEST, SOLVE = "best", "solve"  # schedules to ask for: the best of several, the solver's
@@ -38,6 +41,7 @@ class OptimizeSettings:
     compare     compile the other named schedules too: the fastest measured is kept, or without a
                 GPU the one whose machine code replays fastest
     effort      of the search for a user's own program (`engine.search`); "": normal
+    trace       write when each warp group does each step (`flows.traced`)
     """
 
     name: str
@@ -48,6 +52,7 @@ class OptimizeSettings:
     seconds: float = 10.0
     compare: bool = False
     effort: str = ""
+    trace: bool = False
 
     @property
     def searches(self) -> bool:
@@ -146,6 +151,22 @@ class Optimized:
     measured: Measured | None
     seconds: Mapping[str, float]
     folder: Path
+    traced: Traced | None = None
+
+    def kernel(self, device: int = 0) -> Kernel:
+        """What was built, on a GPU; raises what `Kernel` raises."""
+        return Built.read(self.folder).kernel(device)
+
+    def _repr_html_(self) -> str:
+        """The kernel and what it was chosen from, for notebooks."""
+        rows = [["", "point", "us predicted", "us measured", "limited by"]]
+        for one in self.trials:
+            times = (one.launch, one.microseconds)
+            told = ["" if time is None else f"{time:.1f}" for time in times]
+            built = "built" if one.name == self.chosen.name else ""
+            rows.append([built, one.name, *told, one.refused or one.limits])
+        title = f"{self.settings.name} for {self.settings.gpu}: {self.verdict}"
+        return html_table(title, rows)
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON data."""

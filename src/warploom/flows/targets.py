@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from warploom.errors import InputError
+from warploom.files import read_object
 from warploom.flows.built import BuildFolder, read_build
 from warploom.objects import called, load_object, names_object
 from warploom.runtime.launch import LaunchSpec
@@ -83,11 +83,7 @@ def _folder(
 
 def read_launch(path: Path) -> LaunchSpec:
     """A launch description from JSON: the spec itself, or a manifest that holds one."""
-    try:
-        data: Any = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a launch description ({error})") from None
-    table = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    table = read_object(path, "a launch description")
     described = table.get("launch", table)
     if not described or not isinstance(described, dict):
         raise InputError(f"{path}: not a launch description (expected a JSON object)")

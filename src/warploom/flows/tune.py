@@ -15,10 +15,10 @@ from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.files import check_folder
 from warploom.flows.targets import Target
 from warploom.flows.tune_compare import fastest
-from warploom.flows.tune_keep import Keeper
+from warploom.flows.tune_keep import Keeper, Run
 from warploom.flows.tune_programs import play_programs
 from warploom.flows.tune_report import write_report
-from warploom.flows.tuned import CHAINS, LEADERS, LEARNED, LEARNER, TuneReport, TuneSettings
+from warploom.flows.tuned import LEADERS, LEARNED, LEARNER, TuneReport, TuneSettings
 from warploom.runtime import (
     CheckSettings,
     LocalMeasurer,
@@ -29,7 +29,7 @@ from warploom.runtime import (
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.rules.verdict import Verdict
 from warploom.sass.rules.verify import Verifier, counted
-from warploom.search.driver import Budget, Progress, SearchOptions, SearchResult, run_search
+from warploom.search.driver import Budget, Progress, SearchResult, run_search
 from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.lineage import Step, ordered, prove, read_steps, write_steps
 from warploom.search.players import PLAYERS, Player
@@ -63,57 +63,41 @@ def tune(
         say(f"{folder} holds a search of this kernel that reached {keeper.earlier}: going on")
     if settings.measure == "model":
         evaluator = ModelEvaluator(target.cubin, target.kernel)
-        return _tune(keeper, player, evaluator, None, on_progress, say)
+        return _tune(Run(keeper, player, evaluator, None, on_progress, say))
     assert target.launch is not None
     with LocalMeasurer(settings=MeasureSettings(rounds=8)) as measurer:
         say("preparing the GPU: inputs, the original's outputs and its time")
         measurer.prepare(Workload(target.cubin.data, target.launch))
         evaluator = DeviceEvaluator(measurer)
-        return _tune(keeper, player, evaluator, measurer, on_progress, say)
+        return _tune(Run(keeper, player, evaluator, measurer, on_progress, say))
 
 
-def _tune(
-    keeper: Keeper,
-    player: Player,
-    evaluator: ModelEvaluator | DeviceEvaluator,
-    measurer: LocalMeasurer | None,
-    on_progress: Callable[[Progress], None] | None,
-    say: Callable[[str], None],
-) -> TuneReport:
+def _tune(run: Run) -> TuneReport:
+    keeper = run.keeper
     target, settings = keeper.target, keeper.settings
     if settings.programs:
-        report = play_programs(keeper, player, evaluator, measurer, on_progress, say)
-        return _checked(report, measurer, keeper.folder, say)
+        return _checked(play_programs(run), run)
     verifier = Verifier(target.cubin, target.kernel, settings.mode)
     resumed = keeper.resumed(verifier)
     # A learned player goes on from its own checkpoint, which holds the way from the original.
     search = run_search(
         target.cubin,
-        player,
-        evaluator,
+        run.player,
+        run.evaluator,
         Budget(settings.seconds, settings.candidates),
-        SearchOptions(
-            target.kernel,
-            settings.mode,
-            seed=settings.seed,
-            chains=CHAINS[settings.measure],
-            confirmations=2 if measurer is not None else 0,
+        run.options(
             start=None if settings.player in LEARNED else resumed,
             verifier=verifier,
-            moves=settings.moves,
-            on_progress=on_progress,
             on_best=keeper.keep,
         ),
     )
-    report = _choose(keeper, search, verifier, measurer, resumed, say)
-    return _checked(report, measurer, keeper.folder, say)
+    return _checked(_choose(run, search, verifier, resumed), run)
 
 
-def _checked(
-    report: TuneReport, measurer: LocalMeasurer | None, folder: Path, say: Callable[[str], None]
-) -> TuneReport:
+def _checked(report: TuneReport, run: Run) -> TuneReport:
     """Run what was chosen beside the original, and write everything."""
     target, settings = report.target, report.settings
+    folder, measurer, say = run.keeper.folder, run.measurer, run.say
     report.folder = folder
     if measurer is not None and report.changed:
         say("running the result beside the original on every input pattern")
@@ -160,14 +144,10 @@ def _player(settings: TuneSettings, keeper: Keeper) -> Player:
 
 
 def _choose(
-    keeper: Keeper,
-    search: SearchResult,
-    verifier: Verifier,
-    measurer: LocalMeasurer | None,
-    resumed: Cubin | None,
-    say: Callable[[str], None],
+    run: Run, search: SearchResult, verifier: Verifier, resumed: Cubin | None
 ) -> TuneReport:
     """The best candidate: by the model's score, or by a longer comparison on the GPU."""
+    keeper, measurer, say = run.keeper, run.measurer, run.say
     target, settings = keeper.target, keeper.settings
     leaders = [candidate.cubin for _, candidate in search.best[:LEADERS]]
     if resumed is not None:

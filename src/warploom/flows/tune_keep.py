@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from warploom.errors import InputError
 from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.flows.targets import Target
-from warploom.flows.tuned import LEARNED, SCHEMA, TuneSettings
+from warploom.flows.tuned import CHAINS, LEARNED, SCHEMA, TuneSettings
 from warploom.integrations.deploy import content_key
+from warploom.runtime import LocalMeasurer
 from warploom.sass.decode.cubin import Cubin, load, parse
 from warploom.sass.rules.verify import Verifier
+from warploom.search.driver import Progress, SearchOptions
+from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
 from warploom.search.game import Candidate
 from warploom.search.lineage import Base, ordered, prove, read_steps, write_steps
+from warploom.search.players import Player
 
 ORIGINAL: Final = "original.cubin"
 PROGRESS: Final = "progress.json"
@@ -151,3 +156,32 @@ class Keeper:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: not a search's progress ({error})") from None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a search: what it keeps, who plays, who scores and who is told.
+
+    `measurer` is the GPU that scores; None under the timing model.
+    """
+
+    keeper: Keeper
+    player: Player
+    evaluator: ModelEvaluator | DeviceEvaluator
+    measurer: LocalMeasurer | None
+    on_progress: Callable[[Progress], None] | None
+    say: Callable[[str], None]
+
+    def options(self, **given: Any) -> SearchOptions:
+        """The search's options: those of the settings, and what is `given`."""
+        settings = self.keeper.settings
+        return SearchOptions(
+            self.keeper.target.kernel,
+            settings.mode,
+            seed=settings.seed,
+            chains=CHAINS[settings.measure],
+            confirmations=0 if self.measurer is None else 2,
+            moves=settings.moves,
+            on_progress=self.on_progress,
+            **given,
+        )

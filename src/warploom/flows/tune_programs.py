@@ -9,34 +9,26 @@ from typing import Final
 
 from warploom.errors import CheckFailed
 from warploom.flows.tune_compare import fastest
-from warploom.flows.tune_keep import LINEAGE, Keeper
-from warploom.flows.tuned import CHAINS, LEADERS, TuneReport
+from warploom.flows.tune_keep import LINEAGE, Run
+from warploom.flows.tuned import LEADERS, TuneReport
 from warploom.runtime import LocalMeasurer, Timing
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.rules.verify import Verifier, counted
-from warploom.search.driver import Budget, Progress, SearchOptions, SearchResult
-from warploom.search.evaluate import DeviceEvaluator, ModelEvaluator
+from warploom.search.driver import Budget, SearchResult
 from warploom.search.lineage import Base, Step, make_base, prove, write_steps
-from warploom.search.players import Player
 from warploom.search.tournament import BaseModel, Entry, tournament
 
 BASES: Final = 4  # programs besides the original, where `--moves` allows others
 
 
-def play_programs(
-    keeper: Keeper,
-    player: Player,
-    evaluator: ModelEvaluator | DeviceEvaluator,
-    measurer: LocalMeasurer | None,
-    on_progress: Callable[[Progress], None] | None,
-    say: Callable[[str], None],
-) -> TuneReport:
+def play_programs(run: Run) -> TuneReport:
     """A tournament over programs in other registers and with pipelined loops.
 
     The best of an earlier search in the folder plays along. The lineage of the result is written to
     the folder and proved step by step. Making the programs counts as search: no further one is made
     when a quarter of the budget is spent.
     """
+    keeper, measurer, say = run.keeper, run.measurer, run.say
     target, settings = keeper.target, keeper.settings
     original, name = target.cubin, target.kernel
     began = time.monotonic()
@@ -52,18 +44,12 @@ def play_programs(
             bases.append(base)
     entries = tournament(
         bases,
-        player,
-        lambda base: evaluator if measurer is not None else BaseModel(original, base.cubin, name),
-        Budget(max(0.0, settings.seconds - (time.monotonic() - began)), settings.candidates),
-        SearchOptions(
-            name,
-            settings.mode,
-            settings.seed,
-            chains=CHAINS[settings.measure],
-            confirmations=2 if measurer is not None else 0,
-            moves=settings.moves,
-            on_progress=on_progress,
+        run.player,
+        lambda base: (
+            run.evaluator if measurer is not None else BaseModel(original, base.cubin, name)
         ),
+        Budget(max(0.0, settings.seconds - (time.monotonic() - began)), settings.candidates),
+        run.options(),
         on_best=keeper.keep,
     )
     whole = _together(entries)

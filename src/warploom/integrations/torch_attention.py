@@ -6,18 +6,23 @@ Up to three kernels one after another (`kernels.attention.backward`), compiled a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
-from warploom.integrations.torch_program import check_devices, current_stream, torch_module
+from warploom.integrations.torch_program import (
+    built_kernel,
+    check_devices,
+    current_stream,
+    operator,
+    torch_module,
+)
 from warploom.kernels.attention.backward import BackwardConfig, kernel
-from warploom.runtime.kernel import Kernel
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
 torch: Any = torch_module()
-_kernels: dict[tuple[BackwardConfig, str, int], Kernel] = {}
 
 SCHEMA = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse=None, "
@@ -49,41 +54,35 @@ def _check(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
         raise InputError(f"attention_backward of {listed}: expected one type, grad and out like q")
 
 
-def _kernel(config: BackwardConfig, part: str, device: int) -> Kernel:
-    """A kernel of a configuration, built when first asked for."""
-    key = (config, part, device)
-    if key not in _kernels:
-        program, schedule, allow = kernel(config, part)
-        _kernels[key] = build(program, schedule, allow=allow).kernel(device)
-    return _kernels[key]
+def _build(config: BackwardConfig, part: str) -> Built:
+    program, schedule, allow = kernel(config, part)
+    return build(program, schedule, allow=allow)
 
 
-def _run(
-    grad: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    grad_lse: Any = None,
-    causal: bool = False,
-    scale: float | None = None,
-    deterministic: bool = False,
-) -> tuple[Any, Any, Any]:
+def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any]]:
+    """(the configuration of a call, fresh gradients of q, k and v)."""
+    grad, q, k, v, out, lse, _, causal, scale, deterministic = args
     _check(grad, q, k, v, out, lse)
-    config = config_of(q, k, causal, scale, deterministic)
-    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    empty = (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape))
+    return config_of(q, k, causal, scale, deterministic), empty
+
+
+def _run(*args: Any) -> tuple[Any, Any, Any]:
+    config, (dq, dk, dv) = _checked(args)
+    grad, q, k, v, out, lse, grad_lse = args[:7]
     if q.numel() == 0 or k.numel() == 0:
         return dq.zero_(), dk.zero_(), dv.zero_()
     # A gradient may be an expanded view, whose pitches are 0.
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad.contiguous(), "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
-    arrays |= {name: torch.empty_like(arrays["lse"]) for name in ("base", "delta")}
-    if not deterministic:
+    room = (2, *config.vectors_shape(lse.shape))
+    vectors = torch.empty(room, dtype=torch.float32, device=q.device)
+    arrays["base"], arrays["delta"] = vectors[..., : lse.shape[-1]]
+    if not config.deterministic:
         room = config.sums_shape(q.shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
     for part in config.parts:
-        one = _kernel(config, part, q.device.index)
+        one = built_kernel((config, part), q, partial(_build, config, part))
         given = {spec.name: arrays[spec.name] for spec in one.interface.arrays}
         one(given, stream=current_stream(q))
         if part == "prepare" and grad_lse is not None:
@@ -92,25 +91,8 @@ def _run(
     return dq, dk, dv
 
 
-def _fake(
-    grad: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    grad_lse: Any = None,
-    causal: bool = False,
-    scale: float | None = None,
-    deterministic: bool = False,
-) -> tuple[Any, Any, Any]:
-    _check(grad, q, k, v, out, lse)
-    config_of(q, k, causal, scale, deterministic)
-    dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
-    return dq, dk, dv
+def _fake(*args: Any) -> tuple[Any, Any, Any]:
+    return _checked(args)[1]
 
 
-attention_backward: Any = torch.library.custom_op(
-    "warploom::attention_backward", _run, mutates_args=(), schema=SCHEMA
-)
-attention_backward.register_fake(_fake)
+attention_backward = operator("warploom::attention_backward", SCHEMA, _run, _fake)

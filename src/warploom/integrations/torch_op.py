@@ -11,29 +11,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from warploom.codegen.compile.build import Built, build
+from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.integrations.torch_attention import attention_backward
 from warploom.integrations.torch_program import (
+    allowed_type,
+    built_kernel,
     check_devices,
     current_stream,
+    operator,
     refuse_backward,
     torch_module,
 )
-from warploom.kernels.attention.choose import choose_attention
 from warploom.kernels.attention.program import AttentionConfig, refuse_scale
 from warploom.kernels.attention.program import attention as attention_program
-from warploom.kernels.gemm.choose import choose_gemm
+from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.gemm.program import ACTIVATIONS, GemmConfig, combine, combine_schedule
 from warploom.kernels.gemm.program import gemm as gemm_program
-from warploom.runtime.kernel import Kernel
-from warploom.runtime.tensors import element_type
-from warploom.tile import BF16, DType, dtype
+from warploom.kernels.gemm.variant import choose_gemm
+from warploom.tile import BF16
 
 ARCH = "sm_90a"
 torch: Any = torch_module()
-_kernels: dict[tuple[Any, ...], Kernel] = {}
-
+GEMM_TYPES = ("bf16", "fp16", "e4m3", "e5m2")
+ATTENTION_TYPES = ("bf16", "fp16")
 GEMM_SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, str activation='none', "
     "float scale=1.0) -> Tensor"
@@ -42,14 +43,6 @@ ATTENTION_SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, int? window=None, float? scale=None, "
     "bool exact=False)"
 )
-
-
-def _type_of(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:
-    ours = element_type(tensor.dtype)
-    if ours not in allowed:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        raise InputError(f"{name} is {kind}, expected one of {', '.join(allowed)}")
-    return dtype(ours)
 
 
 def _order(tensor: Any, name: str, rows: str, cols: str) -> tuple[str, Any]:
@@ -78,7 +71,7 @@ def _gemm_check(a: Any, b: Any, bias: Any, residual: Any, activation: str) -> tu
         )
     if a.dtype != b.dtype:
         raise InputError(f"gemm of {a.dtype} and {b.dtype}: expected one element type")
-    _type_of(a, "gemm a", ("bf16", "fp16", "e4m3", "e5m2"))
+    allowed_type(a, "gemm a", GEMM_TYPES)
     if activation not in ACTIVATIONS:
         raise InputError(
             f"gemm activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}"
@@ -98,19 +91,12 @@ def _out(a: Any) -> Any:
     return torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype
 
 
-def _gemm(
-    a: Any,
-    b: Any,
-    bias: Any = None,
-    residual: Any = None,
-    activation: str = "none",
-    scale: float = 1.0,
-) -> Any:
+def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, scale: float) -> Any:
     shape = _gemm_check(a, b, bias, residual, activation)
     result = torch.empty(shape, dtype=_out(a), device=a.device)
     if result.numel() == 0:
         return result
-    kind = _type_of(a, "gemm a", ("bf16", "fp16", "e4m3", "e5m2"))
+    kind = allowed_type(a, "gemm a", GEMM_TYPES)
     a_order, a = _order(a, "a", "m", "k")
     b_order, b = _order(b, "b", "k", "n")
     if residual is not None and residual.stride(-1) != 1:
@@ -130,7 +116,7 @@ def _gemm(
     depth = a.shape[-1] if a_order == "mk" else a.shape[-2]
     choice = choose_gemm(shape[-2], shape[-1], depth, base, batch, sliced=True)
     config = choice.config(base)
-    kernel = _kernel(
+    kernel = built_kernel(
         ("gemm", choice.name, config),
         a,
         lambda: build(gemm_program(config), choice.schedule(config), ARCH),
@@ -145,29 +131,14 @@ def _gemm(
         return result
     parts = torch.empty((config.slices, *shape), dtype=torch.float32, device=a.device)
     kernel(operands | {"parts": parts}, stream=current_stream(a))
-    second = _kernel(
+    second = built_kernel(
         ("combine", config), a, lambda: build(combine(config), combine_schedule(config), ARCH)
     )
     second({"parts": parts} | finish, stream=current_stream(a))
     return result
 
 
-def _kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -> Kernel:
-    """The kernel for that tensor's device, built when first asked for."""
-    key = (*key, tensor.device.index)
-    if key not in _kernels:
-        _kernels[key] = make().kernel(tensor.device.index)
-    return _kernels[key]
-
-
-def _gemm_fake(
-    a: Any,
-    b: Any,
-    bias: Any = None,
-    residual: Any = None,
-    activation: str = "none",
-    scale: float = 1.0,
-) -> Any:
+def _gemm_fake(a: Any, b: Any, bias: Any, residual: Any, activation: str, scale: float) -> Any:
     return a.new_empty(_gemm_check(a, b, bias, residual, activation), dtype=_out(a))
 
 
@@ -213,77 +184,51 @@ def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | 
         )
     if not q.dtype == k.dtype == v.dtype:
         raise InputError(f"attention of {q.dtype}, {k.dtype}, {v.dtype}: expected one element type")
-    _type_of(q, "attention q", ("bf16", "fp16"))
+    allowed_type(q, "attention q", ATTENTION_TYPES)
     if window is not None and window < 1:
         raise InputError(f"attention window={window}: expected at least 1")
     refuse_scale(scale)
     return q.shape[1] // k.shape[1]
 
 
-def _attend(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
-    exact: bool,
-    lse: bool,
-) -> tuple[Any, Any]:
-    group = _attention_check(q, k, v, window, scale)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    sums = torch.empty(q.shape[:3] if lse else (0,), dtype=torch.float32, device=q.device)
-    if out.numel() == 0:
-        return out, sums
-    base = AttentionConfig(
-        dtype=_type_of(q, "attention q", ("bf16", "fp16")),
-        head_dim=q.shape[3],
-        causal=causal,
-        window=window,
-        group=group,
-        lse=lse,
-        scale=scale,
-        exact=exact,
-    )
-    choice = choose_attention(q.shape[2], base, k.shape[2], q.shape[0] * q.shape[1])
-    config = choice.config(base)
-    kernel = _kernel(
-        ("attention", choice.name, config),
-        q,
-        lambda: build(attention_program(config), choice.schedule(config), ARCH, choice.allow),
-    )
-    arrays = {"q": q, "k": k, "v": v, "o": out, **({"lse": sums} if lse else {})}
-    kernel(arrays, stream=current_stream(q))
-    return out, sums
-
-
 def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The operator with or without sums of exponentials, and what it gives of fake tensors."""
 
-    def run(
-        q: Any,
-        k: Any,
-        v: Any,
-        causal: bool = False,
-        window: int | None = None,
-        scale: float | None = None,
-        exact: bool = False,
-    ) -> Any:
-        out, sums = _attend(q, k, v, causal, window, scale, exact, lse)
-        return (out, sums) if lse else out
-
-    def fake(
-        q: Any,
-        k: Any,
-        v: Any,
-        causal: bool = False,
-        window: int | None = None,
-        scale: float | None = None,
-        exact: bool = False,
-    ) -> Any:
-        _attention_check(q, k, v, window, scale)
+    def results(q: Any) -> Any:
         out = q.new_empty(q.shape)
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
+
+    def run(
+        q: Any, k: Any, v: Any, causal: bool, window: int | None, scale: float | None, exact: bool
+    ) -> Any:
+        group = _attention_check(q, k, v, window, scale)
+        made = results(q)
+        if q.numel() == 0:
+            return made
+        base = AttentionConfig(
+            dtype=allowed_type(q, "attention q", ATTENTION_TYPES),
+            head_dim=q.shape[3],
+            causal=causal,
+            window=window,
+            group=group,
+            lse=lse,
+            scale=scale,
+            exact=exact,
+        )
+        choice = choose_attention(q.shape[2], base, k.shape[2], q.shape[0] * q.shape[1])
+        config = choice.config(base)
+        kernel = built_kernel(
+            ("attention", choice.name, config),
+            q,
+            lambda: build(attention_program(config), choice.schedule(config), ARCH, choice.allow),
+        )
+        arrays = dict(zip(("o", "lse"), made if lse else (made,), strict=False))
+        kernel({"q": q, "k": k, "v": v, **arrays}, stream=current_stream(q))
+        return made
+
+    def fake(q: Any, k: Any, v: Any, causal: bool, window: Any, scale: Any, exact: bool) -> Any:
+        _attention_check(q, k, v, window, scale)
+        return results(q)
 
     return run, fake
 
@@ -310,27 +255,19 @@ def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     return (*found, None, None, None, None)
 
 
-def _operator(name: str, schema: str, run: Any, fake: Any, backward: Any, context: Any) -> Any:
-    made = torch.library.custom_op(f"warploom::{name}", run, mutates_args=(), schema=schema)
-    made.register_fake(fake)
-    made.register_autograd(backward, setup_context=context)
-    return made
-
-
-gemm = _operator("gemm", GEMM_SCHEMA, _gemm, _gemm_fake, _gemm_backward, _gemm_context)
-attention_with_lse = _operator(
-    "attention_with_lse",
+gemm = operator("warploom::gemm", GEMM_SCHEMA, _gemm, _gemm_fake, _gemm_backward, _gemm_context)
+attention_with_lse = operator(
+    "warploom::attention_with_lse",
     f"{ATTENTION_SCHEMA} -> (Tensor, Tensor)",
     *_attention(lse=True),
     _with_lse_backward,
     _with_lse_context,
 )
-_inference = _operator(
-    "attention",
+_inference = operator(
+    "warploom::attention",
     f"{ATTENTION_SCHEMA} -> Tensor",
     *_attention(lse=False),
     refuse_backward("warploom::attention", "call warploom.integrations.torch_op.attention"),
-    None,
 )
 
 

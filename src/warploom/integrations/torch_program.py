@@ -9,17 +9,21 @@ arrays it writes. The sizes of results follow from the names of their dimensions
 
 from __future__ import annotations
 
+import ast
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError, ToolMissing
 from warploom.runtime.kernel import Kernel
-from warploom.tile import Array, Program
+from warploom.runtime.tensors import element_type
+from warploom.tile import Array, DType, Program, dtype
 
 INSTALL = "pip install 'warploom[torch]'"
+KERNELS: dict[tuple[Any, ...], Kernel] = {}
+"""The kernels of operators that were called, by what they were built for and the device."""
 
 
 def torch_module() -> Any:
@@ -36,6 +40,46 @@ def torch_module() -> Any:
 def current_stream(tensor: Any) -> int:
     """The handle of torch's current stream on a tensor's device."""
     return int(torch_module().cuda.current_stream(tensor.device).cuda_stream)
+
+
+def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -> Kernel:
+    """The kernel of that key for a tensor's device, built when first asked for."""
+    key = (*key, tensor.device.index)
+    if key not in KERNELS:
+        KERNELS[key] = make().kernel(tensor.device.index)
+    return KERNELS[key]
+
+
+def operator(
+    name: str, schema: str, run: Any, fake: Any, backward: Any = None, context: Any = None
+) -> Any:
+    """Register the operator `name` ("library::name") with what runs it, what it gives of fake
+    tensors, and its gradient.
+
+    `run` and `fake` are called with every argument of the schema: torch's dispatcher leaves out
+    trailing ones that equal their defaults.
+    """
+    words = schema[1 : schema.index(")")].split(", ")
+    defaults = [ast.literal_eval(word.partition("=")[2] or "None") for word in words]
+
+    def filled(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: call(*args, *defaults[len(args) :])
+
+    library = torch_module().library
+    made = library.custom_op(name, filled(run), mutates_args=(), schema=schema)
+    made.register_fake(filled(fake))
+    if backward is not None:
+        made.register_autograd(backward, setup_context=context)
+    return made
+
+
+def allowed_type(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:
+    """The element type of a tensor; raises `InputError` for one that is not allowed."""
+    ours = element_type(tensor.dtype)
+    if ours not in allowed:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise InputError(f"{name} is {kind}, expected one of {', '.join(allowed)}")
+    return dtype(ours)
 
 
 def refuse_backward(name: str, hint: str) -> Callable[..., Any]:
@@ -123,7 +167,6 @@ def torch_program(
     words = [f"Tensor {array.name}" for array in inputs]
     words += [f"{'int' if s.type.dtype.name == 'int32' else 'float'} {s.name}" for s in scalars]
     result = "Tensor" if len(outputs) == 1 else f"({', '.join(['Tensor'] * len(outputs))})"
-    kernels: dict[int, Kernel] = {}
 
     def empty(given: Sequence[Any]) -> list[Any]:
         check_devices(name, {a.name: tensor for a, tensor in zip(inputs, given, strict=True)})
@@ -139,15 +182,13 @@ def torch_program(
     def run(*args: Any) -> Any:
         given, numbers = args[: len(inputs)], args[len(inputs) :]
         made = empty(given)
-        device = given[0].device
-        if device.index not in kernels:
-            kernels[device.index] = build(program, schedule, arch, allow).kernel(device.index)
+        kernel = built_kernel((name,), given[0], lambda: build(program, schedule, arch, allow))
         tensors: Mapping[str, Any] = {
             array.name: tensor
             for array, tensor in zip((*inputs, *outputs), (*given, *made), strict=True)
         }
         values = {s.name: float(n) for s, n in zip(scalars, numbers, strict=True)}
-        kernels[device.index](tensors, values, current_stream(given[0]))
+        kernel(tensors, values, current_stream(given[0]))
         return packed(made)
 
     def fake(*args: Any) -> Any:
@@ -155,9 +196,5 @@ def torch_program(
 
     # For every device, so that a tensor on another one is refused in our words, not in torch's 47
     # lines.
-    made = torch.library.custom_op(
-        name, run, mutates_args=(), schema=f"({', '.join(words)}) -> {result}"
-    )
-    made.register_fake(fake)
-    made.register_autograd(refuse_backward(name, "write its gradient as a program of its own"))
-    return made
+    refused = refuse_backward(name, "write its gradient as a program of its own")
+    return operator(name, f"({', '.join(words)}) -> {result}", run, fake, refused)

@@ -1,7 +1,8 @@
 """Recurrent attention as PyTorch operators, with the argument names and layouts of others.
 
-`linear_attention`, `retention` and `simple_gla` take what flash-linear-attention's functions of
-these names take, `mamba_chunk_scan_combined` what mamba_ssm's does. Tensors are used where they
+`linear_attention`, `retention`, `simple_gla`, `gla`, `delta_rule` and `gated_delta_rule` take what
+flash-linear-attention's functions of these names take, `mamba_chunk_scan_combined` what mamba_ssm's
+does. Tensors are used where they
 lie; only states of Mamba change their axes. Forward; importing this module needs torch.
 """
 
@@ -13,22 +14,22 @@ from typing import Any
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
+    built_kernel,
     check_devices,
     current_stream,
+    operator,
     refuse_backward,
     torch_module,
 )
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
-from warploom.runtime.kernel import Kernel
 from warploom.tile import BF16, FP32
 
 torch: Any = torch_module()
 SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? dt, Tensor? a, Tensor? bias, Tensor? skip, "
-    "Tensor? initial, float scale, bool final) -> (Tensor, Tensor)"
+    "Tensor? beta, Tensor? initial, float scale, bool final) -> (Tensor, Tensor)"
 )
-TENSORS = ("q", "k", "v", "g", "dt", "a", "bias", "skip", "initial")
-_kernels: dict[tuple[RecurrentConfig, int], Kernel] = {}
+TENSORS = ("q", "k", "v", "g", "dt", "a", "bias", "skip", "beta", "initial")
 
 
 def _config(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
@@ -50,24 +51,32 @@ def _config(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
     batch, rows, heads, e = v.shape
     tokens, states = (batch, rows, heads), (batch, heads, q.shape[3], e)
     own = {"dt": tokens, "a": (heads,), "bias": (heads,), "skip": (heads,), "initial": states}
-    own["g"] = (heads,) if "g" in tensors and tensors["g"].dim() == 1 else tokens
+    by_rank = {1: (heads,), 4: (*tokens, q.shape[3])}
+    own["g"] = by_rank.get(tensors["g"].dim(), tokens) if "g" in tensors else tokens
+    own["beta"] = tokens
     for name, shape in own.items():
         if name in tensors and tuple(tensors[name].shape) != shape:
             raise InputError(
                 f"recurrent attention {name} has shape {list(tensors[name].shape)}, expected "
                 f"{list(shape)}"
             )
-    gate = tensors.get("g", tensors.get("dt"))
+    gate, beta = tensors.get("g", tensors.get("dt")), tensors.get("beta")
     kinds = {torch.float32: FP32, torch.bfloat16: BF16}
     for name, one in tensors.items():
-        wide = name not in "qkv" and (one is not gate or one.dim() == 1)
+        narrow = one is beta or (one is gate and one.dim() > 1)
+        wide = name not in "qkv" and not narrow
         if (wide and one.dtype != torch.float32) or one.dtype not in kinds:
             raise InputError(f"recurrent attention {name} is {one.dtype}, expected torch.float32")
-    decay = "none" if gate is None else "step" if "dt" in tensors else "token"
+    gates = {kinds[one.dtype] for one in (gate, beta) if one is not None and one.dim() > 1}
+    if len(gates) > 1:
+        raise InputError(f"recurrent attention beta is {tensors['beta'].dtype}, expected g's type")
+    ranks = {1: "head", 3: "token", 4: "channel"}
+    decay = "none" if gate is None else "step" if "dt" in tensors else ranks[gate.dim()]
     return RecurrentConfig(
-        decay="head" if gate is not None and gate.dim() == 1 else decay,
+        decay=decay,
+        delta=beta is not None,
         softplus="bias" in tensors,
-        gates=FP32 if gate is None else kinds[gate.dtype],
+        gates=next(iter(gates), FP32),
         key_dim=q.shape[3],
         value_dim=e,
         shared=q.shape[2] == 1,
@@ -100,12 +109,9 @@ def _run(*args: Any) -> tuple[Any, Any]:
         state.copy_(tensors["initial"]) if config.initial else state.zero_()
     if out.numel() == 0:
         return out, state
-    key = config, v.device.index
-    if key not in _kernels:
-        built = build(recurrent(config), default_schedule(config))
-        _kernels[key] = built.kernel(v.device.index)
+    kernel = built_kernel((config,), v, lambda: build(recurrent(config), default_schedule(config)))
     arrays = tensors | {"o": out} | ({"final": state} if final else {})
-    _kernels[key](arrays, {"scale": scale}, current_stream(v))
+    kernel(arrays, {"scale": scale}, current_stream(v))
     return out, state
 
 
@@ -115,10 +121,12 @@ def _fake(*args: Any) -> tuple[Any, Any]:
     return _results(tensors, final)
 
 
-_operator = torch.library.custom_op("warploom::recurrent", _run, mutates_args=(), schema=SCHEMA)
-_operator.register_fake(_fake)
-_operator.register_autograd(
-    refuse_backward("warploom::recurrent", "use flash-linear-attention for training")
+_operator = operator(
+    "warploom::recurrent",
+    SCHEMA,
+    _run,
+    _fake,
+    refuse_backward("warploom::recurrent", "use flash-linear-attention for training"),
 )
 
 
@@ -139,11 +147,66 @@ def simple_gla(
     """
     if g is not None and g_gamma is not None:
         raise InputError("simple_gla takes g or g_gamma, not both")
-    factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     gates = g if g_gamma is None else g_gamma
-    given = (q, k, v, gates, None, None, None, None, initial_state)
-    out, final = _operator(*given, factor, output_final_state)
-    return out, final if output_final_state else None
+    return _called(q, k, v, gates, None, _scale(q, scale), initial_state, output_final_state)
+
+
+def gla(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[Any, Any]:
+    """Attention with a decay of every row and channel of the keys, g: [B, T, H, K] in bf16.
+
+    g are logarithms, at most 0; K is at most 64. Otherwise as `simple_gla`.
+    """
+    return _called(q, k, v, g, None, _scale(q, scale), initial_state, output_final_state)
+
+
+def gated_delta_rule(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[Any, Any]:
+    """The delta rule under decays of every row: g (logarithms) and beta are [B, T, H].
+
+    Keys have norms of about 1; K is at most 64. Otherwise as `simple_gla`.
+    """
+    beta = beta if g is None else beta.to(g.dtype)
+    return _called(q, k, v, g, beta, _scale(q, scale), initial_state, output_final_state)
+
+
+def delta_rule(
+    q: Any,
+    k: Any,
+    v: Any,
+    beta: Any,
+    scale: float | None = None,
+    initial_state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[Any, Any]:
+    """`gated_delta_rule` without decay."""
+    return gated_delta_rule(q, k, v, None, beta, scale, initial_state, output_final_state)
+
+
+def _scale(q: Any, scale: float | None) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _called(
+    q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, start: Any, final: bool
+) -> tuple[Any, Any]:
+    out, state = _operator(q, k, v, g, None, None, None, None, beta, start, scale, final)
+    return out, state if final else None
 
 
 def linear_attention(
@@ -195,9 +258,17 @@ def mamba_chunk_scan_combined(
     if dt_softplus and dt_bias is None:
         dt_bias = torch.zeros_like(A)
     start = None if initial_states is None else initial_states.transpose(-1, -2).contiguous()
-    given = (C, B, x, None, dt, A, dt_bias, D, start)
+    given = (C, B, x, None, dt, A, dt_bias, D, None, start)
     out, final = _operator(*given, 1.0, return_final_states)
     return (out, final.transpose(-1, -2)) if return_final_states else out
 
 
-__all__ = ["linear_attention", "mamba_chunk_scan_combined", "retention", "simple_gla"]
+__all__ = [
+    "delta_rule",
+    "gated_delta_rule",
+    "gla",
+    "linear_attention",
+    "mamba_chunk_scan_combined",
+    "retention",
+    "simple_gla",
+]

@@ -11,23 +11,29 @@ current stream. Gradients of weights are the same bits at every call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
 
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
-from warploom.integrations.torch_program import check_devices, current_stream, torch_module
+from warploom.integrations.torch_program import (
+    allowed_type,
+    check_devices,
+    current_stream,
+    operator,
+    torch_module,
+)
 from warploom.kernels.rows.choose import row_kernel, sums_kernel
 from warploom.kernels.rows.program import OPS, RowConfig, row_program
 from warploom.kernels.user import written_names
 from warploom.runtime.kernel import Kernel
-from warploom.runtime.tensors import element_type
-from warploom.tile import BF16, FP32, Array, DType, dtype
+from warploom.tile import BF16, FP32, Array, DType
 
 ARCH = "sm_90a"
 PARTS = "_parts"
 LINE = 16  # bytes that lines are multiples of at most
+FLOATS = ("bf16", "fp16", "fp32")
 # The tensor whose rows are the operation's, for each that has no x; flags and their operations.
 MAIN = {"softmax_backward": "y", "gated": "gate", "gated_backward": "gate"}
 FLAGS = {"softmax": "log", "softmax_backward": "log", "gated": "gelu", "gated_backward": "gelu"}
@@ -121,24 +127,19 @@ def _bind(op: str, args: tuple[Any, ...]) -> Bound:
             )
     options = {known.optional[name] for name in tensors if name in known.optional}
     options |= {flag for flag in known.flags if values.get(flag)}
-    scale = _type(op, tensors["w"], ("bf16", "fp16", "fp32")) if "w" in tensors else BF16
-    config = RowConfig(
-        op, columns, 1, _type(op, main, ("bf16", "fp16", "fp32")), scale, frozenset(options)
-    )
+    scale = allowed_type(tensors["w"], f"{op} w", FLOATS) if "w" in tensors else BF16
+    kind = allowed_type(main, f"{op} {MAIN.get(op, 'x')}", FLOATS)
+    config = RowConfig(op, columns, 1, kind, scale, frozenset(options))
     scalars = {name: float(values.get(name, 1e-6)) for name in known.scalars}
     return Bound(config, tensors, scalars, lead, main)
 
 
-def _type(op: str, tensor: Any, allowed: tuple[str, ...]) -> DType:
-    ours = element_type(tensor.dtype)
-    if ours not in allowed:
-        raise InputError(f"{op} of {tensor.dtype}: expected one of {', '.join(allowed)}")
-    return dtype(ours)
-
-
 def _results(op: str, bound: Bound) -> dict[str, Any]:
-    """Fresh tensors for the operator's results; empty ones for those that do not go with it."""
-    types = {one.name: one.dtype for one in row_program(bound.config).arrays}
+    """Fresh tensors for the operator's results; empty ones for those that do not go with it.
+
+    The length of rows may be a symbol of torch.compile's: the program's types do not depend on it.
+    """
+    types = {one.name: one.dtype for one in row_program(replace(bound.config, columns=8)).arrays}
     made: dict[str, Any] = {}
     for one in SIGNATURES[op].outputs:
         shape: tuple[int, ...] = {1: bound.lead, 2: (*bound.lead, bound.config.columns)}[
@@ -222,11 +223,8 @@ def _operator(op: str) -> Any:
     def fake(*args: Any) -> Any:
         return _packed(_results(op, _bind(op, args)))
 
-    made = torch.library.custom_op(f"warploom::{op}", run, mutates_args=(), schema=known.schema)
-    made.register_fake(fake)
-    if f"{op}_backward" in OPS:
-        made.register_autograd(_backward(op), setup_context=_context(op))
-    return made
+    gradient = (_backward(op), _context(op)) if f"{op}_backward" in OPS else ()
+    return operator(f"warploom::{op}", known.schema, run, fake, *gradient)
 
 
 def _context(op: str) -> Callable[..., None]:
@@ -272,7 +270,7 @@ def _backward(op: str) -> Callable[..., tuple[Any, ...]]:
     return backward
 
 
-def _rotate(x: Any, cos: Any, sin: Any, pairs: bool = False, inverse: bool = False) -> Any:
+def _rotate(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Any:
     config = _rotary_config(x, cos, sin, pairs, inverse)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
@@ -300,14 +298,14 @@ def _rotary_config(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Ro
         "rotary",
         x.shape[-1],
         1,
-        _type("rotary", x, ("bf16", "fp16", "fp32")),
-        _type("rotary", cos, ("bf16", "fp16", "fp32")),
+        allowed_type(x, "rotary x", FLOATS),
+        allowed_type(cos, "rotary cos", FLOATS),
         options,
     )
 
 
-def _rotary_fake(x: Any, cos: Any, sin: Any, pairs: bool = False, inverse: bool = False) -> Any:
-    _rotary_config(x, cos, sin, pairs, inverse)
+def _rotary_fake(x: Any, *others: Any) -> Any:
+    _rotary_config(x, *others)
     return x.new_empty(x.shape)
 
 
@@ -321,15 +319,12 @@ def _rotary_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return OPERATORS["rotary"](grad, *ctx.saved_tensors, ctx.pairs, not ctx.inverse), *[None] * 4
 
 
-def _rotary_operator() -> Any:
-    schema = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> Tensor"
-    made = torch.library.custom_op("warploom::rotary", _rotate, mutates_args=(), schema=schema)
-    made.register_fake(_rotary_fake)
-    made.register_autograd(_rotary_backward, setup_context=_rotary_context)
-    return made
-
-
-OPERATORS: dict[str, Any] = {op: _operator(op) for op in OPS} | {"rotary": _rotary_operator()}
+ROTARY_SCHEMA = "(Tensor x, Tensor cos, Tensor sin, bool pairs=False, bool inverse=False) -> Tensor"
+OPERATORS: dict[str, Any] = {op: _operator(op) for op in OPS} | {
+    "rotary": operator(
+        "warploom::rotary", ROTARY_SCHEMA, _rotate, _rotary_fake, _rotary_backward, _rotary_context
+    )
+}
 
 
 def rms_norm(x: Any, weight: Any, bias: Any = None, residual: Any = None, eps: float = 1e-6) -> Any:

@@ -9,6 +9,7 @@ element.
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -111,6 +112,10 @@ class CheckResult:
             f"{self.bounds[name]:.1e}) against {self.judge}"
             for name, error in self.errors.items()
         )
+
+    def _repr_html_(self) -> str:
+        verdict = "pass" if self.passed else "FAIL"
+        return f"<pre>{verdict}: {html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         """A line an output, then a line for everything that is wrong with its elements."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,13 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.kernels.attention import program as attention
 from warploom.kernels.attention import reference as attention_reference
-from warploom.kernels.attention.choose import choose_attention
-from warploom.kernels.attention.variants import ATTENTION_CHOICES
+from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.gemm import program as gemm
 from warploom.kernels.gemm import reference as gemm_reference
-from warploom.kernels.gemm.choose import GEMM_CHOICES, choose_gemm
+from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.recurrent import program as recurrent
 from warploom.kernels.recurrent import reference as recurrent_reference
+from warploom.kernels.tuned.table import Table, Variant
 from warploom.kernels.user import (
     UserKernel,
     load_kernel,
@@ -42,20 +42,6 @@ Sizes = Mapping[str, int]
 RECURRENT_SCALE = 0.125  # of a run, where no caller gives one
 
 
-class Variant(Protocol):
-    """An entry of a tuned table: the tile and the schedule that a configuration gets."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def allow(self) -> tuple[str, ...]: ...
-
-    def config(self, base: Any) -> Any: ...
-
-    def schedule(self, config: Any) -> KernelSchedule: ...
-
-
 def _no_variant(config: Any, sizes: Sizes, given: frozenset[str]) -> None:
     """A kernel without a tuned table."""
 
@@ -70,8 +56,9 @@ class Entry:
     outputs    the right results in float64; `judge` names what computes them
     bound      the relative error that a run may have; None: what rounding explains
                (`kernels.check`)
-    variants   the tuned table; `variant(config, sizes, given)` is its choice, or None when a field
-               that it would set was `given`: then `schedule` says what a configuration gets
+    table      the tuned table, and under which sizes it knows a shape; `variant(config, sizes,
+               given)` is its choice, or None when a field that it would set was `given`: then
+               `schedule` says what a configuration gets
     """
 
     config: Callable[..., Any]
@@ -84,7 +71,8 @@ class Entry:
     judge: str = "float64"
     full: Sizes = field(default_factory=dict[str, int])
     alike: Mapping[str, str] = field(default_factory=dict[str, str])
-    variants: Mapping[str, Variant] = field(default_factory=dict[str, Variant])
+    table: Table[Any] | None = None
+    asked: Callable[[Any, Sizes], Sizes] = lambda config, sizes: sizes
     variant: Callable[[Any, Sizes, frozenset[str]], Variant | None] = _no_variant
     follow: Callable[[Any, dict[str, int], Set[str]], None] = lambda config, sizes, given: None
     arrays: Callable[[Program, Mapping[str, int], int], Values] = random_arrays
@@ -170,11 +158,17 @@ GEMM_TILE = frozenset(("tile", "slices", "in_cluster", "swap_ab", "products_in_f
 ATTENTION_TILE = frozenset(("tile", "split_mask_loop", "cluster_m", "optimistic_threshold"))
 
 
+def _gemm_asked(config: gemm.GemmConfig, sizes: Sizes) -> dict[str, int]:
+    return {**{x: sizes[x] for x in "mnk"}, "batch": sizes["batch"] if config.batched else 1}
+
+
 def _gemm_variant(config: gemm.GemmConfig, sizes: Sizes, given: frozenset[str]) -> Variant | None:
-    if given & GEMM_TILE:
-        return None
-    batch = sizes["batch"] if config.batched else 1
-    return choose_gemm(sizes["m"], sizes["n"], sizes["k"], config, batch)
+    return None if given & GEMM_TILE else choose_gemm(base=config, **_gemm_asked(config, sizes))
+
+
+def _attention_asked(config: attention.AttentionConfig, sizes: Sizes) -> dict[str, int]:
+    heads = sizes["batch"] * sizes["heads"]
+    return {"heads": heads, "rows": sizes["rows"], "keys": sizes["keys"]}
 
 
 def _attention_variant(
@@ -182,8 +176,7 @@ def _attention_variant(
 ) -> Variant | None:
     if given & ATTENTION_TILE:
         return None
-    heads = sizes["batch"] * sizes["heads"]
-    return choose_attention(sizes["rows"], config, sizes["keys"], heads)
+    return choose_attention(base=config, **_attention_asked(config, sizes))
 
 
 KERNELS: dict[str, Entry] = {
@@ -195,7 +188,8 @@ KERNELS: dict[str, Entry] = {
         _gemm_outputs,
         {"m": 200, "n": 264, "k": 144, "batch": 2, "one": 1},
         full={"m": 4096, "n": 4096, "k": 4096, "batch": 4},
-        variants=GEMM_CHOICES,
+        table=GEMM,
+        asked=_gemm_asked,
         variant=_gemm_variant,
         arrays=scaled_arrays,
     ),
@@ -208,7 +202,8 @@ KERNELS: dict[str, Entry] = {
         {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 208, "one": 1},
         full={"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
         alike={"keys": "rows"},
-        variants=ATTENTION_CHOICES,
+        table=ATTENTION,
+        asked=_attention_asked,
         variant=_attention_variant,
         follow=_attention_sizes,
         arrays=scaled_arrays,

@@ -8,8 +8,8 @@ arrays are sizes (`--set m=4096`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 from numbers import Integral
 from typing import Any, cast
@@ -106,7 +106,7 @@ class UserKernel:
         given: Values = {}
         if inputs := self.inputs:
             given = called(self.where, lambda: inputs(sizes, np.random.default_rng(seed)))
-        need = [read.array.name for read in program.reads]
+        need = [read.array.name for read in program.every_read()]
         need += [one.name for one in program.arrays if not one.dtype.is_float]
         for name in need:
             if name not in given and name not in written_names(program):
@@ -170,6 +170,28 @@ def load_kernel(text: str) -> UserKernel:
     object.__setattr__(kernel, "where", text)
     settings_kinds(kernel)
     return kernel
+
+
+class _Traced:
+    """The programs of a function for some settings: what another process gets of it."""
+
+    def __init__(self, kernel: UserKernel, configs: Iterable[Mapping[str, Any]]) -> None:
+        given = inspect.signature(cast("Callable[..., Program]", kernel.program)).parameters
+        bare = [one.replace(annotation=inspect.Parameter.empty) for one in given.values()]
+        self.__signature__ = inspect.Signature(bare)
+        self._programs = {frozenset(one.items()): kernel.trace(one) for one in configs}
+
+    def __call__(self, **settings: Any) -> Program:
+        return self._programs[frozenset(settings.items())]
+
+
+def portable(kernel: UserKernel, configs: Iterable[Mapping[str, Any]]) -> UserKernel:
+    """A kernel for a process that cannot load it: its programs under these settings, without the
+    functions that make inputs and results."""
+    program = kernel.program
+    if not isinstance(program, Program):
+        program = _Traced(kernel, configs)
+    return replace(kernel, program=program, reference=None, inputs=None)
 
 
 def settings_kinds(kernel: UserKernel) -> dict[str, str]:

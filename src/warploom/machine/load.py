@@ -118,6 +118,7 @@ def _normalised(name: str) -> str:
     return "-".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
+@functools.cache
 def _canonical(name: str, where: str = "") -> str:
     """The canonical name behind a name or alias, however it is spelt."""
     table: dict[str, str] = {}

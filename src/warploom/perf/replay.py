@@ -20,7 +20,7 @@ is the fastest of several starts.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -57,7 +57,7 @@ from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.tile import Program
 
-RULES = 2  # version of the rules: what was concluded from other ones is not used again
+RULES = 3  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
 KIB = 1024
@@ -145,38 +145,70 @@ def replay(
     Raises `CheckFailed` where a loop of the program has no counterpart in the
     cubin, or where the walk comes to a halt.
     """
-    block, chosen = lower(program, schedule), table or costs(gpu)
-    kernel = decode(parse(cubin, program.name))
+    block, kernel = lower(program, schedule), decode(parse(cubin, program.name))
+    walks = list(walked(program, schedule, block, kernel, table or costs(gpu), rates or {}))
+    found = {
+        one.index: Prediction(
+            one.index,
+            one.cycles,
+            *machine_bound(one.bounds),
+            one.flops,
+            len(one.sections[0].prologue),
+            _events(block, one.index, one.code, one.unroll),
+        )
+        for one in walks
+    }
+    return Replay(found, _ends(kernel, [one.steady for one in walks], block) if walks else Ends())
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The walk of one loop from the start that was fastest.
+
+    sections    the steps of each group; `unroll` iterations of them are a pass through `code`
+    """
+
+    index: str
+    sections: Sequence[Pipeline]
+    steady: SteadyLoop
+    code: tuple[Line, ...]
+    unroll: int
+    bounds: Bounds
+    flops: int
+    cycles: float
+    partition: Partition
+
+
+def walked(
+    program: Program,
+    schedule: KernelSchedule,
+    block: BlockProgram,
+    kernel: Kernel,
+    table: CostTable,
+    rates: Rates,
+) -> Iterator[Walk]:
+    """The walk of every loop with a matmul; raises as `replay` does."""
     loops = steady_loops(kernel)
-    found: dict[str, Prediction] = {}
-    passed: list[SteadyLoop] = []
     for loop in program.loops():
         copies = dict(schedule.loops[loop.index].params.get("copies", {}))
         problem = extract(
-            block.placement, loop, chosen, copies=copies, skip_unit=schedule.launch.skip_unit
+            block.placement, loop, table, copies=copies, skip_unit=schedule.launch.skip_unit
         )
         bounds = lower_bounds(problem.graph, problem.target)
         sections = [_section(block, loop.index, part) for part in range(block.placement.parts)]
         if not sections[0].steady or not any(isinstance(s, Issue) for s in sections[0].steady):
             continue
         steady, unroll = _counterpart(loops, sections[0], problem.graph)
-        passed.append(steady)
         code = slots_of(steady)
         starts = [share * bounds.minimum for share in STARTS]
         if len(sections) * schedule.launch.resident == 1:
             starts = [0.0]
-        cycles = min(
-            _pace(block, loop.index, code, unroll, start, chosen, rates or {}) for start in starts
+        cycles, partition = min(
+            (_pace(block, loop.index, code, unroll, start, table, rates) for start in starts),
+            key=lambda pair: pair[0],
         )
-        found[loop.index] = Prediction(
-            loop.index,
-            cycles,
-            *machine_bound(bounds),
-            problem.graph.flops,
-            len(sections[0].prologue),
-            _events(block, loop.index, code, unroll),
-        )
-    return Replay(found, _ends(kernel, passed, block) if passed else Ends())
+        flops = problem.graph.flops
+        yield Walk(loop.index, sections, steady, code, unroll, bounds, flops, cycles, partition)
 
 
 def machine_bound(bounds: Bounds) -> tuple[int, str]:
@@ -337,14 +369,15 @@ def _pace(
     late: float,
     table: CostTable,
     rates: Rates,
-) -> float:
+) -> tuple[float, Partition]:
     groups = block.placement.parts * block.launch.resident
     passes = max(8, ITERATIONS // unroll)
     gates = _Blocks([_Gates(block, index, table, rates) for _ in range(block.launch.resident)])
     walk = Partition([code] * groups, [late * group for group in range(groups)], None, gates)
     ends = walk.run(passes)
     half = passes // 2
-    return max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
+    pace = max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
+    return pace, walk
 
 
 def _uses(steps: Sequence[Step], ring: str) -> int:

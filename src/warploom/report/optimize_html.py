@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
-import jinja2
 from markupsafe import Markup
 
-from warploom import __version__
+from warploom.report.pages import rendered
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,7 @@ class Page:
     seconds: list[tuple[str, str]]
 
 
-@cache
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("warploom.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 def page_html(page: Page) -> str:
-    """One self-contained HTML file: no script, no link to anywhere."""
-    template = _templates().get_template("optimize.html.j2")
+    """The page as HTML."""
     pictures = [Markup(picture) for picture in page.pictures]
-    return template.render(page=page, pictures=pictures, version=__version__)
+    return rendered("optimize.html.j2", page=page, pictures=pictures)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import dataclass
-from functools import cache
 
-import jinja2
 from markupsafe import Markup
 
-from warploom import __version__
+from warploom.report.pages import rendered
 from warploom.report.sass_words import (
     block_list,
     control_columns,
@@ -66,16 +64,6 @@ class _Block:
     lines: list[_Line]
 
 
-@cache
-def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("warploom.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 def show_html(
     cubin: Cubin, kernel: Kernel, explanation: Explanation, block: int | None = None
 ) -> str:
@@ -87,7 +75,7 @@ def show_html(
     for entry in kernel.blocks:
         if block is not None and entry.index != block:
             continue
-        items = kernel.instructions[entry.start : entry.end]
+        items = kernel.items(entry)
         inside = [loop.header for loop in loops if entry.index in loop.blocks]
         preceding = [number for number, to in enumerate(following) if entry.index in to]
         cycles = sum(item.control.stall for item in items)
@@ -101,11 +89,7 @@ def show_html(
                 lines=[_line(kernel, item, explanation) for item in items],
             )
         )
-    return (
-        _templates()
-        .get_template("sass_show.html.j2")
-        .render(cubin=cubin, kernel=kernel, blocks=blocks, loops=loops, version=__version__)
-    )
+    return rendered("sass_show.html.j2", cubin=cubin, kernel=kernel, blocks=blocks, loops=loops)
 
 
 def _line(kernel: Kernel, item: Instruction, explanation: Explanation) -> _Line:
@@ -154,11 +138,7 @@ class _DiffLine:
 def diff_html(before: Cubin, after: Cubin, diffs: list[KernelDiff]) -> str:
     """Two files side by side: what moved, what was edited, with some lines of context."""
     parts = [(one, _diff_lines(one)) for one in diffs]
-    return (
-        _templates()
-        .get_template("sass_diff.html.j2")
-        .render(before=before, after=after, parts=parts, version=__version__)
-    )
+    return rendered("sass_diff.html.j2", before=before, after=after, parts=parts)
 
 
 def _diff_lines(one: KernelDiff) -> list[_DiffLine]:

@@ -68,7 +68,7 @@ def _heading(
     depth: int,
     following: list[tuple[int, ...]],
 ) -> Text:
-    items = kernel.instructions[block.start : block.end]
+    items = kernel.items(block)
     cycles = sum(item.control.stall for item in items)
     inside = [loop.header for loop in loops if block.index in loop.blocks]
     preceding = [other for other, targets in enumerate(following) if block.index in targets]
@@ -97,7 +97,7 @@ def _lines(
     sources: Mapping[str, Path | None] | None,
 ) -> Iterator[Text]:
     last: tuple[str, int] | None = None
-    for item in kernel.instructions[block.start : block.end]:
+    for item in kernel.items(block):
         if sources is not None and item.line.source is not None and item.line.source != last:
             last = item.line.source
             line = _source_line(sources[last[0]], *last)

@@ -25,8 +25,8 @@ def in_powers_of_two(program: Program) -> Program:
                 number c above 0 that nothing else reads
     *before -> after*  `s = x * c; highest = max(base, max_along(s)); exp(s - highest)` ->
                        `highest = max(base, max_along(x) * f); exp2(x * f - highest)`, f = c log2 e
-    *keeps*  every result to rounding; the base is log2 e times what it was, and what reads it after
-             the loop gets it divided by that
+    *keeps*  every result to rounding; in the loop the base is log2 e times what it was: it is
+             multiplied before, unless it is -inf, and what reads it after gets it divided by that
     *cost*  one multiplication an element less, or two
     """
     found = [one for one in find(program) if _can_change(program, one)]
@@ -74,11 +74,20 @@ class _InPowers(Replay):
         if softmax is None:
             return self.copy_loop(item)
         self.open, self.scaling = softmax, _scaling(self.program, softmax)
+        base, natural = softmax.base.name, softmax.exponent == "exp"
+        if natural and not self._begins_empty(softmax):
+            self.tiles[base] = self.tile(softmax.base) * LOG2E
         self.copy_loop(item)
         self.open = None
-        if softmax.exponent == "exp" and self._read_after(softmax.base, item):
-            self.tiles[softmax.base.name] = self.tile(softmax.base) * (1.0 / LOG2E)
+        if natural and self._read_after(softmax.base, item):
+            self.tiles[base] = self.tile(softmax.base) * (1.0 / LOG2E)
         return None
+
+    def _begins_empty(self, softmax: OnlineSoftmax) -> bool:
+        """Whether the base is -inf in every row when its loop begins."""
+        first, var = softmax.own[0].id, softmax.base
+        writers = [op for op in self.program.ops() if op.dst == var and op.id < first]
+        return [(op.kind, op.value) for op in writers] == [("fill", -math.inf)]
 
     def _read_after(self, var: Var, loop: Loop) -> bool:
         place = self.program.body.index(loop)

@@ -13,7 +13,7 @@ from warploom.errors import InputError
 from warploom.tile.index import Index, substituted
 from warploom.tile.ir import Loop, Op, Program, Span, TileType, Var
 from warploom.tile.tiles import Tile
-from warploom.tile.trace import Tracer, loop, retrace
+from warploom.tile.trace import Tracer, loop, read, retrace
 from warploom.tile.verify import result_type
 
 
@@ -67,6 +67,8 @@ class Replay:
         self.tracer.line = item.where
         for index in loop(self.index(item.start), self.index(item.stop), until=until):
             self.indices[item.index] = index
+            for one in item.reads:
+                self.indices[one.name] = read(one.array, *map(self.index, one.at))
             self.body(item.body)
         for name in self.tiles.keys() - known:
             del self.tiles[name]
@@ -108,7 +110,8 @@ class Replay:
     def span(self, span: Span) -> Span:
         """A range with the present symbols."""
         stop = None if span.stop is None else self.index(span.stop)
-        return replace(span, start=self.index(span.start), stop=stop)
+        others = tuple(map(self.index, span.others))
+        return replace(span, start=self.index(span.start), stop=stop, others=others)
 
     def index(self, expression: Index) -> Index:
         """An index expression with the present symbols."""

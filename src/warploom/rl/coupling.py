@@ -25,17 +25,7 @@ class Coupling:
 
     def set(self, block: int, timed: Timed, row: int) -> None:
         """Take over one version of a block as the one that stands."""
-        self.now[block] = Timed(
-            timed.issue[row : row + 1],
-            timed.duration[row : row + 1],
-            timed.first[row : row + 1],
-            timed.last[row : row + 1],
-            timed.first_instruction[row : row + 1],
-            timed.last_instruction[row : row + 1],
-            timed.first_wait[row : row + 1],
-            timed.last_sets[row : row + 1],
-            timed.last_stall[row : row + 1],
-        )
+        self.now[block] = timed.take([row])
         self._update()
 
     def _update(self) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from warploom.rl.batch import BlockBatch
 from warploom.sass.decode.control import MAX_STALL, MAX_STALL_STAYING, SCOREBOARDS
 from warploom.sass.rules.rules import BLOCK_EDGE
-from warploom.sass.rules.versions import Versions
+from warploom.sass.rules.versions import Rows, Versions
 
 Ints = npt.NDArray[np.int64]
 NO_WISH: Final = -1
@@ -25,7 +25,7 @@ _NEVER: Final = -(1 << 30)
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Wishes(Rows):
     """What K versions ask for, by instruction [K, n]: a least stall (-1: as the order needs),
     the yield hint and the reuse hints."""
 
@@ -35,7 +35,7 @@ class Wishes:
 
     def repeated(self, count: int) -> Wishes:
         """The wishes of one version, so many times."""
-        return Wishes(*(np.repeat(w, count, 0) for w in (self.stall, self.stay, self.reuse)))
+        return self.take([0] * count)
 
 
 class BatchDeriver:

@@ -65,7 +65,7 @@ class ModelScorer:
         compiled = tuple(
             (
                 tuple(range(block.start, block.end)),
-                tuple(i.control for i in board.kernel.instructions[block.start : block.end]),
+                tuple(i.control for i in board.kernel.items(block)),
             )
             for block in board.kernel.blocks
         )

@@ -57,10 +57,7 @@ class Offers:
     def held(self, rows: Ints) -> tuple[Versions, Wishes]:
         """Some of the versions that are held as such, and their wishes."""
         assert self.versions is not None and self.wishes is not None
-        wishes = self.wishes
-        return self.versions.take(rows), Wishes(
-            wishes.stall[rows], wishes.stay[rows], wishes.reuse[rows]
-        )
+        return self.versions.take(rows), self.wishes.take(rows)
 
     def fitting(self, block: int, coupling: Coupling) -> Bools:
         """Which actions are legal with the other blocks as they stand."""

@@ -112,7 +112,6 @@ def main(
     taught: Annotated[int, typer.Option("--lessons", help="states of each kernel to imitate")] = 0,
     epochs: Annotated[int, typer.Option(help="passes over the lessons")] = 40,
     seed: Annotated[int, typer.Option(help="seed")] = 0,
-    evaluated: Annotated[int, typer.Option(help="steps of an evaluation game")] = EVALUATED_STEPS,
 ) -> None:
     """Train one policy on several kernels under the timing model."""
     try:
@@ -132,7 +131,7 @@ def main(
             "trained_on": [path.name for path in kernels],
             "steps": trainer.steps,
             "scores": "modelled, not measured",
-            "held_out": compare(trainer, held, evaluated),
+            "held_out": compare(trainer, held, EVALUATED_STEPS),
         }
     except KeyboardInterrupt:
         raise InputError("interrupted; the same command goes on") from None

@@ -158,7 +158,7 @@ class WideActions:
         longer = np.flatnonzero(version.stall[0] > np.array(derived))
         if not len(longer):
             return
-        pinned = Wishes(*(w[at : at + 1].copy() for w in (wishes.stall, wishes.stay, wishes.reuse)))
+        pinned = wishes.take([at])  # a copy
         pinned.stall[0, version.order[0, longer]] = version.stall[0, longer]
         trace = self._trace(version, pinned)
         if trace.regular and self._stands(trace, version, pinned):

@@ -1,19 +1,21 @@
-"""Our small kernels on one device: fill with a pattern, compare bitwise, keep the GPU busy."""
+"""Our small kernels (`helpers.cu`) on one device: fill with a pattern, compare bitwise, spin."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from warploom.runtime.device import Shape
-from warploom.runtime.device_code import FUNCTIONS, SOURCE
 from warploom.runtime.driver import CudaDevice
 from warploom.runtime.launch import Buffer, Params
 from warploom.runtime.nvrtc import compile_source
 from warploom.runtime.patterns import PATTERNS, check_patterns, scales
 from warploom.tile.dtypes import MEMORY, dtype
 
+SOURCE = files("warploom.runtime").joinpath("helpers.cu").read_text()
+FUNCTIONS = ("fill_elements", "compare_words", "advance", "spin")
 THREADS = 256
 NOWHERE = (1 << 64) - 1
 

@@ -8,7 +8,7 @@ built kernel is measured, checked and searched like any other cubin.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from warploom.errors import InputError
@@ -29,8 +29,8 @@ SCRATCH_BYTES: Final = 512
 
 
 @dataclass(frozen=True)
-class Interface:
-    """A built kernel without its code.
+class Signature:
+    """What a kernel takes, and the blocks that it runs in.
 
     parameters      in order: {"kind": map|dim|pointer|stride|counter|scalar, ...}
     shared_bytes    dynamic shared memory of a block of `threads`
@@ -38,11 +38,9 @@ class Interface:
     grid            (axis, how many tasks along it), of dimensions of the arrays
     persistent      blocks take tasks until there are none
     dependent       may start before the previous grid of its stream has ended
-    registers       of a thread at entry
     """
 
     name: str
-    arch: str
     parameters: tuple[Mapping[str, Any], ...]
     shared_bytes: int
     threads: int
@@ -52,25 +50,39 @@ class Interface:
     arrays: tuple[Array, ...]
     persistent: bool
     dependent: bool
-    registers: int
 
-    @classmethod
-    def from_manifest(cls, data: Mapping[str, Any]) -> Interface:
-        """The interface that a manifest describes."""
-        return cls(
-            name=data["name"],
-            arch=data["arch"],
-            parameters=tuple(data["parameters"]),
-            shared_bytes=data["shared_bytes"],
-            threads=data["threads"],
-            cluster=data["cluster"],
-            cluster_axis=data["cluster_axis"],
-            grid=tuple((axis, Index.from_json(extent)) for axis, extent in data["grid"]),
-            arrays=tuple(Array(n, dtype(kind), tuple(dims)) for n, kind, dims in data["arrays"]),
-            persistent=data["persistent"],
-            dependent=data["dependent"],
-            registers=data["resources"]["registers"],
-        )
+    def to_json(self) -> dict[str, Any]:
+        """The signature as a manifest has it."""
+        return {one.name: getattr(self, one.name) for one in fields(Signature)} | {
+            "parameters": list(self.parameters),
+            "grid": [[name, extent.to_json()] for name, extent in self.grid],
+            "arrays": [[a.name, a.dtype.name, list(a.dims)] for a in self.arrays],
+        }
+
+    @staticmethod
+    def read(data: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a signature from a manifest."""
+        return {one.name: data[one.name] for one in fields(Signature)} | {
+            "parameters": tuple(data["parameters"]),
+            "grid": tuple((axis, Index.from_json(extent)) for axis, extent in data["grid"]),
+            "arrays": tuple(Array(n, dtype(kind), tuple(dims)) for n, kind, dims in data["arrays"]),
+        }
+
+    def tasks(self, sizes: Mapping[str, int]) -> int:
+        """Tasks of a launch: grid points, counted in clusters along the clustered axis."""
+        total = 1
+        for name, extent in self.grid:
+            count = max(0, extent.evaluate(sizes))
+            total *= -(-count // self.cluster) if name == self.cluster_axis else count
+        return total
+
+
+@dataclass(frozen=True)
+class Interface(Signature):
+    """A built kernel without its code; `registers` are those of a thread at entry."""
+
+    arch: str
+    registers: int
 
     @property
     def kinds(self) -> set[str]:
@@ -90,14 +102,6 @@ class Interface:
     def written(self, array: str) -> bool:
         """Whether the kernel writes to an array."""
         return any(p.get("written") and p["array"] == array for p in self.parameters)
-
-    def tasks(self, sizes: Mapping[str, int]) -> int:
-        """Tasks of a launch: grid points, counted in clusters along the clustered axis."""
-        total = 1
-        for name, extent in self.grid:
-            count = max(0, extent.evaluate(sizes))
-            total *= -(-count // self.cluster) if name == self.cluster_axis else count
-        return total
 
     def arguments(
         self,
@@ -240,7 +244,9 @@ def _tensor_map(
         tuple(int(extent) for extent in parameter["box"]),
         int(parameter["swizzle"]),
         offset=offset,
-        promotion=0 if any(pitch % SECTOR for pitch in pitches) else 256,
+        promotion=0
+        if any(pitch % SECTOR for pitch in pitches)
+        else int(parameter.get("promotion", 256)),
     )
 
 

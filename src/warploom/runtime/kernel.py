@@ -3,7 +3,8 @@
 Everything that can be wrong with a call (type, shape, strides, alignment, device, architecture,
 shared memory) is refused with its numbers before the launch. What a call hands to the driver is
 kept by address, shape and strides: a repeated call encodes nothing, and a call inside a captured
-graph does nothing but the launch.
+graph does nothing but the launch. A call whose tensors only lie elsewhere, as in the steps of a
+training loop, is not checked again.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from warploom.errors import DeviceError, InputError
 from warploom.runtime.device import Shape
 from warploom.runtime.driver import Context
 from warploom.runtime.interface import COUNTER, PITCH, SCRATCH_BYTES, Interface, pitches_of
-from warploom.runtime.launch import Params, Scalar, TensorMap, pack_arguments
+from warploom.runtime.launch import Argument, Params, Scalar, TensorMap, packed
 from warploom.runtime.tensors import View, view
 from warploom.tile.dtypes import dtype
 from warploom.tile.ir import Array
 
 COUNTERS = 1024  # launches of one kernel with a dynamic walk that may be in flight at a time
 KEPT = 1024  # calls whose parameters are kept
+ALIGNED = 128  # bytes: what is demanded of an address divides them
 # Kernels count in 32-bit integers, and round up to tiles and grids.
 LONGEST = 2**31 - 2**16
 MOST_PITCH = 1 << 40
@@ -57,6 +59,20 @@ class _Call:
     counter: int
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What all calls have in common whose tensors differ in their addresses alone.
+
+    slots       the bytes of every parameter; those of `addressed` are not filled in
+    addressed   the parameters that hold an address, by their places
+    """
+
+    shape: Shape | None
+    slots: tuple[bytes, ...] = ()
+    addressed: tuple[tuple[int, Argument], ...] = ()
+    counter: int = -1
+
+
 class Kernel:
     """A built kernel on one CUDA device; raises `InputError` when that device cannot run it."""
 
@@ -64,6 +80,7 @@ class Kernel:
         self.interface, self.cubin = interface, cubin
         self._context = Context(device, f"kernel {interface.name}")
         self._calls: dict[tuple[Any, ...], _Call] = {}
+        self._forms: dict[tuple[Any, ...], _Form] = {}
         self._maps: dict[tuple[TensorMap, str, int], bytes] = {}
         self._check_device()
         self._module = self._context.load(image_of(interface.name, cubin))
@@ -122,9 +139,9 @@ class Kernel:
         call = self._calls.get(key)
         if call is None:
             if len(self._calls) >= KEPT:
-                self._calls.clear()
-                self._maps.clear()
-            call = self._calls[key] = self._prepare(views, scalars)
+                for kept in (self._calls, self._forms, self._maps):
+                    kept.clear()
+            call = self._calls[key] = self._call(views, scalars)
         if call.shape is None:
             return
         for one in {v.stream for v in views.values()} - {None, stream}:
@@ -150,7 +167,26 @@ class Kernel:
             self._maps[key] = self._context.tensor_map(spec, kind, address)
         return self._maps[key]
 
-    def _prepare(self, views: Mapping[str, View], scalars: Mapping[str, Scalar]) -> _Call:
+    def _call(self, views: Mapping[str, View], scalars: Mapping[str, Scalar]) -> _Call:
+        form = self._form(views, scalars)
+        slots, types = list(form.slots), self.interface.types
+        addresses = {COUNTER: self._counters}
+        for name, of in views.items():
+            addresses[name] = self._scratch if 0 in of.shape else of.address
+        for place, argument in form.addressed:
+            slots[place] = packed(argument, addresses, types, self)
+        return _Call(form.shape, Params(slots), form.counter)
+
+    def _form(self, views: Mapping[str, View], scalars: Mapping[str, Scalar]) -> _Form:
+        kinds = [
+            (v.address % ALIGNED, v.shape, v.strides, v.dtype, v.writable) for v in views.values()
+        ]
+        key = (*kinds, *(scalar.pack() for scalar in scalars.values()))
+        if key not in self._forms:
+            self._forms[key] = self._checked(views, scalars)
+        return self._forms[key]
+
+    def _checked(self, views: Mapping[str, View], scalars: Mapping[str, Scalar]) -> _Form:
         own = self.interface
         sizes = self._sizes(views)
         for name, of in views.items():
@@ -166,18 +202,16 @@ class Kernel:
                 f"kernel {own.name}: {blocks:,} blocks, a grid has at most {LONGEST:,}"
             )
         if blocks == 0:
-            return _Call(None, Params([]), -1)
+            return _Form(None)
         self._check_parameters(views, sizes)
         shapes = {name: of.shape for name, of in views.items()}
         strides = {name: of.strides for name, of in views.items()}
         arguments = own.arguments(shapes, strides, sizes, scalars)
-        addresses = {COUNTER: self._counters}
-        for name, of in views.items():
-            addresses[name] = self._scratch if 0 in of.shape else of.address
         kinds = [p["kind"] for p in own.parameters]
-        return _Call(
+        return _Form(
             own.shape(blocks),
-            pack_arguments(arguments, addresses, own.types, self),
+            tuple(one.pack() if isinstance(one, Scalar) else b"" for one in arguments),
+            tuple((at, one) for at, one in enumerate(arguments) if not isinstance(one, Scalar)),
             kinds.index("counter") if "counter" in kinds else -1,
         )
 

@@ -300,16 +300,22 @@ def pack_arguments(
     encoder: MapEncoder,
 ) -> Params:
     """The parameters of a launch with its buffers at `addresses`, their element types `kinds`."""
-    slots: list[bytes] = []
-    for argument in arguments:
-        match argument:
-            case Pointer(buffer, offset):
-                slots.append(bytes(ctypes.c_uint64(addresses[buffer] + offset)))
-            case Scalar():
-                slots.append(argument.pack())
-            case Null():
-                slots.append(bytes(8))
-            case TensorMap(buffer=buffer, offset=offset):
-                address = addresses[buffer] + offset
-                slots.append(encoder.tensor_map(argument, kinds[buffer], address))
-    return Params(slots)
+    return Params([packed(argument, addresses, kinds, encoder) for argument in arguments])
+
+
+def packed(
+    argument: Argument,
+    addresses: Mapping[str, int],
+    kinds: Mapping[str, str],
+    encoder: MapEncoder,
+) -> bytes:
+    """The bytes of one parameter."""
+    match argument:
+        case Pointer(buffer, offset):
+            return (addresses[buffer] + offset).to_bytes(8, "little")
+        case Scalar():
+            return argument.pack()
+        case Null():
+            return bytes(8)
+        case TensorMap(buffer=buffer, offset=offset):
+            return encoder.tensor_map(argument, kinds[buffer], addresses[buffer] + offset)

@@ -87,20 +87,19 @@ def generate(
     seed: int,
     salt: int = 0,
     inner: int = 1,
-    low: int = 0,
-    high: int = 8,
+    span: tuple[int, int] = (0, 8),
 ) -> Bits:
     """`count` elements as raw bits: [count].
 
     `inner` is the length of the last axis (for `one_hot`). Integer types ignore the pattern and are
-    uniform in [low, high): they are mostly indices, which must stay in range.
+    uniform in the `span` [low, high): they are mostly indices, which must stay in range.
     """
     check_patterns((pattern,))
     key = stream_key(seed, salt)
     index = np.arange(count, dtype=np.uint64)
     if dtype.kind != "float":
-        span = np.uint64(high - low)
-        value = (_words(key, index, 0) % span).astype(np.int64) + low
+        low, high = span
+        value = (_words(key, index, 0) % np.uint64(high - low)).astype(np.int64) + low
         return value.astype(np.int64).view(np.uint64).astype(bits_type(dtype))
     return encode(_values(pattern, key, index, max(inner, 1), dtype), dtype)
 

@@ -8,8 +8,8 @@ DLPack (CuPy, JAX, anything with `__dlpack__`; the producer orders its work befo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 from warploom.errors import InputError
 from warploom.runtime import dlpack
@@ -20,8 +20,7 @@ TYPESTRS = {"<f2": "float16", "<f4": "float32", "<i4": "int32", "|b1": "bool"}
 _NAMES = {kind.library: kind.name for kind in DTYPES.values()}
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A tensor in device memory: address, sizes and strides in elements, our element type.
 
     `device` is None where the protocol does not say; `stream` is the producer's stream where the
@@ -37,6 +36,7 @@ class View:
     writable: bool = True
 
 
+@cache
 def element_type(of: Any) -> str:
     """Our name of a tensor's element type; one we have none for keeps its own."""
     name = str(of).removeprefix("torch.")

@@ -11,10 +11,11 @@ from typing import Any
 from rich.console import Console
 
 from warploom.errors import InputError
+from warploom.files import read_json
 from warploom.schedule.check.checker import Report, check
 from warploom.schedule.check.simulate import Rates, verify
 from warploom.schedule.model.costs import CostTable, costs, read_overrides, target
-from warploom.schedule.model.graph import SOLVED, Graph, is_solved, read_json
+from warploom.schedule.model.graph import SOLVED, Graph, is_solved
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.model.target import Target
 from warploom.schedule.refute.refute import settled
@@ -22,8 +23,6 @@ from warploom.schedule.solve.enumerate import top_schedules
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
 from warploom.schedule.view import gantt
-from warploom.schedule.view.picture import svg
-from warploom.schedule.view.trace import chrome_trace
 
 GPU = "h200"  # where neither the request nor a file names a machine
 CONFIRMING = 0.5  # of the time limit: what proving a bound again may take
@@ -110,7 +109,8 @@ def show(result: Result, console: Console) -> None:
         f"{name} {peak}/{result.target.memories[name]}"
         for name, peak in result.report.memory_peak.items()
     )
-    console.print(f"\nchecked: {_rules(result)}; peaks: {memory}")
+    checked = "no rule broken" if result.report.passed else result.report.findings[0]
+    console.print(f"\nchecked: {checked}; peaks: {memory}")
     rates = result.rates
     console.print(
         f"simulated: no deadlock, no overwrite; {rates.ordered:.0f} cycles an iteration in unit "
@@ -119,10 +119,6 @@ def show(result: Result, console: Console) -> None:
     )
     for other in result.others:
         console.print(f"\n[bold]as good[/]\n{other}")
-
-
-def _rules(result: Result) -> str:
-    return "no rule broken" if result.report.passed else f"{result.report.findings[0]}"
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -136,13 +132,3 @@ def to_json(result: Result) -> dict[str, Any]:
         "others": [other.to_json() for other in result.others],
         "simulated": {"ordered": result.rates.ordered, "free": result.rates.free},
     }
-
-
-def trace(result: Result) -> dict[str, Any]:
-    """A Chrome trace of the schedule."""
-    return chrome_trace(result.graph, result.target, result.schedule)
-
-
-def picture(result: Result) -> str:
-    """The steady state as SVG."""
-    return svg(result.graph, result.target, result.schedule)

@@ -59,7 +59,7 @@ def solved_orders(game: Game, rng: random.Random) -> Iterator[Reorder]:
 
 def block_problem(game: Game, kernel: Kernel, block: Block) -> BlockProblem:
     """The problem of one block, in positions of its original order."""
-    items = kernel.instructions[block.start : block.end]
+    items = kernel.items(block)
     table = game.editor.table
     edges: dict[tuple[int, int], int] = {}
 

@@ -7,6 +7,7 @@ does; a matmul of 8- or 16-bit operands adds up exactly before one rounding to f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -138,15 +139,30 @@ def bounds(
     return tuple(outer), tuple(inner)
 
 
+def parts_of(spans: Sequence[Span]) -> list[tuple[Span, ...]]:
+    """The ranges of each part of a tile whose parts a load stacks; one for other tiles."""
+    count = max(len(span.starts) for span in spans) if spans else 1
+    return [
+        tuple(replace(s, start=s.starts[n], others=()) if s.others else s for s in spans)
+        for n in range(count)
+    ]
+
+
 def read_tile(op: Op, source: Value, symbols: Mapping[str, int]) -> Value:
     """The tile a load gives: the array's elements, and the edge value outside of it."""
     assert op.dst is not None and op.array is not None
     kind = op.dst.type
     tile = np.full(kind.shape, op.value or 0, dtype=storage_of(kind.dtype))
-    meeting = bounds(op.array, op.spans, source.shape, symbols)
-    if meeting is not None:
-        outer, inner = meeting
-        tile[inner] = round_to(kind.dtype, np.asarray(source[outer]))
+    parts = parts_of(op.spans)
+    for number, spans in enumerate(parts):
+        part = tile
+        if len(parts) > 1:
+            rows = len(tile) // len(parts)
+            part = tile[number * rows : (number + 1) * rows]
+        meeting = bounds(op.array, spans, source.shape, symbols)
+        if meeting is not None:
+            outer, inner = meeting
+            part[inner] = round_to(kind.dtype, np.asarray(source[outer]))
     return tile
 
 

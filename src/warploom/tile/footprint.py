@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.tile.evaluate import Value, bounds
-from warploom.tile.interpret import points, sizes, task_symbols
+from warploom.tile.interpret import iteration_symbols, points, sizes, task_symbols
 from warploom.tile.ir import Loop, Op, Program, walk
 
 STORES = ("store", "store_add")
@@ -55,7 +55,7 @@ def footprints(program: Program, arrays: Mapping[str, Value]) -> dict[str, Footp
     tasks = list(points(program, symbols))
     for number, point in enumerate(tasks):
         known = task_symbols(program, arrays, {**symbols, **point})
-        for op, at in _stores(program.body, known):
+        for op, at in _stores(program.body, arrays, known):
             assert op.array is not None
             box = bounds(op.array, op.spans, arrays[op.array.name].shape, at)
             if box is not None:
@@ -64,7 +64,7 @@ def footprints(program: Program, arrays: Mapping[str, Value]) -> dict[str, Footp
 
 
 def _stores(
-    body: Sequence[Op | Loop], symbols: dict[str, int]
+    body: Sequence[Op | Loop], arrays: Mapping[str, Value], symbols: dict[str, int]
 ) -> Iterator[tuple[Op, dict[str, int]]]:
     """Every store a task performs, with the symbols it is performed under."""
     for item in body:
@@ -73,7 +73,8 @@ def _stores(
                 yield item, symbols
         elif any(op.kind in STORES for op in walk(item.body)):
             for at in range(item.start.evaluate(symbols), item.stop.evaluate(symbols)):
-                yield from _stores(item.body, {**symbols, item.index: at})
+                inside = iteration_symbols(item, arrays, symbols, at)
+                yield from _stores(item.body, arrays, inside)
 
 
 class _Owners:

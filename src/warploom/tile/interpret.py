@@ -14,7 +14,7 @@ import numpy as np
 from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
 from warploom.tile.evaluate import Disturbance, Value, compute, read_tile, write_tile
-from warploom.tile.ir import Loop, Op, Program
+from warploom.tile.ir import Loop, Op, Program, Read
 from warploom.tile.ops import CLUSTER_REDUCE
 
 
@@ -102,15 +102,32 @@ def task_symbols(
     """
     known = dict(symbols)
     for read in program.reads:
-        place = tuple(index.evaluate(known) for index in read.at)
-        shape = memory[read.array.name].shape
-        if any(not 0 <= at < extent for at, extent in zip(place, shape, strict=True)):
-            if real:
-                raise InputError(f"{read} reads element {list(place)} of shape {list(shape)}")
-            known[read.name] = 0
-            continue
-        known[read.name] = int(memory[read.array.name][place])
+        known[read.name] = _number(read, memory, known, real)
     return known
+
+
+def iteration_symbols(
+    loop: Loop,
+    memory: Mapping[str, Value],
+    symbols: Mapping[str, int],
+    position: int,
+    real: bool = True,
+) -> dict[str, int]:
+    """`symbols`, the counter of a loop and the numbers that its iteration reads."""
+    known = {**symbols, loop.index: position}
+    for read in loop.reads:
+        known[read.name] = _number(read, memory, known, real)
+    return known
+
+
+def _number(read: Read, memory: Mapping[str, Value], symbols: Mapping[str, int], real: bool) -> int:
+    place = tuple(index.evaluate(symbols) for index in read.at)
+    shape = memory[read.array.name].shape
+    if all(0 <= at < extent for at, extent in zip(place, shape, strict=True)):
+        return int(memory[read.array.name][place])
+    if real:
+        raise InputError(f"{read} reads element {list(place)} of shape {list(shape)}")
+    return 0
 
 
 def bind(program: Program, arrays: Mapping[str, Value]) -> dict[str, Value]:
@@ -171,7 +188,8 @@ def _run(
         if isinstance(item, Loop):
             start, stop = item.start.evaluate(symbols), item.stop.evaluate(symbols)
             for position in range(start, stop):
-                _run(item.body, state, memory, {**symbols, item.index: position}, disturb)
+                inside = iteration_symbols(item, memory, symbols, position)
+                _run(item.body, state, memory, inside, disturb)
             continue
         step(item, state, memory, symbols, disturb)
 

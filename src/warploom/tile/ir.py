@@ -13,7 +13,8 @@ point of the grid, in any order, run the body from top to bottom. Invariants are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import html
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from warploom.errors import InputError
@@ -91,21 +92,32 @@ class Span:
     """A range of one array dimension: `size` elements from `start`; size None takes one, dropped.
 
     `axis` is the tile axis the range becomes. From `stop` on a store drops what it is given.
+    `others`: a load takes one part of its tile at `start` and one at each of these places, stacked
+    along the tile's first axis.
     """
 
     start: Index
     size: int | None = None
     axis: str = ""
     stop: Index | None = None
+    others: tuple[Index, ...] = ()
+
+    @property
+    def starts(self) -> tuple[Index, ...]:
+        """Every place at which the range begins."""
+        return (self.start, *self.others)
 
     def __str__(self) -> str:
         stop = "" if self.stop is None else f" below {self.stop}"
+        if self.others:
+            return f"({', '.join(map(str, self.starts))})"
         return str(self.start) if self.size is None else f"{self.start} +{self.size}{stop}"
 
 
 @dataclass(frozen=True)
 class Read:
-    """A number that a task reads from an int32 array before its body; then a symbol of indices."""
+    """A number from an int32 array, then a symbol of indices: read before the body of a task, or
+    of an iteration of the loop that has it."""
 
     name: str
     array: Array
@@ -135,6 +147,11 @@ class Op:
         """The name of this op as a node of a schedule, such as `mma.4`."""
         return f"{self.kind}.{self.id}"
 
+    def on(self, var: Callable[[Var], Var]) -> Op:
+        """The op with `var(tile)` in place of every tile it reads and of the one it writes."""
+        dst = None if self.dst is None else var(self.dst)
+        return replace(self, dst=dst, srcs=tuple(map(var, self.srcs)))
+
     def __str__(self) -> str:
         words = [self.kind, *([", ".join(v.name for v in self.srcs)] if self.srcs else [])]
         if self.array is not None:
@@ -155,6 +172,7 @@ class Loop:
 
     `until` promises that iterations from there on change nothing in a part of the tiles: the rows
     that `part_begin` and `part_end` name. Whoever runs that part alone may leave them out.
+    `reads` are the numbers that an iteration reads.
     """
 
     index: str
@@ -163,6 +181,7 @@ class Loop:
     body: tuple[Op | Loop, ...]
     where: str = field(default="", compare=False)
     until: Index | None = None
+    reads: tuple[Read, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,6 +208,9 @@ class Program:
         """Every distinct dimension name, in order of first appearance."""
         return tuple(dict.fromkeys(dim for array in self.arrays for dim in array.dims))
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def ops(self) -> Iterator[Op]:
         """Every op, in program order, loops entered once."""
         yield from walk(self.body)
@@ -196,6 +218,10 @@ class Program:
     def loops(self) -> tuple[Loop, ...]:
         """The loops of the top level."""
         return tuple(item for item in self.body if isinstance(item, Loop))
+
+    def every_read(self) -> tuple[Read, ...]:
+        """The numbers that tasks read, then those that iterations read."""
+        return (*self.reads, *(read for loop in _nested(self.body) for read in loop.reads))
 
     def __str__(self) -> str:
         head = ", ".join([*map(str, self.arrays), *(f"{s.name}: {s.type}" for s in self.scalars)])
@@ -215,6 +241,14 @@ def walk(body: tuple[Op | Loop, ...]) -> Iterator[Op]:
             yield item
 
 
+def _nested(body: tuple[Op | Loop, ...]) -> Iterator[Loop]:
+    """Every loop of a body, the outer before the inner."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield item
+            yield from _nested(item.body)
+
+
 def _lines(body: tuple[Op | Loop, ...]) -> Iterator[str]:
     for item in body:
         if isinstance(item, Op):
@@ -222,4 +256,5 @@ def _lines(body: tuple[Op | Loop, ...]) -> Iterator[str]:
             continue
         until = "" if item.until is None else f", a part until {item.until}"
         yield f"     loop {item.index} from {item.start} to {item.stop}{until}:"
+        yield from (f"       {read}" for read in item.reads)
         yield from (f"  {line}" for line in _lines(item.body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -40,7 +41,10 @@ def span(start: IndexLike, size: int, axis: str = "", stop: IndexLike | None = N
     return Span(as_index(start), int(size), axis, None if stop is None else as_index(stop))
 
 
-def _spans(target: Array, where: tuple[Span | IndexLike, ...]) -> tuple[Span, ...]:
+Place = Span | IndexLike | Sequence[IndexLike]
+
+
+def _spans(target: Array, where: tuple[Place, ...]) -> tuple[Span, ...]:
     given: Any = target
     if not isinstance(given, Array):
         raise refuse(f"{shown(given)} is no array parameter of the program")
@@ -52,13 +56,22 @@ def _spans(target: Array, where: tuple[Span | IndexLike, ...]) -> tuple[Span, ..
     for dim, item in zip(target.dims, where, strict=True):
         if isinstance(item, Span):
             result.append(Span(item.start, item.size, item.axis or dim, item.stop))
+        elif isinstance(item, Sequence):
+            if not item:
+                raise refuse(f"range of {target}: no places are given for dimension {dim!r}")
+            first, *others = map(as_index, item)
+            result.append(Span(first, None, dim, None, tuple(others)))
         else:
             result.append(Span(as_index(item), None, dim))
     return tuple(result)
 
 
-def load(source: Array, *where: Span | IndexLike, edge: float = 0.0) -> Tile:
-    """Read a tile: one range or index for each dimension; outside of the array reads `edge`."""
+def load(source: Array, *where: Place, edge: float = 0.0) -> Tile:
+    """Read a tile: one range or index for each dimension; outside of the array reads `edge`.
+
+    Several indices of one dimension give one part of the tile each, stacked along its first axis:
+    `load(k, [page, next_page], span(0, 64), span(0, 128))` is `[128, 128]`.
+    """
     if edge not in EDGES:
         raise refuse(f"load edge={edge}: expected 0.0, inf or -inf")
     spans = _spans(source, where)

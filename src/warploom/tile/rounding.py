@@ -31,7 +31,7 @@ HALF_ULP = 2.0**-24  # of fp32, relative
 TINY = 2.0**-126  # the special functions of the GPU may give 0 for what is smaller
 # Largest error of the code that `codegen` emits for a function: (relative, absolute). PTX ISA 9.0:
 # ex2, lg2, rcp, rsqrt, tanh .approx; CUDA C programming guide, intrinsics: __fdividef 2 ulp;
-# `cuda.prelude_values` for erf, sin and cos.
+# `cuda/device/values.cuh` for erf, sin and cos.
 APPROXIMATED: dict[str, tuple[float, float]] = {
     "exp": (2.0**-22, 0.0),
     "exp2": (2.0**-22, 0.0),
@@ -122,7 +122,7 @@ def _chosen(program: Program, values: Mapping[str, Value], whole: bool) -> list[
     groups = list(companies(program, points(program, symbols)))
     if not groups or whole:
         return [task for group in groups for task in group]
-    first = {**symbols, **{read.name: 0 for read in program.reads}}
+    first = {**symbols, **{read.name: 0 for read in program.every_read()}}
     heaviest = max(_work(program.body, {**first, **group[0]}) for group in (groups[0], groups[-1]))
     count = WORK // max(1, heaviest * len(groups[0]) * (1 + SAMPLES))
     count = min(len(groups), max(2, count))

@@ -130,7 +130,7 @@ def _keep(body: tuple[Op | Loop, ...], read: set[str]) -> tuple[Op | Loop, ...]:
 def _renamed(program: Program, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
     """The body with `stem, stem_1, stem_2, ...` for variables of a stem, in program order."""
     taken = {*program.dims, *(array.name for array in program.arrays)}
-    taken |= {name for name, _ in program.grid} | {read.name for read in program.reads}
+    taken |= {name for name, _ in program.grid} | {read.name for read in program.every_read()}
     names = {var.name: var.name for var in program.scalars}
     taken |= names.keys()
     count: Counter[str] = Counter()

@@ -31,10 +31,10 @@ class Tracer:
     arrays: dict[str, Array] = field(default_factory=dict[str, Array])
     scalars: list[Var] = field(default_factory=list[Var])
     grid: list[tuple[str, Index]] = field(default_factory=list[tuple[str, Index]])
-    reads: list[Read] = field(default_factory=list[Read])
+    reads: list[list[Read]] = field(default_factory=lambda: [[]])  # of the task, of open loops
     stack: list[list[Op | Loop]] = field(default_factory=lambda: [[]])
     names: dict[str, int] = field(default_factory=dict[str, int])
-    indices: list[str] = field(default_factory=list[str])
+    indices: list[str] = field(default_factory=list[str])  # of the loops that are open
     count: int = 0
     # The depth of the loop nest at which each variable was made: it dies with that body.
     depth_of: dict[str, int] = field(default_factory=dict[str, int])
@@ -76,7 +76,7 @@ class Tracer:
             tuple(self.grid),
             tuple(self.stack[0]),
             tuple(self.scalars),
-            tuple(self.reads),
+            tuple(self.reads[0]),
         )
         program = tidy(program)
         verify(program)
@@ -144,7 +144,7 @@ def retrace(program: Program, body: Callable[[Tracer], object]) -> Program:
         {array.name: array for array in program.arrays},
         list(program.scalars),
         list(program.grid),
-        list(program.reads),
+        [list(program.reads)],
     )
     taken = [*program.dims, *(var.name for var in program.scalars)]
     taken += [name for name, _ in program.grid] + [read.name for read in program.reads]
@@ -202,17 +202,26 @@ def grid(**extents: IndexLike) -> tuple[Index, ...]:
 
 
 def read(source: Array, *at: IndexLike) -> Index:
-    """One element of an int32 array, as a number for ranges and bounds; read once a task."""
+    """One element of an int32 array, as a number for ranges and bounds.
+
+    Read once a task, or within a loop once an iteration: its place then depends on the loop. The
+    program may not store to the array.
+    """
     tracer = current()
     given: Any = source
     if not isinstance(given, Array):
         raise refuse(f"read of {shown(given)}: expected an array parameter of the program")
     if source.dtype is not INT32 or len(at) != len(source.dims):
         raise refuse(f"read of {source} at {len(at)} positions: expected int32, one a dimension")
-    if len(tracer.stack) != 1:
-        raise refuse("read inside of a loop: what a task reads does not change, read it before")
+    places = tuple(as_index(place) for place in at)
+    used = frozenset[str]().union(*(place.symbols() for place in places))
+    if tracer.indices and not used & {tracer.indices[-1], *(r.name for r in tracer.reads[-1])}:
+        raise refuse(
+            f"read of {source.name} inside of loop {tracer.indices[-1]}, on which its place does "
+            "not depend: read it before the loop"
+        )
     name = tracer.fresh(f"{source.name}_read")
-    tracer.reads.append(Read(name, source, tuple(as_index(place) for place in at)))
+    tracer.reads[-1].append(Read(name, source, places))
     return symbol(name, signed=True)
 
 
@@ -241,14 +250,18 @@ def loop(
     body: list[Op | Loop] = []
     depth = len(tracer.stack)
     tracer.stack.append(body)
+    tracer.reads.append([])
+    tracer.indices.append(index)
     tracer.open.append(where)
     yield symbol(index, signed=as_index(first).signed)
     if len(tracer.stack) != depth + 1 or tracer.stack[-1] is not body:
         raise InputError(f"{where}: loops closed out of order; use one plain for for each loop")
     tracer.stack.pop()
+    reads = tuple(tracer.reads.pop())
+    tracer.indices.pop()
     tracer.open.pop()
     tracer.ended |= {name for name, made in tracer.depth_of.items() if made > depth}
     for name in tracer.ended:
         tracer.depth_of.pop(name, None)
-    done = Loop(index, as_index(first), as_index(last), tuple(body), where, until)
+    done = Loop(index, as_index(first), as_index(last), tuple(body), where, until, reads)
     tracer.stack[-1].append(done)

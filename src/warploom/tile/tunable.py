@@ -26,6 +26,9 @@ class Tunable(int):
         made.choices = values
         return made
 
+    def __reduce__(self) -> tuple[type[Tunable], tuple[tuple[int, ...]]]:
+        return Tunable, (self.choices,)  # what a copy is made of, in another process
+
 
 def tunable(*choices: int | range) -> int:
     """A default for a parameter of a program: `tile_m: int = tunable(128, 64, 192)`, or a range.

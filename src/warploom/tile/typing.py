@@ -174,6 +174,14 @@ def span_type(source: Array, spans: Sequence[Span]) -> TileType:
             f"array {source} has {len(source.dims)} dimensions, {len(spans)} ranges were given"
         )
     axes = tuple((span.axis, span.size) for span in spans if span.size is not None)
+    stacked = [span for span in spans if span.others]
+    if stacked:
+        if len(stacked) > 1 or stacked[0].size is not None or not axes:
+            raise InputError(
+                f"tile of {source.name}: parts are stacked along the tile's first axis, from the "
+                "places given for one dimension that it drops"
+            )
+        axes = ((axes[0][0], axes[0][1] * len(stacked[0].starts)), *axes[1:])
     if any(length <= 0 for _, length in axes):
         raise InputError(f"tile of {source.name}: sizes {[n for _, n in axes]} must be positive")
     if len({name for name, _ in axes}) != len(axes):

@@ -4,7 +4,8 @@ Invariants:
 1. every variable is written before it is read, and not read outside the body it was made in
    unless it was made there (a loop may run zero times);
 2. every op of the table has the operands and the result type its group's rule gives;
-3. index expressions use only dimensions, grid indices and the counters of enclosing loops;
+3. index expressions use only dimensions, grid indices, the counters of enclosing loops and numbers
+   read from int32 arrays, by the task or the iteration, to which the program stores nothing;
 4. loads and stores name a declared array with one range a dimension; stored types match;
 5. op ids are 0, 1, 2, ... in program order;
 6. tasks reduce in a cluster outside of loops, all of one grid axis whose extent the program states.
@@ -18,21 +19,14 @@ from warploom.errors import InputError
 from warploom.tile import typing as rules
 from warploom.tile.dtypes import INT32
 from warploom.tile.index import Index
-from warploom.tile.ir import Loop, Op, Program, TileType, Var, walk
+from warploom.tile.ir import Loop, Op, Program, Read, TileType, Var, walk
 from warploom.tile.ops import CLUSTER_REDUCE, OPS
 
 
 def verify(program: Program) -> None:
     """Raise `InputError` at the user's line for the first invariant that does not hold."""
     symbols = set(program.dims) | {name for name, _ in program.grid}
-    for read in program.reads:
-        for place in read.at:
-            _check_symbols(f"place of {read.name}", place, symbols)
-        if read.array != program.array(read.array.name) or read.array.dtype is not INT32:
-            raise InputError(f"{read.name} reads {read.array}, which is no int32 parameter")
-        if read.name in symbols:
-            raise InputError(f"{read.name} is read twice or hides another index")
-        symbols.add(read.name)
+    _reads(program, program.reads, symbols)
     for name, extent in program.grid:
         _check_symbols(f"grid extent of {name}", extent, set(program.dims))
     ids = [op.id for op in program.ops()]
@@ -40,6 +34,24 @@ def verify(program: Program) -> None:
         raise InputError(f"program {program.name}: op ids are {ids}, expected 0, 1, 2, ...")
     types: dict[str, TileType] = {var.name: var.type for var in program.scalars}
     _body(program, program.body, types, symbols)
+
+
+def _reads(program: Program, reads: Sequence[Read], symbols: set[str]) -> None:
+    """Check the numbers that a task or an iteration reads, and add their names to `symbols`."""
+    stored = {op.array.name: op.where for op in program.ops() if op.array and op.dst is None}
+    for read in reads:
+        for place in read.at:
+            _check_symbols(f"place of {read.name}", place, symbols)
+        if read.array != program.array(read.array.name) or read.array.dtype is not INT32:
+            raise InputError(f"{read.name} reads {read.array}, which is no int32 parameter")
+        if read.array.name in stored:
+            raise InputError(
+                f"{stored[read.array.name]}: store to {read.array.name}, from which {read.name} is "
+                "read as an index: the order of the two is not defined"
+            )
+        if read.name in symbols:
+            raise InputError(f"{read.name} is read twice or hides another index")
+        symbols.add(read.name)
 
 
 def _body(
@@ -55,7 +67,10 @@ def _body(
                 _check_symbols(what, item.until, symbols | parts)
             if inner := [op for op in walk(item.body) if op.kind in CLUSTER_REDUCE]:
                 raise InputError(f"{inner[0].where}: {inner[0].kind} inside of a loop")
-            _body(program, item.body, dict(types), symbols | {item.index})
+            inside = symbols | {item.index}
+            _reads(program, item.reads, inside)
+            _check_stores(item)
+            _body(program, item.body, dict(types), inside)
             continue
         try:
             _op(program, item, types, symbols)
@@ -64,6 +79,18 @@ def _body(
             raise InputError(
                 text if text.startswith(item.where) else f"{item.where}: op {item.label}: {text}"
             ) from None
+
+
+def _check_stores(loop: Loop) -> None:
+    """Refuse stores at places that the iterations of a loop read."""
+    names = {read.name for read in loop.reads}
+    for op in walk(loop.body):
+        if op.dst is None and names & {n for span in op.spans for n in span.start.symbols()}:
+            raise InputError(
+                f"{op.where}: {op.kind} at a number that an iteration of loop {loop.index} reads: "
+                "two iterations may name one place, and stores have no order; store after the "
+                "loop, or give every place a task that reads its number"
+            )
 
 
 def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str]) -> None:
@@ -92,7 +119,10 @@ def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str])
 
 def _ranges(op: Op, symbols: set[str]) -> None:
     for span in op.spans:
-        _check_symbols("array range", span.start, symbols)
+        for start in span.starts:
+            _check_symbols("array range", start, symbols)
+        if span.others and op.kind != "load":
+            raise InputError("a store of stacked parts; only loads stack what they take")
         if span.stop is not None:
             _check_symbols("stop of an array range", span.stop, symbols)
             if op.kind == "load":

@@ -19,7 +19,6 @@ def widened(program: Program) -> Program:
         arrays=tuple(_array(array) for array in program.arrays),
         scalars=tuple(_var(var) for var in program.scalars),
         body=_body(program.body),
-        reads=tuple(replace(read, array=_array(read.array)) for read in program.reads),
     )
 
 
@@ -31,12 +30,7 @@ def _body(body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
 
 
 def _op(op: Op) -> Op:
-    return replace(
-        op,
-        dst=None if op.dst is None else _var(op.dst),
-        srcs=tuple(_var(var) for var in op.srcs),
-        array=None if op.array is None else _array(op.array),
-    )
+    return replace(op.on(_var), array=None if op.array is None else _array(op.array))
 
 
 def _var(var: Var) -> Var:

@@ -13,9 +13,10 @@ def is_multicast(program: Program, plan: LaunchPlan, op: Op) -> bool:
     """Whether all blocks of a cluster want the same tile at the same time.
 
     Its ranges are the same in all of them, and so are the bounds of a loop around the load: blocks
-    whose loops run over other iterations fill their rings with other tiles.
+    whose loops run over other iterations fill their rings with other tiles. Stacked parts are
+    copied by every block.
     """
-    if plan.cluster[1] == 1:
+    if plan.cluster[1] == 1 or any(span.others for span in op.spans):
         return False
     used = [span.start for span in op.spans]
     for loop in program.loops():
@@ -41,7 +42,7 @@ def _same_in_cluster(program: Program, plan: LaunchPlan, value: Index) -> bool:
     """
     axis, blocks = plan.cluster
     if value.op == "symbol":
-        read = next((read for read in program.reads if read.name == value.name), None)
+        read = next((read for read in program.every_read() if read.name == value.name), None)
         places = () if read is None else read.at
         return value.name != axis and all(_same_in_cluster(program, plan, at) for at in places)
     if value.op == "//" and value.args[0] == symbol(axis):

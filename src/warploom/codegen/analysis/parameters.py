@@ -15,9 +15,11 @@ from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.analysis.stores import STORES, StorePath
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, steps_of
 from warploom.codegen.ir.layout import CORE_ROWS, SharedTile, boxes
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.steps import Fill, Run, Step
 from warploom.errors import InputError
 from warploom.tile import Op, Program
+from warploom.tile.evaluate import parts_of
 from warploom.tile.index import multiple_of
 
 MULTICASTS = (2, 4, 8)  # blocks of a cluster that one copy can bring a tile to
@@ -27,7 +29,7 @@ PIECE = 8  # elements of one 16-byte copy without TMA
 
 @dataclass(frozen=True)
 class TensorMap:
-    """One tensor map: the box is innermost first, in elements; the swizzle in bytes."""
+    """One tensor map: the box is innermost first, in elements; swizzle and promotion in bytes."""
 
     name: str
     array: str
@@ -35,9 +37,11 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
     written: bool
+    promotion: int
 
     def to_json(self) -> dict[str, Any]:
-        """The parameter as plain data."""
+        """The parameter as plain data; the usual promotion goes without saying."""
+        own = {} if self.promotion == LaunchPlan.l2_promotion else {"promotion": self.promotion}
         return {
             "kind": "map",
             "array": self.array,
@@ -46,6 +50,7 @@ class TensorMap:
             "swizzle": self.swizzle,
             "written": self.written,
             "name": self.name,
+            **own,
         }
 
 
@@ -54,7 +59,8 @@ class TileCopy:
     """How one load is copied into its slot.
 
     blocks       of the cluster, each of which copies a slice to all; 1: the block alone
-    rows, panels of a slice; the last slice has what is left of the rows
+    rows, panels of a slice; the last slice has what is left of the rows. Of a tile of stacked
+                 parts: of a part
     box_rows     of a box
     map          its tensor map, and that of the last slice where it has fewer rows ("": it has not)
     """
@@ -86,7 +92,7 @@ def kernel_parameters(block: BlockProgram, paths: Mapping[int, StorePath]) -> Pa
 
     Raises `InputError` at the user's line for a tile that the copy engine cannot bring.
     """
-    maps = _Maps()
+    maps = _Maps(block.launch.l2_promotion)
     copies: dict[int, TileCopy] = {}
     stores: dict[int, str] = {}
     for op in _in_order(block):
@@ -127,7 +133,12 @@ def plain_parameters(block: BlockProgram, paths: Mapping[int, StorePath]) -> Par
 
 def _check_pieces(op: Op) -> None:
     """Raise where a load cannot be copied in pieces of 16 bytes (cp.async)."""
-    assert op.array is not None
+    assert op.array is not None and op.dst is not None
+    if len(op.dst.type.axes) == 1:
+        raise InputError(
+            f"{op.where}: load of {op.dst}: without TMA the producer brings no vectors; let the "
+            "compute groups load it"
+        )
     if op.value not in (0, 0.0):
         raise InputError(f"{op.where}: load with edge={op.value} into shared memory: only 0.0")
     if op.array.dtype.bytes != 2:
@@ -135,6 +146,8 @@ def _check_pieces(op: Op) -> None:
             f"{op.where}: matmul of {op.array.dtype}: mma.sync here multiplies bf16 and fp16"
         )
     spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
+    if any(span.others for span in op.spans):
+        raise InputError(f"{op.where}: load of stacked parts: only TMA (sm_90a) has code for it")
     if len(spanned) != 2 or spanned[1] != len(op.spans) - 1:
         raise InputError(
             f"{op.where}: load of {op.array}: copies of 16 bytes span two dimensions, the second "
@@ -152,27 +165,30 @@ def _check_pieces(op: Op) -> None:
 class _Maps:
     """Tensor maps, each once."""
 
+    promotion: int
     found: list[TensorMap] = field(default_factory=list[TensorMap])
 
     def name_of(self, op: Op, rows: int, cols: int, width: int) -> str:
         """The name of the map with that box on the op's array."""
         assert op.array is not None
         spanned = [d for d, span in enumerate(op.spans) if span.size is not None]
-        if len(spanned) != 2 or spanned[1] != len(op.spans) - 1:
+        vector = op.dst is not None and len(op.dst.type.axes) == 1
+        if len(spanned) != 2 - vector or spanned[-1] != len(op.spans) - 1:
             raise InputError(
-                f"{op.where}: {op.kind} of {op.array}: TMA tiles span two dimensions, the second "
-                "of them the last of the array"
+                f"{op.where}: {op.kind} of {op.array}: TMA tiles span two dimensions, or vectors "
+                "one, the last of them the last of the array"
             )
         if len(op.spans) > MOST_DIMENSIONS:
             raise InputError(
                 f"{op.where}: {op.array} has more than {MOST_DIMENSIONS} dimensions, TMA's limit"
             )
         box = [1] * len(op.spans)
-        box[spanned[0]], box[spanned[1]] = rows, cols
+        box[spanned[0]], box[spanned[-1]] = rows, cols
         array, written = op.array, op.kind in STORES
         taken = sum(one.array == array.name for one in self.found)
         name = f"{array.name}_map{taken or ''}"
-        new = TensorMap(name, array.name, array.dtype.name, tuple(reversed(box)), width, written)
+        kind, box_ = array.dtype.name, tuple(reversed(box))
+        new = TensorMap(name, array.name, kind, box_, width, written, self.promotion)
         for known in self.found:
             if known.to_json() == new.to_json() | {"name": known.name}:
                 return known.name
@@ -220,11 +236,18 @@ def _tile_copy(block: BlockProgram, op: Op, maps: _Maps) -> TileCopy:
             f"{op.where}: tile of {tile.rows} rows and {tile.panels} panels cannot be cut for "
             f"multicast over {blocks} blocks"
         )
-    high = rows // boxes(rows)
-    name, last = maps.name_of(op, high, tile.panel_cols, tile.width), ""
+    parts, cut = parts_of(op.spans), rows < tile.rows
+    if rows % (len(parts) * CORE_ROWS) and len(parts) > 1:
+        raise InputError(
+            f"{op.where}: load of {len(parts)} parts of {rows // len(parts)} rows: what is stacked "
+            f"in shared memory has a multiple of {CORE_ROWS} rows"
+        )
+    rows //= len(parts)
+    high = rows // boxes(rows) if rows > 1 else rows
+    name, last = maps.name_of(op, high, tile.panel_cols, tile.swizzled), ""
     left = tile.rows - (blocks - 1) * rows
-    if rows < tile.rows and left < rows:
-        last = maps.name_of(op, left, tile.panel_cols, tile.width)
+    if cut and left < rows:
+        last = maps.name_of(op, left, tile.panel_cols, tile.swizzled)
     return TileCopy(blocks, rows, panels, high, name, last)
 
 
@@ -251,7 +274,7 @@ def _direct(block: BlockProgram, paths: Mapping[int, StorePath]) -> tuple[str, .
         if op.kind in STORES and paths[op.id].panels is not None and not stopped:
             continue
         found[op.array.name] = None
-    return tuple(found | dict.fromkeys(read.array.name for read in program.reads))
+    return tuple(found | dict.fromkeys(read.array.name for read in program.every_read()))
 
 
 def _pointers_and_sizes(block: BlockProgram, direct: tuple[str, ...]) -> list[dict[str, Any]]:

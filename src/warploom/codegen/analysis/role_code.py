@@ -37,11 +37,15 @@ class Guarded:
 
 
 Code = Step | Guarded
+Steps = tuple[Code, ...]
+Iterations = tuple[tuple[Steps, ...], Steps, tuple[Steps, ...], Steps]
+"""Of a pipeline: prologue, steady iteration, epilogue, and the iteration of the plain loop."""
 
 
 @dataclass(frozen=True)
 class LoopCode:
-    """A pipeline with its steps as code: the fields are those of `Pipeline`.
+    """A pipeline with its steps as code: the fields are those of `Pipeline`. What the section does
+    where an iteration is left out or there is none (waits, releases, turns) is code as it stands.
 
     by_iteration  rings whose slot is read stages after its wait: there the slot follows from the
                   iteration, and is not that of the latest wait
@@ -49,13 +53,10 @@ class LoopCode:
     """
 
     section: Pipeline
-    prologue: tuple[tuple[Code, ...], ...]
-    steady: tuple[Code, ...]
-    epilogue: tuple[tuple[Code, ...], ...]
-    plain: tuple[Code, ...]
-    skip: tuple[Code, ...]
-    empty: tuple[Code, ...]
-    none: tuple[Code, ...]
+    prologue: tuple[Steps, ...]
+    steady: Steps
+    epilogue: tuple[Steps, ...]
+    plain: Steps
     by_iteration: frozenset[str]
     zeroed: tuple[Op, ...]
 
@@ -88,9 +89,9 @@ def guard_of(tiles: RegisterTiles, op: Op, skips: Skips, at: Place | None = None
     An op in which the warps of a group exchange elements is not left out by one of them.
     """
     placement, place = tiles.placement, at or Place()
-    if op.dst is None or op.kind in WHOLE or crosses_rows(placement, op):
+    if op.dst is None or op.kind in WHOLE:
         return None
-    if exchanges(placement, op) or (op.kind == "cast" and tiles.is_fragment(op.dst)):
+    if crosses_rows(placement, op) or exchanges(placement, op):
         return None
     if skips.voted and (found := skip_guard(tiles, op, place)) is not None:
         return None if found == Always(False) else found
@@ -166,9 +167,14 @@ class _Coder:
         }
         made = (self._unrolled if section.copies else self._rolled)(section, order)
         self.known.clear()
-        return made
+        return LoopCode(
+            section,
+            *made,
+            by_iteration=frozenset() if self.role.loads else _by_iteration(self.block, section),
+            zeroed=() if self.role.loads else self._zeroed(section.loop),
+        )
 
-    def _unrolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> LoopCode:
+    def _unrolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> Iterations:
         """Unrolled code is straight only in part: nothing is known in it."""
 
         def alone(steps: Sequence[Step]) -> tuple[Code, ...]:
@@ -178,17 +184,12 @@ class _Coder:
         for step, code in zip(section.plain, alone(section.plain), strict=True):
             plain.add(step, code)
 
-        return self._made(
-            section,
-            tuple(map(alone, section.prologue)),
-            alone(section.steady),
-            tuple(map(alone, section.epilogue)),
-            tuple(plain.found),
-            alone(section.none),
-            order,
+        prologue, epilogue = (
+            tuple(map(alone, one)) for one in (section.prologue, section.epilogue)
         )
+        return prologue, alone(section.steady), epilogue, tuple(plain.found)
 
-    def _rolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> LoopCode:
+    def _rolled(self, section: Pipeline, order: Mapping[int, tuple[int, int]]) -> Iterations:
         """What is known before the loop holds in the iteration that is started ahead; the loop may
         have run or not, so that nothing is known after it."""
         prologue: list[tuple[Code, ...]] = []
@@ -201,34 +202,7 @@ class _Coder:
         epilogue = tuple(self._joined(steps, (), order) for steps in section.epilogue)
         self.known.clear()
         plain = self._joined(section.plain, (), order)
-        self.known.clear()
-        none = self._joined(section.none, (), order)
-        return self._made(section, tuple(prologue), steady, epilogue, plain, none, order)
-
-    def _made(
-        self,
-        section: Pipeline,
-        prologue: tuple[tuple[Code, ...], ...],
-        steady: tuple[Code, ...],
-        epilogue: tuple[tuple[Code, ...], ...],
-        plain: tuple[Code, ...],
-        none: tuple[Code, ...],
-        order: Mapping[int, tuple[int, int]],
-    ) -> LoopCode:
-        self.known.clear()
-        skip, empty = (self._joined(s, (), order) for s in (section.skip, section.empty))
-        return LoopCode(
-            section,
-            prologue,
-            steady,
-            epilogue,
-            plain,
-            skip,
-            empty,
-            none,
-            frozenset() if self.role.loads else _by_iteration(self.block, section),
-            () if self.role.loads else self._zeroed(section.loop),
-        )
+        return tuple(prologue), steady, epilogue, plain
 
     def _zeroed(self, loop: Loop) -> tuple[Op, ...]:
         added = {o.dst.name for o in loop.body if isinstance(o, Op) and o.dst is not None}

@@ -35,9 +35,11 @@ class SharedLayout:
     scratch              what each group exchanges (`scratch_bytes` of each)
     vectors              that each group shares among its threads (`vector_bytes` of each)
     parts                of sums over a cluster (`parts_bytes` of each group)
-    staged               operands made in registers, by variable: those of all groups, then of the
-                         first group its own (`staged_bytes` of each)
+    staged               operands made in registers, by variable: those of all groups
+                         (`common_bytes` from slot to slot), then of the first group its own
+                         (`staged_bytes` of each)
     parts_full           barriers of the sums
+    carried              barriers of what warps of the loading group copy
     tasks                barriers and numbers of the tasks that are handed over
     total                bytes of the block, the alignment of its base included
     """
@@ -54,8 +56,10 @@ class SharedLayout:
     parts: int
     parts_bytes: int
     staged: Mapping[str, int]
+    common_bytes: Mapping[str, int]
     staged_bytes: int
     parts_full: int
+    carried: int
     tasks: int
     total: int
 
@@ -93,7 +97,10 @@ def shared_layout(
         used.align(ALIGNMENT)
     tiles = placement.staged.items()
     room = {name: -(-tile.bytes // ALIGNMENT) * ALIGNMENT for name, tile in tiles}
-    staged = {name: used.take(room[name]) for name in room if name in placement.common}
+    staged = {
+        name: used.take(plan.staged_slots * room[name]) for name in room if name in placement.common
+    }
+    common = {name: room[name] for name in room if name in placement.common}
     inside = _Cursor()
     staged |= {
         name: used.at + inside.take(room[name]) for name in room if name not in placement.common
@@ -106,12 +113,13 @@ def shared_layout(
         empty[ring.name] = used.take(ring.depth * BARRIER_BYTES)
     barriers = BARRIERS * groups if reduces_in_cluster(placement.program) else 0
     parts_full = used.take(barriers * BARRIER_BYTES)
+    carried = used.take(2 * BARRIER_BYTES * groups * plan.store_warps)
     dynamic = plan.tile_scheduler == "dynamic"
     tasks = used.take(TASK_SLOTS * (2 * BARRIER_BYTES + TASK_BYTES) * dynamic)
     total = used.at + (BASE_ALIGNMENT if plan.resident == 1 else 0)
     found = SharedLayout(
         slots, full, empty, panels_at, panels, scratch_at, scratch, vectors, among.at,
-        parts_at, parts, staged, inside.at, parts_full, tasks, total,
+        parts_at, parts, staged, common, inside.at, parts_full, carried, tasks, total,
     )  # fmt: skip
     _check_fit(found, placement, plan.resident, rings, arch)
     return found

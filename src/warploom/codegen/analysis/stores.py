@@ -23,6 +23,7 @@ from warploom.tile.index import multiple_of
 QUAD_COLUMNS = 32  # that the four lanes of a row write together: 64 bytes of 16-bit elements
 STORES = ("store", "store_add")
 SLOTS_FOR_ONE_BARRIER = 3
+MOST_CARRIERS = 3  # warps of the loading group beside the one that loads
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,14 @@ class StorePath:
     wide         from the registers, 16 bytes a lane where the array's pitches allow it
     first_group  all groups hold the same, and the first one stores it
     held_back    blocks of the last cluster that lie beyond the grid must not store
+    carried      a warp of the loading group copies the panels (`LaunchPlan.store_warps`)
     """
 
     panels: StorePanels | None
     wide: bool
     first_group: bool
     held_back: bool
+    carried: bool = False
 
 
 def store_paths(
@@ -92,6 +95,8 @@ def store_paths(
         found[op.id] = StorePath(
             panels, is_wide(placement, op), same, stores_beyond(program, plan, op)
         )
+    for op in _carried(placement, plan, found):
+        found[op.id] = replace(found[op.id], carried=True)
     slot = _operand_slot(placement, plan, rings)
     if slot is not None:
         for op in stores:
@@ -106,6 +111,42 @@ def store_paths(
         else replace(path, panels=replace(path.panels, group_bytes=room))
         for number, path in found.items()
     }
+
+
+def _carried(placement: Placement, plan: LaunchPlan, paths: Mapping[int, StorePath]) -> list[Op]:
+    """The stores that warps of the loading group copy; raises `InputError` where they cannot."""
+    if not plan.store_warps:
+        return []
+    found: list[Op] = []
+    for loop in placement.program.loops():
+        own = [op for op in loop.body if isinstance(op, Op) and op.kind == "store_add"]
+        if len(own) > 1 or (own and placement.until(loop) is not None):
+            raise InputError(
+                f"launch plan: store_warps: loop {loop.index} of {placement.program.name} has "
+                f"{len(own)} stores with add=True and may end early for a group; expected one, and "
+                "iterations that are the same for all"
+            )
+        found += own
+    for op in found:
+        path = paths[op.id]
+        panels = path.panels
+        if (
+            panels is None
+            or len(panels.origins) > panels.slots
+            or path.held_back
+            or plan.store_over
+        ):
+            raise InputError(
+                f"{op.where}: store_warps: expected a store through panels of its own, each with a "
+                "slot, and no cluster with blocks beyond the grid"
+            )
+    if not found or placement.parts > MOST_CARRIERS:
+        raise InputError(
+            f"launch plan: store_warps: {placement.program.name} has {len(found)} stores with "
+            f"add=True in its loops and {placement.parts} groups; expected one at least, and at "
+            f"most {MOST_CARRIERS} groups"
+        )
+    return found
 
 
 def panel_bytes(plan: LaunchPlan, paths: Mapping[int, StorePath]) -> int:

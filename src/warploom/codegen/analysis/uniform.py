@@ -19,7 +19,7 @@ Bounds = tuple[Edge, Edge]
 # comparison -> (which bound of the left operand, C operator, which bound of the right one)
 EVERYWHERE = {"lt": (1, "<", 0), "le": (1, "<=", 0), "gt": (0, ">", 1), "ge": (0, ">=", 1)}
 JOINS = {"and": "&&", "or": "||"}
-SIGNS = {"add": "+", "sub": "-", "min": "min", "max": "max"}
+SIGNS = {"add": "+", "sub": "-", "mul": "*", "min": "min", "max": "max"}
 
 
 def everywhere(tiles: RegisterTiles, condition: Var) -> Test | None:
@@ -58,6 +58,8 @@ def bounds(tiles: RegisterTiles, var: Var) -> Bounds | None:
         return None
     (low, high), (low2, high2) = known
     sign = SIGNS[op.kind]
+    if op.kind == "mul" and not (isinstance(low2, int) and low2 == high2 and low2 >= 0):
+        return None
     if op.kind == "sub":
         return Combined(sign, low, high2), Combined(sign, high, low2)
     return Combined(sign, low, low2), Combined(sign, high, high2)

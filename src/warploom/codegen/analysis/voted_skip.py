@@ -22,7 +22,7 @@ from warploom.codegen.analysis.register_tiles import RegisterTiles
 from warploom.tile import Loop, Op, Var
 from warploom.tile.ops import OPS
 
-LEFT_OUT = ("reduce", "unary", "binary", "select", "cast")
+LEFT_OUT = ("reduce", "unary", "binary", "select")
 CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
 
 

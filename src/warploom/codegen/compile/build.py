@@ -38,7 +38,8 @@ from warploom.files import (
 from warploom.runtime import nvrtc
 from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import Kernel
-from warploom.tile import Array, Index, Program, dtype
+from warploom.tables import html_table
+from warploom.tile import Program
 from warploom.tile.ops import OPS
 
 SCHEMA = "warploom.kernel"
@@ -81,29 +82,32 @@ class Built:
 
     def manifest(self) -> dict[str, Any]:
         """Everything but source and cubin, as JSON data."""
-        src = self.source
         return {
             "schema": SCHEMA,
             "version": VERSION,
-            "name": src.name,
             "arch": self.arch,
-            "parameters": list(src.parameters),
-            "shared_bytes": src.shared_bytes,
-            "threads": src.threads,
-            "cluster": src.cluster,
-            "cluster_axis": src.cluster_axis,
-            "persistent": src.persistent,
-            "dependent": src.dependent,
-            "grid": [[name, extent.to_json()] for name, extent in src.grid],
-            "arrays": [[a.name, a.dtype.name, list(a.dims)] for a in src.arrays],
+            **self.source.to_json(),
             "resources": asdict(self.resources),
             "sha256": hashlib.sha256(self.cubin).hexdigest(),
         }
 
+    def _repr_html_(self) -> str:
+        src, res = self.source, self.resources
+        rows = [
+            ("threads", str(src.threads)),
+            ("registers a thread at entry", str(res.registers)),
+            ("shared memory", f"{src.shared_bytes:,} B"),
+            ("spilled", f"{res.spill_bytes} B"),
+            ("machine code", f"{len(self.cubin):,} B"),
+            ("compiler", res.compiler),
+        ]
+        return html_table(f"{src.name} for {self.arch}", rows)
+
     @property
     def interface(self) -> Interface:
         """What a launch must know of it."""
-        return Interface.from_manifest(self.manifest())
+        taken = Interface.read(self.source.to_json())
+        return Interface(**taken, arch=self.arch, registers=self.resources.registers)
 
     def kernel(self, device: int = 0) -> Kernel:
         """It on a GPU, to be called with arrays; raises what `Kernel` raises."""
@@ -136,19 +140,7 @@ class Built:
             raise InputError(f"{folder}/manifest.json: expected schema {SCHEMA} version {VERSION}")
         if hashlib.sha256(cubin).hexdigest() != data["sha256"]:
             raise InputError(f"{folder}/{name}.cubin is not the one manifest.json was written for")
-        source = CudaSource(
-            name,
-            text,
-            tuple(data["parameters"]),
-            data["shared_bytes"],
-            data["threads"],
-            data["cluster"],
-            tuple((axis, Index.from_json(extent)) for axis, extent in data["grid"]),
-            data["cluster_axis"],
-            data["persistent"],
-            tuple(Array(n, dtype(kind), tuple(dims)) for n, kind, dims in data["arrays"]),
-            data["dependent"],
-        )
+        source = CudaSource(**CudaSource.read(data), text=text)
         resources = _resources(data["resources"])
         return cls(source, cubin, resources, data["arch"])
 

@@ -86,7 +86,7 @@ def _before_change(kernel: Kernel) -> list[Instruction]:
         parted: list[int] = []
         for place in sorted(reached):
             block = kernel.blocks[place]
-            for item in kernel.instructions[block.start : block.end]:
+            for item in kernel.items(block):
                 if item.base == CHANGE:
                     break
                 found.append(item)

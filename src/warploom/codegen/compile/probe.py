@@ -19,11 +19,11 @@ from warploom.errors import InputError
 
 LOG = "probe_log"
 WORDS = 3  # of the log a loop
-_STEADY = re.compile(r"^(\s*)for \(int (\w+) = (.+); \2 < (\w+)_stop; \+\+\2\) \{$")
+STEADY = re.compile(r"^(\s*)for \(int (\w+) = (.+); \2 < (\w+)_stop; \+\+\2\) \{$")
 # The same with copies of tiles: the counter is declared before and goes up by a whole round.
-_ROUNDS = re.compile(r"^(\s*)for \(; (\w+) \+ \d+ < (\w+)_stop; \2 \+= \d+\) \{$")
-_LOADER = "one thread starts every copy"
-_COMPUTE = "matmuls and everything in registers"
+ROUNDS = re.compile(r"^(\s*)for \(; (\w+) \+ \d+ < (\w+)_stop; \2 \+= \d+\) \{$")
+LOADER = "one thread starts every copy"
+COMPUTE = "matmuls and everything in registers"
 _HELPER = f"""\
 __device__ unsigned long long {LOG}[{{words}}];
 DEVICE long long probe_clock() {{{{
@@ -67,8 +67,8 @@ def probe(source: CudaSource) -> tuple[CudaSource, tuple[str, ...]]:
     closing: list[tuple[str, list[str]]] = []
     computing = False
     for number, line in enumerate(lines):
-        computing = (computing or _COMPUTE in line) and _LOADER not in line
-        found = _STEADY.match(line) or _ROUNDS.match(line)
+        computing = (computing or COMPUTE in line) and LOADER not in line
+        found = STEADY.match(line) or ROUNDS.match(line)
         if found and computing and lines[number - 1].strip() == "#pragma unroll 1":
             margin, loop = found.group(1), found.groups()[-1]
             loops += [loop] * (loop not in loops)
@@ -95,7 +95,7 @@ def probe(source: CudaSource) -> tuple[CudaSource, tuple[str, ...]]:
 
 def _ran(found: re.Match[str], before: str) -> str:
     """The iterations that a steady loop ran, as an expression after it."""
-    if found.re is _STEADY:
+    if found.re is STEADY:
         return f"{found.group(4)}_stop - ({found.group(3)})"
     counter = found.group(2)
     start = before.strip().removeprefix(f"int {counter} = ").removesuffix(";")

@@ -19,9 +19,7 @@ from warploom.codegen.cuda.emit_overlap import Overlap, overlapped_lines
 from warploom.codegen.cuda.emit_steps import StepCode
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
-from warploom.codegen.cuda.prelude import BOUNDED_WAIT, needed
-from warploom.codegen.cuda.prelude_simt import memory_type
-from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
+from warploom.codegen.cuda.prelude import BOUNDED_WAIT, MACROS, SM80_PRELUDE, memory_type, needed
 from warploom.codegen.cuda.tasks import task_lines
 from warploom.codegen.cuda.values import Values
 from warploom.codegen.ir.block import BlockProgram, Pipeline
@@ -77,12 +75,7 @@ class Printer:
             "//",
             *[f"//   {line}" for line in block_text(self.block).splitlines()[1:]],
             "",
-            "#define DEVICE __device__ __forceinline__",
-            "#ifndef INFINITY",
-            "#define INFINITY __int_as_float(0x7f800000)",
-            "#define NAN __int_as_float(0x7fffffff)",
-            "#endif",
-            "",
+            *MACROS,
         ]
         text = "\n".join(body)
         lines = [
@@ -98,19 +91,19 @@ class Printer:
             "",
         ]
         return CudaSource(
-            kernel_name(self.program.name),
-            "\n".join(lines),
-            facts.parameters.all,
-            facts.layout.total,
-            facts.threads,
-            self.cluster,
-            self.program.grid,
-            self.plan.cluster[0] if self.cluster > 1 else "",
-            self.plan.persistent,
-            self.program.arrays,
-            self.plan.dependent,
-            facts.declared if facts.declared < facts.threads else 0,
-            facts.moves_registers,
+            name=kernel_name(self.program.name),
+            text="\n".join(lines),
+            parameters=facts.parameters.all,
+            shared_bytes=facts.layout.total,
+            threads=facts.threads,
+            cluster=self.cluster,
+            cluster_axis=self.plan.cluster[0] if self.cluster > 1 else "",
+            grid=self.program.grid,
+            arrays=self.program.arrays,
+            persistent=self.plan.persistent,
+            dependent=self.plan.dependent,
+            declared_threads=facts.declared if facts.declared < facts.threads else 0,
+            moves_registers=facts.moves_registers,
         )
 
     # ---- the kernel
@@ -173,6 +166,11 @@ class Printer:
                 f"const unsigned reduce_full = shared + {layout.parts_full};",
                 f"const unsigned reduce_free = reduce_full + {BARRIER_BYTES * self.parts};",
             ]
+        if self.plan.store_warps:
+            lines += [
+                f"const unsigned carried_full = shared + {layout.carried};",
+                f"const unsigned carried_empty = carried_full + {BARRIER_BYTES * self.parts};",
+            ]
         if self.plan.tile_scheduler == "dynamic":
             lines += [
                 f"const unsigned task_full = shared + {layout.tasks};",
@@ -193,11 +191,19 @@ class Printer:
                 f"  barrier_init({ring.name}_empty + s * 8, {4 * self.parts * blocks});",
                 "}",
             ]
+        if self.plan.store_warps:
+            lines += [
+                f"for (int s = 0; s < {self.parts}; ++s) {{",
+                "  barrier_init(carried_full + s * 8, 4);",
+                "  barrier_init(carried_empty + s * 8, 1);",
+                "}",
+            ]
         if self.plan.tile_scheduler == "dynamic":
+            takers = (4 + self.plan.store_warps) * self.parts
             lines += [
                 f"for (int s = 0; s < {TASK_SLOTS}; ++s) {{",
                 "  barrier_init(task_full + s * 8, 1);",
-                f"  barrier_init(task_empty + s * 8, {4 * self.parts});",
+                f"  barrier_init(task_empty + s * 8, {takers});",
                 "}",
             ]
         if self.reduces:
@@ -212,7 +218,7 @@ class Printer:
             lines.append("if (threadIdx.x == 0) {")
             inner = [f"Cursor {ring.name}_cursor;" for ring in self.block.rings]
             lines += indent(inner + self._tasks(code))
-            return [*lines, "}"]
+            return [*lines, *(self._carriers() if self.plan.store_warps else []), "}"]
         lines = [
             f"// {role.name}: matmuls and everything in registers",
             f"registers_up<{role.registers}>();",
@@ -226,6 +232,8 @@ class Printer:
         ]
         if self.reduces:
             lines.append("unsigned reduce_parity = 0;")
+        if self.plan.store_warps:
+            lines.append("unsigned carried_parity = 0;")
         if self.block.pingpong:
             # The first group to go finds its turn already given by the last one.
             lines.append(f"if (part == {self.parts - 1}) {{ {self.steps.turn_arrive(0)} }}")
@@ -233,6 +241,17 @@ class Printer:
         if self.stores:
             lines.append("store_wait_read<0>();")
         return lines
+
+    def _carriers(self) -> list[str]:
+        """The warps of the loading group that copy what the compute groups leave in panels."""
+        head, tail = task_lines(self.program, self.plan, False)
+        body = ["#pragma unroll 1", *self.steps.carriers()]
+        return [
+            f"}} else if (threadIdx.x / 32 - 1 < {self.parts}) {{  // copies a group's panels",
+            "  const int part = __shfl_sync(0xffffffffu, threadIdx.x / 32 - 1, 0);",
+            "  unsigned carried_parity = 0;",
+            *indent([*head, *indent(body), *tail.split("\n")]),
+        ]
 
     def _scratch(self) -> list[str]:
         lines: list[str] = []
@@ -260,6 +279,8 @@ class Printer:
                 f"const unsigned {name}_room = shared + {at}{own};",
                 f"const unsigned {name}_staged = in_block({name}_room);",
             ]
+            if common and self.plan.staged_slots > 1:
+                lines.append(f"unsigned {name}_turn = 0;  // bytes to the slot of the iteration")
         return lines
 
     def _tasks(self, code: RoleCode) -> list[str]:

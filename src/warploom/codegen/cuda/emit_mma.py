@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from warploom.codegen.analysis.matmuls import instruction_columns
+from warploom.codegen.cuda.emit_staged import at_use, takes_turns
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.prelude import wgmma
 from warploom.codegen.cuda.values import Values
@@ -65,7 +66,9 @@ def _slot_descriptor(block: BlockProgram, name: str, operand: Operand, offset: i
     # Everything known now is in the low word; the address field cannot carry into the next one.
     low, high = operand.words()
     if name in block.placement.staged:
-        return f"descriptor({low + offset // 16:#x}, {high:#x}, {name}_staged)"
+        turn = f" + {name}_turn" if takes_turns(block, name) else ""
+        staged = at_use(block.placement, f"{name}_staged{turn}")
+        return f"descriptor({low + offset // 16:#x}, {high:#x}, {staged})"
     ring, buffer = block.home(name)
     return f"descriptor({low + (buffer.offset + offset) // 16:#x}, {high:#x}, {ring.name}_at)"
 

@@ -37,6 +37,7 @@ ALONG_COLUMNS = {"argmax": argmax_lines, "cumsum": cumsum_lines, "slice": slice_
 ALONG_ROWS = {"argmax": row_argmax_lines, "cumsum": row_cumsum_lines} | dict.fromkeys(
     REDUCE, row_reduce_lines
 )
+MOVED = ("copy", "transpose", "rename")  # ops that leave elements as they are
 
 
 def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
@@ -73,6 +74,13 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
     )
 
 
+def _in_registers(values: Values, var: Var) -> bool:
+    """Whether a tile lies there as it is, with every element where its transpose has it."""
+    placement = values.placement
+    there = var.name not in placement.fusion.inlined and not placement.is_shared(var)
+    return there and values.form(var.type) == "tile" and not values.is_fragment(var)
+
+
 def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     """`dst = f(srcs)` for every element this thread holds."""
     assert op.dst is not None
@@ -80,6 +88,10 @@ def elementwise_lines(values: Values, op: Op, names: Names) -> list[str]:
     packed = values.form(op.dst.type) == "tile" and op.dst.type.dtype.name in PACKED
     if packed and op.kind == "where" and values.form(op.srcs[0].type) in ("row", "scalar"):
         return _chosen_words(values, op, names)
+    if packed and op.kind in MOVED and _in_registers(values, op.srcs[0]):
+        blocks, count = values.extents(op.dst.type)
+        line = f"    {c_name(op.dst.name)}[t][i] = {values.word(op.srcs[0], 't', 'i', names)};"
+        return [*unrolled("t", blocks), *unrolled("i", count), line]
 
     def value(at: At) -> str:
         text = values.expression(op, at, names, rounds=not packed)

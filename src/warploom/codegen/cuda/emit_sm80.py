@@ -17,7 +17,7 @@ from warploom.codegen.cuda.emit import Printer
 from warploom.codegen.cuda.emit_steps import Here, StepCode
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.prelude_sm80 import SM80_PRELUDE
+from warploom.codegen.cuda.prelude import SM80_PRELUDE
 from warploom.codegen.cuda.values import Values, c_index
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted

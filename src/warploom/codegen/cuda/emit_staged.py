@@ -14,11 +14,13 @@ from warploom.codegen.cuda.lines import indent, unrolled
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import At, Values, rounded
 from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.place import SLOT_COLUMNS
+from warploom.codegen.ir.place import SLOT_COLUMNS, Placement
 from warploom.errors import InputError
 from warploom.tile import Op
 
 Names = dict[str, str]
+
+FEW = 2  # staged tiles, whose addresses a loop may keep
 
 
 def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) -> list[str]:
@@ -59,8 +61,23 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
     ]
 
 
-def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
-    """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it."""
+def at_use(placement: Placement, address: str) -> str:
+    """The address of a staged tile where it is used.
+
+    ptxas keeps what it derives from an address, descriptors too, in registers over the whole loop.
+    Of many staged tiles that is more than there are (the gated delta rule: 312 B of spills).
+    """
+    return f"at_use({address})" if len(placement.staged) > FEW else address
+
+
+def takes_turns(block: BlockProgram, name: str) -> bool:
+    """Whether a staged tile has several slots."""
+    return block.launch.staged_slots > 1 and name in block.placement.common
+
+
+def stage_lines(values: Values, op: Op, names: Names, fence: bool, slot: int = 0) -> list[str]:
+    """Copy the tile that `op` has written; `fence` where the copy engine's proxy reads it. `slot`:
+    bytes of one, where the tile has two in turn."""
     assert op.dst is not None
     tile = values.placement.staged[op.dst.name]
     if values.placement.transposed(op.dst.type):
@@ -73,7 +90,10 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
     first = values.first_row(op.dst.type.names[0], op.dst.type.shape[0])
     begin = f"{f'{first} + ' if common else ''}t * 64"
     head = [*unrolled("t", values.blocks(op.dst.type))]
-    room, panel = f"{op.dst.name}_room", f"tile_offset<{tile.width}, {tile.rows}>"
+    turn = f"{op.dst.name}_turn"
+    room = f"{op.dst.name}_room + {turn}" if slot else f"{op.dst.name}_room"
+    room = at_use(values.placement, room) if fence else room
+    panel = f"tile_offset<{tile.width}, {tile.rows}>"
     if fence and tile.cols % SLOT_COLUMNS == 0:  # stmatrix came with Hopper, as the proxy did
         words = ", ".join(values.word(op.dst, "t", f"4 * s + {i}", names) for i in range(4))
         place = f"{begin} + {WARP} * 16 + lane % 16, (s * 16 + lane / 16 * 8) * 2"
@@ -92,6 +112,7 @@ def stage_lines(values: Values, op: Op, names: Names, fence: bool) -> list[str]:
         ]
     return [
         *sync,
+        *([f"{turn} ^= {slot};"] if slot else []),
         *lines,
         *(["fence_async();"] if fence else []),
         *sync,

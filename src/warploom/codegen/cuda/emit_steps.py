@@ -31,14 +31,15 @@ from warploom.codegen.cuda.emit_ops import (
 )
 from warploom.codegen.cuda.emit_overlap import Overlap, ahead_lines
 from warploom.codegen.cuda.emit_rows import group_sync
-from warploom.codegen.cuda.emit_staged import from_slots_lines, stage_lines
-from warploom.codegen.cuda.emit_store import LEADER, store_lines
+from warploom.codegen.cuda.emit_staged import from_slots_lines, stage_lines, takes_turns
+from warploom.codegen.cuda.emit_store import CARRIED, LEADER, carried_lines, store_lines
 from warploom.codegen.cuda.emit_tma import fill_lines
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.tasks import in_grid
+from warploom.codegen.cuda.tasks import in_grid, read_line
 from warploom.codegen.cuda.values import Values, c_index
-from warploom.codegen.ir.block import BlockProgram, Role
+from warploom.codegen.ir.block import BlockProgram, Ring, Role
+from warploom.codegen.ir.layout import CHUNK
 from warploom.codegen.ir.steps import (
     Acquire,
     Ahead,
@@ -56,7 +57,7 @@ from warploom.codegen.ir.steps import (
     TurnWait,
     Wait,
 )
-from warploom.tile import Loop, Op
+from warploom.tile import Loop, Op, Read
 
 Names = dict[str, str]
 
@@ -69,6 +70,7 @@ class Here:
     index        of the loop at hand; "" outside of loops
     base, plus   the iteration of its newest steps, as C++
     late         rings whose slot follows from the iteration
+    reads        numbers that the producer reads in every iteration
     """
 
     values: Values
@@ -76,14 +78,18 @@ class Here:
     base: str = ""
     plus: int = 0
     late: frozenset[str] = frozenset()
+    reads: tuple[Read, ...] = ()
 
     def names(self, step: Step) -> Names:
-        """What the loop's counter is for a step: the newest iteration, less the step's stage."""
+        """What the loop's counter is for a step: the newest iteration, less the step's stage. What
+        an older iteration reads has names of its own."""
         if not self.index:
             return {}
         shift = self.plus - step.stage
         sign = "+" if shift > 0 else "-"
-        return {self.index: f"({self.base} {sign} {abs(shift)})" if shift else self.base}
+        own = {self.index: f"({self.base} {sign} {abs(shift)})" if shift else self.base}
+        older = self.reads if step.stage else ()
+        return own | {read.name: f"{read.name}_before{step.stage}" for read in older}
 
 
 class StepCode:
@@ -115,6 +121,8 @@ class StepCode:
     def _loop(self, role: Role, code: LoopCode) -> list[str]:
         loop = code.section.loop
         lines = self.range_lines(role, loop)
+        if not role.loads and self.carried(loop):
+            lines += [f"{LEADER} store_wait_read<0>();", group_sync(self.parts)]
         lines += [
             f"const unsigned {name}_first = {name}_cursor.slot;"
             for name in sorted(code.by_iteration)
@@ -135,6 +143,30 @@ class StepCode:
             zero = compute_lines(self.values, fill, {})
             lines += [f"if (!{fill.dst.name}_live) {{", *indent(zero), "}"]
         return ["{", *indent(lines), "}"]
+
+    def carried(self, loop: Loop) -> list[Op]:
+        """The stores of a loop whose panels a warp of the loading group copies."""
+        stores = [op for op in loop.body if isinstance(op, Op) and op.id in self.facts.stores]
+        return [op for op in stores if self.facts.stores[op.id].carried]
+
+    def carriers(self) -> list[str]:
+        """One task of the warp that copies the panels of a group's loops."""
+        lines: list[str] = []
+        for loop in self.program.loops():
+            index, counter = loop.index, c_name(loop.index)
+            for op in self.carried(loop):
+                panels = self.facts.stores[op.id].panels
+                assert panels is not None
+                map_name = self.facts.parameters.stores[op.id]
+                names = {index: counter}
+                copy = carried_lines(panels, map_name, self.values, op, names, self.helpers)
+                lines += [
+                    f"for (int {counter} = {c_index(loop.start)}; "
+                    f"{counter} < {c_index(loop.stop)}; ++{counter}) {{",
+                    *indent(copy),
+                    "}",
+                ]
+        return lines
 
     def _started_ahead(self, code: LoopCode, write: Emit) -> list[str]:
         """A loop whose first iterations are started before the others: a steady state between
@@ -158,8 +190,11 @@ class StepCode:
                 *indent(indent(plain)),
                 "  }",
             ]
-        elif code.none:
-            result += ["} else {", *indent(write(self.values, code.none, f"{index}_start", 0))]
+        elif code.section.none:
+            result += [
+                "} else {",
+                *indent(write(self.values, code.section.none, f"{index}_start", 0)),
+            ]
         return [*result, "}"]
 
     def _steady(self, code: LoopCode, write: Emit, start: str) -> list[str]:
@@ -192,13 +227,13 @@ class StepCode:
         lines = [
             "#pragma unroll 1",
             f"for (int {counter} = {index}_stop; {counter} < {index}_end; ++{counter}) {{",
-            *indent(write(self.values, code.skip, counter, 0)),
+            *indent(write(self.values, code.section.skip, counter, 0)),
             "}",
         ]
-        if code.empty:
+        if code.section.empty:
             lines += [
                 f"if ({index}_stop == {index}_start && {index}_start < {index}_end) {{",
-                *indent(write(self.values, code.empty, f"{index}_start", 0)),
+                *indent(write(self.values, code.section.empty, f"{index}_start", 0)),
                 "}",
             ]
         return lines
@@ -214,8 +249,16 @@ class StepCode:
         base: str,
         plus: int,
     ) -> list[str]:
-        here = Here(values, code.section.loop.index, base, plus, code.by_iteration)
-        return [line for one in codes for line in self._written(one, here, role)]
+        loop = code.section.loop
+        here = Here(values, loop.index, base, plus, code.by_iteration, loop.reads)
+        # Numbers are read before slots are waited for, so that nobody waits for both.
+        fills = {one.stage: one for one in codes if isinstance(one, Fill)}
+        lines = [
+            read_line(read, True, self.cluster > 1, here.names(fill))
+            for fill in fills.values()
+            for read in loop.reads
+        ]
+        return lines + [line for one in codes for line in self._written(one, here, role)]
 
     def _written(self, code: Code, here: Here, role: Role) -> list[str]:
         if isinstance(code, Guarded):
@@ -280,8 +323,22 @@ class StepCode:
             f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
             f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
             f"{ring.slot_bytes};",
+            *self._vectors(ring),
             f"advance<{ring.depth}>({name}_cursor);",
         ]
+
+    def _vectors(self, ring: Ring) -> list[str]:
+        """Where the vectors of a ring's slot are."""
+        lines: list[str] = []
+        for buffer in ring.buffers:
+            for var in (op.dst for op in buffer.loads if op.dst and len(op.dst.type.axes) == 1):
+                word = var.type.dtype.kind
+                shift = f"({ring.name}_at - in_block(smem_address(shared_raw))) + {buffer.offset}"
+                lines.append(
+                    f"const {word}* const {var.name}_slot = reinterpret_cast<const {word}*>("
+                    f"__builtin_assume_aligned(shared_raw + {shift}, {CHUNK}));"
+                )
+        return lines
 
     def _release(self, step: Release) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
@@ -318,6 +375,7 @@ class StepCode:
                     f"const unsigned {name}_at = in_block({name}_base) + {slot} * "
                     f"{ring.slot_bytes};"
                 )
+                found += self._vectors(ring)
         return ["{", *indent([*found, *lines]), "}"] if found else lines
 
     def _join(self, step: Join) -> list[str]:
@@ -330,20 +388,25 @@ class StepCode:
         if op.kind == "reduce_scatter":
             return cluster_reduce_lines(values, op, self.facts.layout.parts_bytes)
         assert op.dst is not None
-        if self.block.placement.slots_read(op):
-            return self._addressed(step, here, from_slots_lines(self.block, values, op, names))
-        if op.dst.name in self.facts.overwritten and op.kind == "fill":
-            return [f"{op.dst.name}_live = 0;"]
-        lines = compute_lines(values, op, names)
-        if op.dst.name in self.block.placement.staged:
-            lines += stage_lines(values, op, names, self.fences)
-        return lines
+        name, copied = op.dst.name, list[str]()
+        if name in self.block.placement.staged:
+            slot = self.facts.layout.common_bytes[name] if takes_turns(self.block, name) else 0
+            copied = stage_lines(values, op, names, self.fences, slot)
+        read = self.block.placement.slots_read(op)
+        if any(len(var.type.axes) == 2 for var in read):
+            lines = from_slots_lines(self.block, values, op, names)
+            return self._addressed(step, here, [*lines, *copied])
+        if name in self.facts.overwritten and op.kind == "fill":
+            return [f"{name}_live = 0;"]
+        return self._addressed(step, here, [*compute_lines(values, op, names), *copied])
 
     def _store(self, values: Values, op: Op, names: Names) -> list[str]:
         path = self.facts.stores[op.id]
         if path.panels is not None:
-            map_name = self.facts.parameters.stores[op.id]
-            lines = store_lines(path.panels, map_name, values, op, names, self.helpers)
+            map_name, carried = self.facts.parameters.stores[op.id], path.carried
+            lines = store_lines(path.panels, map_name, values, op, names, self.helpers, carried)
+            if self.plan.store_warps and not carried:  # one room for the panels of all stores
+                lines = [f"barrier_wait(carried_empty + part * 8, {CARRIED});", *lines]
         elif path.wide:
             lines = wide_store_lines(values, op, names)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from warploom.codegen.analysis.stores import StorePanels
@@ -20,7 +21,10 @@ Names = dict[str, str]
 LEADER = "if (threadIdx.x % 128 == 0)"
 
 
-def store_lines(
+CARRIED = "carried_parity ^ 1"  # of the barrier that says that the last copy has read
+
+
+def carried_lines(
     panels: StorePanels,
     map_name: str,
     values: Values,
@@ -28,7 +32,34 @@ def store_lines(
     names: Names,
     helpers: dict[str, str],
 ) -> list[str]:
-    """Write a register tile panel by panel to shared memory and start its copy to global memory.
+    """What the warp that copies a group's panels does: wait for them, copy, give them back."""
+    call, text = tma_store(len(op.spans), op.kind == "store_add")
+    helpers[call] = text
+    store = _Store(panels, f"{call}(&{map_name}", values, op, names)
+    return [
+        "barrier_wait(carried_full + part * 8, carried_parity);",
+        "carried_parity ^= 1;",
+        "if (lane == 0) {",
+        "  fence_async();  // here and not in the group, which it would hold up",
+        *store.copies(),
+        "  store_commit();",
+        "  store_wait_read<0>();",
+        "  barrier_arrive(carried_empty + part * 8);",
+        "}",
+    ]
+
+
+def store_lines(
+    panels: StorePanels,
+    map_name: str,
+    values: Values,
+    op: Op,
+    names: Names,
+    helpers: dict[str, str],
+    carried: bool = False,
+) -> list[str]:
+    """Write a register tile panel by panel to shared memory and start its copy to global memory,
+    or where it is `carried` hand the panels to the warp that does.
 
     Adds the copy's device function to `helpers`.
     """
@@ -47,7 +78,8 @@ def store_lines(
             last = f"{c_index(span.start, names)} + {first} + {size}"
             whole.append(f"{last} <= {c_index(span.stop, names)}")
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
-    lines = _Store(panels, f"{call}(&{map_name}", values, stopless, names).lines()
+    store = _Store(panels, f"{call}(&{map_name}", values, stopless, names)
+    lines = store.handed() if carried else store.lines()
     if not whole:
         return lines
     return [
@@ -73,26 +105,44 @@ class _Store:
         """All panels of the tile."""
         return self._at_once() if self.panels.at_once else self._in_turn()
 
+    def handed(self) -> list[str]:
+        """All panels, each in its slot, for the warp that copies them (`carried_lines`)."""
+        return [
+            f"barrier_wait(carried_empty + part * 8, {CARRIED});",
+            "carried_parity ^= 1;",
+            *self._written(),
+            "__syncwarp();",
+            "if (lane == 0) barrier_arrive(carried_full + part * 8);",
+        ]
+
+    def copies(self) -> list[str]:
+        """The copies of all panels that lie in the array, each from its slot."""
+        return [
+            f"  if ({self._inside(origin)}) "
+            f"{self._copy(f'{self.base} + {number * self.step}', origin)}"
+            for number, origin in enumerate(self.panels.origins)
+        ]
+
+    def _written(self) -> list[str]:
+        lines: list[str] = []
+        for number, origin in enumerate(self.panels.origins):
+            # The branch keeps ptxas from beginning all panels at once, which spills.
+            at = f"{self.base} + {number * self.step}"
+            lines += [f"if ({self._inside(origin)}) {{", f"  const unsigned panel = {at};"]
+            lines += [*indent(self._panel(origin)), "}"]
+        return lines
+
     def _at_once(self) -> list[str]:
         # Every panel has a slot: all are written between two barriers of the group, and the only
         # wait is for the stores of the task before.
-        copies: list[str] = []
-        written: list[str] = []
-        for number, origin in enumerate(self.panels.origins):
-            at = f"{self.base} + {number * self.step}"
-            copies.append(f"  if ({self._inside(origin)}) {self._copy(at, origin)}")
-            # The branch keeps ptxas from beginning all panels at once, which spills.
-            written += [f"if ({self._inside(origin)}) {{", f"  const unsigned panel = {at};"]
-            written += indent(self._panel(origin))
-            written += ["}"]
         return [
             f"{LEADER} store_wait_read<0>();",
             self._sync(),
-            *written,
+            *self._written(),
             "fence_async();",
             self._sync(),
             f"{LEADER} {{",
-            *copies,
+            *self.copies(),
             "  store_commit();",
             "}",
         ]
@@ -157,7 +207,7 @@ class _Store:
         return " && ".join(checks)
 
     def _copy(self, at: str, origin: tuple[int, int]) -> str:
-        where = coordinates(self.op, self.names, *self._place(origin))
+        where = coordinates(self.op.spans, self.names, *self._place(origin))
         return f"{self.call}, {at}, {where});"
 
     def _panel(self, origin: tuple[int, int]) -> list[str]:
@@ -180,14 +230,19 @@ def _panel_lines(
     block = f"panel + t * {ROWS_PER_GROUP * tile.width}"
     if source.type.dtype.bytes == 2:
         # Lane l gives the address of row l % 16, 8-column group l / 16 of a pair of groups.
-        words = [values.word(source, "t", f"{2 * before} + 2 * j + {i}", names) for i in range(4)]
+        words, reads = values.words(source, "t", f"{2 * before} + 2 * j", f"{before} + j", 4, names)
+        once, each = _read(reads)
         return [
-            *loops,
+            *loops[:2],
+            *(["{", *indent(once)] if once else []),
+            loops[2],
             f"  for (int j = 0; j < {groups}; j += 2) {{",
+            *indent(indent(each)),
             "    const unsigned row = threadIdx.x % 128 / 32 * 16 + lane % 16;",
             f"    const unsigned at = row * {tile.width} + (j + lane / 16) * 16;",
             f"    stmatrix({block} + (at ^ (at >> 3 & {mask:#x})), {', '.join(words)});",
             "  }",
+            *["}"] * bool(once),
         ]
     low, high = (
         values.element(source, At("tile", i=f"{4 * before} + 4 * j + 2 * h + {c}"), names)
@@ -206,6 +261,15 @@ def _panel_lines(
         f"      store_shared_pair({block} + (at ^ (at >> 3 & {mask:#x})), {low}, {high});",
         "    }",
     ]
+
+
+def _read(reads: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Declarations of what is read: before a loop over `j`, and in it."""
+    once: list[str] = []
+    each: list[str] = []
+    for text, name in reads.items():
+        (each if re.search(r"\bj\b", text) else once).append(f"const auto {name} = {text};")
+    return once, each
 
 
 def _summed_lines(
@@ -257,27 +321,32 @@ def _transposed_lines(
     mask, groups, before = SWIZZLES[tile.width][0], tile.rows // 8, origin[0] // 8
     block = str(origin[1] // ROWS_PER_GROUP)
 
-    def words(group: str, count: int) -> str:
-        found = [values.word(source, block, f"2 * ({group}) + {i}", names) for i in range(count)]
-        return ", ".join(found)
+    def words(group: str, count: int) -> tuple[str, list[str], list[str]]:
+        found, reads = values.words(source, block, f"2 * ({group})", group, count, names)
+        return ", ".join(found), *_read(reads)
 
     column = "(threadIdx.x % 128 / 32 * 2 + lane / 8 % 2) * 16"
     address = f"panel + (at ^ (at >> 3 & {mask:#x}))"
+    four, once, each = words(f"j + {before}", 4)
     lines = [
         f"const unsigned corner = (lane / 16 * 8 + lane % 8) * {tile.width} + {column};",
+        *once,
         "#pragma unroll",
         f"for (int j = 0; j < {groups // 2 * 2}; j += 2) {{",
+        *indent(each),
         f"  const unsigned at = corner + j * {8 * tile.width};",
-        f"  stmatrix_transposed({address}, {words(f'j + {before}', 4)});",
+        f"  stmatrix_transposed({address}, {four});",
         "}",
     ]
     if groups % 2:
         # Only the addresses of lanes 0 to 15 count for two matrices.
         last = groups - 1
+        two, once, _ = words(str(last + before), 2)
         lines += [
             "{",
+            *indent(once),
             f"  const unsigned at = corner + {last * 8 * tile.width};",
-            f"  stmatrix_transposed({address}, {words(str(last + before), 2)});",
+            f"  stmatrix_transposed({address}, {two});",
             "}",
         ]
     return lines

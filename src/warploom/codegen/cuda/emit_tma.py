@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from warploom.codegen.analysis.parameters import TileCopy
 from warploom.codegen.cuda.prelude import tma_load
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.block import BlockProgram
-from warploom.tile import Op
+from warploom.tile import Op, Span
+from warploom.tile.evaluate import parts_of
 
 
-def coordinates(op: Op, names: dict[str, str], row: str, col: str) -> str:
-    """The coordinates of a box from (row, col) of the op's tile on, innermost first."""
-    inner = iter([row, col])
+def coordinates(spans: Sequence[Span], names: dict[str, str], row: str, col: str) -> str:
+    """The coordinates of a box from (row, col) of a range on, innermost first."""
+    inner = iter([row, col] if sum(span.size is not None for span in spans) > 1 else [col])
     values: list[str] = []
-    for span in op.spans:
+    for span in spans:
         start = c_index(span.start, names)
         extra = "" if span.size is None else next(inner)
         values.append(f"{start} + {extra}" if extra and extra != "0" else start)
@@ -47,9 +50,10 @@ def fill_lines(
         elif multicast:
             col = f"(rank * {copy.panels} + {panel}) * {tile.panel_cols}"
             shift = f" + rank * {copy.panels * tile.panel_bytes}"
-        for above in range(0, copy.rows, copy.box_rows):
-            down = row if not above else str(above) if row == "0" else f"{row} + {above}"
-            where = coordinates(op, names, down, col)
-            to = f"{slot} + {at + above * tile.width}{shift}"
-            lines.append(f"{name}({to}, {map_name}, {bar}, {where}{mask});")
+        for number, spans in enumerate(parts_of(op.spans)):
+            for above in range(0, copy.rows, copy.box_rows):
+                down = row if not above else str(above) if row == "0" else f"{row} + {above}"
+                where = coordinates(spans, names, down, col)
+                to = f"{slot} + {at + (number * copy.rows + above) * tile.width}{shift}"
+                lines.append(f"{name}({to}, {map_name}, {bar}, {where}{mask});")
     return lines

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from warploom.codegen.cuda.prelude import PRELUDE
-from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
+from warploom.codegen.cuda.prelude import PRELUDE, SIMT_PRELUDE
 
 # What emitted bodies declare for themselves.
 LOCALS = frozenset(
@@ -17,11 +16,12 @@ LOCALS = frozenset(
     "shared shared_raw step t task tasks thread_col thread_row warp_group first round next stride "
     "running best found before above below total carry met scratch value_of set add_to better "
     "swap_with "
+    "carried_full carried_empty carried_parity "
     "task_ring task_full task_empty task_cursor task_counter handed".split()
 )
 SUFFIXES = (
     "_base _end _full _empty _cursor _oldest _first _staged _room _at _live _start _stop _count "
-    "_place _data"
+    "_place _data _slot _turn"
 ).split()
 KEYWORDS = frozenset(
     "alignas alignof and asm auto bool break case catch char class const constexpr continue "

@@ -67,7 +67,7 @@ def position_lines(program: Program, plan: LaunchPlan, loads: bool) -> list[str]
         if number == clustered:
             value = f"{value} * {blocks} + static_cast<int>(rank)"
         body.append(f"const int {c_name(name)} = {value};")
-    return [*body, *[_read(read, loads, blocks > 1) for read in program.reads]]
+    return [*body, *[read_line(read, loads, blocks > 1) for read in program.reads]]
 
 
 def next_lines(plan: LaunchPlan) -> tuple[list[str], list[str]]:
@@ -101,22 +101,25 @@ def _taken(into: str) -> list[str]:
     ]
 
 
-def _read(read: Read, loads: bool, guarded: bool) -> str:
+def read_line(read: Read, loads: bool, guarded: bool, names: dict[str, str] | None = None) -> str:
+    """The declaration of a number that is read: by the producer, which is one thread, where it
+    `loads`; `guarded` where its place may lie outside of the array."""
     last = len(read.at) - 1
     terms = [
-        c_index(place) + ("" if number == last else f" * {read.array.name}_stride{number}")
+        c_index(place, names) + ("" if number == last else f" * {read.array.name}_stride{number}")
         for number, place in enumerate(read.at)
     ]
     value = f"__ldg({read.array.name}_data + {' + '.join(terms)})"
     if guarded:
         # A block of the last cluster may lie beyond the grid.
         checks = [
-            f"static_cast<unsigned>({c_index(place)}) < static_cast<unsigned>({c_name(dim)})"
+            f"static_cast<unsigned>({c_index(place, names)}) < static_cast<unsigned>({c_name(dim)})"
             for place, dim in zip(read.at, read.array.dims, strict=True)
         ]
         value = f"({' && '.join(checks)} ? {value} : 0)"
     # As with tasks: the shuffle keeps what depends on it uniform. The producer is one thread.
-    return f"const int {c_name(read.name)} = " + (
+    name = (names or {}).get(read.name) or c_name(read.name)
+    return f"const int {name} = " + (
         f"{value};" if loads else f"__shfl_sync(0xffffffffu, {value}, 0);"
     )
 

@@ -119,15 +119,24 @@ def rounded(op: Op, text: str) -> str:
 @dataclass(frozen=True)
 class At:
     """Which element: `kind` is tile, row, col, lane, scalar, or spread, where `i` is the column;
-    the others are C++ index expressions."""
+    the others are C++ index expressions.
+
+    Elements whose `half` of the rows and `column` in the tile are known apart from `i` have the
+    elements of vectors in common: `reads` collects what they read of those, by its expression.
+    """
 
     kind: str
     t: str = "t"
     i: str = "i"
+    half: str = ""
+    column: str = ""
+    reads: dict[str, str] | None = None
 
     @property
     def h(self) -> str:
         """The row half."""
+        if self.half:
+            return self.half
         return self.i if self.kind == "row" else f"(({self.i}) >> 1 & 1)"
 
     @property
@@ -165,6 +174,8 @@ class Values(RegisterTiles):
             text = self.expression(inner, at, names, rounds)
             return rounded(inner, text) if rounds else text
         form, name = self.form(var.type), c_name(var.name)
+        if self.placement.is_shared(var) and len(var.type.axes) == 1:
+            return f"{var.name}_slot[{self.col(at)}]"
         if self.placement.is_shared(var):
             return f"half_{var.type.dtype}({name}_words[({at.i}) >> 1 & 3], ({at.i}) & 1)"
         if form == "scalar":
@@ -241,7 +252,10 @@ class Values(RegisterTiles):
         plain = dtype in ("fp32", "int32")
         read = f"__ldg({pointer})" if plain else f"read_{dtype}({pointer})"
         edge = literal(float(op.value or 0), dtype if dtype in ("int32", "bool") else "fp32")
-        return f"({inside} ? {read} : {edge})"
+        text = f"({inside} ? {read} : {edge})"
+        if at.reads is None or len(op.dst.type.axes) != 1:
+            return text
+        return at.reads.setdefault(text, f"read_{len(at.reads)}")
 
     def address(self, op: Op, kind: TileType, at: At, names: dict[str, str]) -> tuple[str, str]:
         """(element offset, in-bounds condition) of a direct access to global memory."""
@@ -270,9 +284,37 @@ class Values(RegisterTiles):
         """Packed word `i` of a 16-bit tile: two neighbouring columns."""
         if var.name not in self.placement.fusion.inlined:
             return f"{c_name(var.name)}[{t}][{i}]"
-        low = self.element(var, At("tile", t, f"2 * ({i})"), names, rounds=False)
-        high = self.element(var, At("tile", t, f"2 * ({i}) + 1"), names, rounds=False)
-        return f"pack_{var.type.dtype}({low}, {high})"
+        low, high = At("tile", t, f"2 * ({i})"), At("tile", t, f"2 * ({i}) + 1")
+        return self._packed(var, low, high, names)
+
+    def words(
+        self, var: Var, t: str, first: str, group: str, count: int, names: dict[str, str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """`count` packed words of a 16-bit tile from word `first`, which begins a group of 8
+        columns of that number: both halves of its rows, then of the next. And what they read of
+        vectors, by its expression, under names of which each is read once."""
+        if not self._reads_vectors(var):
+            return [self.word(var, t, f"{first} + {n}", names) for n in range(count)], {}
+        found: list[str] = []
+        reads: dict[str, str] = {}
+        for n in range(count):
+            place = f"({group} + {n // 2}) * 8 + thread_col"
+            low = At("tile", t, f"2 * ({first} + {n})", f"{n % 2}", f"({place})", reads)
+            high = At("tile", t, f"2 * ({first} + {n}) + 1", f"{n % 2}", f"({place} + 1)", reads)
+            found.append(self._packed(var, low, high, names))
+        return found, reads
+
+    def _packed(self, var: Var, low: At, high: At, names: dict[str, str]) -> str:
+        pair = (self.element(var, at, names, rounds=False) for at in (low, high))
+        return f"pack_{var.type.dtype}({', '.join(pair)})"
+
+    def _reads_vectors(self, var: Var) -> bool:
+        """Whether an element of a tile needs elements of vectors in global memory."""
+        op = self.placement.fusion.inlined.get(var.name)
+        if op is None or op.dst is None:
+            return False
+        own = op.kind == "load" and len(op.dst.type.axes) == 1
+        return own or any(self._reads_vectors(src) for src in op.srcs)
 
     def place(self, axis: str, size: int, at: At) -> str:
         """The place of an element along an axis of the whole tile."""
@@ -292,6 +334,8 @@ class Values(RegisterTiles):
 
     def col(self, at: At) -> str:
         """The column in the tile of an element."""
+        if at.column:
+            return at.column
         if at.kind == "spread":
             return at.i
         if at.kind == "col":

@@ -14,14 +14,48 @@ contracts the columns; tiles in shared memory keep theirs, as a matmul takes the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 
+from warploom.codegen.ir.fuse import slot_loads
 from warploom.tile import Loop, Op, Program, TileType, Var
 
 Axis = tuple[str, str]  # of a variable
 ROWS, COLUMNS = "rows", "columns"
 Names = Mapping[Axis, str]
+
+
+def one_slot(program: Program) -> Program:
+    """The program whose matmuls take a loaded tile that was renamed from the slot of the load.
+
+    *requires*  nothing but matmuls read the renamed tile
+    *before -> after*  `k = load(...); r = k.rename("n", "r"); x = r @ k` ->
+    `k = load(...); x = k(r, d) @ k(n, d)`, one variable under two types
+    *keeps*  every other op, its number, its order and its value
+    """
+    ops = tuple(program.ops())
+    loads = {op.dst.name for op in ops if op.kind == "load" and op.dst is not None}
+    found = {op.dst.name: op for op in ops if op.kind == "rename" and op.dst is not None
+             and op.srcs[0].name in loads and len(op.dst.type.axes) == 2}  # fmt: skip
+    for op in ops:
+        for place, src in enumerate(op.srcs):
+            if op.kind != "mma" or place == 2:
+                found.pop(src.name, None)
+    if not found:
+        return program
+    views = {name: Var(op.srcs[0].name, op.dst.type) for name, op in found.items() if op.dst}
+    return replace(program, body=_seen(program.body, views))
+
+
+def _seen(body: tuple[Op | Loop, ...], views: Mapping[str, Var]) -> tuple[Op | Loop, ...]:
+    result: list[Op | Loop] = []
+    for item in body:
+        if isinstance(item, Loop):
+            result.append(replace(item, body=_seen(item.body, views)))
+        elif item.dst is None or item.dst.name not in views:
+            srcs = tuple(views.get(src.name, src) for src in item.srcs)
+            result.append(replace(item, srcs=srcs))
+    return tuple(result)
 
 
 def separate_axes(program: Program) -> Program:
@@ -30,10 +64,9 @@ def separate_axes(program: Program) -> Program:
     An axis that keeps its name although it would have to be both is refused by `place`.
     """
     found = _Layouts()
-    loads = {op.dst.name for op in program.ops() if op.kind == "load" and op.dst is not None}
-    operands = {var.name for op in program.ops() if op.kind == "mma" for var in op.srcs[:2]}
+    slots = slot_loads(program)
     for op in program.ops():
-        found.add(op, loads & operands)
+        found.add(op, slots)
     names = found.renamed()
     return program if not names else replace(program, body=_body(program.body, names))
 
@@ -46,13 +79,14 @@ class _Layouts:
     said: list[tuple[Axis, str]] = field(default_factory=list[tuple[Axis, str]])
     contracted: set[Axis] = field(default_factory=set[Axis])
 
-    def add(self, op: Op, shared: set[str]) -> None:
+    def add(self, op: Op, shared: Set[str]) -> None:
         """What an op says of the tiles it touches."""
         if op.kind == "mma":
             self._matmul(op, shared)
             return
         if op.kind == "rename":
-            return  # both sides have the layout that their other ops say
+            self._rename(op, shared)
+            return
         names = [v for v in (*op.srcs, *((op.dst,) if op.dst else ())) if v.name not in shared]
         for var in names:
             for axis in var.type.names:
@@ -60,15 +94,26 @@ class _Layouts:
                     if axis in other.type.names:
                         self._join((var.name, axis), (other.name, axis))
 
-    def _matmul(self, op: Op, shared: set[str]) -> None:
+    def _rename(self, op: Op, shared: Set[str]) -> None:
+        """A tile keeps its layout; a vector gets the one that its other ops say."""
+        assert op.dst is not None
+        (src,) = op.srcs
+        if len(src.type.axes) == 2 and src.name not in shared:
+            for before, after in zip(src.type.names, op.dst.type.names, strict=True):
+                self._join((src.name, before), (op.dst.name, after))
+
+    def _matmul(self, op: Op, shared: Set[str]) -> None:
         assert op.dst is not None
         left = op.srcs[0]
         row, column = ((op.dst.name, axis) for axis in op.dst.type.names)
         self.said += [(row, ROWS), (column, COLUMNS)]
+        axes = op.srcs[1].type.names
         for src in op.srcs[:2]:
             other = op.srcs[1 if src is op.srcs[0] else 0]
             if src is left and left.name not in shared and other.name in shared:
                 continue  # the loaded one is called as this one is
+            if src.name not in shared and (src is not left or left.type.names[1] not in axes):
+                continue  # its copy in shared memory is called as the other operand is
             for axis in src.type.names:
                 if axis in other.type.names:
                     self._root((src.name, axis))
@@ -76,6 +121,12 @@ class _Layouts:
         if left.name not in shared and left.type.names[1] in op.srcs[1].type.names:
             self._join((left.name, left.type.names[0]), row)
             self.said.append(((left.name, left.type.names[1]), COLUMNS))
+            staged = op.srcs[1:2]
+        else:
+            staged = op.srcs[:2]
+        for var in (one for one in staged if one.name not in shared):  # through shared memory
+            names = zip(var.type.names, (ROWS, COLUMNS), strict=True)
+            self.said += [((var.name, axis), layout) for axis, layout in names]
 
     def renamed(self) -> dict[Axis, str]:
         """The axes that get another name."""
@@ -83,8 +134,8 @@ class _Layouts:
         for axis, layout in self.said:
             layouts[self._root(axis)].add(layout)
         kinds: dict[str, set[str]] = defaultdict(set)
-        for (_, name), layout in self.said:
-            kinds[name].add(layout)
+        for axis in tuple(self.above):
+            kinds[axis[1]] |= layouts[self._root(axis)]
         fixed = {(self._root(axis), axis[1]) for axis in self.contracted}
         result: dict[Axis, str] = {}
         for name in (name for name, found in kinds.items() if len(found) > 1):
@@ -131,11 +182,13 @@ def _sources(op: Op, names: Names) -> tuple[Var, ...]:
     a matmul like the axis of the operand in registers, by other ops like their result."""
     srcs = tuple(_var(src, names) for src in op.srcs)
     if op.kind == "mma":
-        (axis,) = [name for name in op.srcs[0].type.names if name in op.srcs[1].type.names]
-        now = names.get((op.srcs[0].name, axis), axis)
-        if (op.srcs[1].name, axis) in names or now == axis:
-            return srcs
-        return (srcs[0], _var(srcs[1], {(srcs[1].name, axis): now}), *srcs[2:])
+        left, right = op.srcs[:2]
+        (axis,) = [name for name in left.type.names if name in right.type.names]
+        now = names.get((left.name, axis), axis)
+        place = right.type.names.index(axis)
+        own = list(srcs[1].type.axes)
+        own[place] = (now, right.type.size(axis))
+        return (srcs[0], Var(right.name, TileType(right.type.dtype, tuple(own))), *srcs[2:])
     if op.dst is None:
         return srcs
     result = {axis: name for (var, axis), name in names.items() if var == op.dst.name}

@@ -123,6 +123,16 @@ class Pipeline:
     none: tuple[Step, ...] = ()
     copies: Mapping[str, int] = field(default_factory=dict[str, int])
 
+    def with_iterations(self, change: Callable[[Sequence[Step]], tuple[Step, ...]]) -> Pipeline:
+        """The pipeline with every run of steps that does iterations replaced."""
+        return replace(
+            self,
+            prologue=tuple(map(change, self.prologue)),
+            steady=change(self.steady),
+            epilogue=tuple(map(change, self.epilogue)),
+            plain=change(self.plain),
+        )
+
 
 Section = Straight | Scheduled | Pipeline
 

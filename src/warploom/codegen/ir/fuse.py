@@ -18,6 +18,7 @@ from warploom.tile.ops import OPS
 
 ELEMENTWISE = ("unary", "binary", "compare", "select")
 FREE = ("fill", "coordinate")
+LINES = 16  # rows and columns that come from a slot into registers at a time
 MOST_USES = 3  # the C++ compiler finds the common subexpressions again
 
 
@@ -51,8 +52,7 @@ def fuse(program: Program) -> Fusion:
             readers[src.name].append(op)
     inlined: dict[str, Op] = {}
     by_id = {op.id: op for op in program.ops()}
-    loaded = {op.dst.name for op in program.ops() if op.kind == "load" and op.dst is not None}
-    slots = {v.name for op in program.ops() if op.kind == "mma" for v in op.srcs[:2]} & loaded
+    slots = slot_loads(program)
     stored = {op.array for op in program.ops() if OPS[op.kind].group == "sink"}
     # Readers first: whether an op is inlined depends on the op its value ends up in.
     root: dict[int, set[int]] = {}
@@ -81,6 +81,30 @@ def fuse(program: Program) -> Fusion:
     dropped = {op.id for op in inlined.values()}
     kept = frozenset(op.id for op in program.ops() if op.id not in dropped)
     return Fusion(inlined, kept)
+
+
+def slot_loads(program: Program) -> frozenset[str]:
+    """The loads that rings of shared memory hold, by their tiles: what matmuls read, and in a loop
+    around a matmul 16-bit tiles that several ops read element by element and nothing else does."""
+    readers: dict[str, list[Op]] = defaultdict(list)
+    for op in program.ops():
+        for src in op.srcs:
+            readers[src.name].append(op)
+    loads = {op.dst.name for op in program.ops() if op.kind == "load" and op.dst is not None}
+    found = {v.name for op in program.ops() if op.kind == "mma" for v in op.srcs[:2]} & loads
+    for loop in program.loops():
+        ops = [op for op in loop.body if isinstance(op, Op)]
+        if not any(op.kind == "mma" for op in ops):
+            continue
+        for var in (op.dst for op in ops if op.kind == "load" and op.dst is not None):
+            name, kind, uses = var.name, var.type, readers[var.name]
+            fits = len(kind.axes) == 2 and kind.dtype.bytes == 2 and not min(kind.shape) % LINES
+            plain = all(
+                works_on_elements(use) and _shape_of(use) == set(kind.names) for use in uses
+            )
+            if fits and plain and len(uses) > 1 and not any(use.kind == "copy" for use in uses):
+                found.add(name)
+    return frozenset(found)
 
 
 def _index(body: tuple[Op | Loop, ...], body_of: dict[int, int]) -> None:

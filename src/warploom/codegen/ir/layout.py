@@ -56,6 +56,11 @@ class SharedTile:
         return self.rows * self.width
 
     @property
+    def swizzled(self) -> int:
+        """The width of the swizzle, 0 where there is none."""
+        return self.width if self.rows > 1 else 0
+
+    @property
     def bytes(self) -> int:
         """Bytes of the tile's panels."""
         return self.panels * self.panel_bytes
@@ -66,6 +71,18 @@ class SharedTile:
         return panel * self.panel_bytes + swizzle(
             row * self.width + inner * self.element, self.width
         )
+
+
+def vector_tile(kind: TileType) -> SharedTile:
+    """The layout of a vector of that type: one row, which no swizzle changes."""
+    (length,) = kind.shape
+    row_bytes = length * kind.dtype.bytes
+    if length > MAX_BOX or row_bytes % CHUNK:
+        raise InputError(
+            f"vector {kind} of {row_bytes} B: the copy engine brings at most {MAX_BOX} elements, "
+            f"a multiple of {CHUNK} B"
+        )
+    return SharedTile(1, length, kind.dtype.bytes, row_bytes)
 
 
 def boxes(rows: int) -> int:

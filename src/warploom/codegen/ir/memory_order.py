@@ -46,8 +46,8 @@ def _may_follow(program: Program, load: Op, store: Op) -> bool:
 def _in_place(load: Op, store: Op, loop: Loop) -> bool:
     """Whether every iteration reads and then writes a range of its own."""
     own = any(loop.index in span.start.symbols() for span in load.spans)
-    same = [(span.start, span.size) for span in load.spans]
-    return own and same == [(span.start, span.size) for span in store.spans]
+    same = [(span.starts, span.size) for span in load.spans]
+    return own and same == [(span.starts, span.size) for span in store.spans]
 
 
 def _ops(loop: Loop) -> Iterator[Op]:

@@ -15,9 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from warploom.codegen.ir.axes import separate_axes
-from warploom.codegen.ir.fuse import ELEMENTWISE, Fusion, fuse, works_on_elements
-from warploom.codegen.ir.layout import INSTRUCTION_K_BYTES, Operand, SharedTile, shared_tile
+from warploom.codegen.ir.axes import one_slot, separate_axes
+from warploom.codegen.ir.fuse import ELEMENTWISE, Fusion, fuse, slot_loads, works_on_elements
+from warploom.codegen.ir.layout import (
+    INSTRUCTION_K_BYTES,
+    Operand,
+    SharedTile,
+    shared_tile,
+    vector_tile,
+)
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
@@ -43,7 +49,8 @@ class Placement:
                 axis of a staged tile
     common      the staged tiles of which every group leaves its part in one region
     spread      vectors along columns that loops load for elementwise ops: each thread loads some
-                elements, and all of the group read them from its shared memory
+                elements, and all of the group read them from its shared memory; those that the
+                producer brings are `shared` instead
     """
 
     program: Program
@@ -131,9 +138,12 @@ def contracted(op: Op) -> str:
     return axis
 
 
-def place(program: Program, split: str, parts: int) -> Placement:
-    """Place every variable; raises `InputError` at the user's line when that cannot be done."""
-    program = separate_axes(program)
+def place(program: Program, split: str, parts: int, vectors: bool = False) -> Placement:
+    """Place every variable; raises `InputError` at the user's line when that cannot be done.
+
+    With `vectors` the producer brings what would be `spread`.
+    """
+    program = separate_axes(one_slot(program))
     check_memory(program)
     fusion = fuse(program)
     loads = {op.dst.name: op for op in program.ops() if op.kind == "load" and op.dst is not None}
@@ -142,18 +152,29 @@ def place(program: Program, split: str, parts: int) -> Placement:
     for op in program.ops():
         if op.kind == "mma":
             _place_operands(op, loads, shared, staged)
+    for name in sorted(slot_loads(program) - set(shared)):
+        shared[name] = (loads[name], shared_tile(_typed(loads[name])))
     _check_readers(program, shared, fusion)
+    _check_reads(program, shared)
     rows, cols = _axes(program, shared, fusion)
     splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     common = frozenset(name for name in staged if not splits.isdisjoint(kinds[name].names))
     spread = _spread(program, cols, fusion)
+    if vectors:
+        shared |= {name: (loads[name], _brought(loads[name])) for name in spread}
+        spread = frozenset[str]()
     placement = Placement(
         program, fusion, shared, rows, cols, split, parts, staged,
         splits=splits, common=common, spread=spread,
     )  # fmt: skip
     _check_split(placement)
     return placement
+
+
+def _typed(op: Op) -> TileType:
+    assert op.dst is not None
+    return op.dst.type
 
 
 def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> frozenset[str]:
@@ -187,6 +208,14 @@ def _spread(program: Program, cols: frozenset[str], fusion: Fusion) -> frozenset
         and name not in {*fusion.inlined, *other}
         and writers[name] == 1
     )
+
+
+def _brought(load: Op) -> SharedTile:
+    assert load.dst is not None
+    try:
+        return vector_tile(load.dst.type)
+    except InputError as error:
+        raise InputError(f"{load.where}: {error}") from None
 
 
 def _place_operands(
@@ -252,17 +281,24 @@ def _check_readers(
             )
 
 
-def matmul_loads(program: Program, loop: Loop) -> list[Op]:
-    """The loads of a loop that feed a matmul: what a producer brings and rings hold."""
-    operands = {v.name for op in program.ops() if op.kind == "mma" for v in op.srcs[:2]}
-    return [
-        op
-        for op in loop.body
-        if isinstance(op, Op)
-        and op.kind == "load"
-        and op.dst is not None
-        and op.dst.name in operands
-    ]
+def _check_reads(program: Program, shared: Mapping[str, tuple[Op, SharedTile]]) -> None:
+    """Raise where another op than a load into shared memory needs what iterations read."""
+    names = {read.name for loop in program.loops() for read in loop.reads}
+    for op in program.ops():
+        if op.dst is not None and op.dst.name in shared:
+            continue
+        places = [op.start] if op.start is not None else []
+        places += [place for span in op.spans for place in span.starts]
+        if found := names & {name for place in places for name in place.symbols()}:
+            raise InputError(
+                f"{op.where}: {op.kind} at {min(found)}, which an iteration reads: beside matmuls "
+                "only loads that feed a matmul take such numbers, the producer reads them"
+            )
+        if any(span.others for span in op.spans):
+            raise InputError(
+                f"{op.where}: load of stacked parts into registers: only loads that feed a matmul "
+                "stack what they take; load each part into a tile of its own"
+            )
 
 
 def _axes(

@@ -66,7 +66,12 @@ class LaunchPlan:
     store_over      a tile loaded once a task as first operand of matmuls, by variable: each group
                     stores through its own rows of it and gives the slot back afterwards, so that
                     no shared memory is set aside for stores. "": panels of their own
+    store_warps     warps of the loading group copy what loops add to global memory (`add=True`):
+                    one for each compute group, which writes its panels and goes on
     task_rings      slots of buffers loaded once a task, by tile variable; default 1
+    staged_slots    slots of an operand that all groups leave a part of in shared memory; with two,
+                    taken in turn, the groups meet once before they read it, and not also before
+                    they write it
     dependent       programmatic dependent launch: wait for the previous grid before the first read
     skip_unit       a warp leaves out multiplying a tile by row factors that are all 1
     skip_voted    a warp leaves out corrections whose condition says that none of its rows needs
@@ -76,6 +81,7 @@ class LaunchPlan:
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
+    l2_promotion    bytes, 128 or 256, that L2 fetches around what a copy of rows of 128 bytes wants
     block_dim_warps is derived from the groups
     """
 
@@ -90,13 +96,16 @@ class LaunchPlan:
     store_panels: int = 2
     store_rows: int = 0
     store_over: str = ""
+    store_warps: bool = False
     task_rings: Mapping[str, int] = field(default_factory=dict[str, int])
+    staged_slots: int = 1
     dependent: bool = False
     skip_unit: bool = False
     skip_voted: bool = False
     overlap_next_task: bool = False
     early_release: bool = False
     resident: int = 1
+    l2_promotion: int = 256
 
     def __post_init__(self) -> None:
         if not 1 <= self.cluster[1] <= MOST_BLOCKS:
@@ -127,12 +136,18 @@ class LaunchPlan:
                 f"persistent={self.persistent}, expected blocks that do several tasks, each by "
                 "itself"
             )
+        if self.staged_slots not in (1, 2):
+            raise InputError(f"launch plan: staged_slots={self.staged_slots}, expected 1 or 2")
         if self.store_rows < 0 or self.store_rows % 8:
             raise InputError(
                 f"launch plan: store_rows={self.store_rows}, expected a multiple of 8 or 0 for all"
             )
         if self.store_over and self.store != "tma":
             raise InputError(f"launch plan: store_over={self.store_over!r} needs store='tma'")
+        if self.l2_promotion not in (128, 256):
+            raise InputError(
+                f"launch plan: l2_promotion={self.l2_promotion}, expected 128 or 256 bytes"
+            )
         if self.store_panels < 1 or self.supergroup < 0 or not 1 <= self.resident <= 4:
             raise InputError(
                 "launch plan: store_panels must be >= 1, supergroup >= 0 and resident 1 to 4"

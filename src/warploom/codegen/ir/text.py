@@ -127,7 +127,11 @@ def parse_block(text: str, program: Program) -> BlockProgram:
         else:
             rings.append(line)
     parts = sum(", part " in lines[0][1] for lines in roles)
-    placement = replace(place(program, launch.split, parts), whole=launch.overlap_next_task)
+    named = {label for line in rings for label in re.findall(r"load\.\d+", line[1])}
+    loads = [op.dst for op in program.ops() if op.kind == "load" and op.label in named]
+    vectors = any(var is not None and len(var.type.axes) == 1 for var in loads)
+    placed = place(program, launch.split, parts, vectors)
+    placement = replace(placed, whole=launch.overlap_next_task)
     reader = _Reader(placement)
     return BlockProgram(
         json.loads(schedule),

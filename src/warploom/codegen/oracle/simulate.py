@@ -17,7 +17,7 @@ from warploom.codegen.analysis.cluster_reduce import shares
 from warploom.codegen.analysis.grid import TASK_SLOTS, inside
 from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Section, Straight
-from warploom.codegen.ir.steps import Issue, Join, OpStep, Step, Wait
+from warploom.codegen.ir.steps import Fill, Issue, Join, OpStep, Step, Wait
 from warploom.codegen.oracle.barriers import WARPS, Company, NamedBarrier, PhaseBarrier, TaskRing
 from warploom.codegen.oracle.simulate_steps import Agent, Matmul, SharedRing, Slot, Steps
 from warploom.codegen.passes.copies import names_at, rename, renamed
@@ -26,6 +26,7 @@ from warploom.tile.evaluate import Value
 from warploom.tile.interpret import (
     bind,
     cluster_reductions,
+    iteration_symbols,
     points,
     scalar_state,
     sizes,
@@ -251,7 +252,11 @@ class Simulator(Steps):
                 if isinstance(step, OpStep):
                     own = replace(step, op=rename(step.op, names))
                 agent.view = renamed(self.placement, names)
-                yield from self._step(agent, own, {**symbols, loop.index: here})
+                known = {**symbols, loop.index: here}
+                if isinstance(own, Fill):
+                    real = inside(self.program, self.block.launch, symbols)
+                    known = iteration_symbols(loop, self.source, symbols, here, real)
+                yield from self._step(agent, own, known)
         agent.view = None
         agent.entered = {}
 

@@ -81,6 +81,7 @@ class Matmul:
     slots: list[tuple[Slot, int, int]]  # slot, buffer, version when started
     registers: set[str]
     symbols: dict[str, int]
+    rooms: dict[str, Room] = field(default_factory=dict[str, Room])  # that operands lie in
     void: bool = False  # reads no matter what, and nobody reads its result
 
 
@@ -108,6 +109,7 @@ class Agent:
     view: Placement | None = None  # with the copies of the iteration at hand
     meetings: int = 0  # of the block's groups that this one has come to
     waiting: bool = False  # at the last of them
+    staged: dict[str, int] = field(default_factory=dict[str, int])  # times it wrote its part
     reductions: int = 0  # in the cluster, so far
     pushed: bool = False  # in the present one of them
 
@@ -126,7 +128,7 @@ class Steps:
     copies: list[Any]
     company: list[list[Company]]
     met: list[list[int]]  # meetings that each group of each block has come to
-    rooms: list[dict[str, Room]]
+    rooms: list[dict[tuple[str, int], Room]]
 
     def _step(self, agent: Agent, step: Step, symbols: dict[str, int]) -> Iterator[bool]:
         if isinstance(step, Ahead):
@@ -195,10 +197,10 @@ class Steps:
         crossing = is_multicast(self.program, self.block.launch, op)
         targets = range(self.cluster) if crossing else (agent.block,)
         blocks = self.cluster if crossing else 1
-        along = 1 if buffer.tile.panels % blocks == 0 else 0
+        along = tile.ndim - 1 if buffer.tile.panels % blocks == 0 else 0
         width = tile.shape[along] // blocks
         mine = slice(agent.block * width, (agent.block + 1) * width) if crossing else slice(None)
-        index = (slice(None), mine) if along else (mine, slice(None))
+        index = (slice(None), mine) if along else (mine,)
         for target in targets:
             shared = self.rings[target][ring.name]
             into = shared.slots[slot]
@@ -262,10 +264,10 @@ class Steps:
         op = step.op
         assert op.dst is not None
         slots: list[tuple[Slot, int, int]] = []
-        registers = {op.dst.name}
+        registers, rooms = {op.dst.name}, dict[str, Room]()
         for number, src in enumerate(op.srcs[:2]):
             if self._in_room(op, number):
-                self._enter(agent, op, src.name)
+                rooms[src.name] = self._enter(agent, op, src.name)
                 continue
             if not self.placement.is_shared(src):
                 self._touch(agent, op, src.name)
@@ -282,7 +284,7 @@ class Steps:
         for flying in agent.flying:
             if op.dst.name in flying.registers and flying.op.dst != op.dst:
                 raise CheckFailed(f"{agent.name} {op.label} writes {op.dst.name} under a matmul")
-        agent.flying.append(Matmul(op, slots, registers, dict(symbols)))
+        agent.flying.append(Matmul(op, slots, registers, dict(symbols), rooms))
         return True
 
     def _slot_of(self, agent: Agent, ring: Ring, symbols: dict[str, int]) -> Slot:
@@ -309,7 +311,8 @@ class Steps:
         sources: list[Value] = []
         for number, src in enumerate(op.srcs):
             if self._in_room(op, number):
-                sources.append(self._rows(op, number, self._leave(agent, src), agent.role.part))
+                whole = self._leave(matmul.rooms[src.name], src)
+                sources.append(self._rows(op, number, whole, agent.role.part))
                 continue
             if not self.placement.is_shared(src):
                 sources.append(agent.state[src.name])
@@ -348,10 +351,14 @@ class Steps:
         return not agent.waiting
 
     def _room(self, agent: Agent, name: str) -> Room:
-        parts = self.placement.parts
-        return self.rooms[agent.block].setdefault(name, Room([None] * parts, [0] * parts))
+        """The slot that the agent wrote its part of last."""
+        parts, turn = (
+            self.placement.parts,
+            agent.staged.get(name, 0) % self.block.launch.staged_slots,
+        )
+        return self.rooms[agent.block].setdefault((name, turn), Room([None] * parts, [0] * parts))
 
-    def _enter(self, agent: Agent, op: Op, name: str) -> None:
+    def _enter(self, agent: Agent, op: Op, name: str) -> Room:
         room = self._room(agent, name)
         for part, (value, written) in enumerate(zip(room.parts, room.written, strict=True)):
             if value is None or (written >= agent.meetings and part != agent.role.part):
@@ -360,9 +367,9 @@ class Steps:
                     "the groups have met"
                 )
         room.readers += 1
+        return room
 
-    def _leave(self, agent: Agent, src: Var) -> Value:
-        room = self._room(agent, src.name)
+    def _leave(self, room: Room, src: Var) -> Value:
         room.readers -= 1
         parts = [part for part in room.parts if part is not None]
         (axis,) = [n for n, a in enumerate(src.type.names) if a in self.placement.splits]
@@ -370,6 +377,7 @@ class Steps:
 
     def _stage(self, agent: Agent, op: Op, name: str) -> None:
         """A group writes its part of an operand of all."""
+        agent.staged[name] = agent.staged.get(name, 0) + 1
         room = self._room(agent, name)
         if room.readers:
             raise CheckFailed(f"race: {agent.name} {op.label} writes {name} under a matmul")

@@ -72,15 +72,7 @@ def names_at(copies: Copies, iteration: int) -> dict[str, str]:
 
 def rename(op: Op, names: Mapping[str, str]) -> Op:
     """The op with its tiles renamed."""
-    if not names:
-        return op
-
-    def var(old: Var) -> Var:
-        return Var(names.get(old.name, old.name), old.type)
-
-    return replace(
-        op, dst=None if op.dst is None else var(op.dst), srcs=tuple(var(src) for src in op.srcs)
-    )
+    return op.on(lambda old: Var(names.get(old.name, old.name), old.type)) if names else op
 
 
 def renamed(placement: Placement, names: Mapping[str, str]) -> Placement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from warploom.codegen.ir.block import BlockProgram, Pipeline, Role, Scheduled, Section, Straight
 from warploom.codegen.ir.steps import Step
@@ -19,15 +18,7 @@ def every_sequence(
             case Straight() if not role.loads:
                 return [Straight(change(section.steps))]
             case Pipeline() if not role.loads:
-                return [
-                    replace(
-                        section,
-                        prologue=tuple(map(change, section.prologue)),
-                        steady=change(section.steady),
-                        epilogue=tuple(map(change, section.epilogue)),
-                        plain=change(section.plain),
-                    )
-                ]
+                return [section.with_iterations(change)]
             case Straight() | Pipeline() | Scheduled():
                 return [section]
 

@@ -21,17 +21,8 @@ def localise(placement: Placement, op: Op, part: int) -> Op:
     start = op.start
     if start is not None and op.axis in placement.splits and op.dst is not None:
         start = start + part * (op.dst.type.size(op.axis) // placement.parts)
-    return replace(
-        op,
-        dst=None if op.dst is None else _var(placement, op.dst),
-        srcs=tuple(_var(placement, src) for src in op.srcs),
-        spans=spans,
-        start=start,
-    )
-
-
-def _var(placement: Placement, var: Var) -> Var:
-    return Var(var.name, placement.local(var.type))
+    local = op.on(lambda var: Var(var.name, placement.local(var.type)))
+    return replace(local, spans=spans, start=start)
 
 
 def _span(placement: Placement, span: Span, part: int) -> Span:

@@ -1,4 +1,5 @@
-"""Groups that write one operand in shared memory meet before they write it and afterwards."""
+"""Groups that write one operand in shared memory meet before they write it and afterwards, or with
+two slots for it only afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def meetings(block: BlockProgram) -> BlockProgram:
     *before -> after*  `Issue h; Run e(h); Run f(u); Issue g(u)` ->
                        `Issue h; Meet u; Run e(h); Run f(u); Meet u; Issue g(u)`: the first meeting
                        comes as early as it may after matmuls have started, which groups wait for
-                       in any case, the second right before the first matmul that reads the region
+                       in any case, the second right before the first matmul that reads the region.
+                       With two slots (`LaunchPlan.staged_slots`) the second also says that all have
+                       read what they wrote before, and there is no first
     *keeps*  every other step and its order
     """
     placement = block.placement
@@ -33,7 +36,8 @@ def meetings(block: BlockProgram) -> BlockProgram:
             dst = step.op.dst if isinstance(step, Run) else None
             if dst is not None and dst.name in common:
                 meet = Meet(dst.name, step.stage)
-                result.insert(_early(result, dst.name), meet)
+                if block.launch.staged_slots == 1:
+                    result.insert(_early(result, dst.name), meet)
                 written[dst.name] = meet
             result.append(step)
         return (*result, *written.values())

@@ -86,17 +86,8 @@ def take_turns(block: BlockProgram) -> BlockProgram:
         return block
 
     def change(role: Role, section: Section) -> list[Section]:
-        if not isinstance(section, Pipeline):
-            return [section]
-        return [
-            replace(
-                section,
-                prologue=tuple(map(_in_turns, section.prologue)),
-                steady=_in_turns(section.steady),
-                epilogue=tuple(map(_in_turns, section.epilogue)),
-                plain=_in_turns(section.plain),
-            )
-        ]
+        pipeline = isinstance(section, Pipeline)
+        return [section.with_iterations(_in_turns) if pipeline else section]
 
     return block.rewritten(change)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from warploom.codegen.analysis.hazards import EMPTY, Effects, effects_of, insert_joins
 from warploom.codegen.ir.block import At, BlockProgram, Pipeline, Role, Scheduled, Section
-from warploom.codegen.ir.steps import Issue, OpStep, Release, RingStep, Step, Wait
+from warploom.codegen.ir.steps import OpStep, Release, RingStep, Step, Wait
 from warploom.codegen.passes.order import check_order
 from warploom.codegen.passes.slots import waited
 from warploom.errors import InputError
@@ -105,7 +105,7 @@ def _check_slots(block: BlockProgram, section: Scheduled, steady: Sequence[Step]
         read = [
             (step.stage, place)
             for place, step in enumerate(steady)
-            if isinstance(step, Issue) and block.ring(name) in block.rings_read(step.op)
+            if isinstance(step, OpStep) and block.ring(name) in block.rings_read(step.op)
         ]
         if max(read) > (last, release):
             raise InputError(

@@ -1,8 +1,9 @@
 """Rings of a kernel: which loads share a slot and a barrier, and how deep each ring is.
 
 Rules: loads of one loop with equal depth and the same readers share a ring (their barrier then
-expects the sum of their bytes); loops that load equal tiles of the same arrays share the ring
-itself, taking turns with its slots in program order; a load outside of loops has a ring of its own.
+expects the sum of their bytes), and so do its vectors of equal depth; loops that load equal tiles
+of the same arrays share the ring itself, taking turns with its slots in program order; a load
+outside of loops has a ring of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from warploom.errors import InputError
 from warploom.tile import Loop, Op
 
 Section = Loop | tuple[Op, ...]
+VECTORS = (-1,)  # in place of the readers of vectors
 DepthOf = Callable[[Section, Op], int]
 
 
@@ -123,7 +125,8 @@ def _grouped(
             other.id for other in placement.program.ops() if any(v.name == name for v in other.srcs)
         )
         alone = () if isinstance(section, Loop) else (op.id,)
-        groups.setdefault((depth_of(section, op), (*readers, *alone)), []).append(op)
+        key = VECTORS if len(op.dst.type.axes) == 1 else (*readers, *alone)
+        groups.setdefault((depth_of(section, op), key), []).append(op)
     return [(depth, group) for (depth, _), group in groups.items()]
 
 

@@ -26,7 +26,9 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
     if parts == 0:
         raise InputError(f"schedule {schedule.name} has no compute group, expected at least one")
     launch = schedule.launch
-    placement = replace(place(program, launch.split, parts), whole=launch.overlap_next_task)
+    brought = _brings_vectors(program, schedule)
+    placed = place(program, launch.split, parts, brought)
+    placement = replace(placed, whole=launch.overlap_next_task)
     program = placement.program
     missing = [loop.index for loop in program.loops() if loop.index not in schedule.loops]
     if missing:
@@ -44,6 +46,18 @@ def scheduled(program: Program, schedule: KernelSchedule) -> BlockProgram:
         )
         roles.append(Role(group.name, group.warps, group.registers, own, part))
     return replace(block, roles=tuple(roles))
+
+
+def _brings_vectors(program: Program, schedule: KernelSchedule) -> bool:
+    """Whether the schedule has the producer load the vectors of loops."""
+    loads = [
+        (loop, op)
+        for loop in program.loops()
+        for op in loop.body
+        if isinstance(op, Op) and op.kind == "load" and op.dst and len(op.dst.type.axes) == 1
+    ]
+    groups = [schedule.loops[loop.index].group.get(op.label) for loop, op in loads]
+    return schedule.loader in groups
 
 
 def _loads(block: BlockProgram, schedule: KernelSchedule) -> tuple[Section, ...]:

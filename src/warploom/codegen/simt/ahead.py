@@ -121,7 +121,7 @@ def _changes(op: Op, index: str, program: Program) -> bool:
     symbols = {index} if index else {name for name, _ in program.grid}
     used = frozenset[str]().union(*(span.start.symbols() for span in op.spans))
     # What a task reads from an array first would be waited for.
-    return bool(symbols & used) and not used & {read.name for read in program.reads}
+    return bool(symbols & used) and not used & {read.name for read in program.every_read()}
 
 
 def _bodies(body: Body, index: str = "") -> Iterator[tuple[str, Body]]:

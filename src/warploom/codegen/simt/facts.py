@@ -80,7 +80,7 @@ def simt_facts(program: Program, schedule: SimtSchedule, arch: str) -> SimtFacts
         )
     stored = frozenset(op.array.name for op in program.ops() if op.array and op.kind in STORES)
     loaded = frozenset(op.array.name for op in program.ops() if op.array and op.kind == "load")
-    used = stored | loaded | {one.array.name for one in program.reads}
+    used = stored | loaded | {one.array.name for one in program.every_read()}
     parameters = _parameters(program, layout, forms, used)
     found, idle = picks(program, forms)
     return SimtFacts(
@@ -145,6 +145,11 @@ def _check(program: Program, layout: Layout, forms: Mapping[str, str], arch: str
             raise InputError(
                 f"{op.where}: {op.kind} exchanges columns, which a cluster of {schedule.cluster} "
                 "blocks shares"
+            )
+        if any(span.others for span in op.spans):
+            raise InputError(
+                f"{op.where}: load of stacked parts: only loads that feed a matmul have code for "
+                "it; load each part into a tile of its own"
             )
         if op.kind == "mma":
             raise InputError(f"{op.where}: a matmul; SIMT schedules are for programs without one")

@@ -158,7 +158,7 @@ def _piece(
     sizes: Mapping[str, float],
 ) -> Piece | None:
     """The closed form of one active set, or None when its dual is not a single point."""
-    values = {n: (1.0 if v == "1" else _named(v)) for n, v in pinned.items()}
+    values = {n: (1.0 if v == "1" else variable(v)) for n, v in pinned.items()}
     goal = _collect(objective.substitute(values), free)
     limit = _collect(column.substitute(values), free)
     constant_part = goal.pop((), Posynomial(()))
@@ -252,19 +252,9 @@ def _tiles(
         rows.append([float(powers.get(name, 0)) for name in free])
         right.append(math.log(capacity * shares[key] / spent / coefficient.value(dict(sizes))))
     goal = [(k, w) for k, w in piece.weights if k not in limit]
+    table = dict(piece.coefficients)
     for (first, a), (second, b) in pairwise(goal):
         rows.append([float(dict(first).get(n, 0) - dict(second).get(n, 0)) for n in free])
-        right.append(math.log(a / b) - _log_ratio(piece, first, second))
+        right.append(math.log(a / b * table[second] / table[first]))
     solution = np.linalg.lstsq(np.array(rows), np.array(right), rcond=None)[0]
     return dict(zip(free, np.exp(solution).tolist(), strict=True))
-
-
-def _log_ratio(piece: Piece, first: Exponents, second: Exponents) -> float:
-    """log of the ratio of two objective coefficients."""
-    table = dict(piece.coefficients)
-    return math.log(table[first] / table[second])
-
-
-def _named(axis: str) -> Posynomial:
-    """An axis size as a posynomial."""
-    return variable(axis)

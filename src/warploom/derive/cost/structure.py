@@ -24,6 +24,8 @@ from warploom.errors import InputError
 
 MAX_STREAMS = 2
 """Most stream loops in one nest."""
+MOST_KERNELS = 6
+"""Of a plan."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,6 @@ class Setting:
     floor: Callable[[Diagram, int], float] | None = None
     """A lower bound of `score` from a region and its compulsory values; None for traffic itself."""
     split: bool = False
-    max_kernels: int = 6
     streams: int = MAX_STREAMS
     lemmas: bool = True
     """Whether registered lemmas may be tried before one is searched for."""
@@ -55,23 +56,22 @@ class Plan:
 
 def search(diagram: Diagram, setting: Setting) -> Plan:
     """The best fusion plan. Raises `InputError` when some box fits no level."""
-    clusters = _clusters(diagram)
-    everything = frozenset(range(len(clusters)))
+    fusions = _Fusions(diagram, setting)
+    everything = frozenset(range(len(fusions.clusters)))
     counter = itertools.count()
-    tried = {"regions": 0, "nests": 0}
-    best: Plan | None = None
-    whole = _solve(diagram, clusters, everything, setting, tried)
+    best: tuple[tuple[Kernel, ...], float] | None = None
+    whole = fusions.solve(everything)
     if whole is not None:
-        best = Plan((whole[0],), whole[1], 1, tried["nests"])
+        best = (whole[0],), whole[1]
     queue: list[tuple[float, int, frozenset[int], tuple[Kernel, ...], frozenset[int], float]] = []
     heapq.heappush(queue, (0.0, next(counter), frozenset(), (), frozenset(), 0.0))
     settled: dict[frozenset[int], float] = {}
     while queue:
         estimate, _, done, kernels, region, spent = heapq.heappop(queue)
-        if best is not None and estimate >= best.score * (1 - 1e-9):
+        if best is not None and estimate >= best[1] * (1 - 1e-9):
             break
         if region:
-            solved = _solve(diagram, clusters, region, setting, tried)
+            solved = fusions.solve(region)
             if solved is None:
                 continue
             kernels, spent, done = (*kernels, solved[0]), spent + solved[1], done | region
@@ -79,23 +79,23 @@ def search(diagram: Diagram, setting: Setting) -> Plan:
             continue
         settled[done] = spent
         if done == everything:
-            if best is None or spent < best.score:
-                best = Plan(kernels, spent, tried["regions"], tried["nests"])
+            if best is None or spent < best[1]:
+                best = kernels, spent
             continue
-        if len(kernels) >= setting.max_kernels:
+        if len(kernels) >= MOST_KERNELS:
             continue
-        for nxt in _regions(diagram, clusters, done):
-            low = spent + _floor(diagram, clusters, nxt, setting)
+        for nxt in fusions.regions(done):
+            low = spent + fusions.floor(nxt)
             rest = everything - done - nxt
-            low += _floor(diagram, clusters, rest, setting) if rest else 0.0
-            if best is None or low < best.score * (1 - 1e-9):
+            low += fusions.floor(rest) if rest else 0.0
+            if best is None or low < best[1] * (1 - 1e-9):
                 heapq.heappush(queue, (low, next(counter), done, kernels, nxt, spent))
     if best is None:
         raise InputError(
             f"{diagram.name}: no fusion fits in {setting.capacity:.0f} values; the widest "
             f"box alone does not fit: raise the capacity or cut its axes smaller"
         )
-    return Plan(_named(best.kernels), best.score, tried["regions"], tried["nests"])
+    return Plan(_named(best[0]), best[1], fusions.solved, fusions.nests)
 
 
 def alone(diagram: Diagram, capacity: float) -> float:
@@ -169,36 +169,6 @@ def _reads(diagram: Diagram) -> tuple[frozenset[int], ...]:
     )
 
 
-def _regions(
-    diagram: Diagram, clusters: tuple[tuple[str, ...], ...], done: frozenset[int]
-) -> Iterator[frozenset[int]]:
-    """Every region that can be computed next: closed under reading what is not done, and linked."""
-    reads = _reads(diagram)
-    seen: set[frozenset[int]] = set()
-    stack: list[frozenset[int]] = [frozenset()]
-    while stack:
-        region = stack.pop()
-        for i in range(len(clusters)):
-            if i in done or i in region or not reads[i] <= done | region:
-                continue
-            bigger = region | {i}
-            if bigger in seen or (region and not _linked(diagram, clusters, region, i)):
-                continue
-            seen.add(bigger)
-            stack.append(bigger)
-            yield bigger
-
-
-def _linked(
-    diagram: Diagram, clusters: tuple[tuple[str, ...], ...], region: frozenset[int], new: int
-) -> bool:
-    """Whether a cluster shares data with a region: fusing strangers saves nothing."""
-    inside = {name for i in region for name in clusters[i]}
-    touched = inside | {s for name in inside for s in diagram.node[name].inputs}
-    mine = {s for name in clusters[new] for s in diagram.node[name].inputs}
-    return bool(mine & touched)
-
-
 @cache
 def _boundary(diagram: Diagram, names: tuple[str, ...]) -> tuple[Diagram, int]:
     """A region as a diagram, and the values that must cross its border."""
@@ -214,49 +184,67 @@ def _viewed(body: Diagram, array: str) -> bool:
     return any(body.node[user].kind == "view" for user in body.consumers[array])
 
 
-def _members(
-    diagram: Diagram, clusters: tuple[tuple[str, ...], ...], region: frozenset[int]
-) -> tuple[str, ...]:
-    """The boxes of a region in topological order."""
-    inside = {name for i in region for name in clusters[i]}
-    return tuple(node.name for node in diagram.nodes if node.name in inside)
+class _Fusions:
+    """The regions of a diagram that a setting may fuse, and how many were solved and with how many
+    nests. A region is a set of clusters by number."""
 
+    def __init__(self, diagram: Diagram, setting: Setting) -> None:
+        self.diagram, self.setting = diagram, setting
+        self.clusters, self.reads = _clusters(diagram), _reads(diagram)
+        self.solved = self.nests = 0
 
-def _floor(
-    diagram: Diagram,
-    clusters: tuple[tuple[str, ...], ...],
-    region: frozenset[int],
-    setting: Setting,
-) -> float:
-    """A lower bound on a region's score."""
-    body, crossing = _boundary(diagram, _members(diagram, clusters, region))
-    return float(crossing) if setting.floor is None else setting.floor(body, crossing)
+    def regions(self, done: frozenset[int]) -> Iterator[frozenset[int]]:
+        """Every region that can be computed next: closed under reading what is not done, linked."""
+        seen: set[frozenset[int]] = set()
+        stack: list[frozenset[int]] = [frozenset()]
+        while stack:
+            region = stack.pop()
+            for i in range(len(self.clusters)):
+                if i in done or i in region or not self.reads[i] <= done | region:
+                    continue
+                bigger = region | {i}
+                if bigger in seen or (region and not self._linked(region, i)):
+                    continue
+                seen.add(bigger)
+                stack.append(bigger)
+                yield bigger
 
+    def _linked(self, region: frozenset[int], new: int) -> bool:
+        """Whether a cluster shares data with a region: fusing strangers saves nothing."""
+        node = self.diagram.node
+        inside = {name for i in region for name in self.clusters[i]}
+        touched = inside | {s for name in inside for s in node[name].inputs}
+        return bool({s for name in self.clusters[new] for s in node[name].inputs} & touched)
 
-def _solve(
-    diagram: Diagram,
-    clusters: tuple[tuple[str, ...], ...],
-    region: frozenset[int],
-    setting: Setting,
-    tried: dict[str, int],
-) -> tuple[Kernel, float] | None:
-    """The best nest and tiles of one region, or None when it fits nowhere."""
-    names = _members(diagram, clusters, region)
-    if fuse(diagram, names) is not None:
-        return None
-    body, _ = _boundary(diagram, names)
-    tried["regions"] += 1
-    best: tuple[Kernel, float] | None = None
-    for kernel in nests(body, setting.split, setting.streams, setting.lemmas):
-        tried["nests"] += 1
-        multiples = {axis: m for axis, m in setting.multiples.items() if axis in kernel.body.size}
-        try:
-            choice = choose(kernel, setting.capacity, multiples, setting.score, setting.accounting)
-        except InputError:
-            continue
-        if best is None or choice.score < best[1] * (1 - 1e-9):
-            best = (kernel.tiled(choice.tiles), choice.score)
-    return best
+    def _members(self, region: frozenset[int]) -> tuple[str, ...]:
+        """The boxes of a region in topological order."""
+        inside = {name for i in region for name in self.clusters[i]}
+        return tuple(node.name for node in self.diagram.nodes if node.name in inside)
+
+    def floor(self, region: frozenset[int]) -> float:
+        """A lower bound on a region's score."""
+        body, crossing = _boundary(self.diagram, self._members(region))
+        given = self.setting.floor
+        return float(crossing) if given is None else given(body, crossing)
+
+    def solve(self, region: frozenset[int]) -> tuple[Kernel, float] | None:
+        """The best nest and tiles of one region with their score, or None when it fits nowhere."""
+        names, asked = self._members(region), self.setting
+        if fuse(self.diagram, names) is not None:
+            return None
+        body, _ = _boundary(self.diagram, names)
+        self.solved += 1
+        best: tuple[Kernel, float] | None = None
+        for kernel in nests(body, asked.split, asked.streams, asked.lemmas):
+            self.nests += 1
+            multiples = {axis: m for axis, m in asked.multiples.items() if axis in kernel.body.size}
+            try:
+                choice = choose(kernel, asked.capacity, multiples, asked.score, asked.accounting)
+            except InputError:
+                continue
+            if best is None or choice.score < best[1] * (1 - 1e-9):
+                best = kernel.tiled(choice.tiles), choice.score
+        return best
 
 
 @cache
@@ -284,16 +272,3 @@ def _made(body: Diagram, loops: list[Loop], lemmas: bool) -> list[Kernel]:
     """The kernel of a nest when it is legal."""
     kernel = make_kernel(body, loops, lemmas=lemmas)
     return [] if isinstance(kernel, Refusal) else [kernel]
-
-
-def pareto(kernel: Kernel, capacities: list[float], setting: Setting) -> list[tuple[float, float]]:
-    """(memory, traffic) pairs that no other pair beats in both, over integer tiles."""
-    front: list[tuple[float, float]] = []
-    for capacity in sorted(capacities):
-        try:
-            choice = choose(kernel, capacity, setting.multiples, setting.score, setting.accounting)
-        except InputError:
-            continue
-        if not front or choice.score < front[-1][1]:
-            front.append((capacity, choice.score))
-    return front

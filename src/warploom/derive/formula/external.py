@@ -36,8 +36,3 @@ def mpmath() -> Any:
 def cvxpy() -> Any:
     """The cvxpy module."""
     return load("cvxpy")
-
-
-def linprog() -> Any:
-    """scipy's linear-programming entry point."""
-    return load("scipy.optimize").linprog

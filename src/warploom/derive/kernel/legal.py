@@ -1,7 +1,7 @@
-"""Legality as code: the guards G1-G8, each giving Ok (None) or a `Refusal` with the nearest fix.
+"""Legality as code: guards that give None or a `Refusal` with the nearest fix.
 
-Refusals are results, not exceptions: the search asks thousands of times. `require` turns one into
-an `InputError` for a person.
+Refusals are results, not exceptions: the search asks thousands of times. G1: a loop is grouped or
+split, G2: streamed, G3: boxes are fused; G8, of a streaming form, is `lemmas.streaming`'s.
 """
 
 from __future__ import annotations
@@ -9,47 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warploom.derive.formula.graph import Diagram, Node
-from warploom.derive.formula.ops import OPS
 from warploom.derive.kernel.kernel import Kernel, Loop, removes
 from warploom.derive.kernel.masks import with_bounds
 from warploom.derive.lemmas.cascade import Refusal, ancestors
 from warploom.derive.lemmas.streaming import Correction, make_streamable
-from warploom.errors import InputError
-
-LEVEL_FUNCTIONS: dict[str, frozenset[str]] = {
-    "tensor": frozenset({"contract", "scan_contract"}),
-    "registers": frozenset(OPS),
-    "shared": frozenset(),
-    "global": frozenset(),
-}
-"""G6: what each level can compute. Memory levels only hold data; tensor cores only contract."""
 
 
-def group(body: Diagram, axis: str, size: int | None = None) -> Refusal | None:
+def group(body: Diagram, axis: str) -> Refusal | None:
     """G1: every box of the region is weaved over the axis (or ignores it)."""
     if refusal := known_axis(body, axis, "G1 group"):
         return refusal
     for node in body.nodes:
         if refusal := _mixes(body, node, axis, "G1 group"):
             return refusal
-    return divides(body, axis, size) if size else None
-
-
-def stream(body: Diagram, axis: str, search: bool = True, lemmas: bool = True) -> Refusal | None:
-    """G2: a streamable reduction removes the axis, or every box is weaved or scans along it."""
-    if refusal := known_axis(body, axis, "G2 stream"):
-        return refusal
-    answer = make_kernel(body, (Loop(axis, "stream"),), search=search, lemmas=lemmas)
-    return answer if isinstance(answer, Refusal) else None
-
-
-def split(body: Diagram, axis: str) -> Refusal | None:
-    """G1 for a removed axis: each of its reductions has a merge, and nothing else mixes it."""
-    if refusal := known_axis(body, axis, "G1 split"):
-        return refusal
-    if not removes(body, axis):
-        return Refusal("G1 split", body.name, axis, "no box reduces it", f"group {axis!r} instead")
-    return stream(body, axis)
+    return None
 
 
 def fuse(diagram: Diagram, names: Sequence[str]) -> Refusal | None:
@@ -73,64 +46,11 @@ def fuse(diagram: Diagram, names: Sequence[str]) -> Refusal | None:
     return None
 
 
-def capacity(needed: float, limit: float, box: str) -> Refusal | None:
-    """G4: the resident size of every column fits (both in values)."""
-    if needed <= limit:
-        return None
-    return Refusal(
-        "G4 capacity",
-        box,
-        "",
-        f"{needed:.0f} values are resident, the level holds {limit:.0f}",
-        f"shrink the tiles by {needed / limit:.2f}x or stream another axis",
-    )
-
-
-def divides(body: Diagram, axis: str, size: int, multiple: int = 1) -> Refusal | None:
-    """G5: the tile is in range and a multiple of what the hardware asks for."""
-    whole = body.size[axis]
-    if 1 <= size <= whole and (size % multiple == 0 or size == whole):
-        return None
-    down = max(multiple, size // multiple * multiple)
-    nearest = min(max(1, down), whole)
-    return Refusal(
-        "G5 divisor",
-        body.name,
-        axis,
-        f"tile {size} must be in 1..{whole} and a multiple of {multiple}",
-        f"nearest is {nearest}",
-    )
-
-
-def level(node: Node, name: str) -> Refusal | None:
-    """G6: the level can compute the box."""
-    if name not in LEVEL_FUNCTIONS:
-        return Refusal(
-            "G6 level", node.name, "", f"no level {name!r}", f"levels: {list(LEVEL_FUNCTIONS)}"
-        )
-    if node.op in LEVEL_FUNCTIONS[name]:
-        return None
-    able = [key for key, ops in LEVEL_FUNCTIONS.items() if node.op in ops]
-    return Refusal(
-        "G6 level",
-        node.name,
-        "",
-        f"{name} cannot compute {node.op}",
-        f"colour it {' or '.join(able)}",
-    )
-
-
 def known_axis(body: Diagram, axis: str, rule: str) -> Refusal | None:
     """The axis exists."""
     if axis in body.size:
         return None
     return Refusal(rule, body.name, axis, "no such axis", f"axes are {sorted(body.size)}")
-
-
-def require(answer: Refusal | None) -> None:
-    """Raise `InputError` for a refusal."""
-    if answer is not None:
-        raise InputError(str(answer))
 
 
 def _mixes(body: Diagram, node: Node, axis: str, rule: str) -> Refusal | None:
@@ -149,13 +69,7 @@ def _mixes(body: Diagram, node: Node, axis: str, rule: str) -> Refusal | None:
     return None
 
 
-def make_kernel(
-    body: Diagram,
-    loops: Sequence[Loop],
-    name: str = "k0",
-    search: bool = True,
-    lemmas: bool = True,
-) -> Kernel | Refusal:
+def make_kernel(body: Diagram, loops: Sequence[Loop], lemmas: bool = True) -> Kernel | Refusal:
     """The kernel of a region and a loop nest, with whatever lemmas its streams need; or why not."""
     corrections: list[Correction] = []
     used: list[str] = []
@@ -171,20 +85,14 @@ def make_kernel(
         if loop.axis in streamed or not removes(current, loop.axis):
             continue  # the parts of a split are streamed, and merged, by the same corrections
         streamed.add(loop.axis)
-        answer = make_streamable(current, loop.axis, search, lemmas)
+        answer = make_streamable(current, loop.axis, lemmas=lemmas)
         if isinstance(answer, Refusal):
             return answer
         fresh = [c for c in answer.corrections if c not in corrections]
         corrections += fresh
         used += [lemma.name for lemma in answer.lemmas]
         current = answer.body
-    kernel = Kernel(
-        name,
-        current,
-        tuple(loops),
-        tuple(corrections),
-        tuple(dict.fromkeys(used)),
-    )
+    kernel = Kernel("k0", current, tuple(loops), tuple(corrections), tuple(dict.fromkeys(used)))
     if refusal := placed(kernel):
         return refusal
     return with_bounds(kernel)

@@ -55,10 +55,11 @@ from warploom.tile import (
 )
 
 LOG2E = math.log2(math.e)
-ROWS = 64  # of a task of the programs without a matmul, and of a block of transposed sums
+ROWS = 64  # of a task of the programs without a matmul, where sums lie by rows
+PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
 TILES = {64: (128, 128), 128: (64, 128)}  # (rows, keys) of a block of scores, by head size
 TEXT = tuple(map(str, TILES))
-ROW_TILE = (128, 64)  # of `backward_rows`
+ROW_TILE = (128, 128)  # of `backward_rows`
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,16 @@ class BackwardConfig:
         return self.head_dim % self.tile[1] == 0
 
     @property
+    def late(self) -> bool:
+        """Whether dv is added to behind dS: its matmul then runs beside the groups' meeting."""
+        return self.head_dim == 128 and not self.causal
+
+    @property
+    def task_rows(self) -> int:
+        """Rows of a task of the programs without a matmul: a block of transposed sums is one."""
+        return self.tile[0] if self.transposed else ROWS
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The kernels of a backward pass, in order."""
         return ("prepare", "main", "rows" if self.deterministic else "finish")
@@ -105,6 +116,10 @@ class BackwardConfig:
         batch, heads, rows, depth = shape
         block = self.tile[0]
         return (batch, heads, -(-rows // block), depth, block) if self.transposed else tuple(shape)
+
+    def vectors_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Room of `base` and `delta` for lse of that shape: a pitch that the copy engine takes."""
+        return (*shape[:-1], -(-shape[-1] // PITCH) * PITCH)
 
     def arrays(self, names: str) -> dict[str, Array]:
         """The parameters of those names."""
@@ -161,8 +176,9 @@ def finish(config: BackwardConfig) -> Program:
 
 
 def _task(config: BackwardConfig) -> tuple[Index, Index, Index, Span, Span]:
-    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), ROWS))
-    return batch, head, i, span(i * ROWS, ROWS), span(0, config.head_dim)
+    count = config.task_rows
+    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), count))
+    return batch, head, i, span(i * count, count), span(0, config.head_dim)
 
 
 def _sums_at(config: BackwardConfig, i: Index) -> tuple[Span | Index, ...]:
@@ -181,8 +197,8 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Ar
     if config.deterministic:
         return
     if config.transposed:
-        none = zeros(d=config.head_dim, rows=ROWS)
-        store(made["dq_sum"], batch, head, i, d, span(0, ROWS, "rows"), tile=none)
+        none = zeros(d=config.head_dim, rows=config.task_rows)
+        store(made["dq_sum"], batch, head, i, d, span(0, config.task_rows, "rows"), tile=none)
     else:
         store(made["dq_sum"], batch, head, rows, d, tile=zeros(rows=ROWS, d=config.head_dim))
 
@@ -190,7 +206,7 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Ar
 def _finish(config: BackwardConfig, dq_sum: Array, dq: Array) -> None:
     batch, head, i, rows, d = _task(config)
     if config.transposed:
-        sums = load(dq_sum, batch, head, i, d, span(0, ROWS, "rows")).T
+        sums = load(dq_sum, batch, head, i, d, span(0, config.task_rows, "rows")).T
     else:
         sums = load(dq_sum, batch, head, rows, d)
     store(dq, batch, head, rows, d, tile=(sums * config.factor).cast(config.dtype))
@@ -214,15 +230,18 @@ def _backward(
         i = first + (n % blocks if config.group > 1 else n)
         rows = span(i * bq, bq)
         queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)
-        base = load(rest["base"], batch, head, rows, edge=math.inf)
+        base = load(rest["base"], batch, head, rows)
         delta = load(rest["delta"], batch, head, rows)
         scores, grad = key_tile @ queries, value_tile @ grads
         weights = exp2(scores * (config.factor * LOG2E) - base)
         if config.causal:
             seen = coordinate("keys", bk, j * bk) <= coordinate("rows", bq, i * bq + shift)
             weights = where(seen, weights, 0.0)
-        dv += weights.cast(config.dtype) @ grads
+        if not config.late:
+            dv += weights.cast(config.dtype) @ grads
         change = (weights * (grad - delta)).cast(config.dtype)
+        if config.late:
+            dv += weights.cast(config.dtype) @ grads
         if config.deterministic:
             dk += change @ queries
         else:
@@ -258,10 +277,22 @@ def _backward_rows(
 
 
 def backward_schedule(config: BackwardConfig) -> KernelSchedule:
-    """Program order, with the matmuls of an iteration in flight until their results are read."""
-    launch = LaunchPlan(split="keys", tile_scheduler="dynamic" if config.causal else "static")
+    """Program order, with the matmuls of an iteration in flight until their results are read.
+
+    Causal tasks go to the next free SM, which reads and adds to few heads at a time. An order of
+    pairs, "serpentine", has all heads at work at once: heads of 128 gained 2 % at 8192 rows on an
+    H200, and lost a quarter at 16384, whose sums L2 does not hold.
+    """
+    launch = LaunchPlan(
+        split="keys",
+        tile_scheduler="dynamic" if config.causal else "static",
+        staged_slots=2,
+        store_warps=not config.deterministic,
+    )
     groups = config.tile[1] // 64
-    return multistage(backward(config), 2, launch, groups, in_flight=0)
+    program = backward(config)
+    early = config.causal
+    return multistage(program, 2, launch, groups, in_flight=0, early_release=early, vectors=True)
 
 
 def rows_schedule(config: BackwardConfig) -> KernelSchedule:

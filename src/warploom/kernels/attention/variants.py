@@ -1,14 +1,29 @@
-"""A variant of the attention kernel; `variants.toml` has the table."""
+"""Variants of the attention kernel; `tuned.toml` has the table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+
+import numpy as np
 
 from warploom.autosched.named import multistage, overlapped
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.errors import InputError
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.tables import read_variants
+from warploom.kernels.attention.reference import task_table
+from warploom.kernels.tuned.table import Sizes, Table
+from warploom.perf.launch_time import Launch
+
+HEAD_DIMS = (64, 96, 128, 256)  # the records of the next larger one hold for a head size
+# Head sizes between that build with the variants of 256. Below, tiles made for the next larger size
+# spill (16, 32, 224 causal) or do not fit shared memory (80).
+LARGE_HEADS = range(129, 209)
+FITS_ALL = "128x64"  # its tile and rings fit with every head size
+MANY = 512  # batch * heads where the caller does not say
+Lengths = int | Sequence[int]  # of one sequence, or of packed ones
 
 
 @dataclass(frozen=True)
@@ -84,11 +99,11 @@ class AttentionChoice:
             optimistic_threshold=self.optimistic_threshold,
         )
 
-    def schedule(self, config: AttentionConfig) -> KernelSchedule:
-        """FlashAttention-3's pipeline under this launch plan; longest rows first when causal."""
+    def plan(self, config: AttentionConfig) -> LaunchPlan:
+        """How the grid is laid over the GPU; longest rows first when causal."""
         # Packed sequences: the table of tasks has the longest first.
         reverse = ("rows_tile",) if config.causal and not config.packed else ()
-        launch = LaunchPlan(
+        return LaunchPlan(
             split="rows",
             cluster=("rows_tile", self.cluster_m) if self.cluster_m > 1 else ("", 1),
             supergroup=self.heads,
@@ -105,6 +120,10 @@ class AttentionChoice:
             early_release=self.early_release,
             resident=self.resident,
         )
+
+    def schedule(self, config: AttentionConfig) -> KernelSchedule:
+        """FlashAttention-3's pipeline under this launch plan."""
+        launch = self.plan(config)
         program, groups = attention(config), self.tile[0] // 64
         if self.serial:
             return multistage(program, self.depth, launch, groups, 0, self.registers)
@@ -118,5 +137,69 @@ class AttentionChoice:
             early_rescale=self.early_rescale,
         )
 
+    def launch(self, config: AttentionConfig, sizes: Sizes, gpu: str) -> Launch:
+        """Of `heads` (of the whole batch), `rows` and `keys`; packed: lengths, and heads of one."""
+        rows, keys, heads = sizes["rows"], sizes["keys"], sizes["heads"]
+        dims = {"heads": heads, "kv_heads": heads // config.group, "d": config.head_dim, "one": 1}
+        program, plan = _program(config), self.plan(config)
+        if not config.packed:
+            dense = {**dims, "batch": 1, "rows": rows, "keys": keys}
+            return Launch(program, plan, dense, gpu)
+        tiles = task_table(rows, keys, config.tile[0])
+        bounds = {name: np.cumsum([0, *of]) for name, of in (("row", rows), ("key", keys))}
+        dims |= {f"{name}_tokens": int(of[-1]) for name, of in bounds.items()}
+        dims |= {"tasks": len(tiles), "pair": 2, "bounds": len(rows) + 1}
+        arrays = {"tiles": tiles, **{f"{name}_bounds": of for name, of in bounds.items()}}
+        return Launch(program, plan, dims, gpu, arrays)
 
-ATTENTION_CHOICES = read_variants(Path(__file__).with_name("variants.toml"), AttentionChoice)
+
+_program = lru_cache(maxsize=256)(attention)
+
+
+def kinds(config: AttentionConfig) -> Sequence[str]:
+    """Packed or not, element width, head size, mask; then those that are like it."""
+    fitting = [d for d in HEAD_DIMS if config.head_dim <= d]
+    if not fitting:
+        raise InputError(f"attention head_dim={config.head_dim}: there are variants up to 256")
+    dense = f"{fitting[0]} {'causal' if config.causal else 'full'}"
+    narrow = ["8-bit "] if config.narrow else []
+    packed = ["packed "] if config.packed else []
+    leads = [*(lead + wide for lead in packed for wide in narrow), *narrow, *packed, ""]
+    return [lead + dense for lead in leads]
+
+
+ATTENTION = Table(Path(__file__).with_name("tuned.toml"), AttentionChoice, kinds, FITS_ALL)
+
+
+def _builds(choice: AttentionChoice, config: AttentionConfig) -> bool:
+    """Whether the variant's kernel for the configuration does not spill."""
+    known = config.head_dim in HEAD_DIMS or config.head_dim in LARGE_HEADS
+    # Two loops with optimistic rescaling leave no registers for where a sequence lies (76 B at 128
+    # full).
+    crowded = config.packed and choice.split_mask_loop and choice.optimistic_threshold > 0
+    return known and not crowded
+
+
+@lru_cache(maxsize=1024)
+def _chosen(config: AttentionConfig, rows: Lengths, keys: Lengths, heads: int) -> AttentionChoice:
+    sizes = {"heads": heads, "rows": rows, "keys": keys}
+    return ATTENTION.choose(config, sizes, lambda choice: _builds(choice, config))
+
+
+def choose_attention(
+    rows: Lengths,
+    base: AttentionConfig | None = None,
+    keys: Lengths | None = None,
+    heads: int = MANY,
+) -> AttentionChoice:
+    """The variant for a shape; raises where no head size fits.
+
+    `heads` counts the heads of the whole batch; `keys` is `rows` unless given. For packed sequences
+    give the lengths of all, and the heads of one.
+    """
+    config = base or AttentionConfig()
+    rows, keys = (
+        ((x,) if config.packed else x) if isinstance(x, int) else tuple(x)
+        for x in (rows, rows if keys is None else keys)
+    )
+    return _chosen(config, rows, keys, heads)

@@ -25,17 +25,23 @@ def reference(
     decay, added = np.ones((batch, rows, heads)), np.ones((batch, rows, heads))
     if config.decay in ("head", "token"):
         decay *= np.exp(wide["g"])
+    if config.delta:
+        added = wide["beta"]
     if config.softplus:
         wide["dt"] = np.logaddexp(wide["dt"] + wide["bias"], 0.0)
     if config.decay == "step":
         decay, added = np.exp(wide["dt"] * wide["a"]), wide["dt"]
+    erased = 1.0 if config.delta else 0.0
+    channels = np.exp(wide["g"]) if config.decay == "channel" else decay[..., None]
     state = np.zeros((batch, heads, q.shape[-1], v.shape[-1]))
     if config.initial:
         state += wide["initial"]
     out = np.zeros(v.shape)
     for i in range(rows):
-        new = k[:, i, :, :, None] * (added[:, i, :, None] * v[:, i])[:, :, None, :]
-        state = decay[:, i, :, None, None] * state + new
+        state = channels[:, i, :, :, None] * state
+        known = erased * np.einsum("bhd,bhde->bhe", k[:, i], state)
+        new = added[:, i, :, None] * (v[:, i] - known)
+        state = state + k[:, i, :, :, None] * new[:, :, None, :]
         out[:, i] = scale * np.einsum("bhd,bhde->bhe", q[:, i], state)
     if config.skip:
         out += wide["skip"][:, None] * v

@@ -10,7 +10,7 @@ from warploom.kernels.rows.program import RowConfig, column_sums, rotary, row_pr
 from warploom.tile import DType, Program
 
 THREADS = 128  # of a block, where a row needs fewer: it takes several rows
-ROTATED = 16  # rows of a task of `rotary`
+ROTATED = 8  # heads of a task of `rotary`, twice as many of pairs
 LONG = 8192  # columns beyond which a backward pass loads its rows again
 
 
@@ -28,13 +28,14 @@ def row_kernel(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
 
 
 def _rotary(config: RowConfig) -> tuple[Program, SimtSchedule, int]:
-    program = rotary(replace(config, rows=ROTATED))
-    schedule = simt(program)
-    if "pairs" in config.options:
+    pairs = "pairs" in config.options
+    config = replace(config, rows=ROTATED * (2 if pairs else 1))
+    schedule = simt(program := rotary(config))
+    if pairs:
         # Neighbours in memory are not neighbours in a tile: what one load leaves, the next one has.
         lanes = min(THREADS, schedule.lanes * schedule.vector)
         schedule = replace(schedule, lanes=lanes, vector=1)
-    return program, replace(schedule, aligned=schedule.vector > 1), ROTATED
+    return program, replace(schedule, aligned=schedule.vector > 1), config.rows
 
 
 def sums_kernel(kind: DType) -> tuple[Program, SimtSchedule]:

@@ -35,6 +35,7 @@ from warploom.tile import (
     loop,
     max_along,
     maximum,
+    read,
     rsqrt,
     scalar,
     sigmoid,
@@ -90,7 +91,7 @@ class Rows:
         scales: Tile | None = None,
     ) -> None:
         self.config, self.arrays, self.sums, self.scales = config, arrays, sums or {}, scales
-        self.column, self.width = column, width_of(config)
+        self.first, self.column, self.width = first, column, width_of(config)
         self.rows, self.cols = span(first, config.rows), span(column, self.width)
 
     def __contains__(self, option: str) -> bool:
@@ -181,7 +182,11 @@ def _of_class(rows: Rows) -> tuple[Tile, Tile]:
 
 def _cross_entropy(rows: Rows) -> None:
     x, (own, counts) = rows.get("x"), _of_class(rows)
-    chosen = sum_along(where(own, x, 0.0), "n")
+    if rows.config.rows == 1:  # one load is less than a comparison and a sum of every element
+        place = read(rows.arrays["target"], rows.first)
+        chosen = load(rows.arrays["x"], rows.rows, place).cast(FP32)
+    else:
+        chosen = sum_along(where(own, x, 0.0), "n")
     top = max_along(x, "n")
     lse = top + log(sum_along(exp2(x * LOG2E - top * LOG2E), "n"))
     rows.put("lse", lse)
@@ -314,7 +319,8 @@ def _many_rows(config: RowConfig, arrays: dict[str, Array]) -> None:
 
 
 def rotary(config: RowConfig) -> Program:
-    """Rotation of `columns` columns of every head by the angles of its row: y, from x [b, m, h, n].
+    """Rotation of `columns` columns of every head by the angles of its row: y, from x [b, m, h, n],
+    `rows` heads of one row a task, which lie beside each other.
 
     Column j goes with j + n / 2, or with "pairs" 2 j with 2 j + 1: then x and y are
     [b, m, h, n / 2, 2]. cos and sin are [m, n / 2]; "inverse" turns back.
@@ -328,19 +334,18 @@ def rotary(config: RowConfig) -> Program:
 
 def _rotary(x: Array, cos: Array, sin: Array, y: Array, config: RowConfig) -> None:
     half = config.columns // 2
-    b, i = grid(b=size("b"), m=cdiv(size("m"), config.rows))
-    rows, cols = span(i * config.rows, config.rows), span(0, half, "half")
-    turn, lift = load(cos, rows, cols).cast(FP32), load(sin, rows, cols).cast(FP32)
+    b, i, group = grid(b=size("b"), m=size("m"), h=cdiv(size("h"), config.rows))
+    heads, cols = span(group * config.rows, config.rows), span(0, half, "half")
+    turn, lift = load(cos, i, cols).cast(FP32), load(sin, i, cols).cast(FP32)
     lift = -lift if "inverse" in config.options else lift
     pairs = "pairs" in config.options
-    for h in loop(size("h")):
-        first: tuple[Span | Index | int, ...] = (b, rows, h, cols)
-        second = (b, rows, h, cols if pairs else span(half, half, "half"))
-        if pairs:
-            first, second = (*first, 0), (*second, 1)
-        left, right = load(x, *first).cast(FP32), load(x, *second).cast(FP32)
-        store(y, *first, tile=(left * turn - right * lift).cast(y.dtype))
-        store(y, *second, tile=(left * lift + right * turn).cast(y.dtype))
+    first: tuple[Span | Index | int, ...] = (b, i, heads, cols)
+    second = (b, i, heads, cols if pairs else span(half, half, "half"))
+    if pairs:
+        first, second = (*first, 0), (*second, 1)
+    left, right = load(x, *first).cast(FP32), load(x, *second).cast(FP32)
+    store(y, *first, tile=(left * turn - right * lift).cast(y.dtype))
+    store(y, *second, tile=(left * lift + right * turn).cast(y.dtype))
 
 
 def column_sums(dtype: DType) -> Program:

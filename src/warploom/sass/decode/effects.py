@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from warploom.sass.decode.disassembly import Line
@@ -77,23 +78,33 @@ def split_results(info: OpInfo, operands: tuple[Operand, ...]) -> int:
 
 def effects_of(line: Line, word: tuple[int, int], sm: int) -> Effects:
     """The reads and writes of one instruction; its `word` (low, high) shows what text hides."""
-    info = lookup(line.opcode)
-    operands = parse_operands(line.operands)
+    hidden: tuple[int, int] | None = None
+    if sm < DESCRIPTOR_SHOWN_SINCE and lookup(line.opcode).name in GLOBAL_SPACES:
+        hidden = word
+    return _effects(line.guard, line.opcode, line.operands, hidden)
+
+
+# An edit leaves nearly all instructions as they were, so a kernel is decoded many times over.
+@lru_cache(1 << 14)
+def _effects(guard: str, opcode: str, text: str, hidden: tuple[int, int] | None) -> Effects:
+    """What an instruction of this text does; `hidden` is its word where that says more."""
+    info = lookup(opcode)
+    operands = parse_operands(text)
     out = Collector()
-    never = line.guard == "!PT"
-    if line.guard:
-        match = re.fullmatch(r"!?(U?P)(\d|T)", line.guard)
+    never = guard == "!PT"
+    if guard:
+        match = re.fullmatch(r"!?(U?P)(\d|T)", guard)
         assert match is not None
         if match.group(2) != "T":
             out.read(RegisterName(match.group(1), int(match.group(2))), 1, "guard")
     if info.dests == "?":
         _unknown(out, operands)
     elif info.name in SPECIAL_FORMS:
-        SPECIAL_FORMS[info.name](out, line.opcode, operands)
+        SPECIAL_FORMS[info.name](out, opcode, operands)
     else:
-        _regular(out, line.opcode, info, operands)
-    if sm < DESCRIPTOR_SHOWN_SINCE and info.name in GLOBAL_SPACES:
-        _hidden_descriptor(out, operands, word, info.name in ("LDG", "LD"))
+        _regular(out, opcode, info, operands)
+    if hidden is not None:
+        _hidden_descriptor(out, operands, hidden, info.name in ("LDG", "LD"))
     partial = bool(out.reads and out.reads[0].slot == "guard")
     if partial:
         out.reads.extend(Access(access.resource, "old") for access in out.writes)

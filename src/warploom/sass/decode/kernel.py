@@ -90,6 +90,10 @@ class Kernel:
     labels: Mapping[int, tuple[str, ...]]
     info: bytes
 
+    def items(self, block: Block) -> tuple[Instruction, ...]:
+        """The instructions of a block."""
+        return self.instructions[block.start : block.end]
+
     @cached_property
     def block_of(self) -> tuple[int, ...]:
         """The block index of every instruction."""
@@ -102,9 +106,9 @@ def decode(cubin: Cubin, name: str | None = None, with_source: bool = False) -> 
     return build_kernel(cubin, code, disassemble(cubin, with_source)[code.name])
 
 
-def decode_all(cubin: Cubin, with_source: bool = False) -> dict[str, Kernel]:
+def decode_all(cubin: Cubin) -> dict[str, Kernel]:
     """Decode every kernel of a cubin with one run of the disassembler."""
-    listings = disassemble(cubin, with_source)
+    listings = disassemble(cubin)
     return {name: build_kernel(cubin, code, listings[name]) for name, code in cubin.kernels.items()}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 
@@ -80,6 +81,8 @@ _SIMPLE_KINDS: Final = {
 }
 
 
+# The operands of a kernel are few texts, each many times over.
+@lru_cache(1 << 14)
 def parse_operand(text: str) -> Operand:
     """One operand from its text; text we do not know becomes an immediate naming its registers."""
     if match := _SIMPLE.match(text):

@@ -78,7 +78,7 @@ class Editor:
         counted = {counting_waits(item) for item in self.kernel.instructions} - {None}
         self.masks: list[_Masks] = []
         for block in self.kernel.blocks:
-            items = self.kernel.instructions[block.start : block.end]
+            items = self.kernel.items(block)
             accesses = {a.index: a for a in memory_accesses(self.kernel, items, pointers)}
             self.masks.extend(_masks(item, accesses.get(item.index), counted) for item in items)
         entries = outstanding_at_entry(self.kernel)
@@ -91,8 +91,7 @@ class Editor:
             for block in self.kernel.blocks
         ]
         self._controls: list[tuple[Control, ...]] = [
-            tuple(item.control for item in self.kernel.instructions[block.start : block.end])
-            for block in self.kernel.blocks
+            tuple(item.control for item in self.kernel.items(block)) for block in self.kernel.blocks
         ]
         # High words of each block by the control fields they were made of, as last asked for.
         self._high: list[tuple[tuple[Control, ...], Words]] = [

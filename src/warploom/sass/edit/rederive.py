@@ -50,7 +50,7 @@ class BlockDeriver:
         self, kernel: Kernel, block: Block, entry: frozenset[Pending], table: LatencyTable
     ) -> None:
         self.kernel = kernel
-        self.items = {item.index: item for item in kernel.instructions[block.start : block.end]}
+        self.items = {item.index: item for item in kernel.items(block)}
         self.table = table
         self.original = tuple(range(block.start, block.end))
         self.times: dict[int, int] = {}

@@ -8,6 +8,7 @@ included, the fewest over all paths: a DEPBAR with N retires every age above N.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,7 @@ from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.decode.operands import Kind
 from warploom.sass.decode.resources import UNIFORM_BASE
-from warploom.sass.flow.paths import Place, fixed_point
+from warploom.sass.flow.paths import states
 
 # More groups than this are never kept in flight: N is a small immediate.
 OLDEST: Final = 16
@@ -59,13 +60,8 @@ def step(state: InFlight, item: Instruction) -> InFlight:
     return after
 
 
-def at_entry(kernel: Kernel) -> dict[Place, InFlight]:
-    """What may be in flight at the start of every place control reaches."""
-
-    def through(block: int, state: InFlight) -> InFlight:
-        for item in kernel.instructions[kernel.blocks[block].start : kernel.blocks[block].end]:
-            state = step(state, item)
-        return state
+def walk(kernel: Kernel) -> Iterator[tuple[Instruction, InFlight]]:
+    """Every instruction on every way to it, with what may be in flight before it."""
 
     def merge(known: InFlight, new: InFlight) -> InFlight:
         return {
@@ -73,7 +69,7 @@ def at_entry(kernel: Kernel) -> dict[Place, InFlight]:
             for index in known.keys() | new.keys()
         }
 
-    return fixed_point(kernel, {}, through, merge)
+    return states(kernel, {}, step, merge)
 
 
 @dataclass(frozen=True)

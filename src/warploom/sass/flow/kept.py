@@ -14,7 +14,7 @@ from typing import Final
 
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.opcodes import UNKNOWN
-from warploom.sass.flow.paths import Place, fixed_point
+from warploom.sass.flow.paths import states
 
 BANKS: Final = 2
 
@@ -64,15 +64,9 @@ def step(state: State, item: Instruction) -> State:
     )
 
 
-def at_entry(kernel: Kernel) -> dict[Place, State]:
-    """What may be kept at the start of every place control reaches."""
-
-    def through(block: int, state: State) -> State:
-        for item in kernel.instructions[kernel.blocks[block].start : kernel.blocks[block].end]:
-            state = step(state, item)
-        return state
-
-    return fixed_point(kernel, frozenset[Kept](), through, lambda known, new: known | new)
+def walk(kernel: Kernel) -> Iterator[tuple[Instruction, State]]:
+    """Every instruction on every way to it, with what may be kept before it."""
+    return states(kernel, frozenset[Kept](), step, State.union)
 
 
 def stale(state: State, item: Instruction) -> Iterator[Kept]:

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any, Final
 
 from warploom.sass.decode.kernel import Instruction
-from warploom.sass.decode.opcodes import Order, Pipe
+from warploom.sass.decode.opcodes import Order, Pipe, lookup
 from warploom.sass.decode.resources import Access, resource_name
 
 # Nothing of fixed latency takes longer: the slowest published figure is HMMA's 34 cycles. A mined
@@ -69,12 +69,13 @@ def job(item: Instruction) -> str:
 
 
 @cache
-def _family_of(name: str, pipe: Pipe, opcode: str) -> str:
-    if pipe is Pipe.MMA and name != "MOVM":
+def _family_of(opcode: str) -> str:
+    info = lookup(opcode)
+    if info.pipe is Pipe.MMA and info.name != "MOVM":
         return opcode
-    if name in OWN_FAMILY or pipe in (Pipe.CONTROL, Pipe.ASYNC, Pipe.UNKNOWN):
-        return _job(name, opcode)
-    return pipe.value
+    if info.name in OWN_FAMILY or info.pipe in (Pipe.CONTROL, Pipe.ASYNC, Pipe.UNKNOWN):
+        return _job(info.name, opcode)
+    return info.pipe.value
 
 
 def _pass_of(item: Instruction, accesses: Iterable[Access], resource: int, late: str) -> str:
@@ -86,8 +87,7 @@ def _pass_of(item: Instruction, accesses: Iterable[Access], resource: int, late:
 
 def family(item: Instruction) -> str:
     """The timing family an instruction belongs to."""
-    info = item.effects.info
-    return _family_of(info.name, info.pipe, item.line.opcode)
+    return _family_of(item.line.opcode)
 
 
 def raw_key(producer: Instruction, slot: str, consumer: Instruction, consumer_slot: str) -> str:

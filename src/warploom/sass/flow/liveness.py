@@ -51,7 +51,7 @@ def touched_later(kernel: Kernel) -> list[Later]:
 
 def _inside(kernel: Kernel, block: Block) -> Later:
     touched = written = 0
-    for item in kernel.instructions[block.start : block.end]:
+    for item in kernel.items(block):
         if item.base == _REALLOCATES or item.effects.info.name == "UNKNOWN":
             return Later(EVERYTHING, EVERYTHING)
         for access in item.effects.writes:

@@ -21,7 +21,7 @@ from warploom.errors import InputError
 from warploom.files import write_text_atomically
 from warploom.sass.decode.control import NO_SCOREBOARD
 from warploom.sass.decode.cubin import load
-from warploom.sass.decode.kernel import Instruction, Kernel, decode_all
+from warploom.sass.decode.kernel import Block, Instruction, Kernel, decode_all
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.decode.resources import UNIFORM_BASE
 from warploom.sass.flow.aliasing import is_sync
@@ -82,26 +82,28 @@ def key_of(dependence: Dependence, earlier: Instruction, later: Instruction) -> 
     return raw_key(earlier, dependence.earlier_slot, later, dependence.later_slot)
 
 
+def spread(kernel: Kernel, block: Block) -> Iterator[tuple[Dependence, int]]:
+    """The dependences inside a block, with the cycles from one issue to the other."""
+    items = kernel.items(block)
+    times = issue_times(items)
+    for row in dependences(items):
+        yield row, times[row.later - block.start] - times[row.earlier - block.start]
+
+
 def observed(kernel: Kernel) -> Iterator[tuple[str, int]]:
     """(key, distance in cycles) of every pair in one kernel that counts."""
     for block in kernel.blocks:
-        items = kernel.instructions[block.start : block.end]
-        times = issue_times(items)
-        for dependence in dependences(items):
-            earlier = kernel.instructions[dependence.earlier]
-            later = kernel.instructions[dependence.later]
-            key = key_of(dependence, earlier, later)
+        for row, distance in spread(kernel, block):
+            earlier, later = kernel.instructions[row.earlier], kernel.instructions[row.later]
+            key = key_of(row, earlier, later)
             if key is not None and not exclusive(earlier, later):
-                yield (
-                    key,
-                    times[dependence.later - block.start] - times[dependence.earlier - block.start],
-                )
+                yield key, distance
 
 
 def observed_spacings(kernel: Kernel) -> Iterator[tuple[str, int]]:
     """(key, distance) of neighbours in one pipe, and of syncs and what they order."""
     for block in kernel.blocks:
-        items = kernel.instructions[block.start : block.end]
+        items = kernel.items(block)
         times = dict(zip(items, issue_times(items), strict=True))
         for earlier, later in pipe_neighbours(items):
             yield spacing_key(earlier, later), times[later] - times[earlier]
@@ -110,7 +112,7 @@ def observed_spacings(kernel: Kernel) -> Iterator[tuple[str, int]]:
 def observed_syncs(kernel: Kernel) -> Iterator[tuple[str, int]]:
     """(key, distance) of synchronising instructions and what they order."""
     for block in kernel.blocks:
-        items = kernel.instructions[block.start : block.end]
+        items = kernel.items(block)
         times = dict(zip(items, issue_times(items), strict=True))
         for earlier, later in sync_pairs(items):
             yield sync_key(earlier, later), times[later] - times[earlier]

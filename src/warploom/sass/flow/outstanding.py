@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from warploom.sass.decode.control import NO_SCOREBOARD
@@ -16,7 +17,7 @@ from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.opcodes import Order, Pipe
 from warploom.sass.flow.dependence import Hazard
 from warploom.sass.flow.mining import exclusive
-from warploom.sass.flow.paths import Place, fixed_point
+from warploom.sass.flow.paths import states
 from warploom.sass.flow.scoreboard import protected_sources, waited_scoreboards
 
 NO_VALUE: Final = frozenset(("guard", "old", GROUP_SLOT))
@@ -81,15 +82,9 @@ def step(kernel: Kernel, state: State, item: Instruction) -> State:
     return frozenset(after)
 
 
-def at_entry(kernel: Kernel) -> dict[Place, State]:
-    """What may be open at the start of every place control reaches."""
-
-    def through(block: int, state: State) -> State:
-        for item in kernel.instructions[kernel.blocks[block].start : kernel.blocks[block].end]:
-            state = step(kernel, state, item)
-        return state
-
-    return fixed_point(kernel, frozenset[Unsettled](), through, lambda known, new: known | new)
+def walk(kernel: Kernel) -> Iterator[tuple[Instruction, State]]:
+    """Every instruction on every way to it, with what may be open before it."""
+    return states(kernel, frozenset[Unsettled](), partial(step, kernel), State.union)
 
 
 def conflicts(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from warploom.sass.decode.cubin import WORD_BYTES
-from warploom.sass.decode.kernel import Block, Kernel
+from warploom.sass.decode.kernel import Block, Instruction, Kernel
 
 DEEPEST_STACK: Final = 6
 DEEPEST_NESTING: Final = 12
@@ -79,7 +79,7 @@ def _opened(
     kernel: Kernel, block: Block, barriers: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[str, int], ...]:
     """The open convergence barriers after the BSSY instructions of a block."""
-    for item in kernel.instructions[block.start : block.end]:
+    for item in kernel.items(block):
         if item.base == "BSSY":
             name, label = item.effects.operands[0].text, item.effects.operands[-1].text
             target = _label_blocks(kernel).get(label[2:-1])
@@ -152,3 +152,26 @@ def fixed_point(
                 waiting.add(successor)
                 pending.append(successor)
     return entry
+
+
+def states(
+    kernel: Kernel,
+    empty: State,
+    step: Callable[[State, Instruction], State],
+    merge: Callable[[State, State], State],
+) -> Iterator[tuple[Instruction, State]]:
+    """Every instruction of every place that control reaches, with the state before it.
+
+    `step(state, item)` is the state after an instruction, `merge` as of `fixed_point`.
+    """
+
+    def through(block: int, state: State) -> State:
+        for item in kernel.items(kernel.blocks[block]):
+            state = step(state, item)
+        return state
+
+    for place, entry in fixed_point(kernel, empty, through, merge).items():
+        state = entry
+        for item in kernel.items(kernel.blocks[place.block]):
+            yield item, state
+            state = step(state, item)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from warploom.sass.decode.kernel import Instruction, Kernel
-from warploom.sass.flow.paths import fixed_point
+from warploom.sass.flow.paths import states
 
 REALLOCATES: Final = "USETMAXREG"
 
 
-def registers_after(item: Instruction, before: int) -> int:
+def registers_after(before: int, item: Instruction) -> int:
     """The registers a warp has after an instruction."""
     if item.base != REALLOCATES:
         return before
@@ -24,18 +24,9 @@ def registers_after(item: Instruction, before: int) -> int:
 
 def registers_at(kernel: Kernel) -> dict[int, int]:
     """The fewest registers a warp may have at every instruction that control reaches."""
-
-    def through(block: int, state: int) -> int:
-        for item in kernel.instructions[kernel.blocks[block].start : kernel.blocks[block].end]:
-            state = registers_after(item, state)
-        return state
-
     if not any(item.base == REALLOCATES for item in kernel.instructions):
         return {}
     found: dict[int, int] = {}
-    for place, entry in fixed_point(kernel, kernel.code.registers, through, min).items():
-        state, block = entry, kernel.blocks[place.block]
-        for item in kernel.instructions[block.start : block.end]:
-            found[item.index] = min(state, found.get(item.index, state))
-            state = registers_after(item, state)
+    for item, left in states(kernel, kernel.code.registers, registers_after, min):
+        found[item.index] = min(left, found.get(item.index, left))
     return found

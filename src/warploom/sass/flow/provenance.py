@@ -50,7 +50,7 @@ def address_pointers(kernel: Kernel) -> dict[int, frozenset[int]]:
         visited.add(number)
         block = kernel.blocks[number]
         state = dict(states[number])
-        for item in kernel.instructions[block.start : block.end]:
+        for item in kernel.items(block):
             _step(item, state, parameters, result)
         for successor in block.successors:
             target = states[successor]

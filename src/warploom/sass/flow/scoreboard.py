@@ -148,6 +148,6 @@ def outstanding_at_entry(kernel: Kernel) -> list[frozenset[Pending]]:
 def block_exit(kernel: Kernel, block: Block, entry: set[Pending]) -> set[Pending]:
     """What is outstanding after the last instruction of a block."""
     state = set(entry)
-    for item in kernel.instructions[block.start : block.end]:
+    for item in kernel.items(block):
         state = step(state, item)
     return state

@@ -16,6 +16,8 @@ from warploom.sass.flow.loops import Loop, natural_loops
 from warploom.sass.flow.paths import block_edges
 
 MATRIX: Final = "HGMMA", "QGMMA", "IGMMA"  # 16-bit and tf32, 8-bit, integer
+MATRIX_STORES: Final = "STSM", "UTMASTG", "UTMAREDG"
+ELEMENT_STORES: Final = "STG", "RED", "STS"
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,7 @@ def loop_passes(kernel: Kernel) -> tuple[SteadyLoop, ...]:
 
 def _matmuls(kernel: Kernel, loop: Loop) -> bool:
     spans = (kernel.blocks[block] for block in loop.blocks)
-    return any(
-        item.base in MATRIX for span in spans for item in kernel.instructions[span.start : span.end]
-    )
+    return any(item.base in MATRIX for span in spans for item in kernel.items(span))
 
 
 def way_between(kernel: Kernel, first: SteadyLoop | int, then: int | None) -> Way | None:
@@ -71,15 +71,59 @@ def way_between(kernel: Kernel, first: SteadyLoop | int, then: int | None) -> Wa
     if isinstance(first, int):
         starts, closed = {first}, set[int]()
     else:
-        inside = {loop.header: set(loop.blocks) for loop in natural_loops(kernel)}
-        closed = inside[first.header]
+        own = {loop.header: set(loop.blocks) for loop in natural_loops(kernel)}
+        closed = own[first.header]
         starts = {after for block in closed for after in edges[block]} - closed
     goals = {b for b, after in enumerate(edges) if not after} if then is None else {then}
-    order = _shortest(kernel, edges, starts, goals, set(range(len(edges))) - closed | goals)
+    inside = set(range(len(edges))) - closed | goals
+    order = _usual(kernel, edges, starts, goals, inside)
+    order = order or _shortest(kernel, edges, starts, goals, inside)
     if order is None:
         return None
     kept = order if then is None else order[:-1]
     return Way(*_taken(kernel, kept, order[-1]))
+
+
+def _usual(
+    kernel: Kernel,
+    edges: Sequence[Sequence[int]],
+    starts: set[int],
+    goals: set[int],
+    inside: set[int],
+) -> list[int] | None:
+    """Blocks from a start to a goal: of the ways that enter no loop twice the one with the most
+    stores of whole matrices, else of elements, and of those the one with the fewest instructions;
+    None: no way leads there. A store stands behind a test whether its panel is in the array."""
+    again = {(block, loop.header) for loop in natural_loops(kernel) for block in loop.blocks}
+    known: dict[int, tuple[tuple[int, int, int], int]] = {}  # what a block's way has, what is next
+    stack = [(block, False) for block in sorted(starts & inside)]
+    seen: set[int] = set()
+    while stack:
+        block, left = stack.pop()
+        after = [b for b in edges[block] if b in inside and (b in goals or (block, b) not in again)]
+        if left:
+            if block in goals:
+                known[block] = (0, 0, 0), block
+                continue
+            ways = [(known[b][0], -b) for b in after if b in known]
+            if ways:
+                (matrices, elements, size), behind = max(ways)
+                span = kernel.blocks[block]
+                bases = [item.base for item in kernel.items(span)]
+                matrices += sum(base in MATRIX_STORES for base in bases)
+                elements += sum(base in ELEMENT_STORES for base in bases)
+                known[block] = (matrices, elements, size - span.size), -behind
+        elif block not in seen:
+            seen.add(block)
+            stack.append((block, True))
+            stack += [(b, False) for b in after if b not in seen and block not in goals]
+    begins = [block for block in starts & inside if block in known]
+    if not begins:
+        return None
+    way = [max(begins, key=lambda block: (known[block][0], -block))]
+    while way[-1] not in goals:
+        way.append(known[way[-1]][1])
+    return way
 
 
 def _pass(kernel: Kernel, loop: Loop) -> SteadyLoop:
@@ -100,7 +144,7 @@ def _taken(
     jumps: list[bool] = []
     for block, following in zip(order, [*order[1:], then], strict=True):
         span = kernel.blocks[block]
-        instructions += kernel.instructions[span.start : span.end]
+        instructions += kernel.items(span)
         jumps += [False] * span.size
         jumps[-1] = following != block + 1
     return tuple(instructions), tuple(jumps)

@@ -42,7 +42,7 @@ class _Summary:
 
 
 def _summarise(kernel: Kernel, block: Block, table: LatencyTable) -> _Summary:
-    items = kernel.instructions[block.start : block.end]
+    items = kernel.items(block)
     times = issue_times(items)
     duration = times[-1] + items[-1].control.stall
     touches: dict[int, list[_Touch]] = {}

@@ -37,7 +37,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
     later = touched_later(kernel)
     counted = {counting_waits(item) for item in kernel.instructions} - {None}
     for block in kernel.blocks:
-        items = kernel.instructions[block.start : block.end]
+        items = kernel.items(block)
         times = issue_times(items)
         _registers(builder, kernel, block, times, latencies)
         _memory(builder, kernel, items, mode, pointers)
@@ -62,7 +62,7 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
 def _registers(
     builder: Builder, kernel: Kernel, block: Block, times: list[int], table: LatencyTable
 ) -> None:
-    items = kernel.instructions[block.start : block.end]
+    items = kernel.items(block)
     for dependence in dependences(items):
         earlier = kernel.instructions[dependence.earlier]
         later = kernel.instructions[dependence.later]
@@ -144,7 +144,7 @@ def _scoreboards(
 ) -> None:
     """Walk the block once, tying every conflicting instruction to the wait that protects it."""
     tracker = WaitTracker(builder, kernel, block, entry, later, times)
-    for item in kernel.instructions[block.start : block.end]:
+    for item in kernel.items(block):
         tracker.visit(item)
     tracker.finish()
 

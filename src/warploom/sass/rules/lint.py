@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from warploom.sass.decode.control import NO_SCOREBOARD
-from warploom.sass.decode.kernel import Block, Instruction, Kernel
+from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.decode.opcodes import UNKNOWN
 from warploom.sass.decode.operand_slots import SLOT_NAMES, SLOTS, slot_registers
 from warploom.sass.decode.resources import UNIFORM_BASE, resource_name
 from warploom.sass.flow import inflight, kept, outstanding, pools
-from warploom.sass.flow.dependence import Hazard, dependences
+from warploom.sass.flow.dependence import Hazard
 from warploom.sass.flow.latency import table_for
 from warploom.sass.flow.minima import least
-from warploom.sass.flow.mining import exclusive, issue_times, key_of
-from warploom.sass.flow.paths import fixed_point
+from warploom.sass.flow.mining import exclusive, key_of, spread
+from warploom.sass.flow.paths import states
 
 ERROR: Final = "error"
 NOTE: Final = "note"
@@ -143,17 +143,14 @@ def _reuse(kernel: Kernel) -> Iterator[LintFinding]:
             if wanted >> slot & 1 and slot not in slot_registers(item):
                 reason = f"slot {SLOT_NAMES[slot]} holds no register"
                 yield _finding("REUSE_OPERAND", item, reason)
-    for place, entry in kept.at_entry(kernel).items():
-        state = entry
-        for item in _block_items(kernel, kernel.blocks[place.block]):
-            for old in kept.stale(state, item):
-                holder = kernel.instructions[old.holder]
-                reason = (
-                    f"slot {SLOT_NAMES[old.slot]} may still hold the R{old.register} of {holder}, "
-                    f"from before {kernel.instructions[old.writer]}"
-                )
-                yield _finding("STALE_REUSE", item, reason, holder, (f"R{old.register}",))
-            state = kept.step(state, item)
+    for item, state in kept.walk(kernel):
+        for old in kept.stale(state, item):
+            holder = kernel.instructions[old.holder]
+            reason = (
+                f"slot {SLOT_NAMES[old.slot]} may still hold the R{old.register} of {holder}, "
+                f"from before {kernel.instructions[old.writer]}"
+            )
+            yield _finding("STALE_REUSE", item, reason, holder, (f"R{old.register}",))
 
 
 def _early_waits(kernel: Kernel) -> Iterator[LintFinding]:
@@ -167,12 +164,9 @@ def _early_waits(kernel: Kernel) -> Iterator[LintFinding]:
 
 
 def _scoreboards(kernel: Kernel) -> Iterator[LintFinding]:
-    for place, entry in outstanding.at_entry(kernel).items():
-        state = entry
-        for item in _block_items(kernel, kernel.blocks[place.block]):
-            for open_entry, hazard in outstanding.conflicts(kernel, state, item):
-                yield from _unsettled(kernel, item, open_entry, hazard)
-            state = outstanding.step(kernel, state, item)
+    for item, state in outstanding.walk(kernel):
+        for open_entry, hazard in outstanding.conflicts(kernel, state, item):
+            yield from _unsettled(kernel, item, open_entry, hazard)
 
 
 def _unsettled(
@@ -195,25 +189,32 @@ def _unsettled(
 
 
 def _asynchronous(kernel: Kernel) -> Iterator[LintFinding]:
-    if not any(inflight.is_asynchronous(item) for item in kernel.instructions):
+    matrices = {
+        item.index: inflight.group_registers(item)
+        for item in kernel.instructions
+        if inflight.is_asynchronous(item)
+    }
+    if not matrices:
         return
-    for place, entry in inflight.at_entry(kernel).items():
-        state = entry
-        for item in _block_items(kernel, kernel.blocks[place.block]):
-            for index, age in sorted(state.items()):
-                yield from _collision(item, kernel.instructions[index], age)
-            state = inflight.step(state, item)
+    for item, state in inflight.walk(kernel):
+        for index, age in sorted(state.items()):
+            yield from _collision(item, kernel.instructions[index], age, matrices)
     yield from _fences(kernel)
 
 
-def _collision(item: Instruction, matrix: Instruction, age: int) -> Iterator[LintFinding]:
+def _collision(
+    item: Instruction,
+    matrix: Instruction,
+    age: int,
+    matrices: Mapping[int, inflight.GroupRegisters],
+) -> Iterator[LintFinding]:
     """What `item` does to the registers of a matrix instruction that may be in flight."""
     if exclusive(item, matrix) or item.base == "WARPGROUP":
         return
-    used = inflight.group_registers(matrix)
+    used = matrices[matrix.index]
     read, written = inflight.touched_registers(item)
     if inflight.is_asynchronous(item):
-        mine = inflight.group_registers(item)
+        mine = matrices[item.index]
         # One accumulator tile after another runs in order; anything else needs the wait.
         same_tile = mine.accumulators == used.accumulators
         read = mine.sources if same_tile else mine.sources | mine.accumulators
@@ -253,39 +254,27 @@ def _fences(kernel: Kernel) -> Iterator[LintFinding]:
             if access.resource < UNIFORM_BASE
         }
 
-    def through(block: int, state: _Written) -> _Written:
-        for item in _block_items(kernel, kernel.blocks[block]):
-            state = step(state, item)
-        return state
-
-    entry = fixed_point(kernel, frozenset[tuple[int, int]](), through, lambda a, b: a | b)
-    for place, start in entry.items():
-        state = start
-        for item in _block_items(kernel, kernel.blocks[place.block]):
-            if inflight.is_asynchronous(item):
-                used = inflight.group_registers(item)
-                unfenced = [pair for pair in state if pair[0] in used.sources | used.accumulators]
-                for register, index in sorted(unfenced)[:1]:
-                    writer, name = kernel.instructions[index], resource_name(register)
-                    reason = f"{name} comes from {writer} with no WARPGROUP.ARRIVE in between"
-                    yield _finding("ASYNC_FENCE", item, reason, writer, (name,))
-            state = step(state, item)
+    for item, state in states(kernel, frozenset[tuple[int, int]](), step, _Written.union):
+        if inflight.is_asynchronous(item):
+            used = inflight.group_registers(item)
+            unfenced = [pair for pair in state if pair[0] in used.sources | used.accumulators]
+            for register, index in sorted(unfenced)[:1]:
+                writer, name = kernel.instructions[index], resource_name(register)
+                reason = f"{name} comes from {writer} with no WARPGROUP.ARRIVE in between"
+                yield _finding("ASYNC_FENCE", item, reason, writer, (name,))
 
 
 def _latencies(kernel: Kernel) -> Iterator[LintFinding]:
     """Reads inside a block closer to the write than the minimum of their kind (`flow.minima`)."""
     minima = table_for(kernel.sm).minima
     for block in kernel.blocks:
-        items = _block_items(kernel, block)
-        times = issue_times(items)
-        for dependence in dependences(items):
+        for dependence, distance in spread(kernel, block):
             earlier = kernel.instructions[dependence.earlier]
             later = kernel.instructions[dependence.later]
             if dependence.hazard is not Hazard.RAW or exclusive(earlier, later):
                 continue
             key = key_of(dependence, earlier, later)
             need = 0 if key is None else least(minima, key)
-            distance = times[later.index - block.start] - times[earlier.index - block.start]
             if distance < need:
                 name = resource_name(dependence.resource)
                 reason = f"reads {name} {distance} cycles after {earlier}, the least is {need}"
@@ -308,7 +297,3 @@ def _unknown(kernel: Kernel) -> Iterator[LintFinding]:
         if item.effects.info.name == UNKNOWN.name:
             reason = f"{item.line.opcode} is not in the tables"
             yield _finding("UNKNOWN_OPCODE", item, reason)
-
-
-def _block_items(kernel: Kernel, block: Block) -> tuple[Instruction, ...]:
-    return kernel.instructions[block.start : block.end]

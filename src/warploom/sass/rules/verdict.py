@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warploom.sass.decode.kernel import Instruction
 from warploom.sass.flow.aliasing import AliasMode
 
 
@@ -15,6 +16,11 @@ class Finding:
     offset: int
     instruction: str
     reason: str
+
+    @classmethod
+    def at(cls, rule: str, item: Instruction, reason: str) -> Finding:
+        """A rule that an instruction breaks."""
+        return cls(rule, item.offset, item.line.text, reason)
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.instruction} (offset {self.offset:#x}): {self.reason}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Final, Self
 
 import numpy as np
 
@@ -15,7 +15,16 @@ FAR: Final = 1 << 30
 
 
 @dataclass(frozen=True)
-class Versions:
+class Rows:
+    """Arrays with a row a version."""
+
+    def take(self, rows: Ints | list[int] | slice) -> Self:
+        """Some of the versions."""
+        return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Versions(Rows):
     """K versions of a block of n instructions.
 
     order  [K, n]  the instruction (number inside the block as compiled) at each position
@@ -32,15 +41,9 @@ class Versions:
         """How many versions."""
         return len(self.order)
 
-    def take(self, rows: Ints | list[int]) -> Versions:
-        """Some of the versions."""
-        return Versions(
-            self.order[rows], self.stall[rows], self.stay[rows], self.wait[rows], self.reuse[rows]
-        )
-
 
 @dataclass(frozen=True)
-class Timed:
+class Timed(Rows):
     """What other blocks need to know of K versions: issue times [K, n] by instruction, cycles from
     the block's start; the duration [K]; per spaced pipe the first and last instruction [K, pipes]
     (-1: none); what the boundary instructions set, wait for and stall [K]."""

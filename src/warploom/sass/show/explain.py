@@ -16,9 +16,8 @@ from warploom.sass.decode.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.decode.resources import resource_name
 from warploom.sass.flow import inflight, outstanding
 from warploom.sass.flow.aliasing import AliasMode
-from warploom.sass.flow.dependence import dependences
 from warploom.sass.flow.latency import LatencyTable, job, table_for
-from warploom.sass.flow.mining import exclusive, issue_times, key_of, pipe_neighbours
+from warploom.sass.flow.mining import exclusive, issue_times, key_of, pipe_neighbours, spread
 from warploom.sass.flow.outstanding import State, Unsettled
 from warploom.sass.flow.scoreboard import waited_scoreboards
 from warploom.sass.rules.constraints import derive
@@ -105,15 +104,12 @@ def explain(kernel: Kernel) -> Explanation:
 
 def _pairs(kernel: Kernel, block: Block, table: LatencyTable) -> Iterator[_Pair]:
     """Every pair of the block that issue distance alone keeps apart."""
-    items = kernel.instructions[block.start : block.end]
-    times = issue_times(items)
-    for dependence in dependences(items):
+    for dependence, actual in spread(kernel, block):
         earlier = kernel.instructions[dependence.earlier]
         later = kernel.instructions[dependence.later]
         key = key_of(dependence, earlier, later)
         if key is None or exclusive(earlier, later):
             continue
-        actual = times[later.index - block.start] - times[earlier.index - block.start]
         needed = table.gap(key, actual)
         mined = table.gaps.get(key)
         if mined is None:
@@ -167,7 +163,7 @@ def _constrained(kernel: Kernel, table: LatencyTable) -> dict[int, list[_Pair]]:
     times: list[int] = []
     lengths: list[int] = []
     for block in kernel.blocks:
-        items = kernel.instructions[block.start : block.end]
+        items = kernel.items(block)
         times.extend(issue_times(items))
         lengths.append(sum(item.control.stall for item in items))
     for producer, consumer, needed in _rows(constraints.cross):
@@ -211,7 +207,7 @@ def _stalls(
     for pair in sorted(pairs, key=lambda pair: (pair.spare, pair.end - pair.start)):
         for index in range(pair.start, pair.end):
             tightest.setdefault(index, pair)
-    for item in kernel.instructions[block.start : block.end]:
+    for item in kernel.items(block):
         stall = item.control.stall
         if stall <= 1:
             continue
@@ -252,16 +248,12 @@ def _own_floor(kernel: Kernel, item: Instruction, stall: int, table: LatencyTabl
 def _waits(kernel: Kernel) -> dict[int, tuple[WaitReason, ...]]:
     """Who set each awaited scoreboard on some path here, and who first relies on the wait."""
     setters: dict[tuple[int, int], set[Unsettled]] = {}
-    for place, entry in outstanding.at_entry(kernel).items():
-        state = entry
-        block = kernel.blocks[place.block]
-        for item in kernel.instructions[block.start : block.end]:
-            waited = waited_scoreboards(item)
-            for number in range(NO_SCOREBOARD) if waited else ():
-                if waited >> number & 1:
-                    known = setters.setdefault((item.index, number), set())
-                    known.update(open_ for open_ in state if open_.mask >> number & 1)
-            state = outstanding.step(kernel, state, item)
+    for item, state in outstanding.walk(kernel):
+        waited = waited_scoreboards(item)
+        for number in range(NO_SCOREBOARD) if waited else ():
+            if waited >> number & 1:
+                known = setters.setdefault((item.index, number), set())
+                known.update(open_ for open_ in state if open_.mask >> number & 1)
     found: dict[int, list[WaitReason]] = {}
     for (index, number), open_set in sorted(setters.items(), key=lambda pair: pair[0]):
         consumers = _consumers(kernel, index, frozenset(open_set))
@@ -313,14 +305,10 @@ def _consumers(kernel: Kernel, index: int, open_set: State) -> tuple[int, ...]:
 def _group_waits(kernel: Kernel, found: dict[int, list[WaitReason]]) -> None:
     """WARPGROUP.DEPBAR: the matrix instructions it retires and who first uses their results."""
     retired: dict[int, set[int]] = {}
-    for place, entry in inflight.at_entry(kernel).items():
-        state = entry
-        block = kernel.blocks[place.block]
-        for item in kernel.instructions[block.start : block.end]:
+    for item, state in inflight.walk(kernel):
+        if inflight.groups_left(item) is not None:
             after = inflight.step(state, item)
-            if inflight.groups_left(item) is not None:
-                retired.setdefault(item.index, set()).update(state.keys() - after.keys())
-            state = after
+            retired.setdefault(item.index, set()).update(state.keys() - after.keys())
     for index, matrices in sorted(retired.items()):
         setters: list[Setter] = []
         used: set[int] = set()

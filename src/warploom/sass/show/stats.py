@@ -103,11 +103,7 @@ def _kinds(items: Sequence[Instruction]) -> dict[str, int]:
 
 
 def _loop(kernel: Kernel, loop: Loop) -> LoopStats:
-    items = [
-        item
-        for number in loop.blocks
-        for item in kernel.instructions[kernel.blocks[number].start : kernel.blocks[number].end]
-    ]
+    items = [item for number in loop.blocks for item in kernel.items(kernel.blocks[number])]
     shortest, longest = _round_trip(kernel, loop)
     return LoopStats(
         header=loop.header,
@@ -142,10 +138,7 @@ def _round_trip(kernel: Kernel, loop: Loop) -> tuple[int, int]:
     order.reverse()
     place = {block: number for number, block in enumerate(order)}
     cost = {
-        number: sum(
-            item.control.stall
-            for item in kernel.instructions[kernel.blocks[number].start : kernel.blocks[number].end]
-        )
+        number: sum(item.control.stall for item in kernel.items(kernel.blocks[number]))
         for number in order
     }
     least, most = {loop.header: cost[loop.header]}, {loop.header: cost[loop.header]}
@@ -170,7 +163,7 @@ def serialised_groups(kernel: Kernel) -> int:
     for block in kernel.blocks:
         drained = False
         results: set[int] = set()
-        for item in kernel.instructions[block.start : block.end]:
+        for item in kernel.items(block):
             if inflight.is_asynchronous(item):
                 count += bool(results) and drained
                 results |= {access.resource for access in item.effects.writes}

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from warploom.errors import CheckFailed
 from warploom.sass.decode.control import NO_SCOREBOARD, SCOREBOARDS, Control
@@ -62,6 +62,19 @@ class Open:
         del group, number, now
 
 
+GATE, SIGNAL, MATMUL = "gate", "signal", "matmul"
+
+
+class Mark(NamedTuple):
+    """A group goes through a gate, gives a signal, or has issued a matmul: the number of that kind,
+    over all passes, and when."""
+
+    group: int
+    kind: str
+    number: int
+    cycle: float
+
+
 @dataclass(slots=True)
 class _Matmul:
     begin: float
@@ -85,6 +98,7 @@ class _Warp:
     matmul: float = -1.0  # when it last issued one
     gates: int = 0
     signals: int = 0
+    matmuls: int = 0
     ends: list[float] = field(default_factory=list[float])
 
 
@@ -124,6 +138,7 @@ class Partition:
         self.clock = 0.0
         self.queue: list[_Matmul] = []
         self.current = self.warps[0]
+        self.marks: list[Mark] = []
 
     def run(self, passes: int) -> tuple[tuple[float, ...], ...]:
         """Ends of the passes of each group, until every group has made so many.
@@ -201,8 +216,13 @@ class Partition:
         if slot.arrives:
             warp.arrived = True
         if slot.gate:
+            self.marks.append(Mark(warp.group, GATE, warp.gates, now))
             warp.gates += 1
+        if slot.commits:
+            self.marks.append(Mark(warp.group, MATMUL, warp.matmuls, now))
+            warp.matmuls += 1
         if slot.signal:
+            self.marks.append(Mark(warp.group, SIGNAL, warp.signals, now))
             self.gates.signals(warp.group, warp.signals, now)
             warp.signals += 1
         warp.place += 1

@@ -41,9 +41,13 @@ class Cost:
 
 
 @cache
-def _tables() -> Mapping[str, Any]:
+def _tables() -> Mapping[str, Mapping[str, Cost]]:
     text = resources.files("warploom.schedule").joinpath("data/costs.toml").read_text()
-    return tomllib.loads(text)
+    families = tomllib.loads(text).items()
+    return {
+        family: {name: _cost(name, entry) for name, entry in entries.items()}
+        for family, entries in families
+    }
 
 
 def _cost(name: str, entry: Mapping[str, Any]) -> Cost:
@@ -141,8 +145,7 @@ def costs(gpu: str | Machine, end: str = "nominal") -> CostTable:
             f"machine {machine.name} is of family {family!r}, scheduling costs are known for "
             f"{sorted(_tables())}"
         )
-    table = {name: _cost(name, entry) for name, entry in _tables()[family].items()}
-    return CostTable(machine, family, table, end)
+    return CostTable(machine, family, _tables()[family], end)
 
 
 def target(table: CostTable, compute_groups: int = 0, registers: int = 0) -> Target:

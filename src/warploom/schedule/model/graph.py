@@ -9,7 +9,6 @@ Source: Soi et al., "Optimal Software Pipelining and Warp Specialization for Ten
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from warploom.errors import InputError
+from warploom.files import read_json
 
 SCHEMA = "warploom.graph"
 VERSION = 1
@@ -189,18 +189,6 @@ class Graph:
     def read(cls, path: Path) -> Graph:
         """Read a graph from a JSON file."""
         return cls.from_json(read_json(path), str(path))
-
-
-def read_json(path: Path) -> Any:
-    """Parsed JSON of a file; raises `InputError` naming the file and the place."""
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file, expected JSON") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: not JSON at line {error.lineno}: {error.msg}") from None
 
 
 def part_of(data: Any, name: str) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from warploom.errors import InputError
-from warploom.schedule.model.graph import expect_schema, part_of, read_json, refuse_unknown
+from warploom.files import read_json
+from warploom.schedule.model.graph import expect_schema, part_of, refuse_unknown
 from warploom.schedule.model.rules import OURS, Rules
 
 SCHEMA = "warploom.schedule"
@@ -130,6 +132,9 @@ class Schedule:
     def stage(self, node: str) -> int:
         """In which overlapped iteration the node issues, counted from the oldest start."""
         return self.time[node] // self.initiation_interval
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         lines = [

@@ -1,13 +1,13 @@
 """A schedule without search: one operation after the other, so that a time-out has an answer.
 
-Groups are tried in a few ways (one group, one a sub-tile); the checker decides which is legal.
+Groups are tried in a few ways (`assignments`); the checker decides which is legal.
 Its interval is the length of one iteration, far from the best: what it gives is a schedule marked
 unproved with an honest gap, where the solver had no time to find a first one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from warploom.schedule.check.checker import check
@@ -34,7 +34,7 @@ def serial_schedule(
         target, pins = without_limits(target), {}
     found: list[Schedule] = []
     for order in _orders(graph):
-        for group in _assignments(graph, target, pins):
+        for group in assignments(graph, target, pins):
             times = _times(graph, group, order)
             ends = [times[n.id] + max(n.span, n.drain) for n in graph.nodes]
             for interval in (max(1, *ends), serial_length(graph)):
@@ -72,18 +72,39 @@ def values_of(it: Encoding, plain: Schedule) -> dict[int, int]:
     return values
 
 
-def _assignments(graph: Graph, target: Target, pins: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Each operation in the first group that fits, or spread over groups by its sub-tile."""
-    for spread in (False, True):
-        for narrow_first in (False, True):
-            group: dict[str, str] = {}
+def assignments(graph: Graph, target: Target, pins: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Who runs what, a few ways: one group a sub-tile, one group, runs of the dependence order."""
+    order = topological_order(graph)
+    seen: list[dict[str, str]] = []
+    for way in _ways(graph, target, order):
+        group = {node.id: pins.get(node.id, way[node.id]) for node in graph.nodes}
+        if group not in seen:
+            seen.append(group)
+            yield group
+
+
+def _ways(graph: Graph, target: Target, order: Sequence[str]) -> Iterator[dict[str, str]]:
+    rank = {name: place for place, name in enumerate(order)}
+    widest = sum(g.warps >= 4 and not g.loads for g in target.groups)
+    runs = [f"runs {n}" for n in range(widest, 1, -1)]
+    kinds = (
+        ["sub-tile", "first", *runs] if any(n.subtile for n in graph.nodes) else [*runs, "first"]
+    )
+    for kind in kinds:
+        for narrow in (False, True):
+            found: dict[str, str] = {}
             for node in graph.nodes:
                 fitting = [g for g in target.groups if target.fits(graph, node.id, g)]
-                fitting.sort(key=lambda g: g.warps if narrow_first else -g.warps)
+                fitting.sort(key=lambda g: g.warps if narrow else -g.warps)
                 alike = [g for g in fitting if g.warps == fitting[0].warps]
-                turn = (node.subtile or 0) % len(alike) if spread else 0
-                group[node.id] = pins.get(node.id, alike[turn].name)
-            yield group
+                turn = 0
+                if kind == "sub-tile":
+                    turn = (node.subtile or 0) % len(alike)
+                elif kind != "first":
+                    parts = int(kind.split()[1])
+                    turn = min(rank[node.id] * parts // len(order), len(alike) - 1)
+                found[node.id] = alike[turn].name
+            yield found
 
 
 def _times(graph: Graph, group: Mapping[str, str], order: list[str]) -> dict[str, int]:

@@ -15,7 +15,7 @@ Nothing is proved: the interval is an upper bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from warploom.schedule.model.graph import Edge, Graph, Node
 from warploom.schedule.model.rules import Rules
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.model.target import Target
-from warploom.schedule.solve.fallback import without_limits
+from warploom.schedule.solve.fallback import assignments, without_limits
 from warploom.schedule.solve.subtiles import corresponding
 
 BUDGET = 6  # placements for each operation before an interval is given up (Rau uses 2 to 6)
@@ -329,43 +329,8 @@ def _place(it: _Placing, every: Sequence[_Least]) -> bool:
     return not left
 
 
-def assignments(graph: Graph, target: Target, pins: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Who runs what, a few ways: one group a sub-tile, one group, runs of the dependence order."""
-    order = topological_order(graph)
-    seen: list[dict[str, str]] = []
-    for way in _ways(graph, target, order):
-        group = {node.id: pins.get(node.id, way[node.id]) for node in graph.nodes}
-        if group not in seen:
-            seen.append(group)
-            yield group
-
-
 def bare(graph: Graph) -> Graph:
     """The graph without what only warp groups ask for: instruction streams, waits, registers."""
     nodes = tuple(replace(node, issue=0, registers=0) for node in graph.nodes)
     edges = tuple(replace(edge, blocking=False) for edge in graph.edges)
     return replace(graph, nodes=nodes, edges=edges)
-
-
-def _ways(graph: Graph, target: Target, order: Sequence[str]) -> Iterator[dict[str, str]]:
-    rank = {name: place for place, name in enumerate(order)}
-    widest = sum(g.warps >= 4 and not g.loads for g in target.groups)
-    runs = [f"runs {n}" for n in range(widest, 1, -1)]
-    kinds = (
-        ["sub-tile", "first", *runs] if any(n.subtile for n in graph.nodes) else [*runs, "first"]
-    )
-    for kind in kinds:
-        for narrow in (False, True):
-            found: dict[str, str] = {}
-            for node in graph.nodes:
-                fitting = [g for g in target.groups if target.fits(graph, node.id, g)]
-                fitting.sort(key=lambda g: g.warps if narrow else -g.warps)
-                alike = [g for g in fitting if g.warps == fitting[0].warps]
-                turn = 0
-                if kind == "sub-tile":
-                    turn = (node.subtile or 0) % len(alike)
-                elif kind != "first":
-                    parts = int(kind.split()[1])
-                    turn = min(rank[node.id] * parts // len(order), len(alike) - 1)
-                found[node.id] = alike[turn].name
-            yield found

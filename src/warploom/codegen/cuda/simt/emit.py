@@ -10,8 +10,7 @@ from typing import Any
 
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name, kernel_name
-from warploom.codegen.cuda.prelude import needed
-from warploom.codegen.cuda.prelude_simt import SIMT_PRELUDE
+from warploom.codegen.cuda.prelude import MACROS, SIMT_PRELUDE, needed
 from warploom.codegen.cuda.simt import emit_axis, emit_exchange
 from warploom.codegen.cuda.simt.emit_ahead import (
     STAGE,
@@ -27,6 +26,7 @@ from warploom.codegen.cuda.tasks import (
     count_lines,
     first_and_stride,
     position_lines,
+    read_line,
     task_lines,
 )
 from warploom.codegen.cuda.values import c_index
@@ -80,12 +80,7 @@ class _Printer:
             "//",
             *[f"//   {line}" for line in str(self.program).splitlines()],
             "",
-            "#define DEVICE __device__ __forceinline__",
-            "#ifndef INFINITY",
-            "#define INFINITY __int_as_float(0x7f800000)",
-            "#define NAN __int_as_float(0x7fffffff)",
-            "#endif",
-            "",
+            *MACROS,
         ]
         shape = f" __cluster_dims__({blocks}, 1, 1)" if blocks > 1 else ""
         resident = self.schedule.launch.resident
@@ -101,17 +96,17 @@ class _Printer:
             "",
         ]
         return CudaSource(
-            kernel_name(self.program.name),
-            "\n".join(code),
-            self.facts.parameters,
-            self.facts.shared_bytes,
-            self.schedule.threads,
-            blocks,
-            self.program.grid,
-            "",
-            self.schedule.launch.persistent,
-            self.program.arrays,
-            self.schedule.launch.dependent,
+            name=kernel_name(self.program.name),
+            text="\n".join(code),
+            parameters=self.facts.parameters,
+            shared_bytes=self.facts.shared_bytes,
+            threads=self.schedule.threads,
+            cluster=blocks,
+            cluster_axis="",
+            grid=self.program.grid,
+            arrays=self.program.arrays,
+            persistent=self.schedule.launch.persistent,
+            dependent=self.schedule.launch.dependent,
         )
 
     def _tasks(self) -> tuple[list[str], list[str]]:
@@ -192,12 +187,13 @@ class _Printer:
         index, start, stop = c_name(loop.index), c_index(loop.start), c_index(loop.stop)
         walk = Walk(index, start, "1", stop, f"{index} - ({start})")
         before, first, last = self._early(walk, loop.index, loop.body)
+        reads = [read_line(read, True, False) for read in loop.reads]
         return [
             "{",
             *indent(before),
             "  #pragma unroll 1",
             f"  for (int {index} = {start}; {index} < {stop}; ++{index}) {{",
-            *indent(indent((*first, *self._body(loop.body), *last))),
+            *indent(indent((*reads, *first, *self._body(loop.body), *last))),
             "  }",
             "}",
         ]

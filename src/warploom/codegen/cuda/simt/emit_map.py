@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warploom.codegen.cuda.prelude_simt import memory_type
+from warploom.codegen.cuda.prelude import memory_type
 from warploom.codegen.cuda.simt.places import col, row
 from warploom.codegen.cuda.values import ANY_OPS, FLOAT_OPS, INT_OPS, c_index, literal
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout

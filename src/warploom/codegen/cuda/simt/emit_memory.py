@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.prelude_simt import memory_type
+from warploom.codegen.cuda.prelude import memory_type
 from warploom.codegen.cuda.simt.places import row
 from warploom.codegen.cuda.values import c_index, literal
 from warploom.codegen.simt.ahead import Slot

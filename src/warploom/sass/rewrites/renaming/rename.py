@@ -94,22 +94,13 @@ class Renamer:
             for access in items[index].effects.reads
         )
 
-    def choose(
-        self, rng: random.Random, share: float = 0.3, blocks: Sequence[int] | None = None
-    ) -> list[Renaming]:
+    def choose(self, rng: random.Random, share: float = 0.3) -> list[Renaming]:
         """Random renamings of about `share` of the groups that can move, none in another's way.
 
         Of the free targets one of those is taken whose last use before the group's first
-        definition lies furthest back. `blocks` restricts to groups wholly inside those blocks.
+        definition lies furthest back.
         """
-        inside = None if blocks is None else set(blocks)
-        block_of = self.kernel.block_of
-        groups = [
-            group
-            for group in self.webs.groups
-            if group.movable
-            and (inside is None or all(block_of[index] in inside for index in group.live))
-        ]
+        groups = [group for group in self.webs.groups if group.movable]
         rng.shuffle(groups)
         taken: dict[int, frozenset[int]] = {}
         chosen: list[Renaming] = []
@@ -245,15 +236,13 @@ def _highest(kernel: Kernel) -> dict[str, int]:
 REPAIRS: Final = 16
 
 
-def renamed(
-    renamer: Renamer, rng: random.Random, share: float, blocks: Sequence[int] | None = None
-) -> tuple[Cubin, list[Renaming]]:
+def renamed(renamer: Renamer, rng: random.Random, share: float) -> tuple[Cubin, list[Renaming]]:
     """The original in other registers, proved by `verify_renaming`, and what was renamed.
 
     Renamings that the proof complains about are dropped until it does not; with none left the
     original comes back.
     """
-    chosen = renamer.choose(rng, share, blocks)
+    chosen = renamer.choose(rng, share)
     name = renamer.kernel.name
     for _ in range(REPAIRS):
         if not chosen:

@@ -31,13 +31,11 @@ from warploom.sass.decode.nvinfo import pinned_offsets, rewritten_offsets
 from warploom.sass.decode.resources import UNIFORM_BASE, resource_name
 from warploom.sass.flow.dependence import Dependence, dependences
 from warploom.sass.flow.latency import LONGEST, LatencyTable, table_for
-from warploom.sass.flow.mining import exclusive, issue_times, key_of
-from warploom.sass.flow.outstanding import at_entry, conflicts, step
-from warploom.sass.flow.paths import fixed_point
+from warploom.sass.flow.mining import exclusive, key_of, spread
+from warploom.sass.flow.paths import states
 from warploom.sass.rewrites.renaming.fields import occurrences, shape
 from warploom.sass.rules.boundaries import pairs_across
-from warploom.sass.rules.fresh import change_outside, decode_anew
-from warploom.sass.rules.lint import lint
+from warploom.sass.rules.fresh import change_outside, decode_anew, new_hazards, new_lint
 from warploom.sass.rules.verdict import Finding
 
 STACK: Final = 1
@@ -61,9 +59,7 @@ class _Relation:
 _EQUAL: Final = _Relation(frozenset(), frozenset())
 
 
-def verify_renaming(
-    original: Cubin, renamed: Cubin, name: str, table: LatencyTable | None = None
-) -> list[Finding]:
+def verify_renaming(original: Cubin, renamed: Cubin, name: str) -> list[Finding]:
     """Every reason why `renamed` is not `original` in other registers; empty when it is.
 
     Both hold the kernel `name`; everything else in the files must be the same bytes.
@@ -82,12 +78,13 @@ def verify_renaming(
     found += _lockstep(one, other)
     if found:
         return found  # hazards of another program say nothing
-    latencies = table or table_for(one.sm)
-    return [*_distances(one, other, latencies), *_outstanding(one, other), *_lint(one, other)]
-
-
-def _finding(rule: str, item: Instruction, reason: str) -> Finding:
-    return Finding(rule, item.offset, item.line.text, reason)
+    same = range(len(one.instructions))
+    return [
+        *_distances(one, other, table_for(one.sm)),
+        *new_hazards(one, other, same),
+        *new_lint(one, other, same),
+        *_groups(one, other),
+    ]
 
 
 # --- the same program ------------------------------------------------------------------------
@@ -98,14 +95,14 @@ def _same_shape(kernel: Kernel, first: Instruction, second: Instruction) -> Find
     if (first.low, first.high) == (second.low, second.high):
         return None
     if shape(first.line.text) != shape(second.line.text) or first.line.note != second.line.note:
-        return _finding("INSTRUCTION", second, f"the original has {first.line.text}")
+        return Finding.at("INSTRUCTION", second, f"the original has {first.line.text}")
     if (first.high ^ second.high) & CONTROL_MASK:
-        return _finding("CONTROL_FIELD", second, "a renaming keeps the control fields")
+        return Finding.at("CONTROL_FIELD", second, "a renaming keeps the control fields")
     if occurrences(first.line.text) == occurrences(second.line.text):
-        return _finding("INSTRUCTION", second, "a bit that the text does not show changed")
+        return Finding.at("INSTRUCTION", second, "a bit that the text does not show changed")
     size = len(kernel.instructions) * WORD_BYTES
     if first.offset in {**pinned_offsets(kernel.info, size), **rewritten_offsets(kernel.info)}:
-        return _finding("NV_INFO", second, ".nv.info names this instruction and its registers")
+        return Finding.at("NV_INFO", second, ".nv.info names this instruction and its registers")
     return None
 
 
@@ -128,11 +125,11 @@ def _limits(one: Kernel, other: Kernel) -> list[Finding]:
             limit = limits[0] if access.resource < UNIFORM_BASE else limits[1]
             if access.resource < 2 * UNIFORM_BASE and access.resource > limit:
                 reason = f"{resource_name(access.resource)} is above what the original uses"
-                found.append(_finding("ALLOCATION", second, reason))
+                found.append(Finding.at("ALLOCATION", second, reason))
         found += _alignment(first, second)
         pairs = zip(first.effects.writes, second.effects.writes, strict=False)
         if any(STACK in (a.resource, b.resource) and a.resource != b.resource for a, b in pairs):
-            found.append(_finding("ALLOCATION", second, "R1 is the stack pointer"))
+            found.append(Finding.at("ALLOCATION", second, "R1 is the stack pointer"))
     return found
 
 
@@ -151,34 +148,30 @@ def _alignment(first: Instruction, second: Instruction) -> Iterator[Finding]:
             step = 1 if len(rows) == 1 else 2 if len(rows) == 2 else 4
             shifts = {other - one for one, other in rows}
             if len(shifts) > 1 or min(shifts) % step:
-                yield _finding("ALIGNMENT", second, f"{len(rows)} registers moved by {shifts}")
+                yield Finding.at("ALIGNMENT", second, f"{len(rows)} registers moved by {shifts}")
 
 
 def _lockstep(one: Kernel, other: Kernel) -> list[Finding]:
     """Run both kernels side by side over every path; see the module."""
 
-    def through(block: int, state: _Relation) -> _Relation:
-        for index in range(one.blocks[block].start, one.blocks[block].end):
-            state = _after(state, one.instructions[index], other.instructions[index])
-        return state
+    def step(state: _Relation, first: Instruction) -> _Relation:
+        return _after(state, first, other.instructions[first.index])
 
     found: dict[tuple[int, int], Finding] = {}
-    for place, entry in fixed_point(one, _EQUAL, through, _Relation.meet).items():
-        state = entry
-        block = one.blocks[place.block]
-        for index in range(block.start, block.end):
-            first, second = one.instructions[index], other.instructions[index]
-            pairs = _reads(first, second)
-            if pairs is None:
-                found[index, -1] = _finding("DATAFLOW", second, "reads other places than before")
-            for mine, theirs in pairs or ():
-                if not state.holds(mine, theirs):
-                    reason = (
-                        f"reads {resource_name(theirs)}, which need not hold what "
-                        f"{resource_name(mine)} holds in the original"
-                    )
-                    found[index, mine] = _finding("DATAFLOW", second, reason)
-            state = _after(state, first, second)
+    for first, state in states(one, _EQUAL, step, _Relation.meet):
+        second = other.instructions[first.index]
+        pairs = _reads(first, second)
+        if pairs is None:
+            found[first.index, -1] = Finding.at(
+                "DATAFLOW", second, "reads other places than before"
+            )
+        for mine, theirs in pairs or ():
+            if not state.holds(mine, theirs):
+                reason = (
+                    f"reads {resource_name(theirs)}, which need not hold what "
+                    f"{resource_name(mine)} holds in the original"
+                )
+                found[first.index, mine] = Finding.at("DATAFLOW", second, reason)
     return list(found.values())
 
 
@@ -215,12 +208,9 @@ def _distances(one: Kernel, other: Kernel, table: LatencyTable) -> list[Finding]
     """Dependences the original has not are as far apart as the mined table asks."""
     found: list[Finding] = []
     for block in other.blocks:
-        known = {_key(row) for row in dependences(one.instructions[block.start : block.end])}
-        items = other.instructions[block.start : block.end]
-        times = dict(zip(range(block.start, block.end), issue_times(items), strict=True))
-        for row in dependences(items):
+        known = {_key(row) for row in dependences(one.items(block))}
+        for row, distance in spread(other, block):
             if _key(row) not in known:
-                distance = times[row.later] - times[row.earlier]
                 found += _too_close(other, row, distance, table)
     across = {_key(row) for row, _ in pairs_across(one, table)}
     for row, distance in pairs_across(other, table):
@@ -247,50 +237,13 @@ def _too_close(
         f"{distance} cycles after {earlier}, a dependence through {resource_name(row.resource)} "
         f"that the original has not; needs {need}"
     )
-    return [_finding("NEW_DEPENDENCE", later, reason)]
-
-
-def _outstanding(one: Kernel, other: Kernel) -> list[Finding]:
-    """Registers used while a variable-latency instruction has yet to write or read them."""
-
-    def open_pairs(kernel: Kernel) -> dict[tuple[int, int, str], str]:
-        found: dict[tuple[int, int, str], str] = {}
-        for place, entry in at_entry(kernel).items():
-            state = entry
-            block = kernel.blocks[place.block]
-            for item in kernel.instructions[block.start : block.end]:
-                for unsettled, hazard in conflicts(kernel, state, item):
-                    key = (unsettled.producer, item.index, hazard.name)
-                    found[key] = resource_name(unsettled.resource)
-                state = step(kernel, state, item)
-        return found
-
-    before = open_pairs(one)
-    return [
-        _finding(
-            "NEW_DEPENDENCE",
-            other.instructions[later],
-            f"{name} is still in use by {other.instructions[producer]}, and nothing waits for it",
-        )
-        for (producer, later, hazard), name in open_pairs(other).items()
-        if (producer, later, hazard) not in before
-    ]
-
-
-def _lint(one: Kernel, other: Kernel) -> list[Finding]:
-    """Findings of `lint` that the original has not: asynchronous registers, kept operands."""
-    before = {(row.rule, row.offset) for row in lint(one)}
-    return [
-        Finding(row.rule, row.offset, row.instruction, row.reason)
-        for row in lint(other)
-        if (row.rule, row.offset) not in before
-    ] + _groups(one, other)
+    return [Finding.at("NEW_DEPENDENCE", later, reason)]
 
 
 def _groups(one: Kernel, other: Kernel) -> list[Finding]:
     """Asynchronous matrix instructions keep their registers: what waits for them names these."""
     return [
-        _finding("ASYNCHRONOUS", second, "touches other registers of a matrix group")
+        Finding.at("ASYNCHRONOUS", second, "touches other registers of a matrix group")
         for first, second in zip(one.instructions, other.instructions, strict=True)
         if [access for access in first.effects.reads if access.slot == GROUP_SLOT]
         != [access for access in second.effects.reads if access.slot == GROUP_SLOT]

@@ -71,7 +71,7 @@ class Webs:
             number = pending.pop(0)
             block = self.kernel.blocks[number]
             state = dict(entry[number])
-            for item in self.kernel.instructions[block.start : block.end]:
+            for item in self.kernel.items(block):
                 self._step(state, item)
             for successor in block.successors:
                 target, grown = entry[successor], False
@@ -94,7 +94,7 @@ class Webs:
         """Remember what reaches every instruction, and join the definitions of every use."""
         for block in self.kernel.blocks:
             state = dict(self._at_entry[block.index])
-            for item in self.kernel.instructions[block.start : block.end]:
+            for item in self.kernel.items(block):
                 here: _Reaching = {}
                 for access in (*item.effects.reads, *item.effects.writes):
                     here[access.resource] = state.get(access.resource, frozenset())
@@ -213,7 +213,7 @@ class Webs:
         wanted = set(register.values())
         for block in self.kernel.blocks:
             state = dict(self._at_entry[block.index])
-            for item in self.kernel.instructions[block.start : block.end]:
+            for item in self.kernel.items(block):
                 self._step(state, item)
                 alive = self.live_out[item.index]
                 for resource in wanted:

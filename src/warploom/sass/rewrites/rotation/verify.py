@@ -29,14 +29,12 @@ from warploom.sass.decode.control import CONTROL_MASK, NO_SCOREBOARD, Control
 from warploom.sass.decode.cubin import WORD_BYTES, Cubin
 from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.decode.resources import resource_name
-from warploom.sass.flow.dependence import Dependence, Hazard, dependences
+from warploom.sass.flow.dependence import Dependence, Hazard
 from warploom.sass.flow.latency import LONGEST, LatencyTable, table_for
-from warploom.sass.flow.mining import exclusive, issue_times, key_of
-from warploom.sass.flow.outstanding import at_entry, conflicts, step
+from warploom.sass.flow.mining import exclusive, key_of, spread
 from warploom.sass.rewrites.rotation.rotate import Rotation
 from warploom.sass.rules.boundaries import pairs_across
-from warploom.sass.rules.fresh import decode_anew
-from warploom.sass.rules.lint import lint
+from warploom.sass.rules.fresh import decode_anew, new_hazards, new_lint
 from warploom.sass.rules.verdict import Finding
 
 # Opcodes that compute registers from registers and constants and do nothing else.
@@ -58,9 +56,7 @@ LOW_FIELD: Final = 0xFF << 16
 PLAIN_TABLES: Final = (0x28, 0x31, 0x1C, 0x1D)
 
 
-def verify_rotation(
-    original: Cubin, rotated: Cubin, name: str, claim: Rotation, table: LatencyTable | None = None
-) -> list[Finding]:
+def verify_rotation(original: Cubin, rotated: Cubin, name: str, claim: Rotation) -> list[Finding]:
     """Every reason why `rotated` is not `original` with `claim` done; empty when it is."""
     if finding := _container(original, rotated, name):
         return [finding]
@@ -74,9 +70,9 @@ def verify_rotation(
         return found  # hazards of another program say nothing
     origin = _origins(one, claim)
     return [
-        *_distances(one, other, origin, table or table_for(one.sm)),
-        *_outstanding(one, other, origin),
-        *_lint(one, other, origin),
+        *_distances(one, other, origin, table_for(one.sm)),
+        *new_hazards(one, other, origin),
+        *new_lint(one, other, origin),
     ]
 
 
@@ -94,10 +90,6 @@ def _container(original: Cubin, rotated: Cubin, name: str) -> Finding | None:
     return Finding("CONTAINER", 0, name, "bytes outside the code changed, or it has relocations")
 
 
-def _finding(rule: str, item: Instruction, reason: str) -> Finding:
-    return Finding(rule, item.offset, item.line.text, reason)
-
-
 def _loop(one: Kernel, claim: Rotation) -> Iterator[Finding]:
     """The claim is about a loop that is entered by falling into it and left at its latch."""
     items, header, latch = one.instructions, claim.header, claim.latch
@@ -105,23 +97,23 @@ def _loop(one: Kernel, claim: Rotation) -> Iterator[Finding]:
         yield Finding("LOOP", 0, one.name, f"{claim} is outside the code")
         return
     if items[latch].base != "BRA" or _target(one, items[latch]) != header:
-        yield _finding("LOOP", items[latch], "is not a branch to the header")
+        yield Finding.at("LOOP", items[latch], "is not a branch to the header")
     if items[header - 1].base in LEAVING:
-        yield _finding("LOOP", items[header - 1], "does not fall into the loop")
+        yield Finding.at("LOOP", items[header - 1], "does not fall into the loop")
     for item in items:
         if item.base in LEAVING and item.base not in FOLLOWED:
-            yield _finding("CONTROL_FLOW", item, "is not followed by this proof")
+            yield Finding.at("CONTROL_FLOW", item, "is not followed by this proof")
         target = _target(one, item)
         if target is None:
             continue
         if header <= target < header + claim.count and item.index != latch:
-            yield _finding("LOOP", item, "enters the loop, or lands among what moves")
+            yield Finding.at("LOOP", item, "enters the loop, or lands among what moves")
     for value in nvinfo.pinned_offsets(one.info, len(items) * WORD_BYTES):
         if header <= value // WORD_BYTES < header + claim.count:
-            yield _finding("NV_INFO", items[value // WORD_BYTES], "is named by .nv.info")
+            yield Finding.at("NV_INFO", items[value // WORD_BYTES], "is named by .nv.info")
     inside = items[header : header + claim.count]
     if any(item.base in LEAVING or item.base in ("BSSY", "UBSSY") for item in inside):
-        yield _finding("LOOP", items[header], "control flow would move")
+        yield Finding.at("LOOP", items[header], "control flow would move")
 
 
 def _target(kernel: Kernel, item: Instruction) -> int | None:
@@ -145,10 +137,10 @@ def _stream(one: Kernel, other: Kernel, claim: Rotation) -> Iterator[Finding]:
             one.blocks[one.block_of[item.index]].predecessors
         )
         if item.base != "NOP" or reached:
-            yield _finding("PADDING", item, "is dropped and is no padding")
+            yield Finding.at("PADDING", item, "is dropped and is no padding")
     tail = one.blocks[one.block_of[len(items) - count]]
     if tail.predecessors:
-        yield _finding("PADDING", items[tail.start], "control reaches the padding")
+        yield Finding.at("PADDING", items[tail.start], "control reaches the padding")
     for place, (index, new) in enumerate(
         zip(_origins(one, claim), other.instructions, strict=True)
     ):
@@ -158,15 +150,15 @@ def _stream(one: Kernel, other: Kernel, claim: Rotation) -> Iterator[Finding]:
         before = old.low | (old.high & ~CONTROL_MASK) << 64
         after = new.low | (new.high & ~CONTROL_MASK) << 64
         if (before ^ after) & moving:
-            yield _finding("INSTRUCTION", new, f"the original has {old.line.text}")
+            yield Finding.at("INSTRUCTION", new, f"the original has {old.line.text}")
         if aim is not None:
             wanted = aim if aim <= latch else aim + count
             if index == latch:
                 wanted = claim.header + count
             if _target(other, new) != wanted:
-                yield _finding("BRANCH", new, f"does not go where {old} goes")
+                yield Finding.at("BRANCH", new, f"does not go where {old} goes")
         if not _same_control(old.control, new.control, place == latch - 1):
-            yield _finding("CONTROL_FIELD", new, "a rotation keeps the control fields")
+            yield Finding.at("CONTROL_FIELD", new, "a rotation keeps the control fields")
 
 
 def _displacement(item: Instruction, sm: int) -> int:
@@ -220,14 +212,16 @@ def _silent(one: Kernel, claim: Rotation) -> Iterator[Finding]:
         fixed = not item.effects.info.variable
         settled = item.control.write_sb == NO_SCOREBOARD == item.control.read_sb
         if item.base not in SILENT or not fixed or not settled or item.pinned:
-            yield _finding("SIDE_EFFECT", item, "is not known to do nothing but compute registers")
+            yield Finding.at(
+                "SIDE_EFFECT", item, "is not known to do nothing but compute registers"
+            )
         for access in item.effects.writes:
             if access.resource in decides:
                 reason = f"writes {resource_name(access.resource)}, which the latch reads"
-                yield _finding("DATAFLOW", item, reason)
+                yield Finding.at("DATAFLOW", item, reason)
             if access.resource in needed:
                 reason = f"{resource_name(access.resource)} is read after the loop"
-                yield _finding("DATAFLOW", item, reason)
+                yield Finding.at("DATAFLOW", item, reason)
 
 
 def _needed(one: Kernel, start: int) -> set[int]:
@@ -244,7 +238,7 @@ def _needed(one: Kernel, start: int) -> set[int]:
         seen[number] = written
         done = set(written)
         block = one.blocks[number]
-        for item in one.instructions[block.start : block.end]:
+        for item in one.items(block):
             needed |= {a.resource for a in item.effects.reads if a.resource not in done}
             if not item.effects.partial:
                 done |= {access.resource for access in item.effects.writes}
@@ -276,15 +270,12 @@ def _distances(
         need = min(table.gaps.get(name, LONGEST), LONGEST)
         if distance < min(need, before.get(_key(row, origin), need)):
             reason = f"{distance} cycles after {earlier}, which the original keeps further apart"
-            yield _finding("LATENCY", later, reason)
+            yield Finding.at("LATENCY", later, reason)
 
 
 def _spread(kernel: Kernel, table: LatencyTable) -> Iterator[tuple[Dependence, int]]:
     for block in kernel.blocks:
-        items = kernel.instructions[block.start : block.end]
-        times = issue_times(items)
-        for row in dependences(items):
-            yield row, times[row.later - block.start] - times[row.earlier - block.start]
+        yield from spread(kernel, block)
     yield from pairs_across(kernel, table)
 
 
@@ -296,32 +287,3 @@ def _key(row: Dependence, origin: list[int]) -> _Key:
         row.earlier_slot,
         row.later_slot,
     )
-
-
-def _outstanding(one: Kernel, other: Kernel, origin: list[int]) -> Iterator[Finding]:
-    """Registers used while a variable-latency instruction has yet to write or read them."""
-    same = list(range(len(one.instructions)))
-    before = {key for key, _ in _open_pairs(one, same)}
-    for key, (later, name) in _open_pairs(other, origin):
-        if key not in before:
-            yield _finding("NEW_DEPENDENCE", later, f"{name} is still in use; nothing waits for it")
-
-
-def _open_pairs(
-    kernel: Kernel, origin: list[int]
-) -> Iterator[tuple[tuple[int, int, str], tuple[Instruction, str]]]:
-    for place, entry in at_entry(kernel).items():
-        state = entry
-        block = kernel.blocks[place.block]
-        for item in kernel.instructions[block.start : block.end]:
-            for unsettled, hazard in conflicts(kernel, state, item):
-                key = (origin[unsettled.producer], origin[item.index], hazard.name)
-                yield key, (item, resource_name(unsettled.resource))
-            state = step(kernel, state, item)
-
-
-def _lint(one: Kernel, other: Kernel, origin: list[int]) -> Iterator[Finding]:
-    before = {(row.rule, row.offset) for row in lint(one)}
-    for row in lint(other):
-        if (row.rule, origin[row.offset // WORD_BYTES] * WORD_BYTES) not in before:
-            yield Finding(row.rule, row.offset, row.instruction, row.reason)

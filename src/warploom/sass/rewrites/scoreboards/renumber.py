@@ -65,7 +65,7 @@ class Renumberer:
         self._weights = [4.0 ** depth[block.index] for block in self._playable]
 
     def _sets_free(self, block: Block) -> bool:
-        items = self.kernel.instructions[block.start : block.end]
+        items = self.kernel.items(block)
         return any(
             number_of(self.kernel, event) in self.free for item in items for event in events(item)
         )
@@ -105,7 +105,7 @@ class Renumberer:
             [
                 (
                     tuple(range(block.start, block.end)),
-                    tuple(item.control for item in kernel.instructions[block.start : block.end]),
+                    tuple(item.control for item in kernel.items(block)),
                 )
                 for block in kernel.blocks
             ]
@@ -117,7 +117,7 @@ class Renumberer:
         """One event of a block takes another number, or two events change theirs."""
         mine = [
             event
-            for item in self.kernel.instructions[block.start : block.end]
+            for item in self.kernel.items(block)
             for event in events(item)
             if numbers[event] in self.free
         ]
@@ -129,7 +129,7 @@ class Renumberer:
 
     def _give_out(self, block: Block, numbers: dict[int, int], rng: random.Random) -> None:
         """New numbers for all events of a block, by least needless waiting."""
-        items = self.kernel.instructions[block.start : block.end]
+        items = self.kernel.items(block)
         times = issue_times(items)
         open_now: dict[int, list[_Open]] = {number: [] for number in self.free}
         for place, item in enumerate(items):

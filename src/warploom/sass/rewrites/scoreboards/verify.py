@@ -39,8 +39,7 @@ from warploom.sass.flow.aliasing import is_sync
 from warploom.sass.flow.loops import natural_loops
 from warploom.sass.flow.paths import fixed_point
 from warploom.sass.flow.scoreboard import protected_sources, takes_no_wait, waited_scoreboards
-from warploom.sass.rules.fresh import change_outside, decode_anew
-from warploom.sass.rules.lint import lint
+from warploom.sass.rules.fresh import change_outside, decode_anew, new_lint
 from warploom.sass.rules.verdict import Finding
 
 ALL_BOARDS: Final = (1 << SCOREBOARDS) - 1
@@ -69,13 +68,10 @@ def verify_scoreboards(original: Cubin, other: Cubin, name: str) -> list[Finding
     if found:
         return found
     found = [
-        _finding("BOARD_LATE", one.instructions[late.item], late.reason) for late in lates(one, two)
+        Finding.at("BOARD_LATE", one.instructions[late.item], late.reason)
+        for late in lates(one, two)
     ]
-    return found or [*_unsettled(one, two), *_lint(one, two)]
-
-
-def _finding(rule: str, item: Instruction, reason: str) -> Finding:
-    return Finding(rule, item.offset, item.line.text, reason)
+    return found or [*_unsettled(one, two), *new_lint(one, two, range(len(one.instructions)))]
 
 
 # --- fields --------------------------------------------------------------------------------------
@@ -85,19 +81,19 @@ def _words(one: Kernel, two: Kernel) -> Iterator[Finding]:
     """The same words but for scoreboards, waits and longer stalls; who sets a scoreboard stays."""
     for first, second in zip(one.instructions, two.instructions, strict=True):
         if (first.low, first.high & ~CONTROL_MASK) != (second.low, second.high & ~CONTROL_MASK):
-            yield _finding("BOARD_WORD", first, "the instruction itself changed")
+            yield Finding.at("BOARD_WORD", first, "the instruction itself changed")
             continue
         before, after = first.control, second.control
         if (before.stay, before.reuse) != (after.stay, after.reuse) or after.stall < before.stall:
-            yield _finding("BOARD_WORD", first, "a hint changed or a stall became shorter")
+            yield Finding.at("BOARD_WORD", first, "a hint changed or a stall became shorter")
         if takes_no_wait(first) and after.wait != before.wait:
-            yield _finding("BOARD_WORD", first, "the instruction takes no wait")
+            yield Finding.at("BOARD_WORD", first, "the instruction takes no wait")
         if fault := after.fault():
-            yield _finding("BOARD_WORD", first, fault)
+            yield Finding.at("BOARD_WORD", first, fault)
         for what in ("write_sb", "read_sb"):
             sets = getattr(before, what) != NO_SCOREBOARD, getattr(after, what) != NO_SCOREBOARD
             if sets[0] != sets[1]:
-                yield _finding("BOARD_SET", first, f"{what} is set in one of the two only")
+                yield Finding.at("BOARD_SET", first, f"{what} is set in one of the two only")
 
 
 def named_scoreboards(kernel: Kernel) -> int:
@@ -122,14 +118,14 @@ def _named(one: Kernel, two: Kernel) -> Iterator[Finding]:
             if numbers[0] != numbers[1]:
                 changed |= sum(1 << n for n in numbers if n != NO_SCOREBOARD) & named
         if changed:
-            yield _finding("BOARD_NAMED", first, "a scoreboard that a DEPBAR names changed hands")
+            yield Finding.at("BOARD_NAMED", first, "a scoreboard that a DEPBAR names changed hands")
 
 
 def _visible(one: Kernel, two: Kernel) -> Iterator[Finding]:
     """An increment shows one cycle after issue."""
     for place in range(1, len(two.instructions)):
         if _early(two, place) and not _early(one, place):
-            yield _finding(
+            yield Finding.at(
                 "BOARD_VISIBLE", two.instructions[place], "waits in the cycle after the increment"
             )
 
@@ -154,7 +150,7 @@ def _loops(one: Kernel, two: Kernel) -> Iterator[Finding]:
                 first, second = number_of(one, event), number_of(two, event)
                 if in_one >> first & 1 and not in_two >> second & 1:
                     reason = f"its loop sets scoreboard {second} and never awaits it"
-                    yield _finding("BOARD_COUNT", two.instructions[index], reason)
+                    yield Finding.at("BOARD_COUNT", two.instructions[index], reason)
 
 
 def _awaited(kernel: Kernel, indices: list[int]) -> int:
@@ -184,14 +180,10 @@ class Relation:
                 results = {access.resource for access in item.effects.writes}
                 sources = set(protected_sources(item))
                 self.settles[event] = (set() if event & 1 else results, sources)
-        for place, entry in outstanding.at_entry(original).items():
-            state = entry
-            block = original.blocks[place.block]
-            for item in original.instructions[block.start : block.end]:
-                self._join(state, item)
-                if any(True for _ in outstanding.conflicts(original, state, item)):
-                    self.alone.add(item.index)
-                state = outstanding.step(original, state, item)
+        for item, state in outstanding.walk(original):
+            self._join(state, item)
+            if any(True for _ in outstanding.conflicts(original, state, item)):
+                self.alone.add(item.index)
 
     def _join(self, state: outstanding.State, item: Instruction) -> None:
         """An event of `item` also settles what its pipe issued before with no way to tell."""
@@ -308,21 +300,10 @@ def _unsettled(one: Kernel, two: Kernel) -> Iterator[Finding]:
     known = set(_open_uses(one))
     for index, producer, resource in sorted(set(_open_uses(two)) - known):
         item, other = two.instructions[index], two.instructions[producer]
-        yield _finding("BOARD_HAZARD", item, f"{resource_name(resource)} of {other} may be open")
+        yield Finding.at("BOARD_HAZARD", item, f"{resource_name(resource)} of {other} may be open")
 
 
 def _open_uses(kernel: Kernel) -> Iterator[tuple[int, int, int]]:
-    for place, entry in outstanding.at_entry(kernel).items():
-        state = entry
-        block = kernel.blocks[place.block]
-        for item in kernel.instructions[block.start : block.end]:
-            for open_entry, _ in outstanding.conflicts(kernel, state, item):
-                yield item.index, open_entry.producer, open_entry.resource
-            state = outstanding.step(kernel, state, item)
-
-
-def _lint(one: Kernel, two: Kernel) -> Iterator[Finding]:
-    known = {(row.rule, row.offset) for row in lint(one)}
-    for row in lint(two):
-        if (row.rule, row.offset) not in known:
-            yield Finding(f"LINT_{row.rule}", row.offset, row.instruction, row.reason)
+    for item, state in outstanding.walk(kernel):
+        for entry, _ in outstanding.conflicts(kernel, state, item):
+            yield item.index, entry.producer, entry.resource

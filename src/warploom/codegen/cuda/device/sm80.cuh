@@ -1,61 +1,68 @@
-"""Device functions of kernels for GPUs without TMA and wgmma: cp.async, ldmatrix, mma.sync.
+// Kernels for GPUs without TMA and wgmma: cp.async, ldmatrix, mma.sync.
+// Sources: PTX ISA 9.x, sections 9.7.9.25 (cp.async), 9.7.13.15 (mbarrier,
+// cp.async.mbarrier.arrive), 9.7.14.5 (mma, ldmatrix). Tiles lie in shared memory as `ir.layout`
+// says. Its swizzle repeats every 8 rows: (8 i + r, byte) is 8 i rows beyond (r, byte). `read_left`
+// and `read_right` are written so: then the offsets of all blocks differ by constants and share
+// registers; else each has its own.
 
-Sources: PTX ISA 9.x, sections 9.7.9.25 (cp.async), 9.7.13.15 (mbarrier, cp.async.mbarrier.arrive),
-9.7.14.5 (mma, ldmatrix). Tiles lie in shared memory as `ir.layout` says.
-"""
-
-from __future__ import annotations
-
-
-def _multiply(name: str, word: str) -> str:
-    return f"""\
-DEVICE void mma_{name}(float* d, const unsigned* a, const unsigned* b) {{
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.{word}.{word}.f32 {{%0, %1, %2, %3}}, "
-               "{{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}}"""
-
-
-SM80_PRELUDE: dict[str, str] = {
-    "barrier_wait": """\
+//@ barrier_wait
 // Returns when the phase of that parity has completed (a fresh barrier: parity 1 at once).
 DEVICE void barrier_wait(unsigned bar, unsigned parity) {
-  asm volatile("{ .reg .pred done;\\nAGAIN:\\n"
-               "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\\n"
+  asm volatile("{ .reg .pred done;\nAGAIN:\n"
+               "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
                "@!done bra AGAIN; }" ::"r"(bar), "r"(parity) : "memory");
-}""",
-    "copies_arrive": """\
+}
+
+//@ copies_arrive
 // Arrives once every copy this thread has started is done; the barrier counts on 128 of them.
 DEVICE void copies_arrive(unsigned bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
-}""",
-    "copy_async": """\
+}
+
+//@ copy_async
 // 16 bytes to shared memory, of which `count` are read and the rest are zero.
 DEVICE void copy_async(unsigned to, const void* from, unsigned count) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                ::"r"(to), "l"(from), "r"(count) : "memory");
-}""",
-    "load_matrix": """\
+}
+
+//@ load_matrix
 DEVICE void load_matrix(unsigned (&x)[4], unsigned at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
-}""",
-    "load_matrix_transposed": """\
+}
+
+//@ load_matrix_transposed
 DEVICE void load_matrix_transposed(unsigned (&x)[4], unsigned at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
-}""",
-    "mma_bf16": _multiply("bf16", "bf16"),
-    "mma_fp16": _multiply("fp16", "f16"),
-    "tile_offset": """\
+}
+
+//@ mma_bf16
+DEVICE void mma_bf16(float* d, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+//@ mma_fp16
+DEVICE void mma_fp16(float* d, const unsigned* a, const unsigned* b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+//@ tile_offset
 // Byte offset of (row, byte of the row) in a tile of panels kWidth bytes wide, swizzled.
 template <int kWidth, int kRows> DEVICE unsigned tile_offset(int row, int byte) {
   constexpr unsigned kMask = kWidth == 128 ? 0x70 : kWidth == 64 ? 0x30 : 0x10;
   const unsigned at = row * kWidth + byte % kWidth;
   return byte / kWidth * (kRows * kWidth) + (at ^ (at >> 3 & kMask));
-}""",
-    "fill_tile": """\
+}
+
+//@ fill_tile
 // 128 threads start the copies of a tile; what lies outside of the array becomes zero.
 template <int kWidth, int kRows, int kCols>
 DEVICE void fill_tile(unsigned to, const unsigned short* from, long long pitch, int row, int rows,
@@ -69,10 +76,9 @@ DEVICE void fill_tile(unsigned to, const unsigned short* from, long long pitch, 
     copy_async(to + tile_offset<kWidth, kRows>(at / kLine, at % kLine * 16),
                inside ? from + r * pitch + c : from, count);
   }
-}""",
-    # The swizzle repeats every 8 rows: (8 i + r, byte) is 8 i rows beyond (r, byte). Written so,
-    # the offsets of all blocks differ by constants and share registers; else each has its own.
-    "read_left": """\
+}
+
+//@ read_left
 // Operand A of one mma: rows from `row`, depth from `depth`, multiples of 8; kDeep: the depth is
 // contiguous.
 template <int kWidth, int kRows, bool kDeep>
@@ -85,8 +91,9 @@ DEVICE void read_left(unsigned (&x)[4], unsigned tile, int row, int depth) {
     const int r = lane % 8 + lane / 16 * 8, byte = (row + lane / 8 % 2 * 8) * 2;
     load_matrix_transposed(x, tile + depth * kWidth + tile_offset<kWidth, kRows>(r, byte));
   }
-}""",
-    "read_right": """\
+}
+
+//@ read_right
 // Operand B of two mma: columns from `col`, 16 of them where the tile has so many (8 twice, else).
 template <int kWidth, int kRows, int kCols, bool kDeep>
 DEVICE void read_right(unsigned (&x)[4], unsigned tile, int col, int depth) {
@@ -99,5 +106,4 @@ DEVICE void read_right(unsigned (&x)[4], unsigned tile, int col, int depth) {
     const int r = lane % 8 + lane / 8 % 2 * 8, byte = (col + second) * 2;
     load_matrix_transposed(x, tile + depth * kWidth + tile_offset<kWidth, kRows>(r, byte));
   }
-}""",
 }

@@ -1,85 +1,7 @@
-"""Device functions of SIMT kernels: element types in memory, exchanges among threads.
+// SIMT kernels: lines of memory, exchanges among threads. But for a few copies and barriers plain
+// C++, so that tests run the emitted text on a CPU.
 
-Conversions are single PTX instructions (PTX ISA 9.7.9, cvt; fp8 needs sm_89); everything else is
-plain C++, so that tests run the emitted text on a CPU with their own conversions.
-"""
-
-from __future__ import annotations
-
-from warploom.tile import DType
-from warploom.tile.dtypes import FP8, HALVES
-
-# Element types in memory and the conversions of each; tests replace exactly these.
-TYPES: dict[str, str] = {
-    "Bf16": """\
-struct Bf16 { unsigned short bits; };
-DEVICE float value_of(Bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
-DEVICE void set(Bf16& y, float x) {
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-}
-DEVICE unsigned pair_of(Bf16*, float low, float high) {
-  unsigned y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-DEVICE void add_to(Bf16* p, float x) {
-  Bf16 y;
-  set(y, x);
-  asm volatile("red.global.add.noftz.bf16 [%0], %1;" ::"l"(p), "h"(y.bits) : "memory");
-}""",
-    "Fp16": """\
-struct Fp16 { unsigned short bits; };
-DEVICE float value_of(Fp16 x) {
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-  return y;
-}
-DEVICE void set(Fp16& y, float x) {
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-}
-DEVICE unsigned pair_of(Fp16*, float low, float high) {
-  unsigned y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-DEVICE void add_to(Fp16* p, float x) {
-  Fp16 y;
-  set(y, x);
-  asm volatile("red.global.add.noftz.f16 [%0], %1;" ::"l"(p), "h"(y.bits) : "memory");
-}""",
-    "E4m3": """\
-struct E4m3 { unsigned char bits; };
-DEVICE float value_of(E4m3 x) {
-  float y;
-  asm("{ .reg .b32 pair; .reg .b16 low, high; cvt.rn.f16x2.e4m3x2 pair, %1;\\n"
-      "mov.b32 {low, high}, pair; cvt.f32.f16 %0, low; }" : "=f"(y) : "h"((unsigned short)x.bits));
-  return y;
-}
-DEVICE unsigned pair_of(E4m3*, float low, float high) {
-  unsigned short pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-DEVICE void set(E4m3& y, float x) { y.bits = (unsigned char)pair_of(&y, x, 0.0f); }""",
-    "E5m2": """\
-struct E5m2 { unsigned char bits; };
-DEVICE float value_of(E5m2 x) {
-  float y;
-  asm("{ .reg .b32 pair; .reg .b16 low, high; cvt.rn.f16x2.e5m2x2 pair, %1;\\n"
-      "mov.b32 {low, high}, pair; cvt.f32.f16 %0, low; }" : "=f"(y) : "h"((unsigned short)x.bits));
-  return y;
-}
-DEVICE unsigned pair_of(E5m2*, float low, float high) {
-  unsigned short pair;
-  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-DEVICE void set(E5m2& y, float x) { y.bits = (unsigned char)pair_of(&y, x, 0.0f); }""",
-}
-
-SIMT_PRELUDE: dict[str, str] = {
-    **TYPES,
-    "Plain": """\
+//@ Plain
 DEVICE float value_of(float x) { return x; }
 DEVICE int value_of(int x) { return x; }
 DEVICE bool value_of(unsigned char x) { return x != 0; }
@@ -87,15 +9,17 @@ DEVICE void set(float& y, float x) { y = x; }
 DEVICE void set(int& y, int x) { y = x; }
 DEVICE void set(unsigned char& y, bool x) { y = x; }
 DEVICE void add_to(float* p, float x) { atomicAdd(p, x); }
-DEVICE void add_to(int* p, int x) { atomicAdd(p, x); }""",
-    "rounded": """\
+DEVICE void add_to(int* p, int x) { atomicAdd(p, x); }
+
+//@ rounded
 // x as the type holds it.
 template <class T> DEVICE float rounded(float x) {
   T y;
   set(y, x);
   return value_of(y);
-}""",
-    "copy_bytes": """\
+}
+
+//@ copy_bytes
 // One access for each 16 bytes, or one of 8, 4, 2, 1.
 template <int kBytes> DEVICE void copy_bytes(void* to, const void* from) {
   if constexpr (kBytes % 16 == 0) {
@@ -111,12 +35,14 @@ template <int kBytes> DEVICE void copy_bytes(void* to, const void* from) {
   } else {
     *static_cast<unsigned char*>(to) = *static_cast<const unsigned char*>(from);
   }
-}""",
-    "is_aligned": """\
+}
+
+//@ is_aligned
 template <int kBytes> DEVICE bool is_aligned(const void* p) {
   return reinterpret_cast<unsigned long long>(p) % (kBytes < 16 ? kBytes : 16) == 0;
-}""",
-    "bits_of": """\
+}
+
+//@ bits_of
 DEVICE void memory_word(float& y, unsigned bits) { y = __uint_as_float(bits); }
 DEVICE void memory_word(int& y, unsigned bits) { y = int(bits); }
 DEVICE void memory_byte(unsigned char& y, unsigned bits) { y = (unsigned char)bits; }
@@ -124,8 +50,9 @@ template <class T> DEVICE void memory_byte(T& y, unsigned bits) { y.bits = (unsi
 DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
 DEVICE unsigned bits_of(int x) { return unsigned(x); }
 DEVICE unsigned bits_of(unsigned char x) { return x; }
-template <class T> DEVICE unsigned bits_of(T x) { return x.bits; }""",
-    "Line": """\
+template <class T> DEVICE unsigned bits_of(T x) { return x.bits; }
+
+//@ Line
 // kCount neighbours as they are in memory, in words of registers.
 template <int kBytes> struct WordOf { typedef unsigned Type; };
 template <> struct WordOf<1> { typedef unsigned char Type; };
@@ -147,13 +74,15 @@ template <class T, int kCount> struct Line {
     const unsigned bits = bits_of(x), at = h % kIn * 8 * int(sizeof(T));
     words[h / kIn] = Word(h % kIn ? words[h / kIn] | bits << at : bits << at);
   }
-};""",
-    "values_of": """\
+};
+
+//@ values_of
 template <int kCount, class X, class T> DEVICE void values_of(X* x, const Line<T, kCount>& line) {
 #pragma unroll
   for (int h = 0; h < kCount; ++h) x[h] = value_of(line.get(h));
-}""",
-    "line_of": """\
+}
+
+//@ line_of
 // Values rounded to a line; two at a time where the type is narrow.
 template <int kCount, class X, class T> DEVICE void line_of(Line<T, kCount>& line, const X* x) {
   constexpr int kIn = Line<T, kCount>::kIn;
@@ -172,20 +101,23 @@ template <int kCount, class X, class T> DEVICE void line_of(Line<T, kCount>& lin
       line.put(h, y);
     }
   }
-}""",
-    "lines_fit": """\
+}
+
+//@ lines_fit
 // Whether every line is one access: `sizes` are the pitches, lengths and starts, or'ed.
 template <class T, int kCount> DEVICE bool lines_fit(const T* data, long long sizes) {
   return (sizes & (kCount - 1)) == 0 && is_aligned<kCount * int(sizeof(T))>(data);
-}""",
-    "edge_line": """\
+}
+
+//@ edge_line
 template <class T, int kCount, class X> DEVICE void edge_line(Line<T, kCount>& x, X edge) {
   T y;
   set(y, edge);
 #pragma unroll
   for (int h = 0; h < kCount; ++h) x.put(h, y);
-}""",
-    "read_whole": """\
+}
+
+//@ read_whole
 // Neighbours from `place` on of a line of memory that ends at `length`: all of them, or no one is
 // inside and they are `edge`.
 template <class T, int kCount, class X>
@@ -194,8 +126,9 @@ DEVICE void read_whole(Line<T, kCount>& x, const T* line, int place, int length,
   edge_line(x, edge);
   if (inside && unsigned(place) < unsigned(length))
     copy_bytes<kCount * int(sizeof(T))>(x.words, line + place);
-}""",
-    "read_any": """\
+}
+
+//@ read_any
 // Some of them may be outside, `step` apart, or the line at no multiple of its size.
 template <class T, int kCount, class X>
 DEVICE void read_any(Line<T, kCount>& x, const T* line, int place, int length, long long step,
@@ -205,16 +138,18 @@ DEVICE void read_any(Line<T, kCount>& x, const T* line, int place, int length, l
 #pragma unroll
   for (int h = 0; h < kCount; ++h)
     x.put(h, inside && place + h >= 0 && place + h < length ? line[(place + h) * step] : y);
-}""",
-    "write_whole": """\
+}
+
+//@ write_whole
 template <int kCount, class X, class T>
 DEVICE void write_whole(const X* x, T* line, int place, int length, bool inside) {
   Line<T, kCount> y;
   line_of(y, x);
   if (inside && unsigned(place) < unsigned(length))
     copy_bytes<kCount * int(sizeof(T))>(line + place, y.words);
-}""",
-    "write_any": """\
+}
+
+//@ write_any
 // Places outside of the line stay as they are.
 template <int kCount, class X, class T>
 DEVICE void write_any(const X* x, T* line, int place, int length, long long step, bool inside) {
@@ -223,16 +158,18 @@ DEVICE void write_any(const X* x, T* line, int place, int length, long long step
 #pragma unroll
   for (int h = 0; h < kCount; ++h)
     if (inside && place + h >= 0 && place + h < length) line[(place + h) * step] = y.get(h);
-}""",
-    "Pieces": """\
+}
+
+//@ Pieces
 // A line in a ring: pieces of at most 16 bytes, each thread's beside those of its neighbours.
 template <int kThreads, int kBytes> struct Pieces {
   static constexpr int kPiece = kBytes < 16 ? kBytes : 16;
   static DEVICE int at(int number, int p) {
     return ((number + p) * kThreads + int(threadIdx.x)) * kPiece;
   }
-};""",
-    "copy_some": """\
+};
+
+//@ copy_some
 template <int kBytes> DEVICE void copy_some(void* to, const void* from) {
   if constexpr (kBytes == 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
@@ -240,22 +177,26 @@ template <int kBytes> DEVICE void copy_some(void* to, const void* from) {
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
                  ::"r"(smem_address(to)), "l"(from), "n"(kBytes) : "memory");
-}""",
-    "copies_commit": """\
-DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }""",
-    "copies_wait": """\
+}
+
+//@ copies_commit
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+//@ copies_wait
 template <int kPending> DEVICE void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}""",
-    "put_line": """\
+}
+
+//@ put_line
 template <int kThreads, class T, int kCount>
 DEVICE void put_line(unsigned char* stage, int number, const Line<T, kCount>& x) {
   using Of = Pieces<kThreads, kCount * int(sizeof(T))>;
 #pragma unroll
   for (int p = 0; p < kCount * int(sizeof(T)) / Of::kPiece; ++p)
     copy_bytes<Of::kPiece>(stage + Of::at(number, p), (const unsigned char*)x.words + p * 16);
-}""",
-    "copy_whole": """\
+}
+
+//@ copy_whole
 template <int kThreads, class T, int kCount, class X>
 DEVICE void copy_whole(unsigned char* stage, int number, const T* line, int place, int length,
                        bool inside, X edge, Line<T, kCount> x) {
@@ -269,15 +210,17 @@ DEVICE void copy_whole(unsigned char* stage, int number, const T* line, int plac
     edge_line(x, edge);
     put_line<kThreads>(stage, number, x);
   }
-}""",
-    "copy_any": """\
+}
+
+//@ copy_any
 template <int kThreads, class T, int kCount, class X>
 DEVICE void copy_any(unsigned char* stage, int number, const T* line, int place, int length,
                      long long step, bool inside, X edge, Line<T, kCount> x) {
   read_any(x, line, place, length, step, inside, edge);
   put_line<kThreads>(stage, number, x);
-}""",
-    "take_words": """\
+}
+
+//@ take_words
 // Volatile: what is taken again is read again, so that it need not stay in registers.
 template <int kBytes> DEVICE void take_words(unsigned* x, unsigned at) {
   if constexpr (kBytes == 16)
@@ -288,23 +231,26 @@ template <int kBytes> DEVICE void take_words(unsigned* x, unsigned at) {
                  : "=r"(x[0]), "=r"(x[1]) : "r"(at) : "memory");
   else
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at) : "memory");
-}""",
-    "take_line": """\
+}
+
+//@ take_line
 template <int kThreads, class T, int kCount>
 DEVICE void take_line(Line<T, kCount>& x, const unsigned char* stage, int number) {
   using Of = Pieces<kThreads, kCount * int(sizeof(T))>;
 #pragma unroll
   for (int p = 0; p < kCount * int(sizeof(T)) / Of::kPiece; ++p)
     take_words<Of::kPiece>(x.words + p * 4, smem_address(stage + Of::at(number, p)));
-}""",
-    "add_line": """\
+}
+
+//@ add_line
 template <int kCount, class X, class T>
 DEVICE void add_line(const X* x, T* line, int place, int length, long long step, bool inside) {
 #pragma unroll
   for (int h = 0; h < kCount; ++h)
     if (inside && place + h >= 0 && place + h < length) add_to(line + (place + h) * step, x[h]);
-}""",
-    "Found": """\
+}
+
+//@ Found
 // A value and where it is: the larger wins, of equals the first; NaN is larger than every number.
 struct Found { float value; int place; };
 DEVICE Found better(Found a, Found b) {
@@ -316,8 +262,9 @@ DEVICE Found better(Found a, Found b) {
 DEVICE Found swap_with(Found x, int lanes) {
   return {__shfl_xor_sync(0xffffffffu, x.value, lanes),
           __shfl_xor_sync(0xffffffffu, x.place, lanes)};
-}""",
-    "FoundInt": """\
+}
+
+//@ FoundInt
 struct FoundInt { int value; int place; };
 DEVICE FoundInt better(FoundInt a, FoundInt b) {
   return b.value > a.value || (b.value == a.value && b.place < a.place) ? b : a;
@@ -325,11 +272,13 @@ DEVICE FoundInt better(FoundInt a, FoundInt b) {
 DEVICE FoundInt swap_with(FoundInt x, int lanes) {
   return {__shfl_xor_sync(0xffffffffu, x.value, lanes),
           __shfl_xor_sync(0xffffffffu, x.place, lanes)};
-}""",
-    "swap_with": """\
+}
+
+//@ swap_with
 DEVICE float swap_with(float x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
-DEVICE int swap_with(int x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }""",
-    "Peers": """\
+DEVICE int swap_with(int x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
+
+//@ Peers
 // kPeers threads, kStride apart, that share an axis: kWarp of them in a warp, kGroups such parts.
 template <int kPeers, int kStride> struct Peers {
   static constexpr int kFit = kStride < 32 ? 32 / kStride : 1;
@@ -339,8 +288,9 @@ template <int kPeers, int kStride> struct Peers {
   static DEVICE int other() {
     return int(threadIdx.x) % kStride + int(threadIdx.x) / (kStride * kPeers) * kStride;
   }
-};""",
-    "combine": """\
+};
+
+//@ combine
 // x[.] of all peers, put together by f: every one of them gets the same result.
 template <int kPeers, int kStride, int kCount, class T, class F>
 DEVICE void combine(T* x, void* shared, F f) {
@@ -364,22 +314,26 @@ DEVICE void combine(T* x, void* shared, F f) {
       for (int at = 1; at < Of::kGroups; ++at) x[s] = f(x[s], row[at * kCount + s]);
     }
   }
-}""",
-    "push_word": """\
+}
+
+//@ push_word
 // A word into the shared memory of a block of the cluster; a barrier there counts its bytes.
 DEVICE void push_word(unsigned to, unsigned x, unsigned bar) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
                ::"r"(to), "r"(x), "r"(bar) : "memory");
-}""",
-    "cluster_arrive": """\
+}
+
+//@ cluster_arrive
 DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}""",
-    "cluster_wait": """\
+}
+
+//@ cluster_wait
 DEVICE void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}""",
-    "words_of": """\
+}
+
+//@ words_of
 DEVICE void words_of(unsigned* w, float x) { w[0] = __float_as_uint(x); }
 DEVICE void words_of(unsigned* w, int x) { w[0] = unsigned(x); }
 DEVICE void of_words(float& x, const unsigned* w) { x = __uint_as_float(w[0]); }
@@ -391,8 +345,9 @@ template <class T> DEVICE void words_of(unsigned* w, T x) {
 template <class T> DEVICE void of_words(T& x, const unsigned* w) {
   of_words(x.value, w);
   x.place = int(w[1]);
-}""",
-    "combine_blocks": """\
+}
+
+//@ combine_blocks
 // x[.] that the peers of a block have in common, put together by f over the blocks of the cluster.
 // Every block pushes its values to all, once all have read those of the turn before.
 template <int kBlocks, int kPeers, int kStride, int kOthers, int kCount, class T, class F>
@@ -429,8 +384,9 @@ DEVICE void combine_blocks(T* x, unsigned bar, unsigned& turn, F f) {
     }
   }
   cluster_arrive();
-}""",
-    "scan": """\
+}
+
+//@ scan
 // x[.] becomes the sum over the peers before this one, total[.] the sum over all.
 template <int kPeers, int kStride, int kCount, class T>
 DEVICE void scan(T* x, T* total, void* shared) {
@@ -473,12 +429,4 @@ DEVICE void scan(T* x, T* total, void* shared) {
       total[s] = all;
     }
   }
-}""",
 }
-
-
-def memory_type(kind: DType) -> str:
-    """The C++ type of an element in memory; a narrow floating type's is a struct of the prelude."""
-    if kind.kind == "bool":
-        return "unsigned char"
-    return kind.name.capitalize() if kind.name in (*HALVES, *FP8) else kind.kind

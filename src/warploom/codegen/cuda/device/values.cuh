@@ -1,116 +1,121 @@
-"""Device functions on values: element types in memory and registers, and the functions of maps.
+// Functions on values in registers: packed pairs and quads of narrow types, the functions of maps.
+// Sources: PTX ISA 9.x, sections 9.7.3 (ex2, lg2, rcp, tanh), 9.7.9.21 (cvt).
 
-Sources: PTX ISA 9.x, sections 9.7.3 (ex2, lg2, rcp, tanh), 9.7.9.21 (cvt).
-"""
-
-from __future__ import annotations
-
-from warploom.codegen.cuda.prelude_simt import TYPES, memory_type
-from warploom.tile.dtypes import FP8, HALVES, dtype
-
-# the struct of each narrow type that holds one value of it
-NARROW = {name: memory_type(dtype(name)) for name in (*HALVES, *FP8)}
-
-VALUE_PRELUDE: dict[str, str] = {
-    "pack_bf16": """\
+//@ pack_bf16
 DEVICE unsigned pack_bf16(float low, float high) {
   unsigned x;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
   return x;
-}""",
-    "pack_fp16": """\
+}
+
+//@ pack_fp16
 DEVICE unsigned pack_fp16(float low, float high) {
   unsigned x;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
   return x;
-}""",
-    "pack_e4m3": """\
+}
+
+//@ pack_e4m3
 DEVICE unsigned pack_e4m3(float a, float b, float c, float d) {
   unsigned x;
-  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\\n"
+  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\n"
       "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
       : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
   return x;
-}""",
-    "pack_e5m2": """\
+}
+
+//@ pack_e5m2
 DEVICE unsigned pack_e5m2(float a, float b, float c, float d) {
   unsigned x;
-  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, %2, %1;\\n"
+  asm("{ .reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, %2, %1;\n"
       "cvt.rn.satfinite.e5m2x2.f32 h, %4, %3; mov.b32 %0, {l, h}; }"
       : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
   return x;
-}""",
-    "quad_fragment": """\
+}
+
+//@ quad_fragment
 // From columns 2q, 2q + 1, 8 + 2q, 9 + 2q of 16 (q = lane % 4) to columns 4q to 4q + 3.
 DEVICE unsigned quad_fragment(unsigned pairs) {
   const int q = threadIdx.x & 3, from = threadIdx.x & 28 | (2 * q & 3);
   const unsigned x = __shfl_sync(0xffffffffu, pairs, from);
   const unsigned y = __shfl_sync(0xffffffffu, pairs, from + 1);
   return __byte_perm(x, y, q < 2 ? 0x5410 : 0x7632);
-}""",
-    "half_bf16": """\
+}
+
+//@ half_bf16
 DEVICE float half_bf16(unsigned x, int high) {
   return __uint_as_float(high ? x & 0xffff0000u : x << 16);
-}""",
-    "half_fp16": """\
+}
+
+//@ half_fp16
 DEVICE float half_fp16(unsigned x, int high) {
   float y;
   asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(y) : "r"(high ? x >> 16 : x));
   return y;
-}""",
-    "read_bf16": """\
+}
+
+//@ read_bf16
 DEVICE float read_bf16(const unsigned short* p) {
   return __uint_as_float(unsigned(__ldg(p)) << 16);
-}""",
-    "read_fp16": """\
+}
+
+//@ read_fp16
 DEVICE float read_fp16(const unsigned short* p) {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(__ldg(p)));
   return y;
-}""",
-    "write_bf16": """\
+}
+
+//@ write_bf16
 DEVICE void write_bf16(unsigned short* p, float x) {
   asm volatile("{ .reg .b16 h; cvt.rn.bf16.f32 h, %1; st.global.b16 [%0], h; }"
                ::"l"(p), "f"(x) : "memory");
-}""",
-    "write_fp16": """\
+}
+
+//@ write_fp16
 DEVICE void write_fp16(unsigned short* p, float x) {
   asm volatile("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; st.global.b16 [%0], h; }"
                ::"l"(p), "f"(x) : "memory");
-}""",
-    "exp2_fast": """\
+}
+
+//@ exp2_fast
 DEVICE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}""",
-    "log2_fast": """\
+}
+
+//@ log2_fast
 DEVICE float log2_fast(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}""",
-    "tanh_fast": """\
+}
+
+//@ tanh_fast
 DEVICE float tanh_fast(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}""",
-    "rcp_fast": """\
+}
+
+//@ rcp_fast
 DEVICE float rcp_fast(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}""",
-    "erf_fast": """\
+}
+
+//@ erf_fast
 // Abramowitz and Stegun 7.1.26: absolute error below 2e-7, no branch.
 DEVICE float erf_fast(float x) {
   const float a = fabsf(x), t = rcp_fast(fmaf(0.3275911f, a, 1.0f));
   float p = fmaf(1.061405429f, t, -1.453152027f);
   p = fmaf(fmaf(fmaf(p, t, 1.421413741f), t, -0.284496736f), t, 0.254829592f) * t;
   return copysignf(fmaf(-p, exp2_fast(a * a * -1.4426950408889634f), 1.0f), x);
-}""",
-    "quarters": """\
+}
+
+//@ quarters
 // x less so many quarters of a turn: at most pi / 4 is left. Up to 1e5 three constants add up to
 // pi / 2 (Cody and Waite), beyond that the bits of 2 / pi that matter are multiplied (Payne and
 // Hanek): no table in local memory, as sinf has.
@@ -139,8 +144,9 @@ DEVICE float quarters(float x, int& count) {
   const float rest = float(static_cast<long long>(p << 2) >> 2) * 3.4061215800e-19f;
   if (x < 0.0f) count = -count;
   return x < 0.0f ? -rest : rest;
-}""",
-    "sine": """\
+}
+
+//@ sine
 // sin(x + count pi / 2) for |x| <= pi / 4: absolute error below 1e-7.
 DEVICE float sine(float x, int count) {
   const float s = x * x;
@@ -151,41 +157,18 @@ DEVICE float sine(float x, int count) {
                             -0.5f), s, 1.0f);
   const float w = count & 1 ? z : y;
   return count & 2 ? -w : w;
-}""",
-    "sin_of": """\
+}
+
+//@ sin_of
 DEVICE float sin_of(float x) {
   int count;
   const float rest = quarters(x, count);
   return sine(rest, count);
-}""",
-    "cos_of": """\
+}
+
+//@ cos_of
 DEVICE float cos_of(float x) {
   int count;
   const float rest = quarters(x, count);
   return sine(rest, count + 1);
-}""",
-    **TYPES,
-    **{
-        f"rounded_{name}": f"""\
-DEVICE float rounded_{name}(float x) {{
-  {word} y;
-  set(y, x);
-  return value_of(y);
-}}"""
-        for name, word in NARROW.items()
-    },
-    **{
-        f"add_{name}": f"""\
-DEVICE void add_{name}(unsigned short* p, float x) {{ add_to(reinterpret_cast<{word}*>(p), x); }}"""
-        for name, word in NARROW.items()
-        if name in HALVES
-    },
-    "add_fp32": "DEVICE void add_fp32(float* p, float x) { atomicAdd(p, x); }",
-    "add_int32": "DEVICE void add_int32(int* p, int x) { atomicAdd(p, x); }",
-    "read_e4m3": "DEVICE float read_e4m3(const E4m3* p) { return value_of(*p); }",
-    "read_e5m2": "DEVICE float read_e5m2(const E5m2* p) { return value_of(*p); }",
-    "read_bool": "DEVICE bool read_bool(const unsigned char* p) { return *p != 0; }",
-    "write_e4m3": "DEVICE void write_e4m3(E4m3* p, float x) { set(*p, x); }",
-    "write_e5m2": "DEVICE void write_e5m2(E5m2* p, float x) { set(*p, x); }",
-    "write_bool": "DEVICE void write_bool(unsigned char* p, bool x) { *p = x; }",
 }

@@ -1,11 +1,9 @@
-"""The CUDA source of our own small kernels: fill, compare, spin. No headers, any architecture.
+// Our own small kernels: fill, compare, spin. No headers, any architecture.
+//
+// `fill_elements` repeats `patterns.generate` bit for bit (compile with --fmad=false: every step of
+// fp32 is one IEEE operation). `compare_words` counts differing 32-bit words. `advance` and the `sample`
+// counter in device memory let one captured graph replay millions of different samples.
 
-`fill_elements` repeats `patterns.generate` bit for bit (compile with --fmad=false: every fp32 step
-is one IEEE operation). `compare_words` counts differing 32-bit words. `advance` and the `sample`
-counter in device memory let one captured graph replay millions of different samples.
-"""
-
-SOURCE = r"""
 typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -62,7 +60,7 @@ __device__ float value(u32 pattern, u64 key, u64 index, u64 inner, float large, 
     if (which == 4) return __uint_as_float(0x00080000u);
     return randn(key, index);
 }
-// Rounds to nearest even; the same integer steps as dtypes.encode.
+// Rounds to nearest even; the same integer steps as `encoding.encode`.
 __device__ u64 encode(float f, u32 exponent, u32 mantissa, u32 has_infinity) {
     u32 bits = __float_as_uint(f);
     if (exponent == 11) return __double_as_longlong((double)f);
@@ -135,6 +133,3 @@ extern "C" __global__ void spin(u64 cycles, u64* spent) {
     while ((u64)(now - start) < cycles) now = clock64();
     *spent = (u64)(now - start);
 }
-"""
-
-FUNCTIONS = ("fill_elements", "compare_words", "advance", "spin")

@@ -1,0 +1,346 @@
+"""Claim `decode`: attention of a few new tokens over cached keys, in bytes of keys and values.
+
+    python -m bench.decode build DIR               our kernels into the cache DIR, without a GPU
+    python -m bench.decode run DIR --out OUT       on the GPU machine
+    python -m bench.decode merge FILES             into bench/results/decode.json
+
+A case is `KIND BATCHxKEYS HEADS/KV_HEADS dHEAD_SIZE`, with `qN` for N new tokens. `dense` caches
+are `[batch, keys, kv_heads, d]`, `pageN` has pages of N tokens in random order, `ragged` lengths
+from an eighth of the keys to all. Operands alternate that are larger than L2 together, so that a
+call finds nothing of its keys there.
+A rate counts the keys and values that the lengths say, once; `checks.floor` is its part of the rate
+at which this GPU copies. Libraries that take no pages or no lengths get the same keys densely, so
+that they have less to do; `dense` in the checks of a paged case is the time of ours on these over
+its own. Bursts in shuffled rounds, with a second copy of the first library's as A/A control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import itertools
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import kernel_bench as kb
+from bench import sitting
+from bench.attention_baselines import usable
+from bench.attention_cases import FA4
+from warploom import machine
+from warploom.codegen.compile.build import build
+from warploom.errors import InputError
+from warploom.evidence import Evidence, read_rows, write_rows
+from warploom.kernels.attention.decode import (
+    DecodeConfig,
+    Plan,
+    combine,
+    combine_schedule,
+    decode,
+    decode_schedule,
+    planned,
+)
+from warploom.runtime.stats import median_interval
+
+RESULTS = Path(__file__).parent / "results" / "decode.json"
+MACHINE = machine.load("h200")
+BEYOND_L2 = 2e8  # bytes of operands that alternate
+MOST_COPIES = 24
+ROUNDS = 9
+WRONG = 6e-3  # relative error of a result that fails
+FORM = r"(dense|ragged|page\d+) (\d+)x(\d+) (\d+)/(\d+) d(\d+)(?: q(\d+))?"
+LONG = (1024, 4096, 16384, 131072)
+FIRST = (  # what decides most, where the time is short
+    *(f"{kind} 16x4096 32/8 d128" for kind in ("dense", "page16")),
+    *(f"{kind} 4x4096 32/8 d128" for kind in ("dense", "page64")),
+    *(f"dense 1x{n} 32/8 d128" for n in LONG),
+    *(f"{kind} 16x16384 32/8 d128" for kind in ("dense", "ragged")),
+    *(f"dense 64x{n} 32/8 d128" for n in (4096, 1024)),
+)
+OTHER = (
+    *(f"dense 1x{n} 64/8 d128" for n in LONG),
+    *(f"dense {b}x{n} 32/8 d128" for b, n in itertools.product((4, 16, 64), (1024, 4096, 16384))),
+    *(f"dense {b}x4096 64/8 d128" for b in (4, 16, 64)),
+    *(f"page{page} {b}x4096 32/8 d128" for page in (16, 64, 256) for b in (1, 4, 16, 64)),
+    *(f"page{page} 16x16384 32/8 d128" for page in (16, 64)),
+    "dense 16x4096 32/8 d64",
+    "dense 16x4096 32/8 d128 q4",
+    "dense 4x16384 64/8 d128 q8",
+)
+CASES = tuple(dict.fromkeys(FIRST + OTHER))
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of cache and the sizes."""
+
+    name: str
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """Batch, keys, heads, key heads, head size, new tokens."""
+        found = re.fullmatch(FORM, self.name)
+        if found is None:
+            raise InputError(f"case {self.name!r}: expected {FORM}")
+        _, *numbers = found.groups()
+        batch, keys, heads, kv_heads, d, queries = (int(one or 1) for one in numbers)
+        return batch, keys, heads, kv_heads, d, queries
+
+    @property
+    def page(self) -> int | None:
+        """Tokens of a page."""
+        kind = self.name.split()[0]
+        return int(kind.removeprefix("page")) if kind.startswith("page") else None
+
+    @property
+    def config(self) -> DecodeConfig:
+        """The kernels' configuration."""
+        _, _, heads, kv_heads, d, queries = self.sizes
+        causal = queries > 1
+        return DecodeConfig(head_dim=d, group=heads // kv_heads, causal=causal, page=self.page)
+
+
+def plan_of(config: DecodeConfig, case: Case) -> Plan:
+    """What the operator runs for a case's sizes under a configuration."""
+    batch, keys, _, kv_heads, _, queries = case.sizes
+    return planned(config, batch * kv_heads, queries, keys, MACHINE.integer("sm.count"))
+
+
+def build_all(cases: tuple[Case, ...]) -> None:
+    """Compile what the cases need."""
+    for case in cases:
+        for own in {case.config, replace(case.config, page=None)}:
+            plan = plan_of(own, case)
+            build(decode(plan.config), decode_schedule(plan.config))
+            if plan.config.split:
+                build(combine(plan.config, plan.room), combine_schedule(plan.config, plan.room))
+            print(case.name, plan, flush=True)
+
+
+def operands(torch: Any, case: Case) -> list[dict[str, Any]]:
+    """Sets of operands; what lies beyond a length is large."""
+    batch, keys, heads, kv_heads, d, queries = case.sizes
+    size = 4 * batch * keys * kv_heads * d
+    found: list[dict[str, Any]] = []
+    for number in range(max(1, min(MOST_COPIES, int(BEYOND_L2 / size)))):
+        torch.manual_seed(number)
+        kv = [torch.randn((batch, keys, kv_heads, d), device="cuda").bfloat16() for _ in "kv"]
+        one = dict(zip("kv", kv, strict=True))
+        one["q"] = torch.randn((batch, queries, heads, d), device="cuda").bfloat16()
+        lengths = torch.full((batch,), keys, device="cuda", dtype=torch.int32)
+        if case.name.startswith("ragged"):
+            lengths = torch.randint(keys // 8, keys + 1, (batch,), device="cuda").int()
+            for b, length in enumerate(lengths.tolist()):
+                for cache in kv:
+                    cache[b, length:] = 1e4
+        one["lengths"] = lengths
+        if case.page:
+            count = batch * keys // case.page
+            table = torch.randperm(count, device="cuda").int()
+            one["table"] = table.view(batch, -1)
+            for name, cache in zip("kv", kv, strict=True):
+                pages = torch.empty((count, case.page, kv_heads, d), device="cuda").bfloat16()
+                pages[table.long()] = cache.view(pages.shape)
+                one[f"pages of {name}"] = pages
+        found.append(one)
+    return found
+
+
+def own_calls(case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
+    """The operator on the case's caches and, where these are paged, on dense ones."""
+    operator = importlib.import_module("warploom.integrations.torch_decode")
+    causal = case.config.causal
+
+    def made(names: tuple[str, str], table: str) -> Call:
+        turn = itertools.cycle(sets)
+
+        def call() -> Any:
+            one = next(turn)
+            return operator.attention_with_kvcache(
+                one["q"], one[names[0]], one[names[1]], one["lengths"], one.get(table),
+                causal=causal,
+            )  # fmt: skip
+
+        return call
+
+    if case.page is None:
+        return {"warploom": made(("k", "v"), "none")}
+    paged = made(("pages of k", "pages of v"), "table")
+    return {"warploom": paged, "dense": made(("k", "v"), "none")}
+
+
+def library_calls(torch: Any, case: Case, sets: list[dict[str, Any]]) -> dict[str, Call]:
+    """torch's attention by cuDNN and FlashAttention-2, and FlashAttention-4."""
+    nn, causal = torch.nn.attention, case.config.causal
+    diagonal = importlib.import_module("torch.nn.attention.bias")
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    ragged = case.name.startswith("ragged")
+    keys = case.sizes[1]
+
+    def masked(one: dict[str, Any]) -> Any:
+        at = torch.arange(keys, device="cuda")
+        return (at < one["lengths"][:, None])[:, None, None]
+
+    masks = [masked(one) if ragged else None for one in sets]
+
+    def attention(backend: Any) -> Call:
+        turn = itertools.cycle(zip(sets, masks, strict=True))
+
+        def call() -> Any:
+            one, mask = next(turn)
+            q, k, v = (one[name].transpose(1, 2) for name in "qkv")
+            bias = diagonal.causal_lower_right(q.shape[2], keys) if causal else mask
+            with nn.sdpa_kernel(backend):
+                return sdpa(q, k, v, bias, enable_gqa=True).transpose(1, 2)
+
+        return call
+
+    def four() -> Call:
+        turn = itertools.cycle(sets)
+
+        def call() -> Any:
+            module: Any = importlib.import_module("flash_attn.cute")
+            one = next(turn)
+            qkv = [one[name] for name in "qkv"]
+            lengths = {"seqused_k": one["lengths"]} if ragged else {}
+            function = module.flash_attn_varlen_func if ragged else module.flash_attn_func
+            out = function(*qkv, causal=causal, **lengths)
+            return out if torch.is_tensor(out) else out[0]
+
+        return call
+
+    backends = nn.SDPBackend
+    return {
+        "cuDNN": attention(backends.CUDNN_ATTENTION),
+        "FlashAttention-2": attention(backends.FLASH_ATTENTION),
+        FA4: four(),
+    }
+
+
+def expected(torch: Any, case: Case, one: Mapping[str, Any]) -> Any:
+    """The result of the last sequence's first key head in float64."""
+    config, length = case.config, int(one["lengths"][-1])
+    q = one["q"][-1, :, : config.group].double()
+    k, v = (one[name][-1, :length, 0].double() for name in "kv")
+    scores = torch.einsum("qgd,kd->gqk", q, k) * config.factor
+    if config.causal:
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
+        scores = scores.masked_fill(hidden.triu(length - len(q) + 1), -torch.inf)
+    return torch.einsum("gqk,kd->qgd", torch.softmax(scores, -1), v)
+
+
+def error_of(case: Case, got: Any, want: Any) -> float:
+    """Relative error of what `expected` gives."""
+    part = got[-1, :, : case.config.group].double()
+    return float((part - want).norm() / want.norm())
+
+
+def measured(torch: Any, case: Case) -> Evidence:
+    """One case, checked and timed."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    sets = operands(torch, case)
+    want = expected(torch, case, sets[0])
+    ours = own_calls(case, sets)
+    libraries, refused = usable(torch, library_calls(torch, case, sets))
+    # The first call of all took the first operands; so does the one after a whole turn.
+    errors = {name: error_of(case, call(), want) for name, call in ours.items()}
+    for call in libraries.values():
+        for _ in sets[1:]:
+            call()
+    errors |= {name: error_of(case, call(), want) for name, call in libraries.items()}
+    right = {name: call for name, call in libraries.items() if errors[name] < WRONG}
+    gpu = sitting.Gpu(torch, {**ours, **right})
+    control = next(name for name in right if name in gpu.names)
+    gpu.again(control)
+    bursts = sitting.measure(gpu, ROUNDS, False, 0)["bursts"]
+    samples: dict[str, list[float]] = {name: one["ms"] for name, one in bursts.items()}
+    size = 4 * int(sets[0]["lengths"].sum()) * case.sizes[3] * case.sizes[4]
+    rates = {name: size / statistics.median(ms) * 1e-9 for name, ms in samples.items()}
+    rivals = {name: rates[name] for name in right if name in rates}
+    best = max(rivals, key=lambda name: rivals[name])
+    middle, *interval = median_interval(samples["warploom"], samples[best])
+    _, *same = median_interval(samples[control], samples[sitting.CONTROL])
+    plan = plan_of(case.config, case).config
+    checks = {
+        "numerics": "pass" if errors["warploom"] < WRONG else "fail",
+        "errors": {name: float(f"{error:.2g}") for name, error in errors.items()},
+        "floor": round(rates["warploom"] * 1e12 / MACHINE.value("dram.copy_bandwidth"), 3),
+        "us": round(1e3 * statistics.median(samples["warploom"]), 2),
+        "refused": refused | gpu.refused,
+    }
+    if "dense" in samples:
+        checks["dense"] = round(median_interval(samples["warploom"], samples["dense"])[0], 3)
+    return Evidence(
+        claim="decode",
+        kernel="decode",
+        shape=case.name,
+        dtype="bf16",
+        **kb.provenance(),
+        compiler=build(decode(plan), decode_schedule(plan)).resources.compiler,
+        unit="TB/s",
+        better="higher",
+        ours=rates["warploom"],
+        baselines=rivals,
+        ratio_to_best=middle,
+        ci95=(interval[0], interval[1]),
+        control=(same[0], same[1]),
+        samples=ROUNDS,
+        checks=checks,
+    )
+
+
+def run(cases: tuple[Case, ...], seconds: float, out: Path) -> None:
+    """Measure; what was measured is kept as it comes."""
+    torch, began = kb.load_torch(), time.monotonic()
+    rows: list[Evidence] = []
+    out.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        if time.monotonic() - began > seconds:
+            print(f"{case.name}: the time is over")
+            continue
+        try:
+            row = measured(torch, case)
+        except Exception as error:
+            print(case.name, f"{type(error).__name__}: {error}"[:300], flush=True)
+            continue
+        rows.append(row)
+        rates = {name: round(rate, 3) for name, rate in row.baselines.items()}
+        print(f"{case.name}: {row.ours:.3f} TB/s {rates} ratio {row.ratio_to_best:.3f}", end=" ")
+        print(row.control, row.checks, f"{time.monotonic() - began:.0f} s", flush=True)
+        write_rows(out / "decode.json", rows)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("build", "run", "merge"))
+    parser.add_argument("paths", nargs="*", type=Path, help="the cache, or files of rows to merge")
+    parser.add_argument("--only", default="", help="cases that contain one of these")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after them")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    args = parser.parse_args()
+    if args.what == "merge":
+        old = read_rows(RESULTS) if RESULTS.exists() else []
+        fresh = [row for file in args.paths for row in read_rows(file)]
+        known = {row.shape: row for row in (*old, *fresh)}
+        write_rows(RESULTS, sorted(known.values(), key=lambda row: CASES.index(row.shape)))
+        return
+    if args.paths:
+        os.environ["WARPLOOM_CACHE"] = str(args.paths[0].resolve())
+    chosen = tuple(Case(n) for n in CASES if any(one in n for one in args.only.split(",")))
+    if args.what == "build":
+        build_all(chosen)
+    else:
+        run(chosen, args.seconds, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A small GPT learns to add, once with warploom's attention and once with PyTorch's.
+
+Both runs begin with the same weights and see the same text, sums such as "347+85=432;" that the
+script makes up. A run gives its losses and the tokens it trained on in a second; the printed line
+compares them. The bench script `bench/attention_training.py` records such runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of [batch, heads, rows, d], causal
+LETTERS = "0123456789+=;"
+RATE, WARM_UP = 6e-4, 20  # of learning; steps over which it grows
+UNTIMED = 10  # first steps, which compile kernels
+
+
+def sums(count: int, generator: torch.Generator) -> str:
+    """So many characters of additions."""
+    found, length = list[str](), 0
+    while length < count:
+        a, b = torch.randint(0, 1000, (2,), generator=generator).tolist()
+        found.append(f"{a}+{b}={a + b};")
+        length += len(found[-1])
+    return "".join(found)[:count]
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each added to what it reads."""
+
+    def __init__(self, width: int, heads: int, attention: Attention) -> None:
+        super().__init__()
+        self.heads, self.attention = heads, attention
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, rows, width = x.shape
+        packed = self.qkv(self.norms[0](x)).view(batch, rows, 3, self.heads, -1)
+        q, k, v = packed.permute(2, 0, 3, 1, 4)
+        mixed = self.attention(q, k, v).transpose(1, 2).reshape(batch, rows, width)
+        x = x + self.out(mixed)
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+
+
+class Gpt(nn.Module):
+    """Letters to logits of the next letter."""
+
+    def __init__(self, rows: int, width: int, heads: int, depth: int, attention: Attention) -> None:
+        super().__init__()
+        self.letters, self.places = nn.Embedding(len(LETTERS), width), nn.Embedding(rows, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, attention) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(LETTERS))
+
+    def forward(self, text: Tensor) -> Tensor:
+        places = torch.arange(text.shape[1], device=text.device)
+        return self.head(self.norm(self.blocks(self.letters(text) + self.places(places))))
+
+
+def train(attention: Attention, steps: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Losses of every step, and tokens a second."""
+    torch.manual_seed(options.seed)
+    model = Gpt(options.rows, options.width, options.heads, options.depth, attention)
+    model.to(options.device)
+    tuner = torch.optim.AdamW(model.parameters(), lr=RATE)
+    generator = torch.Generator().manual_seed(options.seed)
+    text = sums(steps * options.batch * (options.rows + 1), generator)
+    letters = torch.tensor([LETTERS.index(c) for c in text], device=options.device)
+    losses, began = list[Tensor](), 0.0
+    for step, batch in enumerate(letters.view(steps, options.batch, -1)):
+        if step == min(UNTIMED, steps - 1):
+            float(losses[-1]) if losses else None
+            began = time.perf_counter()
+        for group in tuner.param_groups:
+            group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP)
+        with torch.autocast(options.device, dtype=torch.bfloat16):
+            logits = model(batch[:, :-1])
+        loss = functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        tuner.step()
+        tuner.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+    curve = torch.stack(losses).tolist()  # waits for the last step
+    timed = (steps - min(UNTIMED, steps - 1)) * options.batch * options.rows
+    return {"losses": curve, "tokens_per_second": timed / (time.perf_counter() - began)}
+
+
+def of_torch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """PyTorch's attention."""
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def of_warploom(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same of this package."""
+    from warploom.integrations.torch_op import attention  # noqa: PLC0415 - needs a GPU
+
+    return attention(q, k, v, causal=True)
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    sizes = {
+        "steps": 300,
+        "seed": 0,
+        "batch": 4,
+        "rows": 4096,
+        "width": 512,
+        "heads": 4,
+        "depth": 6,
+    }
+    for name, value in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, help="a JSON file for the curves")
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    """Train both."""
+    options = arguments()
+    runs = {
+        name: train(attention, options.steps, options)
+        for name, attention in {"warploom": of_warploom, "torch": of_torch}.items()
+    }
+    for name, run in runs.items():
+        print(f"{name}: loss {run['losses'][-1]:.3f}, {run['tokens_per_second']:,.0f} tokens/s")
+    if options.out:
+        options.out.write_text(json.dumps(runs))
+
+
+if __name__ == "__main__":
+    main()

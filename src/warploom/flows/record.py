@@ -1,0 +1,119 @@
+"""`optimize NAME --record`: the tuned table of a kernel of the library, with more rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from warploom.errors import InputError, WarploomError
+from warploom.files import write_text_atomically
+from warploom.flows.optimize import wants_gpu
+from warploom.flows.optimize_measure import measure_in_worker
+from warploom.flows.optimized import OptimizeSettings, Say
+from warploom.kernels.library import Entry, configure, entry
+from warploom.kernels.select import Selected, full_sizes
+from warploom.kernels.tuned.table import GPU, Kind, Row, Table, Variant, as_toml
+from warploom.perf.replay import Replay, replay
+
+AT_ONCE = 1e-9  # cycles in which a KiB is loaded
+KEPT = 4  # variants of least predicted time that a shape's row tells, and that a GPU times
+
+
+def record(
+    settings: OptimizeSettings,
+    shapes: Sequence[Mapping[str, str]],
+    say: Say,
+    where: Path | None = None,
+) -> Path:
+    """Write the table of a kernel anew, into `where` or its own file, with a row for each of the
+    shapes (`key=value` settings beside those of the configuration).
+
+    Variants of the table that were not recorded for this kind of configuration are compiled and
+    replayed. Those of least predicted time are measured, where a GPU is. Without rows none stays.
+    Raises `InputError` for a kernel without a table, and where a setting is none of the kernel's.
+    """
+    kernel = entry(settings.name)
+    if kernel.table is None:
+        raise InputError(f"--record: {settings.name} has no tuned table")
+    if not shapes:
+        raise InputError("--record: no shapes; expected a line of key=value each")
+    measuring = wants_gpu(settings)
+    table, config = kernel.table, configure(settings.name, settings.settings)[0]
+    label = table.kinds(config)[0]
+    kind = table.known.get(label) or Kind(settings.settings, {}, ())
+    replays = dict(kind.replays)
+    for name, variant in table.variants.items():
+        if name not in replays and variant.takes(config):
+            try:
+                replays[name] = _replayed(kernel, variant, config)
+                say(f"{label}: {name}: {replays[name].cycles:.0f} cycles an iteration")
+            except WarploomError as error:
+                say(f"{label}: {name}: not of use: {error}")
+    kind = replace(kind, replays=replays)
+    rows = [_row(settings, kernel, table, kind, shape, measuring, say) for shape in shapes]
+    known = {**table.known, label: with_rows(kind, (*kind.rows, *rows))}
+    told = {table.fallback, *(name for one in known.values() for name in one.replays)}
+    variants = {name: one for name, one in table.variants.items() if name in told}
+    write_text_atomically(where or table.path, as_toml(variants, known))
+    return where or table.path
+
+
+def with_rows(kind: Kind, rows: Sequence[Row]) -> Kind:
+    """The kind with these rows, and of its variants those that were measured, or that are the
+    fastest of a row."""
+    kept = {name for row in rows for name in row.measured}
+    kept |= {min(row.predicted, key=lambda one: row.predicted[one]) for row in rows}
+    return Kind(
+        kind.settings,
+        {name: one for name, one in kind.replays.items() if name in kept},
+        tuple(
+            replace(row, predicted={x: us for x, us in row.predicted.items() if x in kept})
+            for row in rows
+        ),
+    )
+
+
+def _row(
+    settings: OptimizeSettings,
+    kernel: Entry,
+    table: Table[Any],
+    kind: Kind,
+    shape: Mapping[str, str],
+    measuring: bool,
+    say: Say,
+) -> Row:
+    """What is predicted, and measured, at one shape."""
+    given = {**settings.settings, **shape}
+    config = configure(settings.name, given)[0]
+    sizes = kernel.asked(config, full_sizes(settings.name, given))
+    names = [name for name in kind.replays if not getattr(table.variants[name], "workspace", False)]
+    best = table.fastest(replace(kind, rows=()), names, config, sizes, KEPT)
+    predicted = table.predicted(kind, best, config, sizes)
+    say(f"{dict(shape)}: {predicted}")
+    measured: dict[str, float] = {}
+    for name in best if measuring else ():
+        selected = _selected(kernel, table.variants[name], config)
+        found = measure_in_worker(settings.name, given, selected, selected.build(), say)
+        if found.correct:
+            measured[name] = round(found.microseconds, 2)
+    source = f"optimize --record, {date.today().isoformat()}" if measured else ""
+    return Row(sizes, predicted, measured, source)
+
+
+def _selected(kernel: Entry, variant: Variant, base: Any) -> Selected:
+    config = variant.config(base)
+    schedule = variant.schedule(config)
+    return Selected(variant.name, config, kernel.program(config), schedule, allow=variant.allow)
+
+
+def _replayed(kernel: Entry, variant: Variant, base: Any) -> Replay:
+    """What the variant's machine code takes where its loads come at once: `Launch` adds how fast
+    they come."""
+    selected = _selected(kernel, variant, base)
+    loads = [op.label for op in selected.program.ops() if op.kind == "load"]
+    rates = dict.fromkeys(loads, AT_ONCE)
+    schedule = variant.schedule(selected.config)
+    return replay(selected.program, schedule, selected.build().cubin, GPU, rates=rates)

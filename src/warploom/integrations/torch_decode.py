@@ -1,0 +1,203 @@
+"""Attention of new tokens over a cache of keys as a PyTorch operator: `attention_with_kvcache`.
+
+    out = attention_with_kvcache(q, k_cache, v_cache, cache_seqlens, block_table=table)
+
+Arguments are called as in `flash_attn_with_kvcache`. Kernels are compiled at the first use of a
+configuration; after that a call neither waits for the GPU nor reads from it, so that it can be
+captured into a CUDA graph: the number of parts follows from shapes, lengths stay on the GPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from warploom.codegen.compile.build import build
+from warploom.errors import InputError
+from warploom.integrations.torch_program import (
+    built_kernel,
+    check_devices,
+    current_stream,
+    operator,
+    refuse_backward,
+    torch_module,
+)
+from warploom.kernels.attention.decode import (
+    MOST_SPLITS,
+    DecodeConfig,
+    Plan,
+    combine,
+    combine_schedule,
+    decode,
+    decode_schedule,
+    planned,
+)
+from warploom.runtime.tensors import element_type
+from warploom.tile import dtype
+
+ARCH = "sm_90a"
+torch: Any = torch_module()
+
+SCHEMA = (
+    "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table=None, "
+    "float? softmax_scale=None, bool causal=False, int? window=None, float softcap=0.0, "
+    "int num_splits=0) -> Tensor"
+)
+
+
+def _config(
+    q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any, *options: Any
+) -> DecodeConfig:
+    """The kernels that a call needs; raises `InputError` where there are none."""
+    _check(q, k_cache, v_cache, cache_seqlens, block_table)
+    softmax_scale, causal, window, softcap, _ = options
+    return DecodeConfig(
+        dtype=dtype(element_type(q.dtype)),
+        head_dim=q.shape[3],
+        group=q.shape[2] // k_cache.shape[2],
+        causal=causal and q.shape[1] > 1,  # one query stands behind all keys
+        window=window,
+        softcap=softcap,
+        scale=softmax_scale,
+        page=None if block_table is None else k_cache.shape[1],
+    )
+
+
+def _check(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any) -> None:
+    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
+    given |= {} if block_table is None else {"block_table": block_table}
+    check_devices("attention_with_kvcache", given)
+    listed = ", ".join(f"{n} {str(t.dtype)[6:]} {list(t.shape)}" for n, t in given.items())
+    problem = ""
+    if q.dim() != 4 or k_cache.dim() != 4 or tuple(k_cache.shape) != tuple(v_cache.shape):
+        problem = (
+            "expected q [batch, queries, heads, d] and caches [batch, keys, kv_heads, d], or "
+            "[pages, page, kv_heads, d] with a block_table"
+        )
+    elif not q.dtype == k_cache.dtype == v_cache.dtype:
+        problem = "expected one element type of q and the caches"
+    elif q.shape[3] != k_cache.shape[3] or not k_cache.shape[2] or q.shape[2] % k_cache.shape[2]:
+        problem = "expected equal head sizes and a whole number of heads for each key head"
+    elif cache_seqlens.dtype != torch.int32 or tuple(cache_seqlens.shape) != (q.shape[0],):
+        problem = f"expected cache_seqlens of int32 [{q.shape[0]}]"
+    elif block_table is None and k_cache.shape[0] != q.shape[0]:
+        problem = "expected a cache for each sequence, or a block_table"
+    elif block_table is not None and (
+        block_table.dtype != torch.int32
+        or block_table.dim() != 2
+        or block_table.shape[0] != q.shape[0]
+    ):
+        problem = f"expected a block_table of int32 [{q.shape[0]}, pages of a sequence]"
+    if problem:
+        raise InputError(f"attention_with_kvcache of {listed}: {problem}")
+
+
+@cache
+def _sms(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _run(*args: Any) -> Any:
+    config = _config(*args)
+    q, k_cache, v_cache, cache_seqlens, block_table, *_, num_splits = args
+    batch, queries, heads, d = q.shape
+    kv_heads, rows = k_cache.shape[2], queries * config.group
+    out = torch.empty((batch, queries, heads, d), dtype=q.dtype, device=q.device)
+    if out.numel() == 0:
+        return out
+    keys = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    sms = _sms(q.device.index)
+    plan = planned(config, batch * kv_heads, queries, keys, sms, num_splits)
+    packed = q.unflatten(2, (kv_heads, config.group)).transpose(1, 2)
+    arrays = {"q": packed.reshape(batch, kv_heads, rows, d), "lengths": cache_seqlens}
+    if block_table is None:
+        arrays |= {"k": k_cache.transpose(1, 2), "v": v_cache.transpose(1, 2)}
+    else:
+        arrays |= {"k": k_cache, "v": v_cache, "table": block_table}
+    _attend(plan, arrays, out)
+    return out
+
+
+def _attend(plan: Plan, arrays: dict[str, Any], out: Any) -> None:
+    """Run a plan on the arrays of `decode`, into `out: [batch, queries, heads, d]`."""
+    q, config = arrays["q"], plan.config
+    batch, kv_heads, rows, d = q.shape
+    stream = current_stream(q)
+    first = built_kernel(
+        ("decode", config), q, lambda: build(decode(config), decode_schedule(config), ARCH)
+    )
+    if not config.split:
+        first(arrays | {"o": out.view(batch, kv_heads, rows, d)}, stream=stream)
+        return
+    shape = (batch, kv_heads, plan.splits, rows)
+    parts = {
+        "parts": torch.empty((*shape, d), dtype=torch.float32, device=q.device),
+        "sums": torch.empty(shape, dtype=torch.float32, device=q.device),
+    }
+    first(arrays | parts, stream=stream)
+    second = built_kernel(
+        ("combine", config, plan.room),
+        q,
+        lambda: build(combine(config, plan.room), combine_schedule(config, plan.room), ARCH),
+    )
+    second(parts | {"o": out.unflatten(2, (kv_heads, config.group))}, stream=stream)
+
+
+def _fake(*args: Any) -> Any:
+    _config(*args)
+    return args[0].new_empty(args[0].shape)
+
+
+NAME = "warploom::attention_with_kvcache"
+_operator = operator(NAME, SCHEMA, _run, _fake, refuse_backward(NAME, "detach q"))
+
+
+def attention_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    cache_seqlens: Any = None,
+    block_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    num_splits: int = 0,
+) -> Any:
+    """softmax(scale q k^T + mask) v of `q: [batch, queries, heads, d]` over the first
+    `cache_seqlens: [batch]` keys of each cache, `[batch, keys, kv_heads, d]` or, with
+    `block_table: [batch, columns]`, `[pages, page, kv_heads, d]`; like q in shape and type.
+
+    Query r of n stands at key length - n + r. `window_size` is (keys before it, keys after it) that
+    a query sees, -1 for all; after it 0 or all. `num_splits` parts of the keys; 0: chosen. Without
+    `cache_seqlens` all keys count; an int is the length of all. What the caches hold beyond a
+    length has to be finite. Raises `InputError` for what no kernel takes.
+    """
+    left, right = window_size
+    if right not in (-1, 0) or left < -1:
+        raise InputError(
+            f"attention_with_kvcache window_size={window_size}: expected (n or -1, 0 or -1)"
+        )
+    if not 0 <= num_splits <= MOST_SPLITS:
+        raise InputError(
+            f"attention_with_kvcache num_splits={num_splits}: expected 0 to {MOST_SPLITS}"
+        )
+    if cache_seqlens is None or isinstance(cache_seqlens, int):
+        pages = 1 if block_table is None else block_table.shape[1]
+        length = k_cache.shape[1] * pages if cache_seqlens is None else cache_seqlens
+        cache_seqlens = torch.full((q.shape[0],), length, dtype=torch.int32, device=q.device)
+    return _operator(
+        q,
+        k_cache,
+        v_cache,
+        cache_seqlens,
+        block_table,
+        softmax_scale,
+        causal or right == 0,
+        None if left < 0 else left + 1,
+        softcap,
+        num_splits,
+    )
+
+
+__all__ = ["attention_with_kvcache"]

@@ -1,0 +1,317 @@
+"""Attention of a few new tokens over cached keys: o = softmax(scale q k^T + mask) v, keys in parts.
+
+The query heads that share a key head are rows of one tile: row r * group + g is head g of query r,
+so that every key is loaded once. The keys of a sequence are cut into `splits` parts of whole
+blocks, one task each. Every task gives the softmax over its part and its log-sum-exp; `combine`
+weighs them (FlashAttention-2, arXiv 2307.08691, section 3.1; "Flash-Decoding", Dao et al., 2023).
+
+Arrays of `decode`: `q: [batch, kv_heads, rows, d]` with packed rows, `lengths: [batch]`, the keys
+of each sequence; `k, v: [batch, kv_heads, keys, d]`, or paged `[pages, page_keys, kv_heads, d]`
+with `table: [batch, columns]`, which says where the pages of a sequence are. Query r of n stands
+at key position length - n + r. `o: [batch, kv_heads, rows, d]`, or in parts `parts: [batch,
+kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in powers of 2).
+`combine` stores `o: [batch, queries, kv_heads, group, d]`.
+
+A row that sees no key gives 0. What the caches hold beyond a length has to be finite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from warploom.autosched.named import overlapped
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.errors import InputError
+from warploom.kernels.attention.program import LOG2E, refuse_scale
+from warploom.tile import (
+    BF16,
+    FP32,
+    INT32,
+    Array,
+    DType,
+    Index,
+    Program,
+    Tile,
+    array,
+    cdiv,
+    coordinate,
+    exp2,
+    full,
+    grid,
+    load,
+    log2,
+    loop,
+    max_along,
+    maximum,
+    maximum_index,
+    minimum_index,
+    read,
+    reciprocal,
+    size,
+    span,
+    store,
+    sum_along,
+    tanh,
+    trace,
+    where,
+    zeros,
+)
+
+HEADS = (64, 128)
+PAGES = (16, 32, 64, 128, 256)
+MOST_SPLITS = 128
+# Microseconds of a task, of a block of keys on few SMs and on all at a time, and of joining parts:
+# a fit to kernels timed on an H200, in place of the model of a launch, which does not know loops
+# whose ends tasks read.
+TASK_US, ALONE_US, TOGETHER_US, COMBINE_US, PART_US = 2.0, 0.72, 0.975, 0.5, 0.1
+UNDER_WAY = 96 * 1024  # bytes of keys and values that an SM asks for ahead
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """What is static: the first fields are those of `AttentionConfig`.
+
+    page     tokens of a page; None: the cache is dense
+    softcap  scores become softcap * tanh(score / softcap); 0: they stay
+    split    the keys of a sequence are cut into parts, which `combine` joins
+    tile     (packed rows, keys) of a block of scores
+    """
+
+    dtype: DType = BF16
+    head_dim: int = 128
+    group: int = 1
+    causal: bool = False
+    window: int | None = None
+    softcap: float = 0.0
+    scale: float | None = None
+    page: int | None = None
+    split: bool = True
+    tile: tuple[int, int] = (64, 64)
+
+    def __post_init__(self) -> None:
+        """Refuse what no kernel here is for."""
+        refuse_scale(self.scale)
+        if self.head_dim not in HEADS or self.dtype.bits != 16:
+            raise InputError(
+                f"decode of {self.dtype} heads of {self.head_dim}: expected bf16 or fp16 and one "
+                f"of {', '.join(map(str, HEADS))}"
+            )
+        if self.page is not None and self.page not in PAGES:
+            raise InputError(
+                f"decode with pages of {self.page} tokens: expected one of "
+                f"{', '.join(map(str, PAGES))}"
+            )
+        if self.group < 1 or (self.window is not None and self.window < 1) or self.softcap < 0:
+            raise InputError(
+                f"decode group={self.group} window={self.window} softcap={self.softcap}: expected "
+                "a group and a window of at least 1 and a cap of at least 0"
+            )
+
+    @property
+    def factor(self) -> float:
+        """The factor on q k^T."""
+        return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The parameters of `decode`."""
+        rows = "batch kv_heads rows d"
+        keys = "pages page_keys kv_heads d" if self.page else "batch kv_heads keys d"
+        found = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
+        found |= {"v": array(self.dtype, keys), "lengths": array(INT32, "batch")}
+        if self.page:
+            found["table"] = array(INT32, "batch columns")
+        if not self.split:
+            return {**found, "o": array(self.dtype, rows)}
+        parts = "batch kv_heads splits rows"
+        return {**found, "parts": array(FP32, f"{parts} d"), "sums": array(FP32, parts)}
+
+
+def decode(config: DecodeConfig | None = None) -> Program:
+    """The softmax over each part of the keys."""
+    chosen = config or DecodeConfig()
+    return trace(_decode, chosen.arrays, name="decode", config=chosen)
+
+
+def _decode(
+    q: Array, k: Array, v: Array, lengths: Array, config: DecodeConfig, **rest: Array
+) -> None:
+    (height, width), d = config.tile, span(0, config.head_dim)
+    splits = size("splits") if config.split else 1
+    batch, kv_head, split, i = grid(
+        batch=size("batch"),
+        kv_heads=size("kv_heads"),
+        splits=splits,
+        rows=cdiv(size("rows"), height),
+    )
+    room = size("columns") * config.page if config.page else size("keys")
+    length, rows = minimum_index(read(lengths, batch), room), span(i * height, height)
+    first, last = _blocks(config, length, split, splits)
+    queries = load(q, batch, kv_head, rows, d)
+    base, total = full(-math.inf, rows=height), zeros(rows=height)
+    acc = zeros(rows=height, d=config.head_dim)
+    for j in loop(first, last):
+        keys, values = _block(config, (k, v), rest.get("table"), (batch, kv_head, j, length))
+        scores = _scores(config, queries @ keys)
+        seen = _visible(config, coordinate("rows", height, i * height), j * width, length)
+        scores[:] = where(seen, scores, -math.inf)
+        factor = LOG2E if config.softcap else config.factor * LOG2E
+        highest = maximum(base, max_along(scores, "keys") * factor)
+        # A row that has seen no key keeps -inf; 0 in its place avoids -inf - -inf.
+        under = where(highest.equals(-math.inf), 0.0, highest)
+        rescale = exp2(base - under)
+        weights = exp2(scores * factor - under)
+        total[:] = total * rescale + sum_along(weights, "keys")
+        base[:] = highest
+        packed = weights.cast(config.dtype)
+        acc[:] = acc * rescale
+        acc[:] = acc + packed @ values
+    none = total.equals(0.0)
+    out = acc * where(none, 0.0, reciprocal(total))
+    if not config.split:
+        return store(rest["o"], batch, kv_head, rows, d, tile=out.cast(config.dtype))
+    store(rest["parts"], batch, kv_head, split, rows, d, tile=out)
+    sums = where(none, -math.inf, base + log2(total))
+    return store(rest["sums"], batch, kv_head, split, rows, tile=sums)
+
+
+def _blocks(
+    config: DecodeConfig, length: Index, split: Index, splits: Index | int
+) -> tuple[Index, Index]:
+    """The blocks of keys of a part: all that some query sees are cut into equal parts."""
+    width = config.tile[1]
+    begin, end = 0, cdiv(length, width)
+    if config.window is not None:
+        queries = size("rows") // config.group
+        begin = maximum_index(length - queries - (config.window - 1), 0) // width
+    share = (end - begin + splits - 1) // splits
+    first = split * share + begin
+    return first, minimum_index(first + share, end)
+
+
+def _block(
+    config: DecodeConfig,
+    caches: tuple[Array, Array],
+    table: Array | None,
+    at: tuple[Index, Index, Index, Index],
+) -> tuple[Tile, Tile]:
+    """A block of keys and its values; the pages beyond the last one are that page again."""
+    batch, kv_head, j, length = at
+    width, d = config.tile[1], span(0, config.head_dim)
+    if table is None or config.page is None:
+        keys, values = (load(c, batch, kv_head, span(j * width, width), d) for c in caches)
+        return keys, values
+    page = config.page
+    last = cdiv(length, page) - 1
+    if page >= width:
+        pages = [read(table, batch, j * width // page)]
+        tokens = span(j * width % page, width, "keys")
+    else:
+        count = width // page
+        pages = [read(table, batch, minimum_index(j * count + n, last)) for n in range(count)]
+        tokens = span(0, page, "keys")
+    keys, values = (load(cache, pages, tokens, kv_head, d) for cache in caches)
+    return keys, values
+
+
+def _scores(config: DecodeConfig, scores: Tile) -> Tile:
+    if not config.softcap:
+        return scores
+    return tanh(scores * (config.factor / config.softcap)) * config.softcap
+
+
+def _visible(config: DecodeConfig, row_at: Tile, first_key: Index, length: Index) -> Tile:
+    """Key n is seen by query r up to its own position p, n <= p = length - queries + r, which in
+    packed rows r * group + g is (n - length + queries) * group <= row."""
+    width, queries = config.tile[1], size("rows") // config.group
+    seen = coordinate("keys", width, first_key) < length
+    beyond = coordinate("keys", width, first_key - (length - queries)) * config.group
+    if config.causal:
+        seen = (row_at >= beyond) & seen
+    if config.window is not None:
+        seen = (row_at < beyond + config.window * config.group) & seen
+    return seen
+
+
+def decode_schedule(config: DecodeConfig) -> KernelSchedule:
+    """One group of warps for 64 rows; the queries of the next task come beside this one's keys."""
+    height, width = config.tile
+    depth = max(2, UNDER_WAY // (2 * width * config.head_dim * config.dtype.bytes))
+    launch = LaunchPlan(
+        split="rows" if height > 64 else "",
+        store="direct",
+        dependent=True,
+        task_rings={"q_t": 2},
+        l2_promotion=128,
+    )
+    # The producer, which holds the numbers of pages, would spill with fewer.
+    registers = (40, 232)
+    return overlapped(decode(config), depth, launch, height // 64, False, registers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call runs: `decode` of a configuration over so many parts of the keys, and `combine`
+    where the configuration is split."""
+
+    config: DecodeConfig
+    splits: int
+
+    @property
+    def room(self) -> int:
+        """The parts that `combine` is compiled for."""
+        return max(2, 1 << (self.splits - 1).bit_length())
+
+
+def planned(
+    config: DecodeConfig, heads: int, queries: int, keys: int, sms: int, splits: int = 0
+) -> Plan:
+    """The plan for so many heads (sequences times key heads) of at most so many keys.
+
+    The tile fits the packed rows; the parts are `splits`, or as many as take the least time by the
+    constants above. Results of several queries leave packed rows by `combine`.
+    """
+    rows = queries * config.group
+    config = replace(config, tile=(64 if rows <= 64 else 128, config.tile[1]))
+    tasks = heads * -(-rows // config.tile[0])
+    blocks = max(1, -(-keys // config.tile[1]))
+
+    def cost(parts: int) -> float:
+        rounds, busy = -(-tasks * parts // sms), min(tasks * parts, sms)
+        block = max(ALONE_US, TOGETHER_US * busy / sms) * config.head_dim / 128
+        joined = parts * PART_US + COMBINE_US if parts > 1 else 0.0
+        return rounds * (TASK_US + -(-blocks // parts) * block) + joined
+
+    chosen = splits or min(range(1, min(MOST_SPLITS, blocks) + 1), key=cost)
+    return Plan(replace(config, split=chosen > 1 or queries > 1), chosen)
+
+
+def combine(config: DecodeConfig, splits: int) -> Program:
+    """One softmax from those of at most `splits` parts of the keys, one row a task."""
+    arrays = {name: config.arrays[name] for name in ("parts", "sums")}
+    arrays["o"] = array(config.dtype, "batch queries kv_heads group d")
+    return trace(_combine, arrays, name="combine", config=config, splits=splits)
+
+
+def _combine(parts: Array, sums: Array, o: Array, config: DecodeConfig, splits: int) -> None:
+    batch, kv_head, row = grid(batch=size("batch"), kv_heads=size("kv_heads"), rows=size("rows"))
+    every, d = span(0, splits), span(0, config.head_dim)
+    lse = load(sums, batch, kv_head, every, row, edge=-math.inf)
+    highest = max_along(lse, "splits")
+    weights = exp2(lse - where(highest.equals(-math.inf), 0.0, highest))
+    total = sum_along(weights, "splits")
+    out = sum_along(load(parts, batch, kv_head, every, row, d) * weights, "splits")
+    out[:] = out * where(total.equals(0.0), 0.0, reciprocal(total))
+    query, head = row // config.group, row % config.group
+    store(o, batch, query, kv_head, head, d, tile=out.cast(config.dtype))
+
+
+def combine_schedule(config: DecodeConfig, splits: int) -> SimtSchedule:
+    """A warp for a row, 16 bytes of each of up to 16 parts a thread: warps that share a row would
+    wait for each other. Begun while the parts are still being made."""
+    lanes = config.head_dim // 4
+    threads = max(32, lanes * max(1, splits // 16))
+    launch = LaunchPlan(persistent=False, dependent=True)
+    return SimtSchedule("parts", threads, lanes, 4, launch)

@@ -1,0 +1,83 @@
+"""What is static in recurrent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warploom.errors import InputError
+from warploom.tile import BF16, FP32, DType
+
+DECAYS = ("none", "head", "token", "step", "channel")
+SHORT = 64  # the largest d of a task that keeps more than the state and its result in registers
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """What is static in recurrent attention.
+
+    decay       what the state is multiplied by before a row is added:
+                "none"    1
+                "head"    exp(g), g: [heads], the same in every row
+                "token"   exp(g), g: [batch, rows, heads]
+                "step"    exp(dt a), dt: [batch, rows, heads], a: [heads]; rows are added as
+                          dt k v^T (Mamba-2)
+                "channel" exp(g) along d, g: [batch, rows, heads, d] in bf16 (GLA)
+    delta       the delta rule: a row is added as beta k (v - S^T k)^T, beta: [batch, rows, heads],
+                where S is the state it is added to; keys have norms of about 1
+    softplus    the dt of a "step" is softplus(dt + bias), bias: [heads]
+    gates       the element type of g, dt and beta of every row; a "channel" has bf16
+    key_dim     d, a multiple of 8, at most 128; with "channel" or delta at most 64
+    value_dim   e, a multiple of 8; a task has 64 or 128 of them
+    shared      all heads have one q and k: groups is 1
+    skip        o += skip_h v, skip: [heads] (Mamba-2's D)
+    initial     the state before the first row is given: [batch, heads, d, e]
+    final       the state after the last row is stored: [batch, heads, d, e]
+    """
+
+    decay: str = "token"
+    delta: bool = False
+    softplus: bool = False
+    gates: DType = FP32
+    key_dim: int = 64
+    value_dim: int = 64
+    shared: bool = False
+    skip: bool = False
+    initial: bool = False
+    final: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning or no tile."""
+        if self.decay not in DECAYS:
+            raise InputError(f"recurrent decay={self.decay!r}: expected one of {', '.join(DECAYS)}")
+        if self.delta and self.decay not in ("none", "token"):
+            raise InputError(f"recurrent delta=True decay={self.decay!r}: expected none or token")
+        if self.softplus and self.decay != "step":
+            raise InputError(f"recurrent softplus=True decay={self.decay!r}: expected 'step'")
+        if self.skip and self.in_parts:
+            raise InputError("recurrent skip=True: expected no delta, and no decay of channels")
+        kinds = (BF16,) if self.decay == "channel" else (FP32, BF16)
+        if self.gates not in kinds:
+            listed = " or ".join(kind.name for kind in kinds)
+            raise InputError(f"recurrent gates={self.gates}: expected {listed}")
+        most = SHORT if self.in_parts else 128
+        if not 0 < self.key_dim <= most or self.key_dim % 8:
+            raise InputError(
+                f"recurrent key_dim={self.key_dim}: expected a multiple of 8, at most {most}"
+            )
+        if self.value_dim <= 0 or self.value_dim % 8:
+            raise InputError(f"recurrent value_dim={self.value_dim}: expected a multiple of 8")
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether a chunk takes more than its scores: it is solved, or weighed part by part."""
+        return self.delta or self.decay == "channel"
+
+    @property
+    def depth(self) -> int:
+        """Of the state's tile along d, with zeros where a head is shorter."""
+        return 128 if self.key_dim > SHORT else SHORT
+
+    @property
+    def columns(self) -> int:
+        """Of the state's tile along e."""
+        return 128 if self.value_dim > 64 and not self.in_parts else 64

@@ -1,0 +1,102 @@
+"""A chunk under the delta rule (arXiv 2406.06484, 2412.06464).
+
+With a the running sums of g in the chunk, L = beta_r exp(a_r - a_n) k_r k_n below the diagonal and
+T = (1 + L)^-1, the rows that are added to the state are
+
+    u = T (beta (v - exp(a) k S))
+
+and the rest is what scalar decays do. T comes from blocks of twice the size, beginning with 1: of
+the inverses D of the blocks of s rows, those of 2 s rows are D - D L' D, where L' is L in the
+blocks under the diagonal. All numbers are parts of inverses, so none grows beyond them, as powers
+of L do; they are fp16, which has three bits more than bf16.
+"""
+
+from __future__ import annotations
+
+from warploom.kernels.recurrent.task import CHUNK, LOG2E, Task, summed
+from warploom.tile import (
+    BF16,
+    FP16,
+    FP32,
+    INT32,
+    Tile,
+    coordinate,
+    exp2,
+    loop,
+    where,
+)
+
+NOWHERE = 2.0 * CHUNK  # a column that no chunk has
+
+
+class DeltaTask(Task):
+    """Traces what one task does."""
+
+    def run(self) -> None:
+        """All of it."""
+        state, decays = self.state(), self.config.decay == "token"
+        names = ("beta", "g") if decays else ("beta",)
+        now, later = ({name: self.gates(name, i, "r") for name in names} for i in (0, 1))
+        for i in loop(self.chunks):
+            q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
+            beta = now["beta"].cast(FP32).rename("r", "t")
+            sums, whole = (
+                summed(now["g"].cast(FP32).rename("r", "t") * LOG2E) if decays else 2 * (None,)
+            )
+            solved = self.solved(k, beta, sums)
+            before = state.cast(BF16)
+            old = before @ k
+            old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
+            new = v @ solved
+            new += old.cast(BF16) @ solved  # [e, r]
+            fresh = added = new.cast(BF16).rename("r", "n")
+            if sums is not None and whole is not None:
+                added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
+                state *= exp2(whole)
+            state += added @ k
+            out = before @ q
+            out *= (exp2(sums) * self.scale).rename("t", "m") if sums is not None else self.scale
+            out += fresh @ self.seen(k @ q, sums)
+            after = {name: self.gates(name, i + 2, "r") for name in names}
+            self.put(i, out)
+            for name in names:
+                now[name].assign(later[name])
+                later[name].assign(after[name])
+        self.end(state)
+
+    def seen(self, scores: Tile, sums: Tile | None) -> Tile:
+        """How much of row n is in row m, [n, m]."""
+        m, n = coordinate("m", CHUNK), coordinate("n", CHUNK)
+        if sums is not None:
+            scores = scores * exp2(-sums.rename("t", "n") + sums.rename("t", "m"))
+        return where(n <= m, scores * self.scale, 0.0).cast(BF16)
+
+    def solved(self, k: Tile, beta: Tile, sums: Tile | None) -> Tile:
+        """T beta, [r, n]."""
+        low = k.rename("n", "r") @ k
+        if sums is not None:
+            low *= exp2(sums.rename("t", "r") - sums.rename("t", "n"))
+        r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
+        low = where(r > n, low * beta.rename("t", "r"), 0.0)
+        inverse = where(under(r, n, 1), -low, where(r.equals(n), 1.0, 0.0))
+        narrow, rest = inverse.cast(FP16), (-low).cast(FP16).rename("r", "u")
+        right = narrow.rename("r", "u")
+        blocks = 2
+        while blocks < CHUNK:
+            # Of D L the blocks under the diagonal are D L'.
+            product = where(under(r, n, blocks), narrow.rename("n", "u") @ rest, 0.0)
+            inverse += product.cast(FP16).rename("n", "u") @ right
+            blocks *= 2
+            if blocks < CHUNK:
+                narrow = inverse.cast(FP16)
+                right.assign(narrow.rename("r", "u"))
+        return (inverse * beta.rename("t", "n")).cast(BF16)
+
+
+def under(r: Tile, n: Tile, size: int) -> Tile:
+    """Where [r, n] is in a block of `size` rows and columns that is under the diagonal of a block
+    of twice the size."""
+    row = r.cast(FP32)
+    first = (row * (0.5 / size)).cast(INT32).cast(FP32) * (2.0 * size)
+    column = where(row >= first + float(size), first, NOWHERE).cast(INT32)
+    return (column <= n) & (column + size > n)

@@ -1,0 +1,168 @@
+"""A chunk under decays that are one number a row: linear attention, RetNet, simple GLA, Mamba-2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.kernels.recurrent.task import CHUNK, LOG2E, Task, summed
+from warploom.tile import (
+    BF16,
+    FP32,
+    Array,
+    Index,
+    Tile,
+    coordinate,
+    exp,
+    exp2,
+    load,
+    log,
+    log2,
+    loop,
+    maximum,
+    minimum_index,
+    number,
+    size,
+    where,
+    zeros,
+)
+
+LEAST_STEP = 2.0**-120  # of a dt, which has a logarithm
+GATES = {"token": "g", "step": "dt"}  # what says the decay of a row
+RATES = {"head": "g", "step": "a"}  # and of a head
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What the rows of a chunk are weighed by, as vectors along an axis t of their own: a thread
+    then has few of them, and no warp waits for another one.
+
+    Row m weighs row n by 2 ** (own_m + other_n), and what was before the chunk by `before`; in the
+    state after the chunk row n has the weight `ahead`, the state before it the weight `whole`.
+    """
+
+    own: Tile
+    other: Tile
+    before: Tile
+    whole: Tile
+    ahead: Tile
+
+    def between(self) -> Tile:
+        """By what row m weighs row n, as a tile [n, m]."""
+        return exp2(self.other.rename("t", "n") + self.own.rename("t", "m"))
+
+    def assign(self, new: _Weights) -> None:
+        """Take the values of other weights."""
+        for name in ("own", "other", "before", "whole", "ahead"):
+            getattr(self, name).assign(getattr(new, name))
+
+
+class _Ahead:
+    """Gates and weights of the chunks to come.
+
+    Gates are loaded two chunks before their weights are made, behind the last matmul: fences for
+    the tensor core wait for loads too. `early`: weights are made beside the matmuls of the chunk
+    before, and what rows weigh each other by beside the first matmuls of their own.
+    """
+
+    def __init__(self, task: ScalarTask, early: bool) -> None:
+        self.task, self.early = task, early
+        first = int(early)
+        self.now, self.later = task.gate(first), task.gate(first + 1)
+        self.weights = task.weights(task.gate(0), 0) if early else None
+        self.between = zeros(n=CHUNK, m=CHUNK)
+
+    def enter(self, i: Index) -> tuple[_Weights, Tile]:
+        """The weights of chunk i, and those between its rows."""
+        if self.weights is None:
+            weights = self.task.weights(self.now, i)
+            return weights, weights.between()
+        self.between.assign(self.weights.between())
+        return self.weights, self.between
+
+    def leave(self, i: Index) -> Tile:
+        """Behind the last matmul of chunk i: gates for a later one."""
+        after = self.task.gate(i + 2 + int(self.early))
+        if self.weights is not None:
+            self.weights.assign(self.task.weights(self.now, i + 1))
+        return after
+
+    def turn(self, after: Tile) -> None:
+        """To the next chunk."""
+        self.now.assign(self.later)
+        self.later.assign(after)
+
+
+class ScalarTask(Task):
+    """Traces what one task does."""
+
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+        super().__init__(config, arrays)
+        rate = RATES.get(config.decay)
+        self.rate = load(arrays[rate], self.head) * LOG2E if rate else LOG2E
+        self.bias = load(arrays["bias"], self.head) if config.softplus else None
+        self.skip = load(arrays["skip"], self.head) if config.skip else None
+        self.places = coordinate("m", CHUNK), coordinate("n", CHUNK)
+
+    def run(self) -> None:
+        """All of it."""
+        config, state = self.config, self.state()
+        # A deep state leaves no registers for weights made early.
+        early = config.depth == CHUNK
+        ahead = _Ahead(self, early) if config.decay in GATES else None
+        for i in loop(self.chunks):
+            q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
+            # ptxas waits for a matmul of loaded operands before one that takes registers.
+            scores = None if early else k @ q
+            out = state.cast(BF16) @ q
+            scores = k @ q if scores is None else scores
+            weights, between = ahead.enter(i) if ahead else self.constant(i)
+            seen = self.seen(scores, between)
+            added = v
+            if weights is not None:
+                added = (v.T.cast(FP32) * weights.ahead.rename("t", "n")).cast(BF16)
+                state *= weights.whole
+            out *= weights.before.rename("t", "m") if weights else self.scale
+            out += v @ seen.cast(BF16)
+            state += added @ k
+            after = ahead.leave(i) if ahead else None
+            self.put(i, out)
+            if ahead is not None and after is not None:
+                ahead.turn(after)
+        self.end(state)
+
+    def seen(self, scores: Tile, between: Tile | float) -> Tile:
+        """How much of row n is in row m, [n, m]."""
+        seen = where(self.places[1] <= self.places[0], scores * between, 0.0)
+        if self.skip is not None:
+            seen = seen + where(self.places[1].equals(self.places[0]), self.skip, 0.0)
+        return seen
+
+    def gate(self, i: Index | int) -> Tile:
+        """What the weights of chunk i are made of."""
+        return self.gates(GATES[self.config.decay], i, "n")
+
+    def weights(self, gate: Tile, i: Index | int) -> _Weights:
+        """From the gates of chunk i."""
+        vector = gate.cast(FP32).rename("n", "t")
+        if self.bias is not None:
+            raw = vector + self.bias
+            soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
+            vector = where(coordinate("t", CHUNK, i * CHUNK) < size("rows"), soft, 0.0)
+        sums, whole = summed(vector * self.rate)
+        # With a step a row is added dt times.
+        step = self.config.decay == "step"
+        other = log2(maximum(vector, LEAST_STEP)) - sums if step else -sums
+        own, before = sums + log2(self.scale), exp2(sums) * self.scale
+        return _Weights(own, other, before, exp2(whole), exp2(whole + other))
+
+    def constant(self, i: Index) -> tuple[_Weights | None, Tile]:
+        """The weights of chunk i where no row has a gate, and those between its rows."""
+        if self.config.decay == "none":
+            return None, self.scale
+        sums = (coordinate("t", CHUNK, 1)).cast(FP32) * self.rate
+        whole = number(minimum_index(size("rows") - i * CHUNK, CHUNK)) * self.rate
+        own, before = sums + log2(self.scale), exp2(sums) * self.scale
+        weights = _Weights(own, -sums, before, exp2(whole), exp2(whole - sums))
+        return weights, weights.between()

@@ -1,0 +1,100 @@
+"""What the tasks of all kinds of recurrent attention share: a head's rows, in chunks.
+
+Everything is transposed: the state, [e, d], is then the first operand of its product with q, so it
+stays in registers, and groups that share out its rows need nothing of one another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.tile import (
+    BF16,
+    Array,
+    Index,
+    Span,
+    Tile,
+    cdiv,
+    cumsum,
+    grid,
+    load,
+    maximum,
+    scalar,
+    size,
+    span,
+    store,
+    sum_along,
+    zeros,
+)
+
+LOG2E = math.log2(math.e)
+CHUNK = 64  # rows
+NOTHING = -150.0  # 2 to its power is 0 in fp32
+
+
+class Task:
+    """A head's rows, for some columns of its state."""
+
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+        self.config, self.arrays = config, arrays
+        self.scale = scalar("scale")
+        blocks = cdiv(size("e"), config.columns)
+        self.batch, self.head, column = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
+        # What does not depend on the head is loaded once for a cluster of them.
+        own = self.head * size("groups") // size("heads")
+        self.group: Index | int = 0 if config.shared else own
+        self.depth = span(0, config.depth, "d")
+        self.values = span(column * config.columns, config.columns, "e")
+
+    @property
+    def chunks(self) -> Index:
+        """How many there are."""
+        return cdiv(size("rows"), CHUNK)
+
+    def state(self) -> Tile:
+        """[e, d] before the first row."""
+        if not self.config.initial:
+            return zeros(e=self.config.columns, d=self.config.depth)
+        where_state = self.batch, self.head, self.depth, self.values
+        return load(self.arrays["initial"], *where_state).T.copy()
+
+    def keys(self, name: str, i: Index, axis: str) -> Tile:
+        """The q or k of chunk i, [axis, d]."""
+        return load(self.arrays[name], self.batch, rows(i, axis), self.group, self.depth)
+
+    def value(self, i: Index, axis: str) -> Tile:
+        """The v of chunk i, [axis, e]."""
+        return load(self.arrays["v"], self.batch, rows(i, axis), self.head, self.values)
+
+    def gates(self, name: str, i: Index | int, axis: str) -> Tile:
+        """A number of every row of chunk i. Along rows of tiles every warp loads its own: far apart
+        in memory, all would be slow."""
+        return load(self.arrays[name], self.batch, rows(i, axis), self.head)
+
+    def put(self, i: Index, out: Tile) -> None:
+        """Store the result of chunk i, [e, m]."""
+        where_out = self.batch, rows(i, "m"), self.head, self.values
+        store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
+
+    def end(self, state: Tile) -> None:
+        """Store the state after the last row where that is asked for."""
+        if self.config.final:
+            where_state = self.batch, self.head, self.depth, self.values
+            store(self.arrays["final"], *where_state, tile=state.T)
+
+
+def rows(i: Index | int, axis: str) -> Span:
+    """The rows of chunk i."""
+    return span(i * CHUNK, CHUNK, axis)
+
+
+def summed(vector: Tile) -> tuple[Tile, Tile]:
+    """Running sums along t of logarithms to base 2, and their total, made beside one another.
+
+    Nothing counts as less than NOTHING, so that sums keep ten bits behind the point and the weight
+    of the last row, 2 to the power of the total less the last sum, is 1 to bf16.
+    """
+    vector = maximum(vector, NOTHING)
+    return cumsum(vector, "t"), sum_along(vector, "t")

@@ -1,0 +1,506 @@
+"""How long a launch takes: its tasks on the GPU's SMs, from what the machine code of one takes.
+
+    task    head + sum over loops of iterations * cycles + tail + its stores, while all SMs store
+    launch  the tasks in the order of the plan on the SMs, in rounds or the next free one,
+            between the launch with its first copies and its last stores;
+            no less than its traffic at the rate of DRAM
+    clock   the highest at which the energy of all that leaves the power below its limit
+
+Cycles come from the replay of the machine code (`perf.replay`), iterations from a task's place in
+the grid, so causal masks and tails are as long as they are. What is different among the bytes that
+all SMs ask L2 for at a time follows from the order of the tasks, and so does what L2 has lost until
+it is asked for again. The limit is that of short bursts (`power.burst`); a kernel that runs alone
+for longer gets less (`power.limit`). The costs are probes of the machine
+(bench/calibrate_schedule.py, bench/calibrate_launch.py); none was fitted to a kernel.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warploom.codegen.analysis.grid import cluster_axis
+from warploom.codegen.analysis.multicast import is_multicast
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.errors import CheckFailed, InputError
+from warploom.machine import Machine
+from warploom.machine import load as load_machine
+from warploom.perf.replay import Ends, Prediction, Rates, Replay
+from warploom.schedule.model.costs import costs
+from warploom.tile import Index, Loop, Op, Program
+from warploom.tile.index import FOLD
+
+MODEL = 5  # version of these rules: predictions by other ones are not used again
+KIB = 1024
+NOTED = 0.002  # share of a time that is worth a word
+SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
+WAVES = 256  # rounds of tasks that are followed one by one: others are as these are on average
+MOST_TASKS = 1 << 20  # whose places are counted one by one
+Numbers = NDArray[Any]
+Asked = tuple[Numbers, Numbers, Numbers]
+
+
+@dataclass(frozen=True)
+class LaunchTime:
+    """Microseconds of a launch, and what it is made of.
+
+    tasks, iterations   of all the launch, over all its loops
+    overhead            share of the tasks' cycles outside of their loops
+    busy                share of the SMs' time, from the first to the last, in which they have tasks
+    memory              microseconds that the arrays take at DRAM's rate: a floor
+    mhz                 the clock
+    work                cycles of tasks on one SM, or cluster of them, on average
+    """
+
+    microseconds: float
+    tasks: int
+    iterations: int
+    overhead: float
+    busy: float
+    memory: float
+    mhz: float
+    work: float = 0.0
+
+    @property
+    def limits(self) -> str:
+        """What limits it, in words."""
+        if self.microseconds <= self.memory:
+            return "reading and writing its arrays"
+        if self.busy < 0.85:
+            return f"SMs without a task: they are busy {self.busy:.0%} of the time"
+        if self.overhead > 0.25:
+            return f"beginnings and ends of tasks: {self.overhead:.0%} of their time"
+        return "its loops"
+
+
+@dataclass(frozen=True)
+class Strip:
+    """What one load brings a task: `bytes` each time, in the loops of these numbers around it.
+
+    first   where it begins in its array, in the first iteration of the loops
+    """
+
+    op: Op
+    first: tuple[Index, ...]
+    loops: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A program at array sizes on a GPU, laid out by a plan.
+
+    `arrays` has the int32 arrays, by name, from which tasks read where their data lie.
+    """
+
+    program: Program
+    plan: LaunchPlan
+    sizes: Mapping[str, int]
+    gpu: str
+    arrays: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The GPU's data."""
+        return load_machine(self.gpu)
+
+    @property
+    def places(self) -> int:
+        """Clusters, or blocks without them, that run at a time."""
+        blocks = self.plan.cluster[1]
+        if blocks > 1:
+            return self.machine.integer(f"cluster.resident_{blocks}") * self.plan.resident
+        return self.machine.integer("sm.count") * self.plan.resident
+
+    @cached_property
+    def order(self) -> Numbers:
+        """[tasks, grid axes]: places of all tasks in the grid, as blocks take them. Those of a
+        cluster are neighbours; where it does not divide its axis, the last has some beyond it."""
+        extents = [max(0, extent.evaluate(self.sizes)) for _, extent in self.program.grid]
+        axis, blocks = cluster_axis(self.program, self.plan), self.plan.cluster[1]
+        if axis >= 0:
+            extents[axis] = -(-extents[axis] // blocks)
+        if prod(extents) > MOST_TASKS:
+            raise InputError(
+                f"{self.program.name} of {prod(extents):,} tasks: the model of a launch counts at "
+                f"most {MOST_TASKS:,}"
+            )
+        number = np.arange(prod(extents))
+        if self.plan.supergroup and len(number):
+            number = _in_bands(number, extents, self.plan)
+        found = np.stack(np.unravel_index(number, extents), axis=1)
+        for far, (name, _) in enumerate(self.program.grid):
+            if name in self.plan.reverse:
+                found[:, far] = extents[far] - 1 - found[:, far]
+        if axis >= 0:
+            found = np.repeat(found, blocks, axis=0)
+            found[:, axis] = found[:, axis] * blocks + np.arange(len(found)) % blocks
+        return found
+
+    @cached_property
+    def known(self) -> Mapping[str, Numbers | int]:
+        """Values of symbols, task by task in their order; a loop's counter is 0."""
+        found: dict[str, Numbers | int] = {loop.index: 0 for loop in self.program.loops()}
+        found |= self.sizes
+        for axis, (name, _) in enumerate(self.program.grid):
+            found[name] = self.order[:, axis]
+        for read in self.program.reads:
+            if read.array.name in self.arrays:
+                at = tuple(_value(index, found) for index in read.at)
+                found[read.name] = self.arrays[read.array.name][at]
+        return found
+
+    @cached_property
+    def trips(self) -> list[Numbers]:
+        """Iterations of each loop, by task; raises where a task reads them from an array that is
+        not given."""
+        return [
+            np.broadcast_to(
+                np.maximum(0, self._of(loop.stop) - self._of(loop.start)), len(self.order)
+            )
+            for loop in self.program.loops()
+        ]
+
+    def _of(self, index: Index) -> Numbers | int:
+        """Values of an expression, task by task."""
+        if unknown := index.symbols() - self.known.keys():
+            raise CheckFailed(
+                f"{self.program.name}: iterations depend on {sorted(unknown)[0]}, read by tasks"
+            )
+        return _value(index, self.known)
+
+    @cached_property
+    def strips(self) -> tuple[Strip, ...]:
+        """What a task loads, over all iterations of the loops around each load."""
+        index = [loop.index for loop in self.program.loops()]
+        found: list[Strip] = []
+        for op, around in _loads(self.program):
+            first = (*(span.start for span in op.spans), *(one.start for one in around))
+            loops = tuple(index.index(one.index) for one in around)
+            found.append(Strip(op, first, loops, _bytes(op)))
+        return tuple(found)
+
+    @cached_property
+    def asked(self) -> list[Numbers]:
+        """Of each strip, by task, a number that tells what it loads: equal for the same bytes."""
+        apart = {read.name: np.arange(len(self.order)) for read in self.program.every_read()}
+        known = {**apart, **self.known}  # what is read from an array not given is another each time
+        found: list[Numbers] = []
+        for strip in self.strips:
+            number = np.zeros(len(self.order), np.int64)
+            for index in strip.first:
+                value = np.broadcast_to(_value(index, known), len(number))
+                number = number * (1 + value.max(initial=0)) + value
+            found.append(number)
+        return found
+
+    @cached_property
+    def apart(self) -> Mapping[str, float]:
+        """Of each load, the share of what all SMs ask for at a time that is different."""
+        wave = self.places * self.plan.cluster[1]
+        firsts = [number[:wave] for number in self.asked]
+        return {
+            strip.op.label: len(np.unique(first)) / max(1, len(first))
+            for strip, first in zip(self.strips, firsts, strict=True)
+        }
+
+    def rates(self) -> Rates:
+        """Of each load the cycles in which an SM gets a KiB, while all of them load."""
+        table = costs(self.gpu)
+        found: dict[str, float] = {}
+        for one in self.strips:
+            rate = table.value("load.per_kib_all") * self.apart[one.op.label]
+            if self._ragged(one.op):
+                rate = max(rate, table.value("load.per_kib_ragged"))
+            found[one.op.label] = max(rate, table.value("load.per_kib"))
+        return found
+
+    def _ragged(self, op: Op) -> bool:
+        """Whether rows of the array begin inside of a sector."""
+        assert op.array is not None
+        return self.sizes[op.array.dims[-1]] * op.array.dtype.bytes % SECTOR > 0
+
+    @cached_property
+    def link(self) -> list[float]:
+        """Cycles in which an iteration's loads of each loop come to an SM."""
+        found = [0.0] * len(self.trips)
+        for strip in self.strips:
+            shared = is_multicast(self.program, self.plan, strip.op)
+            size = strip.bytes / (self.plan.cluster[1] if shared else 1) * self.plan.resident
+            for loop in strip.loops[-1:]:
+                found[loop] += size / KIB * self.rates()[strip.op.label]
+        return found
+
+    @cached_property
+    def traffic(self) -> float:
+        """Bytes from and to DRAM: what a wave of tasks loads stays in L2 until as much was loaded
+        after it as a partition holds, for every SM reads through its own partition."""
+        cache = self.machine.value("l2.size") / self.machine.value("l2.partitions")
+        wave = self.places * self.plan.cluster[1]
+        sizes = [
+            strip.bytes
+            * np.prod([self.trips[n] for n in strip.loops], axis=0)
+            * np.ones(len(self.order))
+            for strip in self.strips
+        ]
+        counted = min(len(self.order), WAVES * wave)
+        asked = [
+            _largest(key[:counted], size[:counted], wave)
+            for key, size in zip(self.asked, sizes, strict=True)
+        ]
+        whole = sum(float(_once(one).sum()) for one in asked)
+        missed = whole if whole <= cache else _missed(asked, cache)
+        return len(self.order) * (missed / max(1, counted) + self._stored())
+
+    def least(self, replay: Replay) -> float:
+        """Microseconds that the launch is not below: its tasks at the highest clock, with none of
+        the SMs ever waiting."""
+        work = self._tasks(replay)[:: self.plan.cluster[1]].sum() / self.places
+        return float(work) / self.machine.value("clock.boost")
+
+    def _tasks(self, replay: Replay) -> Numbers:
+        """Cycles of each task. Where loads come more slowly than a replayed iteration runs, an
+        iteration takes as long as they do."""
+        tasks = np.full(len(self.order), self._ends(replay.ends))
+        for at, one in self._walked(replay):
+            each = max(one.cycles, self.link[at])
+            tasks += np.maximum(0, self.trips[at] - one.ahead) * each
+        return tasks
+
+    def _walked(self, replay: Replay) -> list[tuple[int, Prediction]]:
+        """Loops by number, with what was replayed of them; the replay may be of another form of the
+        program, which has a loop more."""
+        names = [loop.index for loop in self.program.loops()]
+        return [(at, replay.loops[name]) for at, name in enumerate(names) if name in replay.loops]
+
+    def time(self, replay: Replay) -> LaunchTime:
+        """The time of the launch, from what its machine code takes."""
+        tasks = self._tasks(replay)
+        ends = self._ends(replay.ends)
+        clusters = tasks[:: self.plan.cluster[1]]
+        whole = _makespan(clusters, self.places, self.plan.tile_scheduler)
+        work = float(clusters.sum())
+        around = self._around(replay.ends)
+        mhz = self._clock(replay, whole + around)
+        memory = self.traffic / self.machine.value("dram.copy_bandwidth") * 1e6
+        launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
+        return LaunchTime(
+            max((whole + around) / mhz + launch, memory),
+            len(tasks),
+            sum(int(trips.sum()) for trips in self.trips),
+            ends * len(tasks) / (float(tasks.sum()) or 1.0),
+            work / (self.places * whole or 1.0),
+            memory,
+            mhz,
+            work / self.places,
+        )
+
+    def _ends(self, ends: Ends) -> float:
+        """Cycles of a task outside of its steady loops. Its results leave while all SMs store, and
+        no loop hides that."""
+        store = costs(self.gpu).value("store.per_kib_all")
+        return _of_a_task(ends, self._fill()) + self._stored() / KIB * store
+
+    def _fill(self) -> float:
+        """Cycles until what is loaded once a task is there, where its slot has to be free first."""
+        table = costs(self.gpu)
+        waiting = [
+            _bytes(op)
+            for op, around in _loads(self.program)
+            if not around and op.dst is not None and self.plan.task_rings.get(op.dst.name, 1) == 1
+        ]
+        if not waiting:
+            return 0.0
+        names = ("barrier.wait", "load.issue", "load.latency")
+        return sum(map(table.value, names)) + sum(waiting) / KIB * table.value("load.per_kib")
+
+    def _stored(self) -> float:
+        """Bytes that a task stores."""
+        return float(
+            sum(
+                prod(op.srcs[0].type.shape) * op.srcs[0].type.dtype.bytes
+                for op in self.program.ops()
+                if op.kind.startswith("store")
+            )
+        )
+
+    def _around(self, ends: Ends) -> float:
+        """Cycles before the first task and behind the last one."""
+        if not ends.begin:
+            return 0.0
+        table = costs(self.gpu)
+        sizes = [_bytes(op) for op, _ in _loads(self.program)]
+        load = table.at("high").value("load.latency") + sum(sizes) / KIB * table.value(
+            "load.per_kib_all"
+        )
+        return ends.begin + load + table.value("store.latency")
+
+    def _clock(self, replay: Replay, cycles: float) -> float:
+        """MHz at which the launch takes no more power than the limit allows."""
+        machine = self.machine
+        top = machine.value("clock.boost")
+        if "energy.exponent" not in machine.quantities or not cycles:
+            return top
+
+        def one(name: str) -> float:
+            return machine.value(f"energy.{name}")
+
+        picojoules = 0.0
+        for here, loop in self._walked(replay):
+            times = int(self.trips[here].sum())
+            each = sum(count * one(name) for name, count in loop.events.items())
+            for strip in self.strips:
+                far = strip.bytes * self.apart[strip.op.label] * (one("l2") - one("copy"))
+                each += far if here in strip.loops else 0.0
+            picojoules += times * each
+        picojoules += len(self.order) * self._stored() * one("store")
+        if any(loop.events.get("matmul") for loop in replay.loops.values()):
+            top = min(top, machine.value("clock.tensor"))
+        room = machine.value("power.burst") - machine.value("power.static")
+        exponent = machine.value("energy.exponent")
+        boost = machine.value("clock.boost")
+        # watts(f) = chip * f ** (exponent + 1) + DRAM's, which goes with the rate only
+        chip = 1e-12 * picojoules * 1e6 / cycles  # watts a MHz at the highest clock
+        dram = 1e-12 * self.traffic * one("dram") * 1e6 / cycles
+        low, high = 0.0, top
+        for _ in range(40):
+            f = (low + high) / 2
+            fits = f * (chip * (f / boost) ** exponent + dram) <= room
+            low, high = (f, high) if fits else (low, f)
+        return low if high < top else top
+
+
+def why_slower(one: Mapping[str, float], best: Mapping[str, float]) -> str:
+    """What makes a launch slower than another one, in words; both have `work`, `busy`, `mhz`."""
+    terms = (
+        (one["work"] / best["work"], "its tasks take {:.1%} more cycles"),
+        (best["busy"] / one["busy"], "SMs are without a task for {:.1%} longer"),
+        (best["mhz"] / one["mhz"], "its energy leaves a clock {:.1%} lower"),
+    )
+    told = [words.format(factor - 1.0) for factor, words in terms if factor > 1.0 + NOTED]
+    return ", ".join(told) or "as fast, by this model"
+
+
+def at_bounds(cycles: Mapping[str, float]) -> Replay:
+    """Loops at their bounds, and nothing around them."""
+    return Replay({n: Prediction(n, one, round(one), "", 0) for n, one in cycles.items()}, Ends())
+
+
+def _of_a_task(ends: Ends, fill: float) -> float:
+    """Cycles of a task outside of its steady loops; `fill` runs beside the tail."""
+    if ends.tail == inf:  # a block has one task
+        return ends.begin + ends.between + ends.finish
+    return max(ends.tail, fill) + ends.head + ends.between
+
+
+def _loads(program: Program) -> list[tuple[Op, tuple[Loop, ...]]]:
+    """Loads with the loops around them, the outermost first."""
+    found: list[tuple[Op, tuple[Loop, ...]]] = []
+
+    def visit(body: Sequence[Op | Loop], around: tuple[Loop, ...]) -> None:
+        for item in body:
+            if isinstance(item, Loop):
+                visit(item.body, (*around, item))
+            elif item.kind == "load":
+                found.append((item, around))
+
+    visit(program.body, ())
+    return found
+
+
+def _bytes(op: Op) -> int:
+    """Of the tile that a load brings."""
+    assert op.dst is not None
+    return prod(op.dst.type.shape) * op.dst.type.dtype.bytes
+
+
+def _in_bands(number: Numbers, extents: Sequence[int], plan: LaunchPlan) -> Numbers:
+    """Row-major numbers of the places of a super-grouped launch: so many rows at a time, column
+    after column."""
+    width = extents[-1]
+    height = prod(extents[:-1]) if plan.grouped == "all" else extents[-2]
+    plane, task = np.divmod(number, height * width)
+    band, inside = np.divmod(task, plan.supergroup * width)
+    high = np.minimum(plan.supergroup, height - band * plan.supergroup)
+    row, column = band * plan.supergroup + inside % high, inside // high
+    return (plane * height + row) * width + column
+
+
+def _value(index: Index, known: Mapping[str, Numbers | int]) -> Any:
+    """An expression of symbols that have a value for every task."""
+    if index.op == "const":
+        return index.value
+    if index.op == "symbol":
+        return known[index.name]
+    left, right = (_value(arg, known) for arg in index.args)
+    least = {"min": np.minimum, "max": np.maximum}
+    return (least.get(index.op) or FOLD[index.op])(left, right)
+
+
+def _largest(keys: Numbers, sizes: Numbers, wave: int) -> Asked:
+    """(wave, key, largest of its sizes there) of tasks that run so many at a time, wave by wave and
+    in the order of the keys' first places."""
+    waves = np.arange(len(keys)) // wave
+    span = 1 + int(keys.max(initial=0))
+    found, first, place = np.unique(waves * span + keys, return_index=True, return_inverse=True)
+    most = np.zeros(len(found))
+    np.maximum.at(most, place, sizes)
+    order = np.argsort(first)
+    return waves[first[order]], found[order] % span, most[order]
+
+
+def _once(asked: Asked) -> Numbers:
+    """Of every key the largest of its sizes."""
+    _, keys, sizes = asked
+    _, place = np.unique(keys, return_inverse=True)
+    most = np.zeros(place.max(initial=-1) + 1)
+    np.maximum.at(most, place, sizes)
+    return most
+
+
+def _missed(asked: Sequence[Asked], cache: float) -> float:
+    """Bytes that waves of tasks do not find in a cache that forgets what was longest not asked
+    for, after each wave."""
+    waves = np.concatenate([one for one, _, _ in asked])
+    order = np.argsort(waves, kind="stable")
+    keys = np.concatenate([key * len(asked) + number for number, (_, key, _) in enumerate(asked)])
+    sizes = np.concatenate([size for _, _, size in asked])
+    ends = np.diff(waves[order], append=-1) != 0
+    kept: OrderedDict[int, float] = OrderedDict()
+    missed = held = 0.0
+    for key, most, end in zip(
+        keys[order].tolist(), sizes[order].tolist(), ends.tolist(), strict=True
+    ):
+        old = kept.pop(key, 0.0)
+        kept[key] = most if most > old else old
+        if most > old:
+            missed += most - old
+            held += most - old
+        while end and held > cache and kept:
+            held -= kept.popitem(last=False)[1]
+    return missed
+
+
+def _makespan(tasks: Numbers, places: int, scheduler: str) -> float:
+    """Cycles until the last task has ended, of tasks shared out in order to so many places."""
+    if scheduler == "dynamic":
+        even = max(0, len(tasks) - WAVES * places)
+        ends = [float(tasks[:even].sum()) / places] * places
+        for task in tasks[even:].tolist():
+            heapq.heapreplace(ends, ends[0] + task)
+        return max(ends)
+    rounds = -(-len(tasks) // places)
+    shared = np.zeros(rounds * places)
+    shared[: len(tasks)] = tasks
+    shared = shared.reshape(rounds, places)
+    if scheduler == "serpentine":
+        shared[1::2] = shared[1::2, ::-1]
+    return float(shared.sum(axis=0).max(initial=0.0))

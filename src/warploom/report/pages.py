@@ -1,0 +1,25 @@
+"""The pages of reports: each is one self-contained HTML file, no script, no link to anywhere."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jinja2
+
+from warploom import __version__
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("warploom.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page by its template, which also gets the package's `version`; strings are escaped."""
+    return _templates().get_template(template).render(version=__version__, **values)

@@ -1,0 +1,154 @@
+"""Recurrent operators on a GPU: beside a loop over rows in float64, in graphs, where they lie."""
+
+import pytest
+
+from warploom.kernels.recurrent.program import RecurrentConfig
+from warploom.kernels.recurrent.reference import reference
+from warploom.tile import BF16, FP32
+
+torch = pytest.importorskip("torch")
+ops = pytest.importorskip("warploom.integrations.torch_recurrent")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+BOUND = 5e-3  # relative error in norm: weights, state and result are rounded to bf16
+
+
+def normal(*shape):
+    return torch.randn(shape, device="cuda").bfloat16()
+
+
+def decays(*shape):
+    return torch.nn.functional.logsigmoid(torch.randn(shape, device="cuda")) / 8
+
+
+def close(got, want, bound=BOUND):
+    want = torch.from_numpy(want).cuda() if not isinstance(want, torch.Tensor) else want.double()
+    return float((got.double() - want).norm() / want.norm()) < bound
+
+
+def loop_over_rows(decay, scale, softplus=False, **given):
+    """o and the last state in float64, from tensors by the names of the kernel's arrays."""
+    given = {name: one for name, one in given.items() if one is not None}
+    config = RecurrentConfig(
+        decay,
+        "beta" in given,
+        softplus,
+        BF16 if decay == "channel" else FP32,
+        skip="skip" in given,
+        initial="initial" in given,
+        final=True,
+    )
+    wide = {name: one.double().cpu().numpy() for name, one in given.items()}
+    return reference(config, wide, scale)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 1000])
+@pytest.mark.parametrize("kind", ["token", "narrow", "head", "none"])
+def test_gla_without_and_with_decays_of_rows_and_heads(kind, rows):
+    heads, size = 4, 128 if kind == "head" else 64
+    q, k, v = (normal(2, rows, heads, size) for _ in range(3))
+    g = {"none": None, "head": decays(heads)}.get(kind, decays(2, rows, heads))
+    g = g.bfloat16() if kind == "narrow" else g
+    gate = {} if g is None else {"g_gamma" if kind == "head" else "g": g}
+    out, state = ops.simple_gla(q, k, v, **gate, scale=0.5, output_final_state=True)
+    decay = "token" if kind == "narrow" else kind
+    want = loop_over_rows(decay, 0.5, q=q, k=k, v=v, g=g)
+    assert close(out, want["o"]) and close(state, want["final"])
+
+
+@pytest.mark.parametrize("rows", [1, 64, 1000])
+def test_gla_is_its_loop(rows):
+    q, k, v = (normal(2, rows, 4, 64) for _ in range(3))
+    g, start = decays(2, rows, 4, 64).bfloat16(), torch.randn(2, 4, 64, 64, device="cuda")
+    out, state = ops.gla(q, k, v, g, 0.5, start, True)
+    want = loop_over_rows("channel", 0.5, q=q, k=k, v=v, g=g, initial=start)
+    assert close(out, want["o"]) and close(state, want["final"])
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("rows", [1, 64, 1000])
+def test_delta_rules_are_their_loops(rows, gated):
+    q, k, v = (normal(2, rows, 4, 64) for _ in range(3))
+    k = torch.nn.functional.normalize(k.float(), dim=-1).bfloat16()
+    g, beta = decays(2, rows, 4), torch.rand(2, rows, 4, device="cuda")
+    if gated:
+        out, state = ops.gated_delta_rule(q, k, v, g, beta, 0.5, None, True)
+    else:
+        out, state = ops.delta_rule(q, k, v, beta, 0.5, None, True)
+    decay, gates = ("token", {"g": g}) if gated else ("none", {})
+    want = loop_over_rows(decay, 0.5, q=q, k=k, v=v, beta=beta, **gates)
+    assert close(out, want["o"]) and close(state, want["final"])
+
+
+def test_retention_is_its_loop():
+    q, k, v = (normal(1, 300, 4, 128) for _ in range(3))
+    g = torch.log1p(-torch.exp2(-5.0 - torch.arange(4, device="cuda")))
+    out, state = ops.retention(q, k, v)
+    assert state is None
+    assert close(out, loop_over_rows("head", 128**-0.5, q=q, k=k, v=v, g=g)["o"])
+
+
+def test_rows_in_two_calls_are_rows_in_one():
+    q, k, v, g = (*(normal(2, 300, 4, 64) for _ in range(3)), decays(2, 300, 4))
+    whole, last = ops.simple_gla(q, k, v, g, output_final_state=True)
+    state, parts = torch.zeros(2, 4, 64, 64, device="cuda"), []
+    for rows in (slice(0, 130), slice(130, 300)):
+        given = [one[:, rows] for one in (q, k, v, g)]
+        out, state = ops.simple_gla(*given, initial_state=state, output_final_state=True)
+        parts.append(out)
+    assert close(torch.cat(parts, 1), whole) and close(state, last)
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_mamba_with_all_that_it_takes(rows):
+    x, dt, b, c = normal(2, rows, 8, 64), normal(2, rows, 8), *(normal(2, rows, 2, 128) / 8,) * 2
+    a, skip, bias = -torch.rand(8, device="cuda"), *torch.randn(2, 8, device="cuda")
+    start = torch.randn(2, 8, 64, 128, device="cuda")
+    y, state = ops.mamba_chunk_scan_combined(
+        x, dt, a, b, c, 256, D=skip, dt_bias=bias, initial_states=start, dt_softplus=True,
+        return_final_states=True,
+    )  # fmt: skip
+    want = loop_over_rows(
+        "step", 1.0, True, q=c, k=b, v=x, dt=dt, a=a, bias=bias, skip=skip,
+        initial=start.transpose(2, 3),
+    )  # fmt: skip
+    assert close(y, want["o"])
+    assert close(state.transpose(2, 3), want["final"])
+
+
+def test_a_whole_graph_compiles_and_is_captured():
+    q, k, v, g = (*(normal(1, 300, 4, 64) for _ in range(3)), decays(1, 300, 4))
+
+    def block(q, k, v, g):
+        return ops.simple_gla(q, k, v, g)[0] * 2
+
+    with torch.no_grad():
+        want = block(q, k, v, g)
+        assert torch.equal(torch.compile(block, fullgraph=True)(q, k, v, g), want)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = block(q, k, v, g)
+    graph.replay()
+    assert torch.equal(got, want)
+
+
+def test_tensors_are_used_where_they_lie():
+    packed, g = normal(2, 300, 3, 4, 64), decays(2, 300, 4)
+    apart = packed.unbind(2)
+    got, want = (ops.simple_gla(*qkv, g)[0] for qkv in (apart, [x.contiguous() for x in apart]))
+    assert torch.equal(got, want)
+
+
+def test_opcheck():
+    q, k, v, g = (*(normal(1, 100, 4, 64) for _ in range(3)), decays(1, 100, 4))
+    given = (q, k, v, g, None, None, None, None, None, None, 1.0, True)
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.warploom.recurrent.default, given, test_utils=checks)
+
+
+def test_a_gradient_is_refused_by_name():
+    q = normal(1, 100, 4, 64).requires_grad_()
+    with pytest.raises(NotImplementedError, match="no backward kernel"):
+        ops.linear_attention(q, q, q)[0].sum().backward()

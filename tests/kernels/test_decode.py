@@ -1,0 +1,85 @@
+"""Decode attention against float64: interpreted, under random interleavings, and as emitted."""
+
+import numpy as np
+import pytest
+from tests.codegen import emulate
+from tests.kernels.decode_case import decode_case, joined
+
+from warploom import tile as t
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower, verified
+from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_schedule
+
+# name -> (config, lengths, queries)
+CASES = {
+    "dense": (DecodeConfig(group=4), (300, 0, 1), 1),
+    "one part": (DecodeConfig(group=5, split=False, head_dim=64), (129, 128), 1),
+    "pages of 16": (DecodeConfig(group=4, page=16), (150, 0, 33), 1),
+    "pages of 128": (DecodeConfig(group=2, page=128, causal=True), (300, 140), 3),
+    "pages of 256": (DecodeConfig(page=256, dtype=t.FP16, scale=0.2), (513, 255), 2),
+    "causal": (DecodeConfig(group=3, causal=True, head_dim=64), (200, 2, 129), 4),
+    "window": (DecodeConfig(group=3, causal=True, window=70, page=32), (300, 60), 2),
+    "soft cap": (DecodeConfig(group=8, softcap=2.0), (200,), 1),
+    "long blocks": (DecodeConfig(group=4, page=64, tile=(64, 128)), (150, 64), 1),
+    "two groups": (DecodeConfig(group=8, causal=True, tile=(128, 128)), (150,), 10),
+}
+BOUND = 6e-3
+
+
+def close(config, got, want):
+    out = joined(got["parts"], got["sums"]) if config.split else got["o"]
+    found = np.asarray(out, np.float64)
+    return np.isfinite(found).all() and np.abs(found - want).max() < BOUND
+
+
+def same(got, expected):
+    return all(np.array_equal(got[x], expected[x], equal_nan=True) for x in expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreter_and_simulator_give_attention(name):
+    config, lengths, queries = CASES[name]
+    arrays, want = decode_case(config, lengths, queries)
+    program, schedule = decode(config), decode_schedule(config)
+    expected = t.interpret(program, arrays)
+    assert close(config, expected, want)
+    got = simulate(lower(program, schedule, verified), arrays, seed=1)
+    assert same(got, expected)
+
+
+def test_emitted_kernels_give_attention():
+    blocks = {n: lower(decode(c), decode_schedule(c)) for n, (c, _, _) in CASES.items()}
+    sources = [emit(block) for block in blocks.values()]
+    library = emulate.compile_all(sources, None)
+    for number, (name, block) in enumerate(blocks.items()):
+        config, lengths, queries = CASES[name]
+        arrays, want = decode_case(config, lengths, queries, heads=1)
+        program = block.placement.program
+        got = emulate.run(library, number, sources[number], program, arrays, blocks=2)
+        assert close(config, got, want), name
+
+
+@pytest.mark.parametrize("page", [None, 32])
+def test_a_length_beyond_the_cache_is_all_of_it(page):
+    config = DecodeConfig(group=4, head_dim=64, page=page)
+    room = 96
+    arrays, want = decode_case(config, (room,))
+    if page is None:
+        arrays |= {name: arrays[name][:, :, :room] for name in "kv"}
+    else:
+        arrays["table"] = arrays["table"][:, : room // page]
+    for length in (room, room + 1000):
+        arrays["lengths"][:] = length
+        assert close(config, t.interpret(decode(config), arrays), want)
+
+
+def test_combine_joins_the_parts():
+    config, lengths, queries = CASES["causal"]
+    arrays, want = decode_case(config, lengths, queries, splits=5)
+    given = t.interpret(decode(config), arrays)
+    shape = (len(lengths), queries, 2, config.group, config.head_dim)
+    parts = {name: given[name] for name in ("parts", "sums")}
+    got = t.interpret(combine(config, 8), {**parts, "o": np.full(shape, np.nan)})
+    packed = np.asarray(got["o"]).transpose(0, 2, 1, 3, 4).reshape(want.shape)
+    assert np.abs(packed - want).max() < BOUND

@@ -1,0 +1,113 @@
+"""Tuned tables: every entry has rows, rows are those measured, and the choice is what they say."""
+
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench import tuned
+from warploom.errors import InputError
+from warploom.kernels.attention.variants import ATTENTION
+from warploom.kernels.gemm.program import GemmConfig
+from warploom.kernels.gemm.variant import GEMM, choose_gemm
+from warploom.kernels.library import configure
+from warploom.kernels.tuned.table import Table, as_toml
+
+TABLES = {"attention": ATTENTION, "gemm": GEMM}
+BOTH = pytest.mark.parametrize("name", TABLES)
+SIZES = st.integers(1, 12000)
+
+
+@BOTH
+def test_every_entry_has_rows(name):
+    table = TABLES[name]
+    told = {one for kind in table.known.values() for row in kind.rows for one in row.predicted}
+    assert told == table.variants.keys()
+    for kind in table.known.values():
+        assert kind.rows
+        for row in kind.rows:
+            assert kind.replays.keys() >= row.predicted.keys() >= row.measured.keys()
+            assert row.predicted and (row.source or not row.measured)
+
+
+def test_an_entry_without_rows_is_refused(tmp_path):
+    known = {"16-bit": replace(GEMM.known["16-bit"], rows=())}
+    path = tmp_path / "gemm.toml"
+    path.write_text(as_toml(GEMM.variants, known))
+    table = Table(path, GEMM.row, GEMM.kinds, GEMM.fallback)
+    with pytest.raises(InputError, match="16-bit: no row tells why 104x128-swap-ab is here"):
+        table.known  # noqa: B018 (read when asked for)
+
+
+@BOTH
+def test_a_table_is_what_its_file_says(name):
+    table = TABLES[name]
+    assert as_toml(table.variants, table.known) == table.path.read_text()
+
+
+@BOTH
+def test_measured_times_are_those_of_the_results(name):
+    table, results = TABLES[name], tuned.measured(name)
+    for label, kind in table.known.items():
+        there = {(str(row.sizes), row.source): row.measured for row in results.get(label, ())}
+        for row in (row for row in kind.rows if row.measured):
+            assert row.measured.items() <= there[str(row.sizes), row.source].items()
+
+
+@BOTH
+def test_predicted_times_are_those_of_the_model_as_it_is(name):
+    table = TABLES[name]
+    for kind in table.known.values():
+        config = configure(name, kind.settings)[0]
+        for number, row in enumerate(kind.rows):
+            one = sorted(row.predicted)[number % len(row.predicted)]
+            found = table.predicted(kind, [one], config, row.sizes)
+            assert found[one] == pytest.approx(row.predicted[one], rel=1e-3)
+
+
+@BOTH
+def test_what_was_measured_is_chosen_by_its_time(name):
+    """By the last row, where sizes were measured again."""
+    table = TABLES[name]
+    for kind in table.known.values():
+        config = configure(name, kind.settings)[0]
+        last = {str(row.sizes): row for row in kind.rows if row.measured}
+        for row in last.values():
+            chosen = table.choose(config, row.sizes)
+            assert row.measured[chosen.name] == min(row.measured.values())
+
+
+@settings(max_examples=12, deadline=None)
+@given(SIZES, SIZES, SIZES)
+def test_other_sizes_get_the_variant_of_least_time(m, n, k):
+    """Nothing is lost by leaving out what cannot be the fastest."""
+    sizes = {"m": m, "n": n, "k": k, "batch": 1}
+    kind = GEMM.known["16-bit"]
+    names = [name for name in kind.replays if not GEMM.variants[name].workspace]
+    times = GEMM.predicted(kind, names, GemmConfig(), sizes)
+    times = {name: time * kind.error(name, sizes) for name, time in times.items()}
+    chosen = choose_gemm(m, n, k)
+    assert times[chosen.name] <= min(times.values()) * 1.001
+
+
+@BOTH
+def test_sizes_are_chosen_for_without_their_own_rows(name):
+    """What is lost against the best one measured there; times that the model has backwards lose
+    more."""
+    known = TABLES[name].known
+    lost = [loss for _, loss in tuned.losses(name, known).values()]
+    assert statistics.mean(lost) < 0.015 and max(lost) < 0.15
+    backwards = {
+        label: replace(
+            kind,
+            rows=tuple(
+                replace(row, predicted={one: 1.0 / time for one, time in row.predicted.items()})
+                for row in kind.rows
+            ),
+        )
+        for label, kind in known.items()
+    }
+    wrong = [loss for _, loss in tuned.losses(name, backwards).values()]
+    assert statistics.mean(wrong) > 2 * statistics.mean(lost)
