@@ -53,6 +53,26 @@ class Variant(Protocol):
     def launch(self, config: Any, sizes: Sizes, gpu: str) -> Launch: ...
 
 
+class Memory(Protocol):
+    """Choices that were made before, on another machine."""
+
+    def recall(self, table: str, config: Any, sizes: Sizes) -> Mapping[str, Any] | None:
+        """{name of the variant: its columns} for a configuration and sizes, or None."""
+        ...
+
+    def note(self, table: str, config: Any, sizes: Sizes, chosen: Any) -> None:
+        """A choice that was made here."""
+        ...
+
+
+_memories: list[Callable[[], Memory]] = []
+
+
+def remember(memory: Callable[[], Memory] | None) -> None:
+    """Ask what `memory` gives before a table makes a choice; None: ask nobody."""
+    _memories[:] = [] if memory is None else [memory]
+
+
 V = TypeVar("V", bound=Variant)
 
 
@@ -147,6 +167,15 @@ class Table(Generic[V]):
 
     def choose(self, config: Any, sizes: Sizes, fits: Callable[[V], bool] = lambda _: True) -> V:
         """The variant for a configuration and sizes, of those that `fits`."""
+        name = self.path.parent.name
+        for memory in (one() for one in _memories):
+            if (known := memory.recall(name, config, sizes)) is not None:
+                return next(iter(read_variants(self.path, known, self.row).values()))
+            memory.note(name, config, sizes, chosen := self._chosen(config, sizes, fits))
+            return chosen
+        return self._chosen(config, sizes, fits)
+
+    def _chosen(self, config: Any, sizes: Sizes, fits: Callable[[V], bool]) -> V:
         kind = self.kind(config)
         names = [
             name
