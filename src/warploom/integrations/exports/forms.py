@@ -174,7 +174,7 @@ def _tvm_ffi(title: str, manifest: Mapping[str, Any], cubins: dict[str, bytes]) 
         )
     found = importlib.util.find_spec("tvm_ffi")
     if found is None or found.origin is None:
-        raise ToolMissing("export --to tvm-ffi needs its headers: pip install apache-tvm-ffi")
+        raise ToolMissing("export --to tvm-ffi needs its headers: pip install 'warploom[export]'")
     package = Path(found.origin).parent
     with tempfile.TemporaryDirectory() as text:
         folder, library = Path(text), f"{title}.so"
