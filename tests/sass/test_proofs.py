@@ -8,6 +8,7 @@ decides. What should come out is worked out beside it, from what the rule means.
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warploom.sass.decode import nvinfo
 from warploom.sass.decode.control import NO_SCOREBOARD
-from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.cubin import WORD_BYTES, Cubin
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.resources import PREDICATE_BASE, Access
 from warploom.sass.flow.dependence import Dependence, Hazard, dependences
@@ -545,3 +547,25 @@ def test_distance_is_asked_where_both_execute_and_no_scoreboard_tells(
     assert (reader.offset in found) == counts
     row = Dependence(place, place + 2, Hazard.RAW, free, "d0", "a")
     assert bool(renaming._too_close(kernel, row, 1, unknown)) == counts
+
+
+def test_tables_of_offsets_follow_the_code_and_name_nothing_that_moves(kernels_of: Kernels) -> None:
+    kernel = kernels_of(SMALL)[0]
+    claim = Rotation(4, 2, 9)
+
+    def with_table(attribute: int, *places: int) -> Kernel:
+        words = struct.pack(f"<{len(places)}I", *(place * WORD_BYTES for place in places))
+        head = struct.pack("<BBH", nvinfo.FORMAT_SIZED, attribute, len(words))
+        return replace(kernel, info=head + words)
+
+    for attribute in (*rotation.PLAIN_TABLES, *nvinfo.PINNED):
+        for place in range(12):
+            after = place if place < claim.latch else place + claim.count
+            for other in (place, place + claim.count):
+                tables = with_table(attribute, 1, place), with_table(attribute, 1, other)
+                followed = attribute in rotation.PLAIN_TABLES and other == after
+                moves = claim.header <= place < claim.header + claim.count
+                found = list(rotation._tables(*tables, claim))
+                assert (not found) == (followed and not moves), (attribute, place, other)
+    one = with_table(rotation.PLAIN_TABLES[0], 1)
+    assert list(rotation._tables(one, replace(one, info=b""), claim))

@@ -109,12 +109,6 @@ def _loop(one: Kernel, claim: Rotation) -> Iterator[Finding]:
             continue
         if header <= target < header + claim.count and item.index != latch:
             yield Finding.at("LOOP", item, "enters the loop, or lands among what moves")
-    for value in nvinfo.pinned_offsets(one.info, len(items) * WORD_BYTES):
-        if header <= value // WORD_BYTES < header + claim.count:
-            yield Finding.at("NV_INFO", items[value // WORD_BYTES], "is named by .nv.info")
-    inside = items[header : header + claim.count]
-    if any(item.base in LEAVING or item.base in ("BSSY", "UBSSY") for item in inside):
-        yield Finding.at("LOOP", items[header], "control flow would move")
 
 
 def _target(kernel: Kernel, item: Instruction) -> int | None:
