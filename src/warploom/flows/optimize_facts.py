@@ -215,15 +215,15 @@ class Facts:
         if best is None or not others:
             return self._beats_by_cycles()
         after = others[0]
+        ratio, how = after.predicted / best.predicted, "as predicted"
         if best.measured is not None and after.measured is not None:
             ratio, how = after.measured / best.measured, "as measured"
-        else:
-            ratio, how = after.predicted / best.predicted, "as predicted"
-        share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'}"
-        return (
-            f"Of {len(self.rivals)} points the next is {after.name}. It takes {share} {how}; by "
-            f"the model {why_slower(after.told, best.told)}."
-        )
+        elif best.measured is not None:
+            how += "; it was not measured at these sizes, this one was"
+        share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'} {how}"
+        told = f"Of {len(self.rivals)} points the next is {after.name}. It takes {share}."
+        slower = ratio > 1.0 + NOTED
+        return f"{told} By the model {why_slower(after.told, best.told)}." if slower else told
 
     def _beats_by_cycles(self) -> str:
         """Where whole launches were not compared: by cycles of the loops, or measured."""
@@ -250,7 +250,9 @@ class Facts:
     def tries(self) -> list[str]:
         """What may help, for the largest losses first."""
         losses = self.losses()
-        told = [f"{one.factor - 1.0:.1%} for {one.name}. Try {one.advice}." for one in losses[:3]]
+        told = [
+            f"{one.factor:.2f} times as long: {one.name}. Try {one.advice}." for one in losses[:3]
+        ]
         if self.result.measured is None:
             told.append("Run the same command on a machine with this GPU: it then measures.")
         return told

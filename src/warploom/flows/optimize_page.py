@@ -23,7 +23,8 @@ from warploom.perf.timeline import (
     timeline,
 )
 from warploom.perf.trace import MEASURED, PREDICTED
-from warploom.report.optimize_html import Figure, Line, Page
+from warploom.report.optimize_html import Line, Page
+from warploom.report.pages import Figure
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.schedule.model.costs import costs
@@ -148,7 +149,11 @@ def figures(found: Facts) -> list[Figure]:
         if not found.flops or "DRAM" in words:
             rate = found.bytes / time * 1e-6
             shown.append(Figure(f"{rate:,.2f}", "TB/s", "of its arrays", kind))
-        shown.append(Figure(f"{least / time:.0%}", "of the limit", words, kind))
+        shown.append(
+            Figure(
+                f"{least / time:.{0 if least > 0.1 * time else 1}%}", "of the limit", words, kind
+            )
+        )
     else:
         shown.append(Figure(f"{least:,.1f}", "us at least", words, "bound"))
     if measured is None and built is not None and built.measured is not None:

@@ -154,14 +154,17 @@ def _code(walk: Walk, names: Sequence[str], of_line: Sequence[str]) -> Iterator[
 
 
 def _matmuls(walk: Walk, groups: Sequence[str]) -> Iterator[Bar]:
+    """Groups take the tensor core in turn: neighbours of one group are one bar."""
+
     def own(one: Matmul) -> tuple[int, int]:
         return one.group, one.number
 
+    order = sorted(walk.partition.matmuls, key=lambda one: one.begin)
     steps = [
         [step_name(str(step)) for step in part.steady if isinstance(step, Issue)]
         for part in walk.sections
     ]
-    for (group, number), parts in groupby(sorted(walk.partition.matmuls, key=own), key=own):
+    for (group, number), parts in groupby(order, key=own):
         each = list(parts)
         names = steps[group % len(steps)]
         step = names[number % len(names)]

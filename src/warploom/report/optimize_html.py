@@ -8,17 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from warploom.report.pages import rendered
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A number of the first screen; `kind` says where it is from: measured, predicted, bound."""
-
-    value: str
-    unit: str
-    about: str
-    kind: str
+from warploom.report.pages import Figure, rendered
 
 
 @dataclass(frozen=True)
