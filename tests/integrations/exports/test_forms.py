@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.command import warploom as run
+from tests.integrations.exports import cases
 
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.flows import export as flow
@@ -192,3 +193,25 @@ def test_a_build_folder_is_shipped_as_it_is(tmp_path: Path) -> None:
     about = read_manifest(tmp_path / "out")["kernels"]["mine"]
     assert about["built_from"] == {"kernel": "gemm", "settings": SIZES, "gpu": "h200"}
     assert forms.FORMS.keys() == {"tvm-ffi", "hf-kernels", "c", "python", "torch"}
+
+
+def test_operators_take_scalars_free_sizes_and_arrays_that_they_change(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    fake = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
+    manifest = cases.manifest()
+    arrays = manifest["kernels"]["matmul"]["launch"]["arrays"]
+    arrays[1]["role"] = "inout"
+    cubins = {f"{one.name}.cubin": one.cubin for one in cases.CASES}
+    files = forms.FORMS["torch"]("made", manifest, cubins)
+    files["manifest.json"] = json.dumps(manifest).encode()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    package = load(tmp_path, "made")
+    space = getattr(torch.ops, package.NAMESPACE)
+    said = str(space.matmul.default._schema).split("::")[1]
+    assert said == "matmul(Tensor a, Tensor(a!) b, float alpha, int count) -> Tensor"
+    assert str(space.rows.default._schema).endswith("rows(Tensor x, SymInt one) -> Tensor")
+    with fake():
+        x = torch.empty(40, 16, dtype=torch.float8_e4m3fn, device="cuda")
+        made = package.rows(x, 3)
+        assert (tuple(made.shape), made.dtype) == ((40, 3), torch.int32)

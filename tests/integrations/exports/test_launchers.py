@@ -92,7 +92,7 @@ def test_a_kernel_is_loaded_once_and_prepared_as_ours(
 
 def test_the_launches_are_what_they_should_be(seen: dict[str, Any]) -> None:
     """Read off by hand, so that a stub that writes nothing does not pass."""
-    matmul, _, empty, none, again = seen["own"]["matmul"]
+    matmul, _, empty, hollow, none, again = seen["own"]["matmul"]
     (line,) = launches(matmul)
     # 2 clusters of 2 along the rows, one column of tiles
     assert line.startswith(
@@ -105,6 +105,7 @@ def test_the_launches_are_what_they_should_be(seen: dict[str, Any]) -> None:
     assert (counter[:4], alpha) == ("0000", "cdccccbd")
     assert counter != launches(again)[0].split()[20], "the next launch counts elsewhere"
     assert launches(none) == [] and "0000a0" in launches(empty)[0]
+    assert "00010000a0" in launches(hollow)[0], "what is written lies in the second half"
     assert any(line == "clusters 2 384 200000 of 2" for line in matmul + seen["own"]["matmul"][0])
 
 
