@@ -117,6 +117,12 @@ def test_what_ours_refuses_is_refused(seen: dict[str, Any], launcher: str, what:
     assert said and what.split(maxsplit=1)[0] in said, said
 
 
+def test_a_launch_waits_for_the_stream_that_made_an_array(seen: dict[str, Any]) -> None:
+    lines = seen["python"]["produced"]
+    assert lines[:2] == ["record on 0x60", "wait on 0x50"] and len(launches(lines)) == 1
+    assert lines == seen["own"]["produced"]
+
+
 def test_contexts_are_left_as_they_were(seen: dict[str, Any]) -> None:
     assert seen["contexts"] == 0
 
