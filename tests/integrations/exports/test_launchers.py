@@ -56,7 +56,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def run(*command: str) -> str:
-    environment = {**os.environ, "LD_LIBRARY_PATH": ""}
+    places = os.pathsep.join(filter(None, sys.path))  # what this process imports, whoever began it
+    environment = {**os.environ, "LD_LIBRARY_PATH": "", "PYTHONPATH": places}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, env=environment
     )
