@@ -1,98 +1,32 @@
 """The pages in Chromium: zoom, search, choosing a step, dark mode, narrow screens, the keyboard.
 
-The browser is driven through chromedriver's own protocol (W3C WebDriver). Skipped where Chromium or
-chromedriver is not there.
+Skipped where Chromium or chromedriver is not there.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import socket
-import subprocess
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from bench.browser import CHROMIUM, DRIVER, KEYS, Browser
+from bench.browser import browser as opened
 from warploom.report.sass_html import diff_html, show_html
 from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import decode
 from warploom.sass.flow.diff import diff
 from warploom.sass.show.explain import explain
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
-DRIVER = shutil.which("chromedriver") or ""
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"
 )
-KEYS = {"right": "\ue014", "down": "\ue015", "enter": "\ue007"}
-
-
-class Browser:
-    """A session of a headless Chromium."""
-
-    def __init__(self, port: int) -> None:
-        self.root = f"http://127.0.0.1:{port}/session"
-        options = {
-            "binary": CHROMIUM,
-            "args": ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900"],
-        }
-        wanted = {"alwaysMatch": {"goog:chromeOptions": options}}
-        self.root += "/" + self("", {"capabilities": wanted})["sessionId"]
-
-    def __call__(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        text = None if method != "POST" else json.dumps(body or {}).encode()
-        asked = urllib.request.Request(self.root + path, text, method=method)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            return json.load(answer)["value"]
-
-    def run(self, script: str) -> Any:
-        """What a JavaScript function's body gives back."""
-        return self("/execute/sync", {"script": script, "args": []})
-
-    def element(self, selector: str) -> str:
-        """The path of the first element of a CSS selector."""
-        found = self("/element", {"using": "css selector", "value": selector})
-        return "/element/" + next(iter(found.values()))
-
-    def click(self, selector: str) -> None:
-        self(self.element(selector) + "/click")
-
-    def type(self, selector: str, text: str) -> None:
-        self(self.element(selector) + "/value", {"text": text})
-
-    def open(self, page: Path, width: int = 1280) -> None:
-        """A page, in a window of that width."""
-        device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        cdp = {"cmd": "Emulation.setDeviceMetricsOverride", "params": device}
-        self("/goog/cdp/execute", cdp)
-        self("/url", {"url": page.as_uri()})
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL)
-    session = None
-    for _ in range(100):
-        try:
-            session = Browser(port)
-            break
-        except OSError:
-            time.sleep(0.1)
-    assert session is not None, "chromedriver does not answer"
-    try:
+    with opened() as session:
         yield session
-    finally:
-        session("", method="DELETE")
-        driver.terminate()
-        driver.wait()
 
 
 TOLD = "return document.getElementById('told').textContent"
