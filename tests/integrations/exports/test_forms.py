@@ -152,6 +152,8 @@ def test_hugging_faces_loader_takes_the_build(
     monkeypatch.setattr(torch.version, "cuda", "13.0")  # as on a machine with a GPU
     module = kernels.get_local_kernel(out)
     assert callable(module.gemm)
+    with pytest.raises(InputError, match=r"torch-cuda/gemm.cubin is not of this export"):
+        flow.export(["other=gemm"], "hf-kernels", out, SIZES)
     (build / "gemm.cubin").write_bytes(b"other")
     with pytest.raises(rust.DigestValidationError):
         about.digest.validate(rust.Digest.hash_variant(rust.DigestAlgorithm.SHA256, build))
@@ -180,6 +182,11 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, message: str) -> Non
     kernels, form, settings, gpu = REFUSED[message]
     with pytest.raises(InputError, match=message):
         flow.export(kernels, form, tmp_path / "out", settings, gpu)
+
+
+def test_a_package_needs_a_name_that_python_imports(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a package: expected a name like my_kernels"):
+        flow.export(["gemm"], "torch", tmp_path / "my-kernels", SIZES)
 
 
 def test_a_build_folder_is_shipped_as_it_is(tmp_path: Path) -> None:
