@@ -1,8 +1,8 @@
 """The certificate of a kernel: what the bits of its results depend on, and in which order it sums.
 
     o[batch, heads, rows, d]
-        elements  q[batch, heads, rows, d below 128], k[batch, heads // 4, keys below lengths[batch],
-                  d below 128], ...
+        elements  q[batch, heads, rows, d below 128],
+                  k[batch, heads // 4, keys below lengths[batch], d below 128], ...
         place     rows        the result's own place counts, not its neighbours'
         numbers   d, rows, lengths[batch]
         order     fixed
@@ -31,6 +31,7 @@ from warploom.tile.index import substituted, symbol
 from warploom.tile.ops import OPS
 
 FIXED = "fixed"
+LISTS = ("elements", "place", "numbers")
 FINITE = "numbers are finite, and those read as places name elements that exist"
 
 
@@ -63,7 +64,15 @@ class Certificate:
         """The section of a manifest."""
         if self.fault:
             return {"fault": self.fault}
-        return asdict(self)
+        return {
+            "results": [
+                {k: list(v) if k in LISTS else v for k, v in asdict(one).items()}
+                for one in self.results
+            ],
+            "sums": list(self.sums),
+            "assumed": list(self.assumed),
+            "independent": dict(self.independent or {}),
+        }
 
     def require(self, dim: str) -> None:
         """Raise `InputError` unless results along a dimension are proved independent."""
@@ -328,5 +337,5 @@ def _sums(program: Program) -> Iterator[str]:
         read = {src.name for op in loop.body if isinstance(op, Op) for src in op.srcs}
         before = {op.dst.name for op in program.ops() if op.dst is not None and op not in loop.body}
         if carried := sorted(inside & read & before):
-            bounds = f"{loop.start} to {loop.stop}"
+            bounds = f"{text(form(loop.start))} to {text(form(loop.stop))}"
             yield f"loop {loop.index} from {bounds}, in order: {', '.join(carried)}"

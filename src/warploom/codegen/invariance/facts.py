@@ -2,8 +2,8 @@
 
 A fact covers a tile at each position by itself: `sources` are the elements of arrays that its
 value there is made of, `numbers` the sizes, counters, scalars and numbers read from arrays that it
-depends on other than by addresses. Where a mask makes the tile a constant from some place of an axis on,
-`tails` says so; a sum over that axis then depends on what lies before that place only.
+depends on other than by addresses. Where a mask makes the tile a constant from some place of an
+axis on, `tails` says so; a sum over that axis then depends on what lies before that place only.
 
 Assumed, and stated with every certificate: numbers are finite, so that 0 times x is 0.
 """

@@ -59,17 +59,21 @@ def _other(op: str, left: Form, right: Form) -> Form:
         return _clean({key: whole.get(key, 0) + part.get(key, 0) for key in {*whole, *part}})
     if not set(rest) - {()} and divisor > 0:
         return _clean({(): rest.get((), 0) % divisor})
-    return {(f"({text(rest)} % {text(right)})",): 1}
+    return {(f"({_factor(rest)} % {_factor(right)})",): 1}
 
 
 def _quotient(rest: Form, right: Form, divisor: int) -> Form:
     if not set(rest) - {()} and divisor > 0:
         return {(): rest.get((), 0) // divisor}
-    return {(f"({text(rest)} // {text(right)})",): 1}
+    return {(f"({_factor(rest)} // {_factor(right)})",): 1}
 
 
 def _clean(found: Mapping[tuple[str, ...], int]) -> Form:
     return {key: value for key, value in sorted(found.items()) if value}
+
+
+def _factor(found: Form) -> str:
+    return f"({text(found)})" if len(found) > 1 else text(found)
 
 
 def text(found: Form) -> str:
