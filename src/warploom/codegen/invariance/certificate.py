@@ -7,10 +7,10 @@
         numbers   d, rows, lengths[batch]
         order     fixed
 
-`independent` has, for every dimension of the results, why results along it depend on one another or
-on how many there are; "" where it is proved that they do not. For a dimension that means: an
-element is the same bits in every call that has the same elements and numbers above, whatever the
-other indices of the dimension hold, how many there are and which of them it is.
+`independent` has, for every dimension, why it counts; "" where it is proved that it does not. For
+a dimension of the results that means: an element is the same bits in every call that has the same
+elements and numbers above, whatever the other indices of the dimension hold, how many there are and
+which of them it is. For a dimension that a result has not: how many there are does not count.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class Certificate:
         """Raise `InputError` unless results along a dimension are proved independent."""
         known = self.independent or {}
         if not self.fault and dim not in known:
+            names = ", ".join(known)
             raise InputError(
-                f"--invariant {dim}: no result has it; expected one of {', '.join(known)}"
+                f"--invariant {dim}: no dimension of the kernel; expected one of {names}"
             )
         reason = self.fault or known[dim]
         if reason:
@@ -122,7 +123,6 @@ class _Statement:
             own = [one for one in self.stores if _array(one) == name]
             orders[name] = self._order(name, own, writers)
         results = [self._result(store, orders[_array(store)]) for store in self.stores]
-        dims = dict.fromkeys(dim for s in self.stores for dim in self.program.array(_array(s)).dims)
         words = [
             f"{self._name(name)} is at most {self._words(most)}"
             for name, most in self.trace.assumed.items()
@@ -131,8 +131,11 @@ class _Statement:
             tuple(dict.fromkeys(results)),
             tuple(_sums(self.program)),
             tuple(dict.fromkeys([FINITE, *words, *writers.assumed])),
-            {dim: self._independent(dim, orders) for dim in dims},
+            {dim: self._independent(dim, orders) for dim in self.program.dims},
         )
+
+    def _dims(self, store: Stored) -> tuple[str, ...]:
+        return self.program.array(_array(store)).dims
 
     def _order(self, name: str, stores: list[Stored], writers: Writers) -> str:
         if added := [one.op.label for one in stores if one.op.kind == "store_add"]:
@@ -144,16 +147,17 @@ class _Statement:
     # ---- one result
 
     def _result(self, store: Stored, order: str) -> Result:
-        dims = self.program.array(_array(store)).dims
+        dims = self._dims(store)
         sources, numbers = self._closed(store)
         tasks = {name for name, _ in self.program.grid} | set(self.loops)
+        told = _told(sources)
         places = {
             dim
             for dim, place in zip(dims, store.at, strict=True)
-            if place.start.symbols() & tasks & numbers
+            if place.start.symbols() & tasks & numbers or (place.axis and place.axis in told)
         }
         rest = {self._name(name) for name in numbers - tasks}
-        elements = {self._element(one, store) for one in sources}
+        elements = {self._element(one, store) for one in sources if one.array}
         return Result(
             _array(store),
             tuple(sorted(elements)),
@@ -192,7 +196,7 @@ class _Statement:
     def _element(self, source: Source, store: Stored) -> str:
         array = self.program.array(source.array)
         words, left = list[str](), set(source.below)
-        targets = dict(zip(self.program.array(_array(store)).dims, store.at, strict=True))
+        targets = dict(zip(self._dims(store), store.at, strict=True))
         for dim, place in zip(array.dims, source.at, strict=True):
             limit = next((one for one in left if not _free(place.start - one.start)), None)
             if limit is not None and not place.axis and place.span is not None:
@@ -243,35 +247,45 @@ class _Statement:
     # ---- what results along a dimension know of each other
 
     def _independent(self, dim: str, orders: Mapping[str, str]) -> str:
-        for store in self.stores:
-            dims = self.program.array(_array(store)).dims
-            if dim not in dims:
-                continue
-            if (order := orders[_array(store)]) != FIXED:
+        """Why results along a dimension are not independent; all results where none has it."""
+        along = [one for one in self.stores if dim in self._dims(one)]
+        for store in along or self.stores:
+            own = store.at[self._dims(store).index(dim)] if along else None
+            order = orders[_array(store)] if along else FIXED
+            if order != FIXED:
                 return order
-            if reason := self._known(dim, store, store.at[dims.index(dim)]):
+            if reason := self._known(dim, store, own):
                 return f"{_array(store)} ({store.op.label}) {reason}"
         return ""
 
-    def _known(self, dim: str, store: Stored, own: Place) -> str:
-        """Why a result depends on others of a dimension, or on its place in it."""
+    def _known(self, dim: str, store: Stored, own: Place | None) -> str:
+        """Why a result depends on others of a dimension, or on its place in it; of a dimension that
+        results have not, why on how many there are."""
         sources, numbers = self._closed(store)
-        shared = {f"{dim}": f"how many {dim} there are"}
-        shared |= {one: f"{one}, which no input has: the launch chooses it" for one in self.launch}
-        shared |= {
-            one: f"its place along {dim} ({one})"
-            for one in own.start.symbols() - {*self.program.dims}
+        here = set[str]() if own is None else own.start.symbols() - {*self.program.dims}
+        shared = {one: f"its place along {dim} ({one})" for one in here} | {
+            dim: f"how many {dim} there are"
         }
-        if found := sorted(set(shared) & numbers):
-            return f"depends on {shared[found[0]]}"
-        for source in sorted(sources, key=str):
-            for name, place in zip(self.program.array(source.array).dims, source.at, strict=True):
-                if name == dim:
+        shared |= {one: f"{one}, which no input has: the launch chooses it" for one in self.launch}
+        for name in sorted(shared.keys() & numbers):
+            return f"depends on {shared[name]}: {self.trace.causes[name]}"
+        if own is not None and own.axis and own.axis in _told(sources):
+            return f"depends on its place along {dim}: coordinates of {own.axis}"
+        for source in sorted((one for one in sources if one.array), key=str):
+            for name, place in zip(self.trace.dims(source), source.at, strict=True):
+                if name == dim and own is not None:
                     if not _same_place(place, own, dim):
                         return f"reads {source.array} at {place_text(place)} of {dim}"
-                elif found := sorted(set(shared) & place.start.symbols()):
+                elif found := sorted(
+                    shared.keys() & _promised(place.start, self.trace.assumed).symbols()
+                ):
                     return f"reads {source.array} at a place that depends on {shared[found[0]]}"
         return ""
+
+
+def _told(sources: set[Source]) -> set[str]:
+    """The axes along which a tile's value tells the place."""
+    return {place.axis for one in sources if not one.array for place in one.at}
 
 
 def place_text(place: Place) -> str:

@@ -49,7 +49,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class Source:
-    """Elements of an array that a tile depends on; `below`: those within these limits alone."""
+    """Elements of an array that a tile depends on; `below`: those within these limits alone.
+
+    Without an array: the place itself, which the tile's value tells.
+    """
 
     array: str
     at: tuple[Place, ...]
@@ -193,6 +196,8 @@ def within(fact: Fact, axis: str, limit: Limit | None, extents: Extents) -> Fact
             sources.add(one)
             continue
         numbers |= extents(one, limit, axis)
+        if not one.array:
+            continue  # all places of the axis are the same ones every time
         at = tuple(replace(p, axis="", exact=False) if p.axis == axis else p for p in one.at)
         below = one.below | ({limit} if limit else set[Limit]())
         sources.add(Source(one.array, at, frozenset(below)))

@@ -55,6 +55,8 @@ class Trace:
     stores: dict[int, Stored] = field(default_factory=dict[int, Stored])
     assumed: dict[str, Index] = field(default_factory=dict[str, Index])
     loops: list[Loop] = field(default_factory=list[Loop])
+    causes: dict[str, str] = field(default_factory=dict[str, str])
+    present: str = ""
 
     def numbers(self, index: Index) -> frozenset[str]:
         """The symbols whose values an expression depends on.
@@ -66,9 +68,9 @@ class Trace:
             for one, most in (index.args, reversed(index.args)):
                 if one.name in self.reads and most.symbols() <= set(self.program.dims):
                     self.assumed[one.name] = most
-                    return frozenset((one.name,))
+                    return self._noted(frozenset((one.name,)))
         if index.op == "symbol":
-            return frozenset((index.name,))
+            return self._noted(frozenset((index.name,)))
         return frozenset[str]().union(*map(self.numbers, index.args))
 
     def within_size(self, stop: Index, dim: str) -> bool:
@@ -84,11 +86,11 @@ class Trace:
     def extents(self, source: Source, limit: Limit | None, axis: str) -> frozenset[str]:
         """The sizes that what lies along an axis of a source depends on: those of dimensions that
         end before the elements that count."""
-        dims = self.program.array(source.array).dims
-        return frozenset(
+        found = frozenset(
             dim
-            for dim, place in zip(dims, source.at, strict=True)
-            if place.axis == axis
+            for dim, place in zip(self.dims(source), source.at, strict=True)
+            if dim
+            and place.axis == axis
             and not (
                 limit is not None
                 and place.exact
@@ -96,6 +98,17 @@ class Trace:
                 and self.within_size(limit.stop, dim)
             )
         )
+        return self._noted(found)
+
+    def dims(self, source: Source) -> tuple[str, ...]:
+        """The dimensions of a source's array; of a place that is none, none that has a size."""
+        return self.program.array(source.array).dims if source.array else ("",) * len(source.at)
+
+    def _noted(self, names: frozenset[str]) -> frozenset[str]:
+        """Names that the present op or loop is the first to depend on."""
+        for name in names:
+            self.causes.setdefault(name, self.present)
+        return names
 
     # ---- programs
 
@@ -115,6 +128,7 @@ class Trace:
 
     def _loop(self, loop: Loop, facts: Facts) -> None:
         """Facts at the loop's head grow until an iteration adds nothing."""
+        self.present = f"loop {loop.index}"
         carried, begin = set(_carried(loop.body)), self.numbers(loop.start)
         own = (loop.index, *(read.name for read in loop.reads))
         self.loops.append(loop)
@@ -122,12 +136,15 @@ class Trace:
             inside, head = dict(facts), dict(facts)
             self._body(loop.body, inside)
             for name in carried & set(facts):
-                handed = _free(inside[name], own, loop).depending(begin, (loop.index,))
+                handed = _free(inside[name], own, loop).depending(
+                    begin, self._noted(frozenset((loop.index,)))
+                )
                 head[name] = facts[name].joined(handed)
             if head == facts:
                 break
             facts.update(head)
         self.loops.pop()
+        self.present = f"loop {loop.index}"
         bounds = begin | self.numbers(loop.stop)
         if loop.until is not None:
             bounds |= {name for name in self.numbers(loop.until) if "." not in name}
@@ -137,7 +154,7 @@ class Trace:
 
     def _store(self, op: Op, facts: Facts) -> None:
         assert op.array is not None
-        fact = facts[op.srcs[0].name]
+        self.present, fact = op.label, facts[op.srcs[0].name]
         axes = [span.axis for span in op.spans if span.size is not None]
         if len(axes) != len(op.srcs[0].type.names) or any(span.others for span in op.spans):
             raise NoProofError(f"{op.label}: a store of another form than its ranges")
@@ -153,12 +170,11 @@ class Trace:
     ) -> Fact:
         """An axis that is stored: elements beyond a dimension count unless the store's end there
         too; where a source does not follow the axis, all of its elements may count."""
-        dims = self.program.array(source.array).dims
-        alike = all(
+        alike = not source.array or all(
             place.axis != axis
             or (place.exact and dim in target and target[dim].axis == axis
                 and form(place.start) == landing(target[dim].start, dim)[0])
-            for dim, place in zip(dims, source.at, strict=True)
+            for dim, place in zip(self.dims(source), source.at, strict=True)
         )  # fmt: skip
         if alike:
             return fact
@@ -169,6 +185,7 @@ class Trace:
 
     def _fact(self, op: Op, facts: Facts) -> Fact:
         assert op.dst is not None
+        self.present = op.label
         group, given = OPS[op.kind].group, [facts[src.name] for src in op.srcs]
         if op.kind == "load":
             return self._load(op)
@@ -176,9 +193,12 @@ class Trace:
             return Fact(value=float(op.value or 0))
         if op.kind == "coordinate":
             assert op.start is not None
-            own = (op.axis, op.start) if op.axis else None
-            most = frozenset[Index]() if op.axis else frozenset((op.start,))
-            return Fact(numbers=self.numbers(op.start), counts=own, at_most=most)
+            numbers = self.numbers(op.start)
+            if not op.axis:
+                return Fact(numbers=numbers, at_most=frozenset((op.start,)))
+            place = Place(op.start, op.dst.type.size(op.axis), op.axis)
+            here = frozenset((Source("", (place,)),))
+            return Fact(here, numbers, counts=(op.axis, op.start))
         if group in ("unary", "binary", "compare", "select"):
             return elementwise(op, given)
         if group == "reduce":
@@ -217,7 +237,7 @@ class Trace:
             inside = extents.get(place.start.name)
             known = inside is not None and same(inside, symbol(dim))
             if place.span is None and not known and place.start.name not in self.reads:
-                yield dim
+                yield from self._noted(frozenset((dim,)))
 
     def _cluster(self, op: Op, fact: Fact) -> Fact:
         """Tasks along a grid axis add up their tiles, in its order, and get a part each."""
@@ -232,7 +252,9 @@ class Trace:
                 for p in one.at
             )  # fmt: skip
             moved.add(Source(one.array, tuple(at), one.below))
-        return Fact(frozenset(moved), every.numbers - {EVERY + task})
+        numbers = every.numbers - {EVERY + task}
+        placed = any(not one.array and one.at[0].axis == op.axis for one in moved)
+        return Fact(frozenset(moved), numbers | ({task} if placed else set[str]()))
 
 
 def _free(fact: Fact, names: Sequence[str], loop: Loop) -> Fact:
