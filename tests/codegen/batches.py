@@ -10,7 +10,9 @@ from warploom import tile as t
 def other_batch(program, arrays, dim, index, random):
     """(arrays, place): index `index` of a dimension now stands at `place`, in another number of
     them, whose other indices hold values of some that there were, in another order."""
-    sizes = {d: n for a in program.arrays for d, n in zip(a.dims, np.shape(arrays[a.name]), strict=True)}
+    sizes = {
+        d: n for a in program.arrays for d, n in zip(a.dims, np.shape(arrays[a.name]), strict=True)
+    }
     count = int(random.integers(1, sizes[dim] + 4))
     place = int(random.integers(count))
     order = random.integers(0, sizes[dim], count)
@@ -40,8 +42,9 @@ def resized(program, arrays, dim, random):
 
 
 def results(program):
-    """The arrays that a program stores to."""
-    return {op.array.name: op.array for op in program.ops() if op.array and op.dst is None}
+    """The arrays that a program stores to, but conditions, of which none says that it was not."""
+    stored = (op.array for op in program.ops() if op.array and op.dst is None)
+    return {one.name: one for one in stored if one.dtype is not t.BOOL}
 
 
 UNTOUCHED = 80.0  # in results before a run; exact in every element type

@@ -276,9 +276,11 @@ class _Statement:
                 if name == dim and own is not None:
                     if not _same_place(place, own, dim):
                         return f"reads {source.array} at {place_text(place)} of {dim}"
-                elif found := sorted(
-                    shared.keys() & _promised(place.start, self.trace.assumed).symbols()
-                ):
+                    continue
+                used = _promised(place.start, self.trace.assumed).symbols()
+                if own is not None and own.axis and place.axis == own.axis:
+                    return f"reads {source.array} at {name} by its place along {dim}"
+                if found := sorted(shared.keys() & used):
                     return f"reads {source.array} at a place that depends on {shared[found[0]]}"
         return ""
 

@@ -25,8 +25,8 @@ from warploom.codegen.invariance.facts import (
     within,
 )
 from warploom.codegen.invariance.forms import EVERY, form, landing, rises, same
-from warploom.tile import Index, Loop, Op, Program, Read
-from warploom.tile.index import substituted, symbol
+from warploom.tile import Index, Loop, Op, Program, Read, Var
+from warploom.tile.index import const, substituted, symbol
 from warploom.tile.ops import OPS
 
 Facts = dict[str, Fact]
@@ -159,27 +159,23 @@ class Trace:
         if len(axes) != len(op.srcs[0].type.names) or any(span.others for span in op.spans):
             raise NoProofError(f"{op.label}: a store of another form than its ranges")
         at = tuple(Place(s.start, s.size, s.axis if s.size is not None else "") for s in op.spans)
-        dims = op.array.dims
-        for source in fact.sources:
-            for axis in {place.axis for place in source.at} - {""}:
-                fact = self._stored_along(fact, source, axis, dict(zip(dims, at, strict=True)))
+        for dim, place in zip(op.array.dims, at, strict=True):
+            for source in fact.sources if place.axis else ():
+                fact = fact.depending(self._along(source, dim, place))
         self.stores[op.id] = Stored(op, fact, tuple(self.loops), at)
 
-    def _stored_along(
-        self, fact: Fact, source: Source, axis: str, target: Mapping[str, Place]
-    ) -> Fact:
-        """An axis that is stored: elements beyond a dimension count unless the store's end there
-        too; where a source does not follow the axis, all of its elements may count."""
-        alike = not source.array or all(
-            place.axis != axis
-            or (place.exact and dim in target and target[dim].axis == axis
-                and form(place.start) == landing(target[dim].start, dim)[0])
-            for dim, place in zip(self.dims(source), source.at, strict=True)
-        )  # fmt: skip
-        if alike:
-            return fact
-        more = self.extents(source, None, axis)
-        return Fact(fact.sources, fact.numbers | more, fact.value, fact.tails)
+    def _along(self, source: Source, dim: str, target: Place) -> frozenset[str]:
+        """What a stored axis adds: nothing where source and result are at one place of equal
+        dimensions; else where the store begins, and the sizes of dimensions that may end before."""
+        places = [
+            (own, place)
+            for own, place in zip(self.dims(source), source.at, strict=True)
+            if place.axis == target.axis
+        ]
+        start = landing(target.start, dim)[0]
+        if all(own in ("", dim) and p.exact and form(p.start) == start for own, p in places):
+            return frozenset()
+        return self.numbers(target.start) | self.extents(source, None, target.axis)
 
     # ---- ops
 
@@ -206,7 +202,8 @@ class Trace:
         if group == "matmul":
             return matmul(op, given, self.extents)
         if group == "scan":
-            return within(given[0], op.axis, None, self.extents)
+            whole = within(given[0], op.axis, None, self.extents)
+            return combined([whole, _position(op.dst, op.axis)])
         if op.kind == "gather":
             return combined([within(given[0], op.axis, None, self.extents), given[1]])
         if op.kind == "reduce_scatter":
@@ -228,7 +225,8 @@ class Trace:
                 axis = span.axis if span.size is not None else ""
                 at.append(Place(start, span.size, axis, count == 1 or axis != first))
             sources.append(Source(op.array.name, tuple(at)))
-        return Fact(frozenset(sources), frozenset(self._ends(sources[0])))
+        fact = Fact(frozenset(sources), frozenset(self._ends(sources[0])))
+        return fact if count == 1 else combined([fact, _position(op.dst, first)])
 
     def _ends(self, source: Source) -> Iterator[str]:
         """The dimensions whose sizes say whether the one element taken of them is there."""
@@ -255,6 +253,11 @@ class Trace:
         numbers = every.numbers - {EVERY + task}
         placed = any(not one.array and one.at[0].axis == op.axis for one in moved)
         return Fact(frozenset(moved), numbers | ({task} if placed else set[str]()))
+
+
+def _position(tile: Var, axis: str) -> Fact:
+    """Of a tile whose elements tell how far along an axis they are."""
+    return Fact(frozenset((Source("", (Place(const(0), tile.type.size(axis), axis),)),)))
 
 
 def _free(fact: Fact, names: Sequence[str], loop: Loop) -> Fact:
