@@ -91,7 +91,7 @@ def certificate(kernel: BlockProgram | Program) -> Certificate:
     """The certificate of a block program, or of a program whose tasks run without one (SIMT)."""
     try:
         if isinstance(kernel, BlockProgram):
-            verify(kernel, {name for rule in RULES for name in (rule.since, rule.until)})
+            verify(kernel, {name for rule in RULES for name in (rule.since, rule.until)} - {""})
             kernel = kernel.placement.program
         reads = {read.name: read for read in kernel.every_read()}
         trace = Trace(kernel, reads)
