@@ -265,35 +265,47 @@ def test_a_planted_step_is_refused(fault):
         found.require("batch")
 
 
-def test_order_that_threads_give_is_free_only_with_atomics():
-    """A row operation whose rows look at their neighbours, or are summed over."""
-    arrays = {"x": t.array(t.FP32, "m n"), "y": t.array(t.FP32, "m n")}
+def row_operation(fault=""):
+    """Rows that are copied, four a task, with a fault."""
+    arrays = {name: t.array(t.FP32, "m n") for name in "xy"} | {"at": t.array(t.INT32, "places")}
 
-    def rows(x, y, fault):
-        (i,) = t.grid(m=t.cdiv(t.size("m"), 4))
-        own, cols = t.span(i * 4, 4), t.span(0, 32)
-        tile = t.load(x, t.span(i * 4 + (1 if fault == "neighbour" else 0), 4), cols)
-        if fault == "sum over rows":
+    def body(x, y, at):
+        (i,) = t.grid(m=1 if fault == "place in the only tile" else t.cdiv(t.size("m"), 4))
+        first = 0 if fault == "place in the only tile" else i * 4
+        rows, cols = t.span(first, 4), t.span(0, 32)
+        tile = t.load(x, t.span(i * 4 + 1, 4) if fault == "the next row" else rows, cols)
+        if fault == "a sum over rows":
             tile = tile - t.sum_along(tile, "m")
         if fault == "rows before":
             tile = t.cumsum(tile, "m")
-        if fault == "row of the tile":
+        if fault.startswith("place in"):
             tile = tile + t.coordinate("m", 4).cast(t.FP32)
-        if fault == "turned":
-            tile = t.load(x, own, t.span(i, 32))
-        t.store(y, own, cols, tile=tile)
+        if fault == "columns by the place":
+            tile = t.load(x, rows, t.span(i, 32))
+        if fault == "columns moved by the place":
+            rows, tile = i, t.load(x, i, cols)
+            cols = t.span(t.read(at, i), 32)
+        t.store(y, rows, cols, tile=tile)
 
-    reasons = {
-        "": "",
-        "neighbour": r"reads x at \(\(m_tile \* 4\) \+ 1\) \+4 of m|how many m|its place along m",
-        "sum over rows": "depends on how many m there are: reduce_sum",
-        "rows before": "depends on .*m",
-        "row of the tile": "depends on its place along m",
-        "turned": "reads x at a place that depends on its place along m|depends on its place",
-    }
-    for fault, reason in reasons.items():
-        found = certificate(t.trace(rows, arrays, name="rows", fault=fault)).independent["m"]
-        assert re.search(reason, found) if reason else not found, (fault, found)
+    return t.trace(body, arrays, name="rows")
+
+
+ROWS = {
+    "the next row": "depends on how many m there are: store.1",
+    "a sum over rows": "depends on how many m there are: reduce_sum.1",
+    "rows before": "depends on how many m there are: cumsum.1",
+    "place in a tile": r"depends on its place along m \(m_tile\): store.4",
+    "place in the only tile": "depends on its place along m: coordinates of m",
+    "columns by the place": "reads x at a place that depends on its place along m",
+    "columns moved by the place": "reads at at a place that depends on its place along m",
+}
+
+
+@pytest.mark.parametrize("fault", ROWS)
+def test_a_planted_fault_of_rows_is_refused(fault):
+    certificate(row_operation()).require("m")
+    with pytest.raises(InputError, match=f"--invariant m: not proved: .*{ROWS[fault]}"):
+        certificate(row_operation(fault)).require("m")
 
 
 # ---- other batches

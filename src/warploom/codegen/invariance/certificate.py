@@ -262,11 +262,13 @@ class _Statement:
         """Why a result depends on others of a dimension, or on its place in it; of a dimension that
         results have not, why on how many there are."""
         sources, numbers = self._closed(store)
-        here = set[str]() if own is None else own.start.symbols() - {*self.program.dims}
-        shared = {one: f"its place along {dim} ({one})" for one in here} | {
-            dim: f"how many {dim} there are"
-        }
-        shared |= {one: f"{one}, which no input has: the launch chooses it" for one in self.launch}
+        shared = {dim: f"how many {dim} there are"}
+        if own is not None:
+            shared |= {
+                one: f"{one}, which no input has: the launch chooses it" for one in self.launch
+            }
+            here = own.start.symbols() - {*self.program.dims}
+            shared |= {one: f"its place along {dim} ({one})" for one in here}
         for name in sorted(shared.keys() & numbers):
             return f"depends on {shared[name]}: {self.trace.causes[name]}"
         if own is not None and own.axis and own.axis in _told(sources):
