@@ -270,7 +270,8 @@ def row_operation(fault=""):
     arrays = {name: t.array(t.FP32, "m n") for name in "xy"} | {"at": t.array(t.INT32, "places")}
 
     def body(x, y, at):
-        (i,) = t.grid(m=1 if fault == "place in the only tile" else t.cdiv(t.size("m"), 4))
+        tasks = {"place in the only tile": 1, "columns moved by the place": t.size("m")}
+        (i,) = t.grid(m=tasks.get(fault, t.cdiv(t.size("m"), 4)))
         first = 0 if fault == "place in the only tile" else i * 4
         rows, cols = t.span(first, 4), t.span(0, 32)
         tile = t.load(x, t.span(i * 4 + 1, 4) if fault == "the next row" else rows, cols)
