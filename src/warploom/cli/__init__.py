@@ -24,6 +24,7 @@ COMMANDS = {
     "derive": "derive what to fuse, tile and stream, its cost and its bound",
     "doctor": "what is here and what is missing: GPUs, compilers, packages",
     "emulate": "run CUDA C++ on an emulated Hopper: races, missing waits, deadlocks",
+    "judge": "a kernel somebody else wrote: is it right, is it faster, does it cheat",
     "optimize": "all floors: program, solved schedule, cubin, verdict, report",
     "schedule": "solve, prove, check, simulate and draw a loop's schedule",
     "tune": "search for a faster order of a kernel's machine code",
