@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping
+from math import prod
 
 from warploom.emulate.build import compiled
 from warploom.emulate.kernel import packed_map
@@ -15,6 +16,7 @@ from warploom.runtime.launch import LaunchSpec, TensorMap, pack_arguments
 from warploom.tile.dtypes import MEMORY, dtype
 
 SIDE_BY_SIDE = 4  # blocks, where a cluster has no more
+OF_THE_CODE = 0  # the cluster that the kernel's own attribute says
 
 
 class EmulatedKernel:
@@ -45,9 +47,10 @@ class EmulatedKernel:
         Tensor maps must lie in contiguous rows of 16 bytes, as everywhere.
         """
         params = pack_arguments(spec.arguments, addresses, spec.kinds, self)
-        cluster = spec.cluster[0] * spec.cluster[1] * spec.cluster[2]
+        cluster = prod(spec.cluster)
         numbers = (
-            *spec.grid, *spec.block, spec.shared_bytes, cluster, max(cluster, SIDE_BY_SIDE), seed,
+            *spec.grid, *spec.block, spec.shared_bytes, cluster if cluster > 1 else OF_THE_CODE,
+            max(cluster, SIDE_BY_SIDE), seed,
         )  # fmt: skip
         message = self._run(ctypes.c_void_p(params.address), (ctypes.c_uint * 10)(*numbers))
         if message is not None:

@@ -98,7 +98,7 @@ class _Launched:
 
     def __init__(self, text: str, signature: Signature, gpu: bool) -> None:
         self._arrays = (*signature.inputs, *signature.outputs)
-        self._outputs = signature.outputs
+        self._outputs, self._calls = signature.outputs, 0
         path = Path(text)
         if path.is_dir():
             built = Built.read(path)
@@ -126,7 +126,8 @@ class _Launched:
             one.name: tensor.data_ptr() for one, tensor in zip(self._arrays, tensors, strict=True)
         }
         if self._device is None:
-            self._emulated.launch(spec, addresses)
+            self._calls += 1  # each call has its own order of events
+            self._emulated.launch(spec, addresses, self._calls)
             return
         from warploom.integrations.torch_program import current_stream  # noqa: PLC0415 - GPU only
 
@@ -144,8 +145,7 @@ class _Launched:
             raise InputError(
                 f"kernel {built.source.name} takes its tasks from a counter; build it without"
             )
-        # The extents by the kernel's own names of dimensions.
-        gpu = machine.load("h200")
+        gpu = machine.load("h200")  # how many blocks of a persistent kernel are resident
 
         def made(sizes: Sizes) -> LaunchSpec:
             own: dict[str, int] = {}
@@ -241,7 +241,7 @@ def arithmetic(text: Any, sizes: Sizes) -> int:
 
     def value(node: ast.expr) -> int:
         match node:
-            case ast.Constant(value=int(number)):
+            case ast.Constant(value=int(number)) if not isinstance(number, bool):
                 return number
             case ast.Name(id=name) if name in sizes:
                 return sizes[name]

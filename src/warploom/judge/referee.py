@@ -208,7 +208,7 @@ class _Trial:
                 self._calls += 1
                 self._note(one.complaints, str(step))
                 if one.outputs:
-                    self._judged(worker, step, one.outputs)
+                    self._judged(worker, step, one)
             if step.kind == SAME and made[0].outputs:
                 before = made[0].outputs
             if step.kind == REPEATED and made[0].outputs:
@@ -222,11 +222,12 @@ class _Trial:
         if step.kind == BURST:
             count = EMULATED_CALLS if self._slow else BURST_CALLS
             return worker.call("burst", given, step.sizes, count, limit_s=CALL_LIMIT_S)
-        again = step.kind != NEW
+        again = step.kind not in (NEW, TWINS)
         return [worker.call("call", given, step.sizes, again, limit_s=CALL_LIMIT_S)]
 
-    def _judged(self, worker: Worker, step: Step, outputs: dict[str, Bits]) -> None:
+    def _judged(self, worker: Worker, step: Step, made: Called) -> None:
         """Compare outputs; what is wrong is looked at from two sides."""
+        outputs = made.outputs
         wanted = self._referee.expected(step)[1]
         wrong = list(_compared(_decoded(outputs, wanted), wanted, self._errors))
         if not wrong:
@@ -235,7 +236,7 @@ class _Trial:
         if self._right_alone(step):
             check = "burst" if step.kind == BURST else "state"
             text = f"right in a process of its own, but not here: {text}"
-        elif check == "values" and self._constant(worker, step, outputs):
+        elif check == "values" and not made.complaints and self._constant(worker, step, outputs):
             check, text = "constant", f"the same result for other inputs; {text}"
         self._note([(check, text)], str(step))
 
@@ -300,6 +301,7 @@ def judge(
 
     Raises `InputError` for what cannot be judged; a candidate that is wrong is a verdict.
     """
+    check_form(candidate)
     found, file = load_problem(problem)
     return Referee(found, file, problem, seed).judge(candidate, place, gpu, say)
 

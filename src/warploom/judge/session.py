@@ -156,10 +156,12 @@ class Session:
     def _placed(self, values: Values, sizes: Sizes, again: bool) -> list[Any]:
         """The inputs in memory of ours; they are copied by the judge's stream, behind a spin."""
         if not again or not self._inputs:
-            self._inputs = {
-                one.name: _Guarded(one, sizes, POISON, self._device)
-                for one in self._signature.inputs
-            }
+            made: dict[int, _Guarded] = {}  # inputs that are one array are one tensor
+            for one in self._signature.inputs:
+                own = made.setdefault(
+                    id(values[one.name]), _Guarded(one, sizes, POISON, self._device)
+                )
+                self._inputs[one.name] = own
         self._before = {
             name: tensor_of(values[name], one.array.dtype).to(self._device)
             for name, one in self._inputs.items()

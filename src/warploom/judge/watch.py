@@ -54,6 +54,7 @@ class Watch:
         self._own = {name: module for name, module in sys.modules.items() if _is_ours(name)}
         self._kept = _functions(list(self._own.values()))
         sys.addaudithook(self._hear)
+        threading.settrace(self._hear_thread)
 
     def tampered(self) -> list[str]:
         """Functions that are others than before."""
@@ -76,8 +77,12 @@ class Watch:
             self.heard.append(("library", f"loads {args[0]}"))
         elif event == "socket.connect":
             self.heard.append(("reference", f"connects to {args[-1]}"))
-        elif event == "_thread.start_new_thread" and self.busy:
+
+    def _hear_thread(self, *_: object) -> None:
+        """Called in a thread that begins."""
+        if self.busy:
             self.heard.append(("library", "starts a thread, whose calls of torch nobody sees"))
+            self.busy = False
 
 
 class Recorder(DispatchMode):
