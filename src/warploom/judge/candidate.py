@@ -30,6 +30,7 @@ from warploom import machine, toolchain
 from warploom.codegen.compile.build import Built
 from warploom.emulate.launch import EmulatedKernel
 from warploom.errors import InputError
+from warploom.integrations.torch_program import current_stream
 from warploom.judge.problem import Signature, Sizes, shape_of
 from warploom.objects import load_object, names_object
 from warploom.runtime.device import Shape
@@ -115,6 +116,7 @@ class _Launched:
             return
         image = image or _compiled(Path(file), self._device.info.arch)
         self._module, self._name = self._device.load(image), name
+        self._functions: dict[int, Any] = {}  # by dynamic shared memory, which they are told
 
     def __call__(self, *tensors: Any) -> None:
         """Launch it on the inputs and outputs, in their order."""
@@ -129,12 +131,13 @@ class _Launched:
             self._calls += 1  # each call has its own order of events
             self._emulated.launch(spec, addresses, self._calls)
             return
-        from warploom.integrations.torch_program import current_stream  # noqa: PLC0415 - GPU only
-
         device, blocks = self._device, spec.cluster[0] * spec.cluster[1] * spec.cluster[2]
-        function = device.function(self._module, self._name, spec.shared_bytes, blocks)
+        if spec.shared_bytes not in self._functions:
+            found = device.function(self._module, self._name, spec.shared_bytes, blocks)
+            self._functions[spec.shared_bytes] = found
         params = pack_arguments(spec.arguments, addresses, spec.kinds, device)
         shape = Shape(spec.grid, spec.block, spec.shared_bytes, spec.cluster)
+        function = self._functions[spec.shared_bytes]
         device.launch_on(current_stream(tensors[0]), function, shape, params)
 
     def _of_build(self, built: Built) -> Callable[[Sizes], LaunchSpec]:

@@ -40,6 +40,7 @@ CALL_LIMIT_S = 60.0
 # How a call is made.
 NEW, SAME, CHANGED = "new memory", "same memory", "one element changed"
 REPEATED, BURST, TWINS = "same inputs again", "burst", "one tensor for two inputs"
+TIMED = "timed"
 PRELOAD = ("warploom.judge.session",)
 
 
@@ -234,7 +235,7 @@ class _Trial:
             return
         check, text = wrong[0]
         if self._right_alone(step):
-            check = "burst" if step.kind == BURST else "state"
+            check = "burst" if step.kind in (BURST, TIMED) else "state"
             text = f"right in a process of its own, but not here: {text}"
         elif check == "values" and not made.complaints and self._constant(worker, step, outputs):
             check, text = "constant", f"the same result for other inputs; {text}"
@@ -273,12 +274,16 @@ class _Trial:
                 self._note([("repeatable", text)], str(step))
 
     def _timed(self, worker: Worker, sizes: Sizes, gpu: str) -> TimedAt:
-        step = Step("timed", _Frozen(sizes), self._referee.problem.patterns[0], self._referee.seed)
+        step = Step(TIMED, _Frozen(sizes), self._referee.problem.patterns[0], self._referee.seed)
         self._say(str(step))
-        values = self._referee.problem.values(sizes, step.pattern, step.seed)
+        values = self._referee.expected(step)[0]
         file = self._referee.name if ":" in self._referee.name else str(self._referee.file)
-        timed = worker.call("time", file, step.sizes, values, step.seed)
-        return TimedAt(sizes, timed, self._referee.problem.limit_us(sizes, machine.load(gpu)))
+        limit = self._referee.problem.limit_us(sizes, machine.load(gpu))
+        timed, made = worker.call("time", file, step.sizes, values, step.seed)
+        self._note(made.complaints, str(step))
+        if made.outputs:
+            self._judged(worker, step, made)
+        return TimedAt(sizes, timed, limit)
 
     def _note(self, complaints: tuple[Complaint, ...] | list[Complaint], call: str) -> None:
         """Keep the first finding of each check."""

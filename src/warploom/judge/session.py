@@ -80,6 +80,7 @@ class Session:
 
     def __init__(self, kept: bytes) -> None:
         torch.set_num_threads(1)
+        os.dup2(2, 1)  # what a candidate prints is no part of the verdict
         self._inputs: dict[str, _Guarded] = {}
         self._before: dict[str, Any] = {}
         self._earlier: tuple[dict[str, Any], dict[str, Bits]] | None = None
@@ -98,6 +99,7 @@ class Session:
             os.environ["TRITON_INTERPRET"] = "1"
         self._signature, self._device = signature, "cuda" if gpu else "cpu"
         self._watch = Watch(problem_file)
+        self._stream = torch.cuda.Stream() if gpu else None
         try:
             self._function, self._writes = load_candidate(text, signature, gpu)
         except ToolMissing:
@@ -128,9 +130,10 @@ class Session:
         targets = [self._targets(sizes) for _ in range(count)] if self._writes else []
         made: list[Any] = []
         try:
-            for number in range(count):
-                outs = [one.tensor for one in targets[number].values()] if targets else []
-                made.append(self._function(*given, *outs))
+            with self._on_stream():
+                for number in range(count):
+                    outs = [one.tensor for one in targets[number].values()] if targets else []
+                    made.append(self._function(*given, *outs))
         except Exception as error:
             return [Called({}, (("burst", _said(error)),))]
         self._wait()
@@ -143,11 +146,22 @@ class Session:
             different.setdefault(key, Called(bits, tuple(found)))
         return list(different.values())
 
-    def time(self, problem: str, sizes: Sizes, values: Values, seed: int) -> Timed:
-        """Times of the candidate and of the problem's reference, on a GPU."""
-        given = self._placed(values, sizes, True)
-        outs = [one.tensor for one in self._targets(sizes).values()] if self._writes else []
-        return time_calls(lambda: self._function(*given, *outs), problem, given, seed)
+    def time(self, problem: str, sizes: Sizes, values: Values, seed: int) -> tuple[Timed, Called]:
+        """Times of the candidate and of the problem's reference, on a GPU, and the last result."""
+        given = self._placed(values, sizes, False)
+        targets = self._targets(sizes) if self._writes else {}
+        outs = [one.tensor for one in targets.values()]
+        made: list[Any] = [None]
+
+        def call() -> None:
+            made[0] = self._function(*given, *outs)
+
+        self._wait()
+        timed = time_calls(call, problem, given, seed)
+        found: list[Complaint] = []
+        outputs = self._named(made[0], targets, sizes, found)
+        bits = {name: bits_of(tensor) for name, tensor in outputs.items()}
+        return timed, Called(bits, tuple(found))
 
     def _judges(self, check: str) -> bool:
         """Whether the problem cares: of libraries only where operations are forbidden."""
@@ -180,7 +194,6 @@ class Session:
     def _on_stream(self) -> Any:
         if self._device == "cpu":
             return nullcontext()
-        self._stream = getattr(self, "_stream", None) or torch.cuda.Stream()
         return torch.cuda.stream(self._stream)
 
     def _wait(self) -> None:

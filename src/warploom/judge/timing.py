@@ -36,7 +36,7 @@ class Timed:
 
 
 def time_calls(
-    candidate: Callable[[], Any], problem: str, given: Sequence[Any], seed: int
+    candidate: Callable[[], None], problem: str, given: Sequence[Any], seed: int
 ) -> Timed:
     """Interleaved rounds on a stream of the driver's, whose events no code of torch's touches."""
     reference = load_problem(problem)[0].reference
@@ -54,7 +54,7 @@ def time_calls(
             calls: list[Callable[[], None]] = [
                 lambda own=copies: _drop(reference(*own)),
                 lambda own=others: _drop(reference(*own)),
-                lambda: _drop(candidate()),
+                candidate,
             ]
             launches = launches or launches_per_window(watch.rough_us(calls[0]), settings)
             watch.rounds(calls, 2, launches, rng)  # warm up, not counted
