@@ -2,9 +2,10 @@
 
 import torch
 
+print("what a candidate prints is no part of a verdict")
+
 
 def right(x, r):
-    print("what a candidate prints is no part of a verdict")
     h = x + r
     return h / torch.sqrt((h * h).sum(-1, keepdim=True) / h.shape[-1] + 1e-6), h
 

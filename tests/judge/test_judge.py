@@ -156,7 +156,7 @@ def test_exit_codes_json_and_page(tmp_path):
     data = json.loads(passed.stdout)
     assert data["passed"] and data["calls"] > 10 and data["notes"]
     text = page.read_text()
-    assert "Pass" in text and "not timed" in text and "<script" not in text and "http" not in text
+    assert "Pass" in text and "not timed" in text and "src=" not in text and "http" not in text
     refused = warploom("judge", f"{BENCH / 'add_norm.py'}:swapped", *against, "--html", str(page))
     assert refused.returncode == 1 and "REFUSED" in refused.stdout
     assert refused.stderr.count("\n") == 2 and "values: y:" in refused.stderr
