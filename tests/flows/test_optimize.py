@@ -285,7 +285,7 @@ def test_what_is_predicted_slower_is_never_built(stubbed, monkeypatch, cycles, r
 
     monkeypatch.setattr(Selected, "build", built)
     monkeypatch.setattr(OptimizeSettings, "searches", False)  # as for a program that has no space
-    settings = OptimizeSettings("examples/tile_rmsnorm_linear.py:kernel", seconds=2.0)
+    settings = OptimizeSettings("examples/tile_rmsnorm_linear.py:kernel", seconds=1.0)
     best, trials, _ = choosing.choose(settings, False, lambda _: None)
     assert best.selected.name == kept
     assert {trial.name for trial in trials if trial.refused} == set(refused)

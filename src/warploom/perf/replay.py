@@ -57,7 +57,7 @@ from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.tile import Program
 
-RULES = 3  # version of the rules: what was concluded from other ones is not used again
+RULES = 4  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
 KIB = 1024
