@@ -22,7 +22,6 @@ from warploom.autosched.named import groups
 from warploom.autosched.plans import choices, plans, registers, variations
 from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_named
-from warploom.cli.build import from_file
 from warploom.codegen.compile.build import program_key
 from warploom.engine.points import Space, described, orders
 from warploom.engine.search import (
@@ -37,6 +36,7 @@ from warploom.engine.search import (
 )
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
+from warploom.flows.built import from_file
 from warploom.kernels.gemm.program import GemmConfig, default_schedule
 from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.kernels.select import Selected
