@@ -356,9 +356,14 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
         assert isinstance(selected.schedule, KernelSchedule)
         launch = Launch(selected.program, selected.launch, sizes, gpu)
         found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
-        time_ = launch.time(found)
+        return told(launch, found, bound)
     except WarploomError as error:
         return {"refused": str(error)}
+
+
+def told(launch: Launch, found: Replay, bound: float) -> Outcome:
+    """What is kept of a point that is of use, whose loops and ends take as long as `found` says."""
+    time_ = launch.time(found)
     return {
         "predicted": time_.microseconds,
         "bound": bound,
@@ -402,6 +407,13 @@ def _end_with(parent: int) -> None:
 def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     """Microseconds that no order of these loops is below: each iteration at its bound, on all SMs
     all the time, at the highest clock."""
+    launch = Launch(selected.program, selected.launch, sizes, gpu)
+    ideal = launch.time(at_bounds(bounds_of(selected, gpu)))
+    return max(ideal.memory, ideal.busy * ideal.microseconds)
+
+
+def bounds_of(selected: Selected, gpu: str) -> Mapping[str, float]:
+    """Cycles of an iteration of each loop that no order is below."""
     schedule, program = selected.schedule, selected.program
     assert isinstance(schedule, KernelSchedule)
     placement = place(program, schedule.launch.split, len(schedule.compute))
@@ -409,5 +421,4 @@ def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     for loop in placement.program.loops():
         problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
         cycles[loop.index] = float(machine_bound(lower_bounds(problem.graph, problem.target))[0])
-    ideal = Launch(selected.program, selected.launch, sizes, gpu).time(at_bounds(cycles))
-    return max(ideal.memory, ideal.busy * ideal.microseconds)
+    return cycles
