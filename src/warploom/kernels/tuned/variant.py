@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from warploom.autosched.plans import planned, scheduled
@@ -80,9 +81,18 @@ class Variant:
 
     def laid_out(self, config: Any) -> tuple[Program, LaunchPlan]:
         """The program of a configuration that `config` gave, and its launch plan."""
-        point = self.template.fit(config, self.point)
-        program = self.template.program(config, point)
-        return planned(program, self.template.plan(config, point), point.plan)
+        key = str(config)
+        if key not in self._laid_out:
+            point = self.template.fit(config, self.point)
+            program = self.template.program(config, point)
+            plan = self.template.plan(config, point)
+            self._laid_out[key] = planned(program, plan, point.plan)
+        return self._laid_out[key]
+
+    @cached_property
+    def _laid_out(self) -> dict[str, tuple[Program, LaunchPlan]]:
+        """By configuration: a choice among many variants asks for the same ones again."""
+        return {}
 
     def program(self, config: Any) -> Program:
         """The program of a configuration that `config` gave."""
