@@ -6,8 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests.mutants.__main__ import known, told
 from tests.mutants.generate import faults, generated
-from tests.mutants.model import PACKAGE, ROOT, Mutant, MutantError, load
+from tests.mutants.model import PACKAGE, ROOT, Checker, Equivalent, Mutant, MutantError, load
 from tests.mutants.runner import FAILED, Runner, Sandbox
 from tests.mutants.table import BEGIN, END, write
 
@@ -73,6 +74,41 @@ def test_the_kinds_of_generated_faults():
         assert "Wait" not in before or "def" in before
 
 
+def test_an_equivalent_fault_is_named_by_as_many_lines_as_tell_it(house, monkeypatch):
+    monkeypatch.setattr("tests.mutants.generate.ROOT", house)
+    (house / PACKAGE / "checker.py").write_text(
+        "for n in a:\n    if n:\n        continue\n    if 0:\n        continue\n"
+    )
+
+    def faults_of(line):
+        argued = Equivalent("checker.py", line, "continue", "pass", "why not")
+        return generated([Checker("loop", (), ("checker.py",), (), (argued,))])
+
+    for line, count in (("continue", 2), ("if m:\ncontinue", 0)):
+        with pytest.raises(MutantError, match=f"{count} faults 'continue'"):
+            faults_of(line)
+    found = {mutant.place: mutant.equivalent for mutant in faults_of("if 0:\n  continue")}
+    assert found == {"continue": "", "continue #2": "why not", "if 0:": ""}
+
+
+def test_a_row_stays_that_of_its_fault_until_that_is_judged_anew(tmp_path):
+    row = {
+        "kind": "semantic", "checker": "sizes", "file": "a.py", "before": "n", "after": "m",
+        "place": "", "outcome": "caught", "line": 3,
+    }  # fmt: skip
+    mutant = Mutant("semantic", "sizes", "a.py", "n", "m", "", ())
+    store = tmp_path / "rows.json"
+    for outcome, argued, knows in (
+        ("caught", "", True),
+        ("equivalent", "the same", True),
+        ("equivalent", "", False),
+        ("survived", "the same", False),
+        ("broken", "", False),
+    ):
+        store.write_text(json.dumps([{**row, "outcome": outcome}]))
+        assert (told(replace(mutant, equivalent=argued)) in known(store)) is knows
+
+
 @pytest.fixture
 def house(tmp_path):
     """A little project of one checker with one test."""
@@ -112,6 +148,11 @@ def test_outcomes_are_told_apart_and_kept(house, monkeypatch):
     outcomes = [row["outcome"] for row in rows]
     assert outcomes == ["caught", "survived", "survived", "timeout", "broken", "equivalent"]
     assert "occurs 0 times" in rows[4]["reason"]
+    test = (house / "test_it.py").read_text()
+    (house / "test_it.py").write_text(f"{test}\nassert small(2)\n")
+    unloaded = Runner(None, house, 1, said.append).run([fault("n < 3", "n < 2")])
+    assert unloaded[0]["outcome"] == "caught", "a module that cannot be imported"
+    (house / "test_it.py").write_text(test)
     assert (house / PACKAGE / "checker.py").read_text().endswith("n < 3\n"), "the sources stay"
     assert len(json.loads(store.read_text())) == len(mutants)
 

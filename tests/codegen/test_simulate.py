@@ -255,3 +255,31 @@ def test_a_task_is_handed_over_once_its_slot_was_read_by_all(slots, readers):
             assert ring.take(taken[reader]) == (10 * taken[reader] if there else None)
             taken[reader] += there
     assert given > 20
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 3),
+    happened=st.lists(
+        st.sampled_from([("arrive", 1), ("arrive", 2), ("expect", 64), ("landed", 64)]), max_size=9
+    ),
+)
+def test_a_phase_ends_when_all_have_come_and_all_bytes_that_were_told(count, happened):
+    """Counted anew from all that happened in the phase: arrivals, bytes told and bytes landed."""
+    barrier = PhaseBarrier("slot", count)
+    came = told = landed = phases = 0
+    for what, number in happened:
+        arrives = {"arrive": number, "expect": 1}.get(what, 0)
+        told += number * (what == "expect")
+        landed += number * (what == "landed")
+        # Copies of others may come before anybody has; then one has told of too few.
+        if came + arrives > count or (what == "landed" and landed > told and came):
+            with pytest.raises(CheckFailed):
+                getattr(barrier, what)(number)
+            return
+        came += arrives
+        getattr(barrier, what)(number)
+        if came == count and told == landed:
+            came, told, landed, phases = 0, 0, 0, phases + 1
+        assert barrier.completed == phases
+        assert [barrier.passed(parity) for parity in (0, 1)] == [phases % 2 == 1, phases % 2 == 0]

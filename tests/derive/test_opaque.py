@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from random import Random
@@ -353,6 +354,17 @@ def test_nothing_that_interpolates_exactly_is_called_no_polynomial() -> None:
     claimed, exact, wrong = judged(120)
     assert claimed >= 30 and exact >= 16
     assert not wrong
+
+
+def test_two_functions_that_may_cancel_are_not_known() -> None:
+    """1/s - 1/s, exp(s) exp(-s): only an algebraic function leaves a transcendental one so."""
+    kinds = (germs.ALGEBRAIC, germs.TRANSCENDENTAL, germs.WAVE, germs.BOUNDED, germs.OTHER)
+    for name, a, b in itertools.product(("add", "sub", "mul"), kinds, kinds):
+        known = germs.image(name, (a, b))
+        if {a.kind, b.kind} == {"algebraic", "transcendental"}:
+            assert known is not None and known.kind == "transcendental"
+        else:
+            assert known is None, (name, a, b)
 
 
 def test_planted_faults_of_both_halves_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ from warploom import tile as t
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
+from warploom.kernels.attention.program import AttentionConfig
+from warploom.kernels.attention.reference import reference
 from warploom.kernels.gemm.program import GemmConfig, gemm
 
 torch = pytest.importorskip("torch")
@@ -14,6 +16,21 @@ torch_program = pytest.importorskip("warploom.integrations.torch_program")
 FakeTensorMode = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
 
 BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_reference_of_attention_is_torchs(causal, scale):
+    q, k, v = (torch.randn(2, heads, 9, 24, dtype=torch.float64) for heads in (6, 2, 2))
+    config = AttentionConfig(head_dim=24, group=3, causal=causal, scale=scale)
+    got, lse = reference(config, {n: x.numpy() for n, x in zip("qkv", (q, k, v), strict=True)})
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=scale, enable_gqa=True
+    )
+    assert torch.allclose(torch.from_numpy(got), want, rtol=1e-12)
+    scores = q @ k.repeat_interleave(3, 1).mT * (scale or 24**-0.5)
+    scores += torch.full((9, 9), -torch.inf).triu(1) if causal else 0.0
+    assert torch.allclose(torch.from_numpy(lse), scores.logsumexp(-1), rtol=1e-12)
 
 
 @pytest.fixture

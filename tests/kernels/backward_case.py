@@ -14,7 +14,8 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
     """dq, dk and dv in float64, beside o, lse, and `base` and `delta` of the rows."""
     q, k, v, do = (np.asarray(values[name], np.float64) for name in ("q", "k", "v", "do"))
     k, v = (np.repeat(x, config.group, axis=1) for x in (k, v))
-    scores = config.factor * q @ k.swapaxes(-1, -2)
+    scale = config.scale if config.scale is not None else q.shape[-1] ** -0.5
+    scores = scale * q @ k.swapaxes(-1, -2)
     if config.causal:
         rows, keys = scores.shape[-2:]
         seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
@@ -30,8 +31,8 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
     change = weights * (grad - delta[..., None])
     shape = (k.shape[0], -1, config.group, *k.shape[2:])
     return {
-        "dq": config.factor * change @ k,
-        "dk": config.factor * (change.swapaxes(-1, -2) @ q).reshape(shape).sum(2),
+        "dq": scale * change @ k,
+        "dk": scale * (change.swapaxes(-1, -2) @ q).reshape(shape).sum(2),
         "dv": (weights.swapaxes(-1, -2) @ do).reshape(shape).sum(2),
         "o": weights @ v,
         "lse": lse,

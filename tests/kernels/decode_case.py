@@ -14,7 +14,8 @@ def attended(
     config: DecodeConfig, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], causal_rows: int
 ) -> NDArray[np.float64]:
     """The result of one sequence and key head in float64: packed rows `q`, all keys it has."""
-    scores = config.factor * q.astype(np.float64) @ k.astype(np.float64).T
+    scale = config.scale if config.scale is not None else q.shape[-1] ** -0.5
+    scores = scale * q.astype(np.float64) @ k.astype(np.float64).T
     if config.softcap:
         scores = config.softcap * np.tanh(scores / config.softcap)
     at = np.arange(len(k)) - (len(k) - causal_rows)

@@ -1,5 +1,6 @@
 """Tuned tables: every entry has rows, rows are those measured, and the choice is what they say."""
 
+import math
 import statistics
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.library import configure
-from warploom.kernels.tuned.table import Table, as_toml
+from warploom.kernels.tuned.table import Row, Table, as_toml
+from warploom.perf.launch_time import MODEL
 
 TABLES = {"attention": ATTENTION, "gemm": GEMM}
 BOTH = pytest.mark.parametrize("name", TABLES)
@@ -39,6 +41,18 @@ def test_an_entry_without_rows_is_refused(tmp_path):
     table = Table(path, GEMM.row, GEMM.kinds, GEMM.fallback)
     with pytest.raises(InputError, match="16-bit: no row tells why 104x128-swap-ab is here"):
         table.known  # noqa: B018 (read when asked for)
+
+
+@pytest.mark.parametrize("line", ["", 'model = "5.2"'])
+def test_a_table_of_another_model_is_refused(line, tmp_path):
+    """Replays of other rules are not chosen by; what is there can be read to make it anew."""
+    path = tmp_path / "gemm.toml"
+    path.write_text(GEMM.path.read_text().replace(f'model = "{MODEL}"', line))
+    table = Table(path, GEMM.row, GEMM.kinds, GEMM.fallback)
+    told = line[9:-1] or "None"
+    with pytest.raises(InputError, match=f"made by model {told}, this is model {MODEL}"):
+        table.choose(GemmConfig(), {"m": 512, "n": 512, "k": 512, "batch": 1})
+    assert not table.current and table.stored == GEMM.stored
 
 
 @BOTH
@@ -90,6 +104,13 @@ def test_other_sizes_get_the_variant_of_least_time(m, n, k):
     times = {name: time * kind.error(name, sizes) for name, time in times.items()}
     chosen = choose_gemm(m, n, k)
     assert times[chosen.name] <= min(times.values()) * 1.001
+
+
+def test_sizes_are_as_far_apart_as_their_logarithms():
+    """Nothing is as near as one of it, and lengths of packed sequences are their mean."""
+    row = Row({"n": 1, "rows": [0, 0]}, {}, {})
+    for n, rows, factor in ((2, 1, 2), (0, [2, 4], 3), (8, [0], 8), (1, [1, 1], 1)):
+        assert row.away({"n": n, "rows": rows}) == pytest.approx(math.log(factor))
 
 
 @BOTH

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from tests.mutants.generate import generated
-from tests.mutants.model import ROOT, Mutant, MutantError, load
-from tests.mutants.runner import BROKEN, SURVIVED, Runner, identity
+from tests.mutants.model import PACKAGE, ROOT, Mutant, MutantError, load
+from tests.mutants.runner import BROKEN, EQUIVALENT, SURVIVED, Row, Runner, identity
 from tests.mutants.table import write
 
 STOPPED = 130
@@ -31,9 +31,8 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
         found += generated(checkers)
     found = [m for m in found if options.only in m.checker or options.only in m.file]
     if options.survivors:
-        rows = json.loads(options.json.read_text())
-        left = {identity(row) for row in rows if row["outcome"] == SURVIVED}
-        found = [m for m in found if identity(vars(m)) in left]
+        rows = known(options.json)
+        found = [m for m in found if rows.get(told(m), {}).get("outcome") == SURVIVED]
     if options.sample is not None:
         of: dict[str, list[Mutant]] = {}
         for mutant in found:
@@ -44,8 +43,31 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
             rng = random.Random(f"{options.seed} {checker}")
             found += rng.sample(all_, min(options.sample, len(all_)))
     if options.new:
-        known = {identity(row) for row in json.loads(options.json.read_text())}
-        found = [m for m in found if identity(vars(m)) not in known]
+        rows = known(options.json)
+        found = [m for m in found if told(m) not in rows]
+    return found
+
+
+def told(mutant: Mutant) -> tuple[object, ...]:
+    """What a row has to be about to be that of a fault as it is judged today."""
+    return identity(vars(mutant)), bool(mutant.equivalent)
+
+
+def known(store: Path) -> dict[tuple[object, ...], Row]:
+    """The rows of a file by what they are about; those that came to nothing are none."""
+    rows = [row for row in json.loads(store.read_text()) if row["outcome"] != BROKEN]
+    return {(identity(row), row["outcome"] == EQUIVALENT): row for row in rows}
+
+
+def of_today(rows: dict[tuple[object, ...], Row]) -> list[Row]:
+    """The rows of the faults that there are, with their lines and arguments as they stand."""
+    checkers = load()
+    every = [m for checker in checkers for m in checker.mutants] + generated(checkers)
+    found: list[Row] = []
+    for mutant in every:
+        if row := rows.get(told(mutant)):
+            source = (ROOT / PACKAGE / mutant.file).read_text()
+            found.append({**row, "line": mutant.line(source), "reason": mutant.equivalent})
     return found
 
 
@@ -70,12 +92,8 @@ def main(words: list[str] | None = None) -> int:
     rows_needed = options.table or options.survivors or options.new
     if rows_needed and not (options.json and options.json.is_file()):
         parser.error("--table, --survivors and --new need a file of --json that is there")
-    if options.table:  # of the faults that there are today
-        checkers = load()
-        every = [m for checker in checkers for m in checker.mutants] + generated(checkers)
-        known = {identity(vars(mutant)) for mutant in every}
-        rows = [row for row in json.loads(options.json.read_text()) if identity(row) in known]
-        write(rows, ROOT / "docs" / "checks.md")
+    if options.table:
+        write(of_today(known(options.json)), ROOT / "docs" / "checks.md")
         return 0
     mutants = chosen(options)
     if not mutants:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import copy
 import re
+from collections import Counter
 from collections.abc import Iterator
 
-from tests.mutants.model import PACKAGE, ROOT, Checker, Mutant, MutantError
+from tests.mutants.model import PACKAGE, ROOT, Checker, Equivalent, Mutant, MutantError
 
 SHIFTED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -24,28 +25,35 @@ ORDERING = re.compile(r"fence|wait|arrive|commit|sync")
 def generated(checkers: list[Checker]) -> list[Mutant]:
     """Every generated fault of the modules that the checkers name.
 
-    Raises `MutantError` where one that is called equivalent is not among them.
+    Raises `MutantError` where what is called equivalent is not one of them.
     """
     found: list[Mutant] = []
     for checker in checkers:
-        argued = {(e.file, e.line, e.before, e.after): e.why for e in checker.equivalents}
-        unknown = set(argued)
+        named = Counter[Equivalent]()
         for module in checker.modules:
             source = (ROOT / PACKAGE / module).read_text()
-            lines = source.splitlines()
-            for at, before, after, why in faults(source):
-                line = lines[source.count("\n", 0, at)].strip()
-                which = module, line, before, after
-                same = argued.get(which, "")
-                unknown.discard(which)
-                tests = checker.tests
-                found.append(
-                    Mutant(
-                        "generated", checker.name, module, before, after, why, tests, same, at=at
-                    )
-                )
-        for file, line, before, after in sorted(unknown):
-            raise MutantError(f"{file}: no fault {before!r} -> {after!r} in {line!r}")
+            lines = [line.strip() for line in source.splitlines()]
+            of_line: dict[tuple[str, str, str], list[int]] = {}
+            every = [(source.count("\n", 0, at), at, *fault) for at, *fault in faults(source)]
+            for row, at, before, after, _ in sorted(every):
+                of_line.setdefault((lines[row], before, after), []).append(at)
+            for row, at, before, after, why in every:
+                nth = of_line[lines[row], before, after].index(at)
+                place = f"{lines[row]} #{nth + 1}" if nth else lines[row]
+                same = [
+                    each
+                    for each in checker.equivalents
+                    if (each.file, each.before, each.after) == (module, before, after)
+                    and each.ends(lines[: row + 1])
+                ]
+                named.update(same)
+                argued = same[0].why if same else ""
+                fault = module, before, after, why, checker.tests, argued
+                found.append(Mutant("generated", checker.name, *fault, at=at, place=place))
+        for each in checker.equivalents:
+            if named[each] != 1:
+                text = f"{named[each]} faults {each.before!r} -> {each.after!r} in {each.line!r}"
+                raise MutantError(f"{each.file}: {text}, expected 1")
     return found
 
 

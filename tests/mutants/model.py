@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,8 @@ class MutantError(Exception):
 @dataclass(frozen=True)
 class Mutant:
     """One fault. `at` is where it is in the file; `equivalent` argues that nothing can tell it;
-    `quick` is a test that catches it soon."""
+    `quick` is a test that catches it soon. `place` tells a generated one from the others: its line,
+    and a number where it is not the first such fault of such a line."""
 
     kind: str
     checker: str
@@ -35,6 +37,7 @@ class Mutant:
     equivalent: str = ""
     quick: str = ""
     at: int = -1
+    place: str = ""
 
     def applied(self, source: str) -> str:
         """The file's text with the fault in it; raises `MutantError` where it does not fit."""
@@ -72,13 +75,18 @@ class Mutant:
 @dataclass(frozen=True)
 class Equivalent:
     """A generated mutant that nothing can tell: `before` becomes `after` where `file` reads `line`;
-    `why` argues it."""
+    `why` argues it. Lines before it stand in `line`, too, where others read the same."""
 
     file: str
     line: str
     before: str
     after: str
     why: str
+
+    def ends(self, lines: Sequence[str]) -> bool:
+        """Whether these lines, without the blanks around them, end with `line`."""
+        own = [line.strip() for line in self.line.splitlines()]
+        return list(lines[-len(own) :]) == own
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from tests.mutants.model import PACKAGE, ROOT, Mutant, MutantError
 CAUGHT, SURVIVED, TIMEOUT, BROKEN = "caught", "survived", "timeout", "broken"
 EQUIVALENT = "equivalent"
 FAILED = (1, 2)  # of pytest: a test failed; a module could not even be imported
+NOT_FOUND = 4  # of pytest: a test is not there, or its module could not even be imported
 FAILING = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 LEAST_SECONDS, SLOWER = 60.0, 3.0  # a limit: these, and so many times what no fault takes
 IDLE, STILL = 30.0, 0.1  # in so many seconds a run that hangs gets less than this of a processor
@@ -355,7 +356,7 @@ class Runner:
                     order = self._order(mutant)
                     # The likeliest by themselves: their modules alone are quickly collected.
                     status, said = self._test(copy, order[:LIKELY], limit)
-                    if status == 0:
+                    if status in (0, NOT_FOUND):
                         status, said = self._test(copy, mutant.tests, limit, first=order)
                 outcome = (
                     TIMEOUT
@@ -381,7 +382,7 @@ class Runner:
             "line": mutant.line(path.read_text()) if path.is_file() else 0,
             "before": mutant.before,
             "after": mutant.after,
-            "at": mutant.at,
+            "place": mutant.place,
             "why": mutant.why,
             "tests": list(mutant.tests),
             "outcome": outcome,
@@ -418,8 +419,8 @@ def _function(source: str, line: int) -> Iterable[int]:
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """Which fault a row is about."""
-    return tuple(str(row[name]) for name in ("kind", "checker", "file", "before", "after", "at"))
+    """Which fault a row is about, wherever in its file it stands."""
+    return tuple(str(row[name]) for name in ("kind", "checker", "file", "before", "after", "place"))
 
 
 def _commit(root: Path) -> str:

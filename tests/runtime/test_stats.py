@@ -152,3 +152,12 @@ def test_a_median_lies_between_places_that_leave_it_out_in_5_percent_of_runs(cou
     middle, low, high = median_interval(ours, [1.0] * count)
     assert (low, high) == pytest.approx((ratios[max(places)], ratios[-1 - max(places)]))
     assert middle == pytest.approx(np.median(ratios))
+
+
+def test_an_interval_of_many_rounds_leaves_out_what_the_normal_law_does() -> None:
+    """Half of the rounds, less 1.96 of their root's halves, at each end: 2,000 and more, too."""
+    for count in (400, 2500):
+        ratios = np.linspace(1, 2, count)
+        _, low, high = median_interval(1 / ratios, np.ones(count))
+        outside = np.searchsorted(ratios, low), count - 1 - np.searchsorted(ratios, high - 1e-9)
+        assert outside == pytest.approx([count / 2 - 1.96 * math.sqrt(count) / 2] * 2, abs=1.5)

@@ -7,6 +7,8 @@ decides. What should come out is worked out beside it, from what the rule means.
 
 from __future__ import annotations
 
+import itertools
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,14 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from warploom.sass.decode import nvinfo
 from warploom.sass.decode.control import NO_SCOREBOARD
-from warploom.sass.decode.cubin import Cubin
+from warploom.sass.decode.cubin import WORD_BYTES, Cubin
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
-from warploom.sass.decode.resources import Access
+from warploom.sass.decode.resources import PREDICATE_BASE, Access
 from warploom.sass.flow.dependence import Dependence, Hazard, dependences
 from warploom.sass.flow.latency import LONGEST, LatencyTable
 from warploom.sass.flow.loops import natural_loops
-from warploom.sass.flow.mining import key_of
+from warploom.sass.flow.mining import fixed_latency, key_of
+from warploom.sass.flow.scoreboard import protected_sources
 from warploom.sass.rewrites.renaming import verify as renaming
 from warploom.sass.rewrites.rotation import verify as rotation
 from warploom.sass.rewrites.rotation.rotate import Rotation
@@ -125,6 +129,32 @@ def test_nothing_may_touch_what_a_late_event_settles(kernels_of: Kernels) -> Non
                     seen.add(touches)
     # A result overwritten and not read, a source overwritten and nothing else: both were there.
     assert {(False, True, False), (False, False, True), (True, False, False)} <= seen
+
+
+def test_an_event_tells_that_what_its_pipe_issued_before_is_done_too(kernels_of: Kernels) -> None:
+    """Of the instructions of a block with no scoreboard of their own: a pipe completes in order."""
+    asked = {"sources": 0, "results": 0}
+    for kernel in (*kernels_of(SMALL), *kernels_of(COPIES)):
+        settles = scoreboards.Relation(kernel).settles
+        for block in kernel.blocks:
+            items = kernel.instructions[block.start : block.end]
+            for (place, item), setter in itertools.product(enumerate(items), items):
+                between = items[place + 1 : setter.index - block.start + 1]
+                told = {event for event in scoreboards.events(setter) if setter in between}
+                info, own = item.effects.info, (item.control.write_sb, item.control.read_sb)
+                alone = info.variable and set(own) == {NO_SCOREBOARD}
+                unawaited = not any(each.control.wait for each in between)
+                if not alone or not unawaited or setter.effects.info.pipe is not info.pipe:
+                    continue
+                gone = {access.resource for each in between for access in each.effects.writes}
+                for event in told:
+                    results, sources = settles[event]
+                    assert sources >= set(protected_sources(item)) - gone, (str(item), str(setter))
+                    asked["sources"] += 1
+                    if not event & 1:
+                        assert results >= {a.resource for a in item.effects.writes} - gone
+                        asked["results"] += 1
+    assert all(asked.values())
 
 
 def test_where_distance_alone_protects_nothing_may_be_late(kernels_of: Kernels) -> None:
@@ -321,7 +351,7 @@ def _read_next(kernel: Kernel, start: int) -> set[int]:
 
 def test_only_opcodes_that_compute_registers_cross_a_back_edge(kernels_of: Kernels) -> None:
     kernel = kernels_of(MATRIX)[0]
-    last = len(kernel.instructions) - 2
+    last = kernel.blocks[-2].end - 1
     asked = 0
     for item in kernel.instructions[: last - 1]:
         plain = not item.effects.info.variable and not item.pinned
@@ -338,10 +368,23 @@ def test_only_padding_is_dropped(kernels_of: Kernels) -> None:
     last, other = kernel.instructions[-1], kernel.instructions[2]
     assert last.base == "NOP" and other.base != "NOP"
     claim = Rotation(4, 1, 8)
-    for line, dropped in ((last.line, False), (other.line, True)):
+    block = kernel.blocks[kernel.block_of[last.index]]
+    assert block.start < last.index and not block.predecessors
+    head = replace(block, end=last.index)
+    alone = replace(block, start=last.index, index=block.index + 1)
+    for line, tail, dropped in (
+        (last.line, (block,), False),
+        (other.line, (block,), True),
+        (last.line, (head, alone), False),
+        (last.line, (head, replace(alone, predecessors=(0,))), True),
+        (last.line, (replace(block, predecessors=(0,)),), True),
+    ):
         one = put(kernel, replace(last, line=line))
+        blocks = (*kernel.blocks[: block.index], *tail)
         found = {
-            row.offset for row in rotation._stream(one, kernel, claim) if row.rule == "PADDING"
+            row.offset
+            for row in rotation._stream(replace(one, blocks=blocks), kernel, claim)
+            if row.rule == "PADDING"
         }
         assert found == ({last.offset} if dropped else set())
 
@@ -370,14 +413,15 @@ def test_a_dependence_keeps_its_distance_in_the_loop_to_the_cycle(kernels_of: Ke
 def test_no_branch_lands_among_what_moves(kernels_of: Kernels) -> None:
     asked = 0
     for kernel in kernels_of(SMALL):
-        last = len(kernel.instructions) - 3
+        last = len(kernel.instructions) - 4
         for item in kernel.instructions:
             target = rotation._target(kernel, item)
-            if item.base != "BRA" or target is None or not 2 < target < last - 3:
+            if item.base != "BRA" or target is None or not 4 < target < last - 4:
                 continue
-            found = rotation._loop(kernel, Rotation(target - 1, 2, last))
-            said = {row.offset for row in found if "lands among what moves" in row.reason}
-            assert item.offset in said, str(item)
+            for header in range(target - 3, target + 2):
+                found = rotation._loop(kernel, Rotation(header, 3, last))
+                said = {row.offset for row in found if "lands among what moves" in row.reason}
+                assert (item.offset in said) == (header <= target < header + 3), str(item)
             asked += 1
     assert asked
 
@@ -386,8 +430,142 @@ def test_a_write_under_a_guard_leaves_the_old_value_needed(kernels_of: Kernels) 
     kernel = next(k for k in kernels_of(SMALL) if k.blocks[0].size > 8)
     free, (writer, reader) = 200, kernel.instructions[4:6]
     other = put(kernel, with_accesses(reader, reads=(Access(free, "a"),)))
-    assert free in rotation._needed(other, 4)
+    assert free in rotation._needed(other, 0)
     for partial in (False, True):
         effects = replace(writer.effects, writes=(Access(free, "d0"),), partial=partial)
         known = put(other, replace(writer, effects=effects))
         assert (free in rotation._needed(known, 0)) is partial
+
+
+def test_a_loop_is_entered_by_falling_into_it(kernels_of: Kernels) -> None:
+    kernel = kernels_of(SMALL)[0]
+    last = len(kernel.instructions) - 3
+    leaving = next(item for item in kernel.instructions if item.base == "EXIT")
+    for place in range(3, 8):
+        other = put(kernel, replace(kernel.instructions[place], line=leaving.line))
+        for header in range(3, 9):
+            said = {row.reason for row in rotation._loop(other, Rotation(header, 1, last))}
+            assert ("does not fall into the loop" in said) == (header - 1 == place)
+
+
+def test_what_is_needed_after_the_loop_is_read_on_a_way_from_behind_its_latch(
+    kernels_of: Kernels,
+) -> None:
+    """A register that the loop's first instruction writes is read in one block and nowhere else."""
+    free, asked = 200, set[tuple[bool, bool]]()
+    for kernel in kernels_of(SMALL):
+        for claim in claims(kernel):
+            item, behind = kernel.instructions[claim.header], kernel.block_of[claim.latch] + 1
+            for block in kernel.blocks:
+                if block.start == claim.header:
+                    continue
+                reader = with_accesses(kernel.instructions[block.start], reads=(Access(free, "a"),))
+                writer = with_accesses(item, writes=(Access(free, "d0"),))
+                found = rotation._silent(put(put(kernel, reader), writer), claim)
+                needed = any("read after the loop" in row.reason for row in found)
+                assert needed == (block.index in _reached(kernel, behind)), block
+                asked.add((block.index == behind, needed))
+    assert asked == {(True, True), (False, True), (False, False)}
+
+
+def _reached(kernel: Kernel, start: int) -> set[int]:
+    """Blocks that control may reach from one."""
+    found, pending = {start}, [start]
+    while pending:
+        new = set(kernel.blocks[pending.pop()].successors) - found
+        found |= new
+        pending += new
+    return found
+
+
+def test_every_bit_of_a_branch_counts(kernels_of: Kernels) -> None:
+    """Those of its displacement by where it goes, the others as they are."""
+    asked = set[str]()
+    for kernel in kernels_of(SMALL):
+        claim = Rotation(1, 1, len(kernel.instructions) - 3)
+        for item in kernel.instructions[: claim.latch]:
+            if rotation._target(kernel, item) is None or item.base in asked:
+                continue
+            asked.add(item.base)
+            for bit in range(105):
+                low = item.low ^ (1 << bit if bit < 64 else 0)
+                other = put(kernel, replace(item, low=low, high=item.high ^ 1 << bit >> 64))
+                found = {row.offset: row.rule for row in rotation._stream(kernel, other, claim)}
+                assert found.get(item.offset) in ("INSTRUCTION", "BRANCH"), (str(item), bit)
+    assert {"BRA", "BSSY"} <= asked
+
+
+def test_no_byte_outside_the_code_and_its_table_changes(cubin_of: Callable[[str], Cubin]) -> None:
+    cubin = cubin_of(SMALL)
+    name = next(iter(cubin.kernels))
+    code = cubin.kernel(name)
+    assert code.info is not None
+    spans = [range(s.offset, s.offset + s.size) for s in (code.text, code.info)]
+    places = {at + by for span in spans for at in (span.start, span.stop) for by in (-1, 0)}
+    for place in sorted({0, len(cubin.data) - 1} | places):
+        data = bytearray(cubin.data)
+        data[place] ^= 1
+        found = rotation._container(cubin, replace(cubin, data=bytes(data)), name)
+        assert (found is None) == any(place in span for span in spans), place
+    assert rotation._container(cubin, replace(cubin, data=cubin.data + b"0"), name)
+
+
+@pytest.mark.parametrize(
+    ("guards", "variable", "between", "counts"),
+    [
+        (("", ""), False, False, True),
+        (("", ""), True, False, False),  # a scoreboard's business
+        (("P4", "P4"), False, False, True),
+        (("P4", "!P4"), False, False, False),
+        (("P4", "!P4"), False, True, True),  # both execute when the predicate changes in between
+    ],
+)
+def test_distance_is_asked_where_both_execute_and_no_scoreboard_tells(
+    guards: tuple[str, str], variable: bool, between: bool, counts: bool, kernels_of: Kernels
+) -> None:
+    """A writer and a reader with one instruction in between, a cycle closer than they were."""
+    kernel = kernels_of(SMALL)[0]
+    place = next(i.index for i in kernel.instructions if fixed_latency(i) and i.control.stall > 1)
+    free, predicate, (writer, middle, reader) = (
+        200,
+        PREDICATE_BASE + 4,
+        kernel.instructions[place : place + 3],
+    )
+    assert kernel.block_of[place] == kernel.block_of[place + 2]
+    decides = (Access(predicate, "guard"),)
+    writer = with_accesses(writer, reads=decides, writes=(Access(free, "d0"),))
+    info = replace(writer.effects.info, variable=variable)
+    writer = replace(writer, effects=replace(writer.effects, info=info))
+    middle = with_accesses(middle, reads=(), writes=decides if between else ())
+    reader = with_accesses(reader, reads=(Access(free, "a"), *decides), writes=())
+    for item, guard in ((writer, guards[0]), (middle, ""), (reader, guards[1])):
+        kernel = put(kernel, replace(item, line=replace(item.line, guard=guard)))
+    unknown = LatencyTable(90, "", {}, {}, {}, {}, {}, {})
+    closer = control(kernel, place, stall=writer.control.stall - 1)
+    same = list(range(len(kernel.instructions)))
+    found = {row.offset for row in rotation._distances(kernel, closer, same, unknown)}
+    assert (reader.offset in found) == counts
+    row = Dependence(place, place + 2, Hazard.RAW, free, "d0", "a")
+    assert bool(renaming._too_close(kernel, row, 1, unknown)) == counts
+
+
+def test_tables_of_offsets_follow_the_code_and_name_nothing_that_moves(kernels_of: Kernels) -> None:
+    kernel = kernels_of(SMALL)[0]
+    claim = Rotation(4, 2, 9)
+
+    def with_table(attribute: int, *places: int) -> Kernel:
+        words = struct.pack(f"<{len(places)}I", *(place * WORD_BYTES for place in places))
+        head = struct.pack("<BBH", nvinfo.FORMAT_SIZED, attribute, len(words))
+        return replace(kernel, info=head + words)
+
+    for attribute in (*rotation.PLAIN_TABLES, *nvinfo.PINNED):
+        for place in range(12):
+            after = place if place < claim.latch else place + claim.count
+            for other in (place, place + claim.count):
+                tables = with_table(attribute, 1, place), with_table(attribute, 1, other)
+                followed = attribute in rotation.PLAIN_TABLES and other == after
+                moves = claim.header <= place < claim.header + claim.count
+                found = list(rotation._tables(*tables, claim))
+                assert (not found) == (followed and not moves), (attribute, place, other)
+    one = with_table(rotation.PLAIN_TABLES[0], 1)
+    assert list(rotation._tables(one, replace(one, info=b""), claim))

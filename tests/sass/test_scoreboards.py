@@ -105,6 +105,7 @@ def test_a_setter_with_another_number_is_waited_for_in_vain(
             found = lates(kernel, other_kernel, maker.relation)
             # What the checker names is the event whose number nobody waits for.
             assert {(late.setter, late.result) for late in found} <= {(event // 2, not event & 1)}
+            assert all(("result" if late.result else "sources") in late.reason for late in found)
             refused += [event] * bool(found)
     assert len(refused) >= 16 and len(set(refused)) >= 6
     for event in sorted(set(refused))[:1]:

@@ -101,6 +101,18 @@ def test_a_value_that_is_there_in_time_but_for_the_way_to_another_group_is_a_lat
     assert found == {3: {"dependence"}, 4: {"hand-off"}, 5: {"hand-off"}, 6: set()}
 
 
+def test_the_last_slots_wait_for_no_reader_of_a_pass_that_is_not_there() -> None:
+    """What a pass leaves is read two passes later, by an operation that comes first in its pass,
+    so that one slot is enough; the last two passes' values nobody reads."""
+    nodes = (Node("fill", "fill", latency=4), Node("read", "read"))
+    graph = Graph("late", nodes, (Edge("fill", "read", 4, distance=2, kind="ring"),))
+    where = {"fill": "compute0", "read": "compute0"}
+    schedule = assemble(graph, target_b(), OURS, 10, {"fill": 20, "read": 4}, where)
+    assert schedule.ring_depth == {"fill": 1} and not broken(schedule, graph)
+    run = simulate(graph, target_b(), schedule, 8)
+    assert run.clean and len(run.issues) == 16
+
+
 def test_a_failed_check_names_the_rule_and_the_numbers() -> None:
     with pytest.raises(CheckFailed, match=r"ring: V is filled again after 2048 cycles"):
         check(graph_b(), target_b(), FAULTS["ring"]).raise_if_failed()

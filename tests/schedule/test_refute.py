@@ -32,7 +32,7 @@ from warploom.schedule import (
 from warploom.schedule.model.costs import costs, target
 from warploom.schedule.model.rules import OURS, PAPER, Rules
 from warploom.schedule.model.schedule import Schedule
-from warploom.schedule.refute.refute import CONFIRMED, confirmed, refute, settled
+from warploom.schedule.refute.refute import CONFIRMED, _Search, confirmed, refute, settled
 from warploom.schedule.refute.refute_rules import Rulebook
 from warploom.schedule.solve import encoding_lives
 from warploom.schedule.solve.encoding import Encoding
@@ -305,8 +305,55 @@ def test_what_the_solver_leaves_open_is_proved_alone_and_says_so() -> None:
     assert (proof.status, proof.lower_bound) == ("second search", 2053)
     assert proof.confirmed == "by the second search alone"
     assert "the solver was open from 2048 up" in proof.reason
-    worse = replace(schedule, initiation_interval=2060, proof=left)
+    worse = replace(schedule, initiation_interval=2054, proof=left)
     assert settled(it, worse, 20).proof.status == "unproved"  # 2053 has a schedule
+
+
+@pytest.mark.parametrize("widest", [1, 2, 100])
+@pytest.mark.parametrize("high", [1, 2, 9, 40])
+def test_every_interval_of_a_range_is_asked_for(
+    widest: int, high: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a search that refutes ranges up to a width and is lost in wider ones, the refuted ranges
+    are all intervals, one after the other."""
+    asked: list[int] = []
+
+    def run(self: _Search, low: int, last: int) -> None:
+        assert low <= last
+        self.unknown = last - low >= widest
+        if not self.unknown:
+            asked.extend(range(low, last + 1))
+
+    monkeypatch.setattr(_Search, "run", run)
+    monkeypatch.setattr(_Search, "hopeless", lambda *_: False)
+    assert refute(chain(3, 5, 2), 1, high, STAGES, 10).status == "refuted"
+    assert asked == list(range(1, high + 1))
+
+
+def test_halves_of_a_range_are_all_of_it() -> None:
+    it = chain(3, 5, 2)
+    search = _Search(Rulebook(it.graph, it.target, it.rules, it.pins, 3), 0.0)
+    least = solve(it).initiation_interval
+    for low, high in ((least, least + 1), (least, least + 2), (least, least + 7)):
+        state = search._root(low, high, choices=True)
+        assert state is not None
+        halves = [range(half.low, half.high + 1) for half in search._halves(state)]
+        assert [n for half in halves for n in half] == list(range(low, high + 1))
+        assert len(halves) == 2
+
+
+def test_values_that_do_not_fit_together_are_told_to_live_apart() -> None:
+    """Two values of two cycles, and registers for one of them."""
+    nodes = [Node(name, name, latency=2, registers=128) for name in "ab"]
+    nodes += [Node(f"{name} read", "read", latency=0, issue=1) for name in "ab"]
+    edges = tuple(Edge(name, f"{name} read", 2) for name in "ab")
+    it = tight_problem(Graph("apart", tuple(nodes), edges), 1, OURS)
+    assert it is not None
+    legal = legal_intervals(it)
+    assert legal and legal[0] > 2
+    for interval in range(2, LONGEST + 1):
+        said = refute(it, interval, interval, STAGES, 1).status
+        assert said == ("found" if interval in legal else "refuted"), interval
 
 
 def test_an_open_interval_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     measuring = wants_gpu(settings)
     sizes = check_sizes(settings.name, settings.settings)
     clock.say(f"{settings.name} for {settings.gpu}")
-    best, trials = choose(settings, measuring, clock.say)
+    best, trials, space = choose(settings, measuring, clock.say)
     selected, built = best.selected, best.built
     clock.say(f"kept {selected}: {best.verdict}")
     clock.lap("choose and compile")
@@ -76,6 +76,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
         clock.laps,
         out,
         steps,
+        space,
     )
     drawn = pictures(selected, settings.gpu)
     page = report_page(result, built, drawn, _derivation(settings, selected))

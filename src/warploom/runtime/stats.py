@@ -105,7 +105,7 @@ def median_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[floa
     if outside > 0.05:
         raise InputError(f"a 95 % interval of {count} rounds: expected at least 6")
     while True:
-        more = outside + 2 * math.comb(count, place + 1) * 0.5**count
+        more = outside + 2 * math.comb(count, place + 1) / 2**count
         if more > 0.05:
             return float(np.median(ratios)), float(ratios[place]), float(ratios[-1 - place])
         outside, place = more, place + 1

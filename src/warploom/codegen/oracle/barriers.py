@@ -22,7 +22,7 @@ class PhaseBarrier:
 
     name: str
     count: int
-    pending: int = 0
+    pending: int = field(init=False)
     bytes: int = 0
     completed: int = 0
 

@@ -314,12 +314,9 @@ def own_output(diagram: Diagram, node: Node) -> str:
 def terms(diagram: Diagram, value: str) -> frozenset[str]:
     """Contractions that a value may be a polynomial in, by its boxes: all that it is a map of but
     those for which that is ruled out."""
-    above = ancestors(diagram)
     found: set[str] = set()
     for node in diagram.nodes:
-        if node.kind != "contract" or node.name not in {value, *above.get(value, ())}:
-            continue
-        mapped = value in maps_of(diagram, node)
+        mapped = node.kind == "contract" and value in maps_of(diagram, node)
         if mapped and not no_polynomial(diagram, node, (value,), node.axes):
             found.add(node.name)
     return frozenset(found)

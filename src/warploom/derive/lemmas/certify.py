@@ -19,8 +19,9 @@ from warploom.derive.formula.ops import MAPS, MONOIDS
 from warploom.derive.lemmas.cascade import Scalar
 from warploom.derive.lemmas.lemma import Lemma, Term
 
+DIGITS = 60
 EXACT = 1e-40
-"""Largest relative residual of an identity in 60-digit arithmetic."""
+"""Largest relative residual of an identity in arithmetic of so many digits."""
 SLACK = 50.0
 """A stable stream loses at most this factor against two-pass evaluation, in the same precision."""
 
@@ -30,7 +31,7 @@ def identity_error(lemma: Lemma, samples: int = 4, seed: int = 7) -> float:
     mp = mpmath()
     rng = np.random.default_rng(seed)
     worst = 0.0
-    with mp.workdps(60):
+    with mp.workdps(DIGITS):
         for _ in range(samples):
             point = _random_point(lemma.scalar, rng)
             whole = _exact(lemma.scalar.formula, point)
@@ -44,7 +45,7 @@ def motion_error(scalar: Scalar, terms: tuple[Term, ...], samples: int = 4, seed
     mp = mpmath()
     rng = np.random.default_rng(seed)
     worst = 0.0
-    with mp.workdps(60):
+    with mp.workdps(DIGITS):
         for _ in range(samples):
             point = _random_point(scalar, rng)
             moved = dict(point)

@@ -53,7 +53,8 @@ def _packed(config: AttentionConfig, wide: dict[str, Wide]) -> tuple[Wide, Wide]
 def _dense(config: AttentionConfig, values: dict[str, Wide]) -> tuple[Wide, Wide]:
     q = values["q"]
     k, v = (np.repeat(values[n], config.group, axis=1) for n in ("k", "v"))
-    scores = np.einsum("bhrd,bhkd->bhrk", q, k) * config.factor
+    scale = config.scale if config.scale is not None else q.shape[-1] ** -0.5
+    scores = np.einsum("bhrd,bhkd->bhrk", q, k) * scale
     rows, keys = scores.shape[-2:]
     row_at, key_at = np.indices((rows, keys), dtype=np.int64)
     row_at = row_at + (keys - rows)

@@ -82,6 +82,12 @@ def key_of(dependence: Dependence, earlier: Instruction, later: Instruction) -> 
     return raw_key(earlier, dependence.earlier_slot, later, dependence.later_slot)
 
 
+def never_both(kernel: Kernel, one: int, other: int) -> bool:
+    """Whether the one or the other executes, both being in one block."""
+    same = kernel.block_of[one] == kernel.block_of[other] and one < other
+    return same and stays_exclusive(kernel.instructions, one, other)
+
+
 def spread(kernel: Kernel, block: Block) -> Iterator[tuple[Dependence, int]]:
     """The dependences inside a block, with the cycles from one issue to the other."""
     items = kernel.items(block)

@@ -71,8 +71,6 @@ class Verdict:
     status: str
     reached: int
     schedule: Schedule | None = None
-    steps: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,6 @@ class _Search:
     def __init__(self, rules: Rulebook, deadline: float) -> None:
         self.rules, self.deadline = rules, deadline
         self.counts = range(0)
-        self.steps = 0
         self.unknown = False
 
     def run(self, low: int, high: int) -> Schedule | None:
@@ -169,7 +166,6 @@ class _Search:
             if state is None:
                 stack.pop()
                 continue
-            self.steps += 1
             settled = self._settle(state)
             if settled is None:
                 continue
@@ -307,7 +303,7 @@ def refute(
     low: int,
     high: int,
     stages: int,
-    seconds: float = 30.0,
+    seconds: float,
     say: Say = lambda _: None,
 ) -> Verdict:
     """Whether an interval in [low, high] has a schedule of at most `stages` overlapped iterations.
@@ -324,30 +320,29 @@ def refute(
     reached = bisect_left(range(low, high + 1), True, key=lambda n: not search.hopeless(low, n))
     reached += low
     if reached <= high and not stages:
-        return Verdict("open", reached, None, search.steps, time.perf_counter() - begin)
-    width = max(1, (high - reached + 1) // 4)
+        return Verdict("open", reached)
+    width = 1 + (high - reached) // 4
     while reached <= high:
         last = min(high, reached + width - 1)
         share = begin + seconds if width == 1 else time.perf_counter() + seconds / 16
         search.deadline = min(begin + seconds, share)
         found = search.run(reached, last)
-        spent = time.perf_counter() - begin
         if found is not None and problem.uniform:  # more is free here than the problem allows
-            return Verdict("open", reached, None, search.steps, spent)
+            return Verdict("open", reached)
         if found is not None:
-            return Verdict("found", reached, found, search.steps, spent)
+            return Verdict("found", reached, found)
         if not search.unknown:
             reached, width = last + 1, 2 * width
             say(f"checking the bound: intervals below {reached} are refuted again")
             continue
-        if spent >= seconds or width == 1:
-            return Verdict("open", reached, None, search.steps, spent)
+        if time.perf_counter() - begin >= seconds or width == 1:
+            return Verdict("open", reached)
         search.unknown, width = False, max(1, width // 8)
-    return Verdict("refuted", reached, None, search.steps, time.perf_counter() - begin)
+    return Verdict("refuted", reached)
 
 
 def settled(
-    problem: Question, schedule: Schedule, seconds: float = 30.0, say: Say = lambda _: None
+    problem: Question, schedule: Schedule, seconds: float, say: Say = lambda _: None
 ) -> Schedule:
     """The schedule with its proof confirmed; and where the solver left intervals open and time is
     left, proved by this search alone, with that said."""
@@ -367,9 +362,7 @@ def settled(
     return replace(schedule, proof=proof)
 
 
-def confirmed(
-    problem: Question, proof: Proof, seconds: float = 30.0, say: Say = lambda _: None
-) -> Proof:
+def confirmed(problem: Question, proof: Proof, seconds: float, say: Say = lambda _: None) -> Proof:
     """The proof with what `refute` says of its lower bound, interval by interval from 1 up.
 
     Raises `CheckFailed` with the schedule where one is found below the bound.

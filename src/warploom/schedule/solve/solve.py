@@ -97,7 +97,7 @@ def solve(problem: Problem, say: Callable[[str], None] = lambda _: None) -> Sche
 
 def _added_again(problem: Problem, proof: Proof) -> Proof:
     """An analytic bound is confirmed at once: that needs no search, only sums and longest paths."""
-    return confirmed(problem, proof) if proof.status == "analytic" else proof
+    return confirmed(problem, proof, 0.0) if proof.status == "analytic" else proof
 
 
 def modulo_schedule(problem: Problem, bounds: Bounds, clock: Clock) -> Modulo:

@@ -31,7 +31,7 @@ from warploom.sass.decode.nvinfo import pinned_offsets, rewritten_offsets
 from warploom.sass.decode.resources import UNIFORM_BASE, resource_name
 from warploom.sass.flow.dependence import Dependence, dependences
 from warploom.sass.flow.latency import LONGEST, LatencyTable, table_for
-from warploom.sass.flow.mining import exclusive, key_of, spread
+from warploom.sass.flow.mining import key_of, never_both, spread
 from warploom.sass.flow.paths import states
 from warploom.sass.rewrites.renaming.fields import occurrences, shape
 from warploom.sass.rules.boundaries import pairs_across
@@ -228,8 +228,8 @@ def _too_close(
 ) -> list[Finding]:
     earlier, later = kernel.instructions[row.earlier], kernel.instructions[row.later]
     key = key_of(row, earlier, later)
-    if key is None or exclusive(earlier, later):
-        return []  # a scoreboard's business, or never both executed
+    if key is None or never_both(kernel, row.earlier, row.later):
+        return []  # a scoreboard's business
     need = min(table.gaps.get(key, LONGEST), LONGEST)
     if distance >= need:
         return []

@@ -31,7 +31,7 @@ from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.decode.resources import resource_name
 from warploom.sass.flow.dependence import Dependence, Hazard
 from warploom.sass.flow.latency import LONGEST, LatencyTable, table_for
-from warploom.sass.flow.mining import exclusive, key_of, spread
+from warploom.sass.flow.mining import key_of, never_both, spread
 from warploom.sass.rewrites.rotation.rotate import Rotation
 from warploom.sass.rules.boundaries import pairs_across
 from warploom.sass.rules.fresh import decode_anew, new_hazards, new_lint
@@ -54,6 +54,7 @@ SHORT_FIELD: Final = ((1 << 30) - 1) << 34
 LONG_FIELD: Final = ((1 << 48) - 1) << 34
 LOW_FIELD: Final = 0xFF << 16
 PLAIN_TABLES: Final = (0x28, 0x31, 0x1C, 0x1D)
+_NOWHERE: Final = -1  # where a branch goes that meets no instruction
 
 
 def verify_rotation(original: Cubin, rotated: Cubin, name: str, claim: Rotation) -> list[Finding]:
@@ -108,18 +109,15 @@ def _loop(one: Kernel, claim: Rotation) -> Iterator[Finding]:
             continue
         if header <= target < header + claim.count and item.index != latch:
             yield Finding.at("LOOP", item, "enters the loop, or lands among what moves")
-    for value in nvinfo.pinned_offsets(one.info, len(items) * WORD_BYTES):
-        if header <= value // WORD_BYTES < header + claim.count:
-            yield Finding.at("NV_INFO", items[value // WORD_BYTES], "is named by .nv.info")
-    inside = items[header : header + claim.count]
-    if any(item.base in LEAVING or item.base in ("BSSY", "UBSSY") for item in inside):
-        yield Finding.at("LOOP", items[header], "control flow would move")
 
 
 def _target(kernel: Kernel, item: Instruction) -> int | None:
+    """The place a branch goes to; None of what is no branch."""
     word = (item.low, item.high)
     target = relative_target(item.line.opcode, item.offset, word, kernel.sm)
-    return None if target is None else target // WORD_BYTES
+    if target is None:
+        return None
+    return _NOWHERE if target % WORD_BYTES else target // WORD_BYTES
 
 
 def _origins(one: Kernel, claim: Rotation) -> list[int]:
@@ -133,14 +131,8 @@ def _stream(one: Kernel, other: Kernel, claim: Rotation) -> Iterator[Finding]:
     """The same words, branches to the same instructions, NOPs dropped that nothing reaches."""
     items, count, latch = one.instructions, claim.count, claim.latch
     for item in items[len(items) - count :]:
-        reached = item.index == one.blocks[one.block_of[item.index]].start and (
-            one.blocks[one.block_of[item.index]].predecessors
-        )
-        if item.base != "NOP" or reached:
+        if item.base != "NOP" or one.blocks[one.block_of[item.index]].predecessors:
             yield Finding.at("PADDING", item, "is dropped and is no padding")
-    tail = one.blocks[one.block_of[len(items) - count]]
-    if tail.predecessors:
-        yield Finding.at("PADDING", items[tail.start], "control reaches the padding")
     for place, (index, new) in enumerate(
         zip(_origins(one, claim), other.instructions, strict=True)
     ):
@@ -206,8 +198,7 @@ def _silent(one: Kernel, claim: Rotation) -> Iterator[Finding]:
     items = one.instructions
     latch = items[claim.latch]
     decides = {access.resource for access in latch.effects.reads}
-    after = claim.latch + 1
-    needed = _needed(one, after) if after < len(items) else set[int]()
+    needed = _needed(one, one.block_of[claim.latch] + 1)
     for item in items[claim.header : claim.header + claim.count]:
         fixed = not item.effects.info.variable
         settled = item.control.write_sb == NO_SCOREBOARD == item.control.read_sb
@@ -225,9 +216,9 @@ def _silent(one: Kernel, claim: Rotation) -> Iterator[Finding]:
 
 
 def _needed(one: Kernel, start: int) -> set[int]:
-    """Resources that some path from an instruction on reads before it writes them."""
+    """Resources that some path from a block on reads before it writes them."""
     needed: set[int] = set()
-    pending: list[tuple[int, frozenset[int]]] = [(one.block_of[start], frozenset())]
+    pending: list[tuple[int, frozenset[int]]] = [(start, frozenset())]
     seen: dict[int, frozenset[int]] = {}
     while pending:
         number, written = pending.pop()
@@ -263,8 +254,8 @@ def _distances(
     for row, distance in _spread(other, table):
         earlier, later = other.instructions[row.earlier], other.instructions[row.later]
         name = key_of(row, earlier, later)
-        if name is None or exclusive(earlier, later):
-            continue  # a scoreboard's business, or never both executed
+        if name is None or never_both(other, row.earlier, row.later):
+            continue  # a scoreboard's business
         if row.hazard is Hazard.WAR and earlier.base == "BRA":
             continue  # where a branch goes is known before anything after it issues
         need = min(table.gaps.get(name, LONGEST), LONGEST)
