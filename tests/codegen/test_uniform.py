@@ -53,6 +53,10 @@ def is_multiple(row, col):
     return row >= (col - 20) * 3
 
 
+def is_low(row, col):
+    return row - 70 >= col * 0
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("part", [0, 1])
@@ -81,7 +85,7 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
 
 
 @pytest.mark.parametrize(
-    "compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after, is_multiple]
+    "compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after, is_multiple, is_low]
 )
 def test_every_comparison_holds_up_to_its_last_element(compare):
     tiles, mask = masked(lambda row, col, _: compare(row, col))

@@ -17,7 +17,8 @@ from warploom.kernels import check
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure
 from warploom.kernels.select import select
-from warploom.tile import interpret
+from warploom.tile import FP32, interpret
+from warploom.tile.rounding import Spread
 
 SOURCE = """
 import numpy as np
@@ -165,6 +166,25 @@ def test_a_row_of_attention_that_sees_no_key_is_zero_and_nothing_else() -> None:
     """Nothing is rounded there, so that a number however small is found."""
     bounds = run("attention", rows=300, keys=20, causal="true").bounds
     assert bounds["o"] < 2.0**-6
+
+
+def test_what_is_not_finite_has_its_place() -> None:
+    """A number, an infinity and NaN, each in the place of each."""
+    numbers = (2.0, np.inf, -np.inf, np.nan)
+    want = np.array(numbers)
+    spread = Spread(FP32, want, np.full(4, 0.01), np.isfinite(want))
+    for place in range(4):
+        for number in numbers:
+            got = want.copy()
+            got[place] = number
+            right = np.array_equal(got, want, equal_nan=True)
+            found = check._wrong("y", got, want, spread, np.ones(4, bool))
+            assert [one.first for one in found] == ([] if right else [(place,)])
+            moved = not np.array_equal(np.isfinite(got), np.isfinite(want))
+            assert check._error(got, want) == (np.inf if moved else 0.0)
+    want = np.array([3.0, np.inf, -4.0])
+    assert check._error(want + 0.5, want) == pytest.approx(0.5 * 2**0.5 / 5.0)
+    assert check._error(np.array([3.0, 4.0]), np.zeros(2)) == 5.0  # of nothing: as it is
 
 
 def test_bounds_know_the_types() -> None:
