@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from bench.tuned import BATCH
 from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
@@ -165,7 +166,6 @@ OTHERS: dict[str, tuple[GemmConfig, tuple[tuple[int, int, int], ...]]] = {
     "gelu": (GemmConfig(bias=True, activation="gelu"), ((8192, 8192, 2048),)),
     "batched": (GemmConfig(batched=True), ((2048, 2048, 2048),)),
 }
-BATCH = 3  # of the batched case
 
 
 def default_of(what: str, shape: tuple[int, int, int]) -> str:

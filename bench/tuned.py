@@ -1,6 +1,7 @@
 """What was measured of the variants of the tuned tables, and how good the choice among them is.
 
-    python -m bench.tuned            put the rows of bench/results into kernels/*/tuned.toml
+    python -m bench.tuned            put the rows of bench/results into kernels/*/tuned.toml, with
+                                     replays of the model as it is
     python -m bench.tuned --check    print only
     python -m bench.tuned build DIR          for sizes drawn with --seed: the chosen, the next ones
     python -m bench.tuned run DIR --out OUT  on a GPU machine: rows of claim `tuned-tables`, which
@@ -27,11 +28,10 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from bench.attention_cases import PACKED
-from bench.gemm_cases import BATCH
 from warploom.codegen.compile.build import Built
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.files import write_text_atomically
-from warploom.flows.record import with_rows
+from warploom.flows.record import renewed, with_rows
 from warploom.kernels.attention.variants import ATTENTION
 from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.library import configure, entry
@@ -47,6 +47,7 @@ TABLES: Mapping[str, tuple[Table[Any], tuple[str, ...]]] = {
     "attention": (ATTENTION, ("attention_variants.json", MODEL, "attention_forward.json", BESIDE)),
     "gemm": (GEMM, ("gemm.json", MODEL, "gemm_sittings.json", BESIDE)),
 }
+BATCH = 3  # of the batched products of `bench.gemm`
 ROUNDS, BEST, CONTROL = 12, 2, "again"
 SHAPES, TOLD = 80, 2  # so many sizes of products drawn at random, and the fastest variants of each
 TOKENS, WIDTH = 16384, 2048  # of attention: batch * rows, heads * head size
@@ -138,7 +139,7 @@ def recorded(name: str) -> dict[str, Kind]:
     the fastest by the model are told."""
     table, rows = TABLES[name][0], measured(name)
     known: dict[str, Kind] = {}
-    for label, kind in table.known.items():
+    for label, kind in renewed(name, print).items():
         config = configure(name, kind.settings)[0]
         names = [one for one in kind.replays if table.variants[one].takes(config)]
         found: list[Row] = []

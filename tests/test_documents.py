@@ -35,6 +35,7 @@ import pytest
 from typer.testing import CliRunner
 
 from warploom.cli import app, main
+from warploom.engine.search import SECONDS
 from warploom.errors import WarploomError
 from warploom.integrations.triton_swap import uninstall
 
@@ -47,6 +48,7 @@ INLINE = re.compile(r"`(warploom [^`]+)`")
 # The first words of a command: the option that keeps it short here.
 SHORTER = {"tune": "--budget 2s", "schedule": "--time-limit 5", "optimize": "--time-limit 3"}
 SEARCHES = re.compile(r"optimize \S+\.py:\S+ (?!.*--(space|effort))")  # gets --effort quick
+QUICK = 3.0  # seconds that a quick search has here: it tries a few points
 
 
 WRITING = ("-o", "--svg", "--json", "--trace", "--build")  # each with the place it writes to
@@ -211,6 +213,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the examples and the kernels of the emulation."""
     for folder in ("examples", "bench"):
         (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.setitem(SECONDS, "quick", QUICK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "gated", raising=False)

@@ -22,7 +22,7 @@ from warploom.search.play import Score
 from warploom.search.players import PLAYERS
 
 RMSNORM = "triton_rmsnorm_2x4096_w8_s2_sm90"
-COUNT = 24
+COUNT = 12
 
 
 class Shuffled:

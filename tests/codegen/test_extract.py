@@ -38,7 +38,7 @@ _SPEC.loader.exec_module(programs)
 
 QUICK = Search(seconds=6.0)
 SPLIT = LaunchPlan(split="m")
-MEASURED = replace(QUICK, seconds=25.0, cost_end="nominal")  # the high end takes far longer
+MEASURED = replace(QUICK, seconds=9.0, cost_end="nominal")  # the high end takes far longer
 
 
 def graph_of(program, split, parts=2, **options):

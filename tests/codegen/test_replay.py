@@ -58,18 +58,25 @@ def test_a_gemm_with_full_rings_takes_its_tensor_cycles() -> None:
     assert _replayed(made, schedule_named(made, "unpipelined", plan)) > 2 * full.cycles
 
 
-def test_the_end_of_a_task_stores_every_panel() -> None:
-    """A test stands before each panel; the way that leaves panels out is not the usual one."""
-    config = GemmConfig()
-    made, schedule = gemm(config), default_schedule(config)
+@pytest.mark.parametrize(
+    ("store", "opcode", "bytes_"), [("tma", "STSM", 2 * 16**2), ("direct", "STG.E.128", 16 * 32)]
+)
+def test_the_end_of_a_task_stores_every_panel(store, opcode, bytes_) -> None:
+    """A test stands before each panel, and before rows whose elements go one by one; the way that
+    leaves panels out is not the usual one, nor is the one of single elements."""
+    config = GemmConfig(tile=(128, 64, 64))
+    made, plan = gemm(config), default_schedule(config).launch.with_options(store=store)
+    schedule = schedule_named(made, "multistage", plan)
     block, cubin = lower(made, schedule), build(made, schedule).cubin
     kernel = decode(parse(cubin, made.name))
     (walk,) = walked(made, schedule, block, kernel, costs("h200"), {})
     around = [one for one in natural_loops(kernel) if walk.steady.header in one.blocks]
     task = max(around, key=lambda one: len(one.blocks))
     way = way_between(kernel, walk.steady, task.header)
-    # A group has 64 x 256 elements of 2 bytes; a warp's STSM writes 16 x 16.
-    assert sum(item.base == "STSM" for item in way.instructions) == 64 * 256 // 16**2 // 4
+    # A group has 64 x 64 elements of 2 bytes, a warp a quarter of them.
+    stores = sum(item.line.opcode.startswith(opcode) for item in way.instructions)
+    assert stores == 2 * 64 * 64 // 4 // bytes_
+    assert not any(item.line.opcode.startswith("STG.E.U16") for item in way.instructions)
 
 
 def test_overlapping_and_turns_are_seen(program: Program) -> None:

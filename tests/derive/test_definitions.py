@@ -77,10 +77,10 @@ def logistic(x: Any) -> Any:
 
 
 def state_space(a: Arrays) -> Any:
-    """h_t = A_t h_(t-1) + B_t x_tᵀ, y_t = C_t h_t."""
+    """h_t = e^A_t h_(t-1) + B_t x_tᵀ, y_t = C_t h_t."""
     state, rows = 0.0, []
     for decay, b, x, c in zip(a["A"], a["B"], a["X"], a["C"], strict=True):
-        state = decay[:, None] * state + np.outer(b, x)
+        state = np.exp(decay)[:, None] * state + np.outer(b, x)
         rows.append(c @ state)
     return np.stack(rows)
 

@@ -20,7 +20,6 @@ import pytest
 from warploom import tile as t
 from warploom.autosched.named import groups
 from warploom.autosched.schedules import schedule_named
-from warploom.cli.build import from_file
 from warploom.codegen.compile.build import program_key
 from warploom.engine.plans import plans, registers, variations
 from warploom.engine.points import Point, Space, described, orders
@@ -36,6 +35,7 @@ from warploom.engine.search import (
 )
 from warploom.engine.store import PointStore, Row
 from warploom.errors import CheckFailed, InputError
+from warploom.flows.built import from_file
 from warploom.kernels.gemm.program import GemmConfig, default_schedule
 from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.kernels.select import Selected

@@ -26,7 +26,7 @@ from warploom.flows.targets import read_target
 from warploom.kernels.check import CheckResult
 from warploom.kernels.select import Selected, select
 from warploom.perf.replay import Prediction
-from warploom.report.optimize_html import Page, page_html
+from warploom.report.optimize_html import Line, Page, page_html
 from warploom.sass.decode.cubin import Cubin, parse
 from warploom.sass.decode.kernel import Kernel, decode
 from warploom.sass.rules.lint import lint
@@ -54,7 +54,7 @@ def test_the_folder_holds_the_whole_path(tmp_path):
         assert part in text
     assert f"relative error {found.check.errors['c']:.2e}" in text and found.check.errors["c"] > 0
     assert "gemm on h200 in bf16" in text, "the derivation is of what was built"
-    assert "<script" not in text and said[0].endswith("gemm for h200")
+    assert said[0].endswith("gemm for h200")
 
 
 def test_the_kernel_is_the_one_that_build_gives(tmp_path):
@@ -157,8 +157,11 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 
 
 def test_the_page_escapes_what_it_shows():
-    page = Page("<b>", "s", "", "p", "", [], "", [], "", [], [], [])
-    assert "&lt;b&gt;" in page_html(page)
+    """In the text and in the data of the scripts."""
+    page = Page("<b>", "s", cuda=[Line("1", "</script><b>")], steps=[("</script>", [0])])
+    text = page_html(page)
+    assert "&lt;b&gt;" in text and "<b>" not in text.replace("<b>1</b>", "")
+    assert text.count("</script>") == text.count("<script")
 
 
 def test_a_kernel_is_timed_beside_a_copy_of_itself(monkeypatch):
@@ -247,12 +250,12 @@ def test_the_fastest_measured_candidate_is_kept_and_refusals_are_told(stubbed, m
     offered = [(name, replace(plain, name=name)) for name in names]
     monkeypatch.setattr(choosing, "_offers", lambda *args: offered)
     said: list[str] = []
-    best, trials = choosing.choose(settings, True, said.append)
+    best, trials, _ = choosing.choose(settings, True, said.append)
     assert best.selected.name == best.built == "fast" and stubbed == ["slow", "fast", "wrong"]
     assert [bool(trial.refused) for trial in trials] == [False, False, True, True, True]
     assert "wrong numbers" in trials[2].refused
     assert any("spilled" in line for line in said) and any("nvcc" in line for line in said)
-    best, trials = choosing.choose(settings, False, said.append)
+    best, trials, _ = choosing.choose(settings, False, said.append)
     # Without a GPU nothing is known to be wrong: what replays fastest.
     assert best.built == "wrong" and all(trial.microseconds is None for trial in trials)
     monkeypatch.setattr(choosing, "_offers", lambda *args: offered[3:])
@@ -282,8 +285,8 @@ def test_what_is_predicted_slower_is_never_built(stubbed, monkeypatch, cycles, r
 
     monkeypatch.setattr(Selected, "build", built)
     monkeypatch.setattr(OptimizeSettings, "searches", False)  # as for a program that has no space
-    settings = OptimizeSettings("examples/tile_rmsnorm_linear.py:kernel", seconds=2.0)
-    best, trials = choosing.choose(settings, False, lambda _: None)
+    settings = OptimizeSettings("examples/tile_rmsnorm_linear.py:kernel", seconds=1.0)
+    best, trials, _ = choosing.choose(settings, False, lambda _: None)
     assert best.selected.name == kept
     assert {trial.name for trial in trials if trial.refused} == set(refused)
     assert not set(stubbed) - {"lcsf", "solve", kept}, "no schedule is compiled for the table only"
@@ -292,7 +295,7 @@ def test_what_is_predicted_slower_is_never_built(stubbed, monkeypatch, cycles, r
 def test_compare_tries_every_name_and_keeps_what_was_measured(stubbed):
     """A replay, whose cycles are those of one tile, does not overrule the tuned table."""
     settings = OptimizeSettings("gemm", compare=True, seconds=2.0)
-    best, trials = choosing.choose(settings, False, lambda _: None)
+    best, trials, _ = choosing.choose(settings, False, lambda _: None)
     assert best.selected.tuned and len(trials) == 1 + len(NAMES)
     assert min(trials, key=lambda trial: trial.rank).tuned
     assert {trial.name for trial in trials} >= {"lcsf", "inflight", "multistage"}

@@ -11,7 +11,8 @@ from warploom.errors import CheckFailed
 from warploom.flows import record as module
 from warploom.kernels.gemm.variant import GEMM
 from warploom.kernels.library import KERNELS
-from warploom.kernels.tuned.table import Table
+from warploom.kernels.tuned.table import Table, as_toml
+from warploom.perf.launch_time import MODEL
 
 
 @pytest.fixture
@@ -73,6 +74,31 @@ def test_a_new_kind_is_compiled_and_replayed(table, monkeypatch):
     assert not any(GEMM.variants[name].swap_ab for name in kind.replays)
     dual = KERNELS["gemm"].config(dual=True)
     assert set(asked) == {name for name, one in GEMM.variants.items() if one.takes(dual)}
+
+
+def test_what_another_model_made_is_made_anew(table, monkeypatch):
+    """Every variant is replayed again, and every row predicted again."""
+    kind = GEMM.known["8-bit"]
+    rows = tuple(row for row in kind.rows if row.measured)[:2]
+    names = sorted({name for row in rows for name in row.predicted})
+    few = replace(kind, replays={one: kind.replays[one] for one in names}, rows=rows)
+    variants = {one: GEMM.variants[one] for one in {*names, GEMM.fallback}}
+    text = as_toml(variants, {"8-bit": few, "16-bit": few})
+    table.path.write_text(text.replace(f'model = "{MODEL}"', 'model = "5.2"'))
+    asked = []
+
+    def replayed(kernel, variant, config):
+        asked.append(variant.name)
+        found = kind.replays[variant.name]
+        return replace(found, ends=replace(found.ends, begin=found.ends.begin + 2e6))
+
+    monkeypatch.setattr(module, "_replayed", replayed)
+    assert recorded(table, shapes="m=1000 n=1000 k=1000\n").exit_code == 0
+    after = again(table)
+    assert after.current and sorted(asked) == sorted(2 * names)
+    for old, new in zip(rows, after.known["8-bit"].rows, strict=True):
+        assert (old.sizes, old.measured) == (new.sizes, new.measured)
+        assert all(time > 900 + old.predicted[x] for x, time in new.predicted.items())
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,8 @@ def test_floors_are_of_the_right_size(suite: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("arch", [80, 90])
-def test_compiles_offline(suite: Any, name: str, arch: int) -> None:
-    kernel = suite[name]
+def test_compiles_offline(suite: Any, name: str) -> None:
+    kernel, arch = suite[name], (80, 90)[NAMES.index(name) % 2]
     compiled = importlib.import_module("bench.triton_suite.offline").compile_offline(
         kernel, kernel.configs[-1], arch
     )

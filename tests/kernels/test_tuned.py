@@ -15,6 +15,7 @@ from warploom.kernels.gemm.program import GemmConfig
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.library import configure
 from warploom.kernels.tuned.table import Row, Table, as_toml
+from warploom.perf.launch_time import MODEL
 
 TABLES = {"attention": ATTENTION, "gemm": GEMM}
 BOTH = pytest.mark.parametrize("name", TABLES)
@@ -40,6 +41,18 @@ def test_an_entry_without_rows_is_refused(tmp_path):
     table = Table(path, GEMM.row, GEMM.kinds, GEMM.fallback)
     with pytest.raises(InputError, match="16-bit: no row tells why 104x128-swap-ab is here"):
         table.known  # noqa: B018 (read when asked for)
+
+
+@pytest.mark.parametrize("line", ["", 'model = "5.2"'])
+def test_a_table_of_another_model_is_refused(line, tmp_path):
+    """Replays of other rules are not chosen by; what is there can be read to make it anew."""
+    path = tmp_path / "gemm.toml"
+    path.write_text(GEMM.path.read_text().replace(f'model = "{MODEL}"', line))
+    table = Table(path, GEMM.row, GEMM.kinds, GEMM.fallback)
+    told = line[9:-1] or "None"
+    with pytest.raises(InputError, match=f"made by model {told}, this is model {MODEL}"):
+        table.choose(GemmConfig(), {"m": 512, "n": 512, "k": 512, "batch": 1})
+    assert not table.current and table.stored == GEMM.stored
 
 
 @BOTH

@@ -31,8 +31,8 @@ STARTS = (
     "cuda_several",
     "cuda_doubles",
 )
-EDITS = 160  # of one cubin, each of another instruction
-LEAST = 2500
+EDITS = 80  # of one cubin, each of another instruction
+LEAST = 1250
 
 
 @pytest.mark.parametrize("mode", AliasMode)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -16,21 +15,15 @@ from warploom.codegen.compile.build import (
     ALLOWED,
     BUILD_ARCHITECTURES,
     GPU_ARCHITECTURES,
-    program_key,
 )
 from warploom.codegen.ir.block import BlockProgram
-from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.text import block_text
 from warploom.codegen.passes.lower import PASSES, START, lower
-from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
 from warploom.codegen.simt.schedule import SimtSchedule
-from warploom.engine.points import Space
 from warploom.errors import InputError
-from warploom.files import check_folder, read_object
-from warploom.flows.built import write_build_note
-from warploom.kernels.library import configure, entry
+from warploom.files import check_folder
+from warploom.flows.built import from_file, write_build_note
 from warploom.kernels.select import Selected, select
-from warploom.objects import names_object
 
 AFTER = (START, *PASSES)  # what --print-after knows
 Name = Annotated[str, typer.Argument(help="gemm, attention, or FILE.py:OBJECT: your own program")]
@@ -50,38 +43,6 @@ def settings_of(texts: list[str] | None) -> dict[str, str]:
             raise InputError(f"--set {text!r}: expected key=value")
         result[key] = value
     return result
-
-
-def read_schedule(path: Path) -> tuple[KernelSchedule | SimtSchedule, str]:
-    """A schedule from a JSON file, and the key of the program it was made for ("": it says none).
-
-    Raises `InputError` naming file and place.
-    """
-    table = read_object(path, "a kernel schedule")
-    made_for = str(table.get("program", ""))
-    if table.get("schema") == SIMT_SCHEMA:
-        return SimtSchedule.from_json(table, str(path)), made_for
-    return KernelSchedule.from_json(table, str(path)), made_for
-
-
-def from_file(path: Path, name: str, settings: Mapping[str, str], gpu: str) -> Selected:
-    """The schedule of a file with the program it is for: the one that the kernel gets by default,
-    or the one as it was written, where the file says no other; of a user's own, also what the rules
-    of `rewrites` make of it at any of its open sizes. Raises `InputError` for a file made for none.
-    """
-    given, made_for = read_schedule(path)
-    chosen = select(name, settings, gpu)
-    config, _ = configure(name, settings)
-    written = replace(chosen, config=config, program=entry(name).program(config), allow=())
-    for one in (written, chosen):
-        if made_for in ("", program_key(str(one.program))):
-            return replace(one, name=str(path), schedule=given, tuned=False)
-    for searched, program in Space(name, settings).programs() if names_object(name) else ():
-        if made_for == program_key(str(program)):
-            return replace(
-                written, name=str(path), config=searched, program=program, schedule=given
-            )
-    raise InputError(f"{path}: made for another program than {name} under these settings")
 
 
 def build(

@@ -16,7 +16,7 @@ from warploom.derive.cost.gpu import gpu as machine
 from warploom.derive.cost.structure import MAX_STREAMS
 from warploom.derive.derive import Derivation, by_hand
 from warploom.derive.derive import derive as run_derive
-from warploom.derive.formula.frontend import Expr, build
+from warploom.derive.formula.frontend import Expr, as_diagram
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.formula.library import FORMULAS, formula
 from warploom.derive.pareto import front, front_table
@@ -242,8 +242,6 @@ def load_diagram(name: str) -> Diagram:
     found = load_object(name)
     if callable(found) and not isinstance(found, (Diagram, Expr)):
         found = called(name, found)
-    if isinstance(found, Expr):
-        return build(name.rpartition(":")[2], found)
-    if not isinstance(found, Diagram):
+    if not isinstance(found, (Diagram, Expr)):
         raise InputError(f"{name} is {type(found).__name__}, expected a Diagram or Expr")
-    return found
+    return as_diagram(found, name)

@@ -34,6 +34,7 @@ from warploom.errors import InputError
 
 SCHEMA = "warploom.derivation/1"
 EXCHANGE = "exchange of sums (chunks)"
+PAIRS = "associativity of the pair (decay, state) (chunks)"
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,10 @@ class Derivation:
     @property
     def lemmas(self) -> tuple[str, ...]:
         """Every lemma used, in order."""
-        boxes = {node.kind for kernel in self.kernels for node in kernel.body.nodes}
-        written = {node.kind for node in self.diagram.nodes}
-        first = [EXCHANGE] if "scan_contract" in boxes - written else []
+        boxes = [node for kernel in self.kernels for node in kernel.body.nodes]
+        written = {node.name for node in self.diagram.nodes if node.kind == "scan_contract"}
+        chunked = [n for n in boxes if n.kind == "scan_contract" and n.name not in written]
+        first = [PAIRS if node.attr("gated") else EXCHANGE for node in chunked]
         used = [name for kernel in self.kernels for name in kernel.lemmas]
         return tuple(dict.fromkeys([*first, *used]))
 

@@ -41,7 +41,7 @@ from warploom.errors import ToolMissing, WarploomError
 from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
 from warploom.perf.launch_time import MODEL, Launch, at_bounds
-from warploom.perf.replay import RULES, Replay, machine_bound, replay
+from warploom.perf.replay import Replay, machine_bound, replay
 from warploom.rewrites.rules import Form, applied
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import costs
@@ -327,7 +327,7 @@ class _Search:
         told = json.dumps(point.to_json())
         if point.order == SOLVED:
             told += f" in {self.space.seconds:g} s"
-        machine = f"{self.gpu}, model {MODEL}.{RULES}"
+        machine = f"{self.gpu}, model {MODEL}"
         return self.programs[point.settings], told, sizes, machine, self.compiler
 
 

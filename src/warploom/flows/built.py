@@ -15,11 +15,17 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from warploom import machine
-from warploom.codegen.compile.build import Built
+from warploom.codegen.compile.build import Built, program_key
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.simt.schedule import SCHEMA as SIMT_SCHEMA
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.engine.points import Space
 from warploom.errors import InputError
-from warploom.files import write_text_atomically
+from warploom.files import read_object, write_text_atomically
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure, entry
+from warploom.kernels.select import Selected, select
+from warploom.objects import names_object
 from warploom.runtime.launch import LaunchSpec
 from warploom.runtime.worker import in_own_process
 
@@ -124,6 +130,34 @@ def read_build(folder: Path) -> BuildFolder:
             "build or optimize again"
         )
     return BuildFolder(folder, built, kernel, settings, gpu)
+
+
+def from_file(path: Path, name: str, settings: Mapping[str, str], gpu: str) -> Selected:
+    """`scheduled` of a file. Raises `InputError` naming file and place."""
+    return scheduled(read_object(path, "a kernel schedule"), str(path), name, settings, gpu)
+
+
+def scheduled(
+    table: Mapping[str, Any], where: str, name: str, settings: Mapping[str, str], gpu: str
+) -> Selected:
+    """A schedule from its JSON data with the program it is for: the one that the kernel gets by
+    default, or the one as it was written, where the data says no other; of a user's own, also what
+    the rules of `rewrites` make of it at any of its open sizes. Raises `InputError` naming `where`
+    for a schedule made for none.
+    """
+    made_for = str(table.get("program", ""))
+    form = SimtSchedule if table.get("schema") == SIMT_SCHEMA else KernelSchedule
+    given = form.from_json(table, where)
+    chosen = select(name, settings, gpu)
+    config, _ = configure(name, settings)
+    written = replace(chosen, config=config, program=entry(name).program(config), allow=())
+    for one in (written, chosen):
+        if made_for in ("", program_key(str(one.program))):
+            return replace(one, name=where, schedule=given, tuned=False)
+    for searched, program in Space(name, settings).programs() if names_object(name) else ():
+        if made_for == program_key(str(program)):
+            return replace(written, name=where, config=searched, program=program, schedule=given)
+    raise InputError(f"{where}: made for another program than {name} under these settings")
 
 
 def _check(folder: Path) -> CheckResult:

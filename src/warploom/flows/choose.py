@@ -13,12 +13,12 @@ from warploom.autosched.solve import Search
 from warploom.codegen.compile.build import Built
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.engine.points import Space
-from warploom.engine.search import search
+from warploom.engine.search import Explored, search
 from warploom.engine.store import PointStore
 from warploom.errors import CheckFailed, DeviceError, ToolMissing, WarploomError
 from warploom.files import cache_folder
 from warploom.flows.optimize_measure import measure_in_worker
-from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Say, Trial
+from warploom.flows.optimized import BEST, SOLVE, OptimizeSettings, Rival, Say, Trial
 from warploom.flows.static_verdict import StaticVerdict, static_verdict
 from warploom.kernels.select import DEFAULT, Selected, check_sizes, full_sizes, select
 from warploom.perf.launch_time import Launch, why_slower
@@ -27,7 +27,6 @@ from warploom.perf.replay import Prediction, Rates, replay
 MEASURED, SHOWN = 8, 12  # points of a search: measured where a GPU is here, and in the table
 
 POINTS = "points.sqlite"  # in the cache: every point that a search tried
-Keys = Mapping[str, tuple[str, ...]]  # of a search's rows, by the names of its points
 Offer = tuple[str, Selected | WarploomError]  # a schedule by name, or why there is none
 
 
@@ -43,8 +42,8 @@ class Usable:
 
 def choose(
     settings: OptimizeSettings, measuring: bool, say: Say
-) -> tuple[Usable, tuple[Trial, ...]]:
-    """The fastest of the schedules on offer, and what every one was worth.
+) -> tuple[Usable, tuple[Trial, ...], tuple[Rival, ...]]:
+    """The fastest of the schedules on offer, what every one was worth, and the points of a search.
 
     As measured, where a GPU is here and several are of use; else by the replay of the machine code.
     The tuned table's entry was measured before, against other tiles too: without a GPU no replay
@@ -54,9 +53,9 @@ def choose(
     """
     trials: list[Trial] = []
     usable: list[Usable] = []
-    keys: Keys = {}
+    explored = Explored()
     if settings.searches:
-        usable, trials, keys = _searched(settings, measuring, say)
+        usable, trials, explored = _searched(settings, measuring, say)
     for name, offer in () if usable else _offers(settings, say):
         if usable and not settings.compare and name not in (usable[0].selected.name, SOLVE):
             break  # the other names are there for when none before them is of use
@@ -65,22 +64,27 @@ def choose(
         trials.append(found.trial if isinstance(found, Usable) else found)
     if measuring and len(usable) > 1:
         usable = [_timed(one, settings, say) for one in usable]
-        _remember(usable, keys)
+        _remember(usable, explored.keys)
         timed = {one.trial.name: one.trial for one in usable}
         trials = [timed.get(trial.name, trial) for trial in trials]
         usable = [one for one in usable if not one.trial.refused]
     if not usable:
         told = "; ".join(f"{trial.name}: {trial.refused}" for trial in trials)
         raise CheckFailed(f"{settings.name}: no schedule is of use: {told}")
-    return min(usable, key=lambda one: one.trial.rank), tuple(trials)
+    times = {trial.name: trial.microseconds for trial in trials}
+    space = [
+        Rival(str(one.point), one.microseconds, times.get(str(one.point)), one.row.told or {})
+        for one in explored.useful
+    ]
+    return min(usable, key=lambda one: one.trial.rank), tuple(trials), tuple(space)
 
 
 def _searched(
     settings: OptimizeSettings, measuring: bool, say: Say
-) -> tuple[list[Usable], list[Trial], Keys]:
+) -> tuple[list[Usable], list[Trial], Explored]:
     """The fastest points of a search through a user's program: to measure where a GPU is here, else
     the one predicted to be fastest; and the next ones as trials that were not compiled again;
-    and the keys of all points by name."""
+    and all points."""
     space = Space(settings.name, settings.settings, settings.seconds)
     sizes = full_sizes(settings.name, settings.settings)
     store = PointStore(cache_folder() / POINTS)
@@ -108,10 +112,10 @@ def _searched(
             found = replace(found, trial=trial)
             usable.append(found)
         trials.append(found.trial if isinstance(found, Usable) else found)
-    return usable, trials, explored.keys
+    return usable, trials, explored
 
 
-def _remember(timed: list[Usable], keys: Keys) -> None:
+def _remember(timed: list[Usable], keys: Mapping[str, tuple[str, ...]]) -> None:
     """Write what was measured into the rows of a search."""
     if not keys:
         return

@@ -25,6 +25,7 @@ from warploom.flows.optimized import Optimized, OptimizeSettings, Say
 from warploom.flows.traced import Traced, traced
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.select import Selected, check_sizes, full_sizes
+from warploom.kernels.user import load_kernel
 from warploom.machine import load as load_machine
 from warploom.objects import is_held, names_object
 from warploom.report.optimize_html import page_html
@@ -43,7 +44,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
     measuring = wants_gpu(settings)
     sizes = check_sizes(settings.name, settings.settings)
     clock.say(f"{settings.name} for {settings.gpu}")
-    best, trials = choose(settings, measuring, clock.say)
+    best, trials, space = choose(settings, measuring, clock.say)
     selected, built = best.selected, best.built
     clock.say(f"kept {selected}: {best.verdict}")
     clock.lap("choose and compile")
@@ -75,6 +76,7 @@ def optimize(settings: OptimizeSettings, out: Path, say: Say = lambda _: None) -
         clock.laps,
         out,
         steps,
+        space,
     )
     drawn = pictures(selected, settings.gpu)
     page = report_page(result, built, drawn, _derivation(settings, selected))
@@ -98,7 +100,8 @@ def _derivation(settings: OptimizeSettings, selected: Selected) -> str:
     words of the derivation; or why there is none."""
     sizes = full_sizes(settings.name, settings.settings)
     if names_object(settings.name):
-        return "None: a program of one's own comes without the formula that it computes."
+        own = load_kernel(settings.name).derivation
+        return own or "None: a program of one's own comes without the formula that it computes."
     try:
         fields = cast("Mapping[str, Any]", vars(selected.config))
         return str(derive_program(settings.name, fields, sizes, settings.gpu))

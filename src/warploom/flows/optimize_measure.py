@@ -151,7 +151,7 @@ def measure(
         {dim: sizes[dim] for dim in program.dims},
         micros,
         control,
-        _flops(name, config, sizes),
+        useful_flops(name, config, sizes),
         counted,
     )
 
@@ -205,7 +205,9 @@ def counted_cycles(
     return series[WARM:]
 
 
-def _flops(name: str, config: Any, sizes: Mapping[str, int]) -> float:
+def useful_flops(name: str, config: Any, sizes: Mapping[str, int]) -> float:
+    """Of the library's GEMM, and of its attention without a window: the work asked for, without
+    padding; 0 for others."""
     if name == "gemm":
         batch = sizes["batch"] if config.batched else 1
         return 2.0 * batch * sizes["m"] * sizes["n"] * sizes["k"]

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
 from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.flows.optimize_facts import Facts, rival_json
 from warploom.flows.optimized import WRITTEN, Optimized, Trial, order_of
 from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
-from warploom.report.optimize_html import Page
+from warploom.perf.timeline import (
+    Timeline,
+    stamped,
+    steps_of_lines,
+    steps_of_program,
+    timeline,
+)
+from warploom.perf.trace import MEASURED, PREDICTED
+from warploom.report.optimize_html import Line, Page
+from warploom.report.pages import Figure
+from warploom.sass.decode.cubin import parse
+from warploom.sass.decode.kernel import Kernel, decode
 from warploom.schedule.model.costs import costs
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.view.picture import svg
@@ -85,17 +102,122 @@ def report_page(
         ("serialised matrix instructions", str(verdict.serialised_groups)),
         ("lint warnings", str(verdict.warnings)),
     ]
+    found = Facts(result, decode(parse(built.cubin), built.source.name, with_source=True))
+    steps = steps_of_program(selected.program, found.block)
+    names = list(steps)
+    of_line = steps_of_lines(built.source.text, steps)
     return Page(
         title=f"{settings.name} for {settings.gpu}",
         summary=f"Built: {selected}. Order: {order_of(selected)}.",
+        figures=figures(found),
+        answers=[
+            ("What binds", [found.binds()]),
+            ("Why this one", [found.beats()]),
+            ("What to try", found.tries()),
+        ],
+        timelines=[_timeline_json(one, names) for one in timelines(found, of_line)],
+        space=[rival_json(one, result.chosen.name) for one in found.rivals],
+        recorded=found.recorded(),
+        steps=[(name, list(steps[name])) for name in names],
+        program=_program_lines(str(selected.program)),
+        cuda=_lines(enumerate(built.source.text.splitlines(), 1), of_line, names),
+        sass=_sass_lines(found.kernel, of_line, names),
         derivation=derivation,
-        program=str(selected.program),
         checked=f"Interpreted at {told}. {result.check}",
         schedules=rows,
         schedule_text=text,
         pictures=drawn,
-        cuda=built.source.text,
         facts=facts,
         measured=[] if result.measured is None else result.measured.rows(result.chosen.predicted),
         seconds=[(name, f"{value:.2f} s") for name, value in result.seconds.items()],
     )
+
+
+def figures(found: Facts) -> list[Figure]:
+    """Time, rate, share of the limit; each says whether it was measured or predicted."""
+    least, words = found.limits[0]
+    time, measured = found.microseconds, found.result.measured
+    built = next((one for one in found.rivals if one.name == found.result.chosen.name), None)
+    shown: list[Figure] = []
+    if time is not None:
+        kind = "predicted" if measured is None else "measured"
+        sizes = ", ".join(f"{dim} {size}" for dim, size in found.sizes.items() if dim != "one")
+        shown.append(Figure(f"{time:,.1f}", "us", sizes, kind))
+        if found.flops:
+            rate = found.flops / time * 1e-6
+            shown.append(Figure(f"{rate:,.0f}", "TFLOP/s", "of its matmuls", kind))
+        if not found.flops or "DRAM" in words:
+            rate = found.bytes / time * 1e-6
+            shown.append(Figure(f"{rate:,.2f}", "TB/s", "of its arrays", kind))
+        shown.append(
+            Figure(
+                f"{least / time:.{0 if least > 0.1 * time else 1}%}", "of the limit", words, kind
+            )
+        )
+    else:
+        shown.append(Figure(f"{least:,.1f}", "us at least", words, "bound"))
+    if measured is None and built is not None and built.measured is not None:
+        shown.append(Figure(f"{built.measured:,.1f}", "us", found.recorded(), "measured"))
+    return shown
+
+
+def timelines(found: Facts, of_line: Sequence[str]) -> list[Timeline]:
+    """Of every loop; rows of a trace, where there is one, measured above predicted."""
+    if isinstance(found.walks, str) or found.block is None:
+        return []
+    shown = [timeline(walk, found.block, of_line) for walk in found.walks]
+    traced = found.result.traced
+    if traced is None:
+        return shown
+    for one in list(shown):
+        rows = ((MEASURED, traced.measured), (PREDICTED, traced.predicted))
+        bars = [bar for what, trace in rows for bar in stamped(trace, one.loop, what)]
+        bars.sort(key=lambda bar: bar.row)  # a group's two rows are neighbours
+        end = max((bar.end for bar in bars), default=0.0)
+        shown[shown.index(one)] = replace(one, cycles=max(one.cycles, end), bars=(*one.bars, *bars))
+    return shown
+
+
+def _timeline_json(one: Timeline, names: Sequence[str]) -> dict[str, Any]:
+    """Bars by row, each [begin, end, number of its step, kind, whose it is]."""
+    rows: dict[str, list[list[Any]]] = {}
+    for bar in one.bars:
+        rows.setdefault(bar.row, []).append(
+            [
+                round(bar.begin, 1),
+                round(bar.end, 1),
+                names.index(bar.step) if bar.step in names else -1,
+                bar.kind,
+                bar.group,
+            ]
+        )
+    return {
+        "loop": one.loop,
+        "cycles": round(one.cycles, 1),
+        "iterations": one.iterations,
+        "rows": [{"name": name, "bars": bars} for name, bars in rows.items()],
+    }
+
+
+def _program_lines(text: str) -> list[Line]:
+    """Lines of a tile program with the number of their operation."""
+    found = ((line, re.match(r"\s+(\d+)  \S", line)) for line in text.splitlines())
+    return [Line("", line, op=int(op.group(1)) if op else -1) for line, op in found]
+
+
+def _lines(
+    lines: Iterable[tuple[object, str]], of_line: Sequence[str], names: Sequence[str]
+) -> list[Line]:
+    """(label, text) with the step that each is of."""
+    at = {name: number for number, name in enumerate(names)}
+    return [
+        Line(str(label), text, step=at.get(step, -1))
+        for (label, text), step in zip(lines, of_line, strict=True)
+    ]
+
+
+def _sass_lines(kernel: Kernel, of_line: Sequence[str], names: Sequence[str]) -> list[Line]:
+    """Instructions with the step that they were compiled from."""
+    items = kernel.instructions
+    steps = ["" if item.line.at is None else of_line[item.line.at[1] - 1] for item in items]
+    return _lines(((f"{item.offset:04x}", item.line.text) for item in items), steps, names)

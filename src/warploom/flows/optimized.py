@@ -135,11 +135,28 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """A point that was chosen from, in microseconds; `told` has `work`, `busy` and `mhz`."""
+
+    name: str
+    predicted: float
+    measured: float | None
+    told: Mapping[str, Any]
+    limits: str = ""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What was measured comes before what was predicted only."""
+        return self.measured is None, self.predicted if self.measured is None else self.measured
+
+
+@dataclass(frozen=True)
 class Optimized:
     """The result: what was built, what the model says of it and of the others, the verdicts.
 
     trials      every schedule that was tried; `chosen` is the one that was built
     check       what the interpreter showed of the program
+    space       of a search, every point with a time
     """
 
     settings: OptimizeSettings
@@ -152,6 +169,7 @@ class Optimized:
     seconds: Mapping[str, float]
     folder: Path
     traced: Traced | None = None
+    space: tuple[Rival, ...] = ()
 
     def kernel(self, device: int = 0) -> Kernel:
         """What was built, on a GPU; raises what `Kernel` raises."""

@@ -15,7 +15,7 @@ from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import OptimizeSettings, Say
 from warploom.kernels.library import Entry, configure, entry
 from warploom.kernels.select import Selected, full_sizes
-from warploom.kernels.tuned.table import GPU, Kind, Row, Table, Variant, as_toml
+from warploom.kernels.tuned.table import GPU, Kind, Row, Table, Variant, as_toml, kept
 from warploom.perf.replay import Replay, replay
 
 AT_ONCE = 1e-9  # cycles in which a KiB is loaded
@@ -42,23 +42,52 @@ def record(
         raise InputError("--record: no shapes; expected a line of key=value each")
     measuring = wants_gpu(settings)
     table, config = kernel.table, configure(settings.name, settings.settings)[0]
-    label = table.kinds(config)[0]
-    kind = table.known.get(label) or Kind(settings.settings, {}, ())
+    label, before = table.kinds(config)[0], renewed(settings.name, say)
+    kind = before.get(label) or Kind(settings.settings, {}, ())
     replays = dict(kind.replays)
     for name, variant in table.variants.items():
         if name not in replays and variant.takes(config):
             try:
-                replays[name] = _replayed(kernel, variant, config)
+                replays[name] = kept(_replayed(kernel, variant, config))
                 say(f"{label}: {name}: {replays[name].cycles:.0f} cycles an iteration")
             except WarploomError as error:
                 say(f"{label}: {name}: not of use: {error}")
     kind = replace(kind, replays=replays)
     rows = [_row(settings, kernel, table, kind, shape, measuring, say) for shape in shapes]
-    known = {**table.known, label: with_rows(kind, (*kind.rows, *rows))}
+    known = {**before, label: with_rows(kind, (*kind.rows, *rows))}
     told = {table.fallback, *(name for one in known.values() for name in one.replays)}
     variants = {name: one for name, one in table.variants.items() if name in told}
     write_text_atomically(where or table.path, as_toml(variants, known))
     return where or table.path
+
+
+def renewed(name: str, say: Say = lambda _: None) -> Mapping[str, Kind]:
+    """What a kernel's table has by the model as it is: where another one made it, every variant is
+    compiled and replayed again, and the rows are predicted again."""
+    table = entry(name).table
+    assert table is not None
+    if table.current:
+        return table.known
+    return {label: _renewed(name, label, say) for label in table.stored}
+
+
+def _renewed(name: str, label: str, say: Say) -> Kind:
+    kernel = entry(name)
+    assert kernel.table is not None
+    table, kind = kernel.table, kernel.table.stored[label]
+    config = configure(name, kind.settings)[0]
+    replays: dict[str, Replay] = {}
+    for one in kind.replays:
+        replays[one] = kept(_replayed(kernel, table.variants[one], config))
+        say(f"{label}: {one}: {replays[one].cycles:.0f} cycles an iteration")
+    found = replace(kind, replays=replays)
+    return replace(
+        found,
+        rows=tuple(
+            replace(row, predicted=table.predicted(found, [*row.predicted], config, row.sizes))
+            for row in kind.rows
+        ),
+    )
 
 
 def with_rows(kind: Kind, rows: Sequence[Row]) -> Kind:

@@ -10,7 +10,8 @@ from typing import Any
 from warploom.files import write_bytes_atomically, write_text_atomically
 from warploom.flows.tuned import SCHEMA, TuneReport
 from warploom.integrations.deploy import FolderStore, content_key
-from warploom.report.sass_html import diff_html
+from warploom.report.pages import Figure
+from warploom.report.sass_html import Summary, diff_html
 from warploom.report.sass_tables import diff_lines
 from warploom.sass.flow.diff import diff
 
@@ -28,7 +29,9 @@ def write_report(report: TuneReport) -> None:
     }
     write_bytes_atomically(files["cubin"], report.cubin.data)
     write_text_atomically(files["diff"], text + "\n")
-    write_text_atomically(files["diff_html"], diff_html(target.cubin, report.cubin, diffs))
+    write_text_atomically(
+        files["diff_html"], diff_html(target.cubin, report.cubin, diffs, page_summary(report))
+    )
     summary = _summary(report)
     # Without a win it is empty, and installing it changes nothing.
     (folder / "store").mkdir(parents=True, exist_ok=True)
@@ -49,6 +52,36 @@ def write_report(report: TuneReport) -> None:
             target.build.with_cubin(report.cubin.data, files["kernel"])
     write_text_atomically(files["manifest"], json.dumps(summary, indent=1) + "\n")
     report.files = files
+
+
+def page_summary(report: TuneReport) -> Summary:
+    """What the page says before the diff: how much faster, what was tried, what was checked."""
+    search, settings = report.search, report.settings
+    measured = settings.measure == "gpu"
+    kind = "measured" if measured else "predicted"
+    refused = search.tally["refused by the editor"] + search.tally["refused by the verifier"]
+    failed = search.scored - search.outcomes["ok"]
+    tried = f"{search.scored:,} candidates by {settings.player}"
+    about = "no win: nothing was faster" if not report.changed else "beside the original"
+    timing = f"A/A control: {report.timing.control}." if report.timing else ""
+    tested = "Not tested: it did not run on a GPU."
+    if report.check is not None:
+        tested = f"Tested: {'pass' if report.check.passed else report.check.detail}."
+    steps = [f"Lineage, proved: {'; '.join(one.why for one in report.lineage)}."]
+    return Summary(
+        [
+            Figure(f"{report.speedup:.4f}", "times as fast", about, kind),
+            Figure(f"{search.scored:,}", "candidates", f"{search.seconds:.1f} s", "counted"),
+            Figure(f"{refused:,}", "refused", "by static rules", "counted"),
+        ],
+        [
+            ("What was tried", [f"{tried}, {failed} of which failed."]),
+            ("Is it right", [f"Static verdict: {report.verdict}.", tested]),
+            ("How sure is it", [timing] if timing else ["Not timed: the model scored it."]),
+        ]
+        + ([("Where it comes from", steps)] if len(report.lineage) > 1 else []),
+        [(0.0, 1.0), *((seconds, best) for seconds, _, best in search.curve)],
+    )
 
 
 def _summary(report: TuneReport) -> dict[str, Any]:

@@ -21,7 +21,10 @@ from warploom.autosched.schedules import fitting_name, schedule_named
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.choose import simt
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.derive.formula.frontend import Expr, as_diagram
+from warploom.derive.formula.graph import Diagram
 from warploom.errors import InputError
+from warploom.kernels.formula import formula_kernel
 from warploom.objects import called, load_object
 from warploom.tile import DType, Program, Tunable, interpret
 from warploom.tile.widen import widened
@@ -48,6 +51,8 @@ class UserKernel:
     launch      grid, clusters and tile scheduler; the default is persistent
     bound       the relative error a run may have; None: what the rounding of its types explains,
                 for every output and every element (`kernels.check`)
+    full        sizes of dimensions, to time a kernel at; others are those of `sizes`, or fill a GPU
+    derivation  how the program follows from a formula, for a person
     """
 
     program: Program | Callable[..., Program]
@@ -57,6 +62,8 @@ class UserKernel:
     inputs: Callable[[Mapping[str, int], np.random.Generator], Values] | None = None
     launch: LaunchPlan | None = None
     bound: float | None = None
+    full: Mapping[str, int] = field(default_factory=dict[str, int])
+    derivation: str = ""
     where: str = ""
 
     def trace(self, settings: Mapping[str, Any]) -> Program:
@@ -93,7 +100,8 @@ class UserKernel:
         every array within `MOST_ELEMENTS`."""
         program, length = self.trace({}), FILLING
         while True:
-            sizes = {dim: int(self.sizes.get(dim, length)) for dim in program.dims}
+            known = {**self.sizes, **self.full}
+            sizes = {dim: int(known.get(dim, length)) for dim in program.dims}
             largest = max(prod(sizes[dim] for dim in one.dims) for one in program.arrays)
             if largest <= MOST_ELEMENTS or length == 1:
                 return sizes
@@ -160,12 +168,22 @@ def load_kernel(text: str) -> UserKernel:
     found = load_object(text)
     if isinstance(found, UserKernel):
         kernel = found
+    elif isinstance(found, (Diagram, Expr)):
+        made = formula_kernel(as_diagram(found, text))
+        kernel = UserKernel(
+            made.program,
+            made.reference,
+            made.sizes,
+            launch=made.launch,
+            full=made.full,
+            derivation=str(made.found),
+        )
     elif isinstance(found, Program) or callable(found):
         kernel = UserKernel(cast("Program | Callable[..., Program]", found))
     else:
         raise InputError(
             f"{text} is {type(found).__name__}, expected a tile Program, a function that gives one,"
-            " or a warploom.kernels.UserKernel"
+            " a formula, or a warploom.kernels.UserKernel"
         )
     object.__setattr__(kernel, "where", text)
     settings_kinds(kernel)

@@ -33,12 +33,13 @@ from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import CheckFailed, InputError
 from warploom.machine import Machine
 from warploom.machine import load as load_machine
-from warploom.perf.replay import Ends, Prediction, Rates, Replay
+from warploom.perf.replay import RULES, Ends, Prediction, Rates, Replay
 from warploom.schedule.model.costs import costs
 from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import FOLD
 
-MODEL = 5  # version of these rules: predictions by other ones are not used again
+# Version of these rules and of the replay's: predictions by other ones are not used again.
+MODEL = f"5.{RULES}"
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
 SECTOR = 32  # bytes; copies are slow when their rows do not begin at one

@@ -57,7 +57,7 @@ from warploom.schedule.model.costs import CostTable, costs
 from warploom.schedule.model.graph import Graph
 from warploom.tile import Program
 
-RULES = 3  # version of the rules: what was concluded from other ones is not used again
+RULES = 4  # version of the rules: what was concluded from other ones is not used again
 ITERATIONS = 24
 STARTS = (0.15, 0.3, 0.45, 0.6, 0.75)  # of the least interval: how late a group begins
 KIB = 1024
@@ -146,7 +146,15 @@ def replay(
     cubin, or where the walk comes to a halt.
     """
     block, kernel = lower(program, schedule), decode(parse(cubin, program.name))
-    walks = list(walked(program, schedule, block, kernel, table or costs(gpu), rates or {}))
+    return of_walks(
+        list(walked(program, schedule, block, kernel, table or costs(gpu), rates or {})),
+        block,
+        kernel,
+    )
+
+
+def of_walks(walks: Sequence[Walk], block: BlockProgram, kernel: Kernel) -> Replay:
+    """What the walks of a kernel's loops say."""
     found = {
         one.index: Prediction(
             one.index,
@@ -162,10 +170,23 @@ def replay(
 
 
 @dataclass(frozen=True)
+class Copy:
+    """A use of a ring's slot, in cycles: its copies begin, are complete, all groups gave it back
+    (infinite, where the walk ended before)."""
+
+    ring: str
+    slot: int
+    begun: float
+    complete: float
+    freed: float
+
+
+@dataclass(frozen=True)
 class Walk:
     """The walk of one loop from the start that was fastest.
 
     sections    the steps of each group; `unroll` iterations of them are a pass through `code`
+    copies      what the first block's loading thread did meanwhile
     """
 
     index: str
@@ -177,6 +198,7 @@ class Walk:
     flops: int
     cycles: float
     partition: Partition
+    copies: tuple[Copy, ...]
 
 
 def walked(
@@ -203,12 +225,12 @@ def walked(
         starts = [share * bounds.minimum for share in STARTS]
         if len(sections) * schedule.launch.resident == 1:
             starts = [0.0]
-        cycles, partition = min(
+        found = min(
             (_pace(block, loop.index, code, unroll, start, table, rates) for start in starts),
             key=lambda pair: pair[0],
         )
         flops = problem.graph.flops
-        yield Walk(loop.index, sections, steady, code, unroll, bounds, flops, cycles, partition)
+        yield Walk(loop.index, sections, steady, code, unroll, bounds, flops, *found)
 
 
 def machine_bound(bounds: Bounds) -> tuple[int, str]:
@@ -369,7 +391,7 @@ def _pace(
     late: float,
     table: CostTable,
     rates: Rates,
-) -> tuple[float, Partition]:
+) -> tuple[float, Partition, tuple[Copy, ...]]:
     groups = block.placement.parts * block.launch.resident
     passes = max(8, ITERATIONS // unroll)
     gates = _Blocks([_Gates(block, index, table, rates) for _ in range(block.launch.resident)])
@@ -377,7 +399,7 @@ def _pace(
     ends = walk.run(passes)
     half = passes // 2
     pace = max((own[passes - 1] - own[half]) / (passes - 1 - half) for own in ends) / unroll
-    return pace, walk
+    return pace, walk, gates.blocks[0].copies()
 
 
 def _uses(steps: Sequence[Step], ring: str) -> int:
@@ -413,6 +435,7 @@ class _Gates:
         self.gives = [[s for s in one.steady if isinstance(s, SIGNALS)] for one in self.sections]
         self.full: dict[str, list[float]] = {}
         self.freed: dict[str, dict[int, list[float]]] = {}
+        self.begun: dict[str, list[float]] = {}  # when the copies into a slot began
         self.passed: list[list[float]] = [[] for _ in range(self.parts)]
         self.passed[0].append(0.0)
         self.turns = [0] * self.parts
@@ -471,10 +494,21 @@ class _Gates:
         use = self.given[group].get(step.ring, 0) + turn * each + before
         self._releases(step.ring, use).append(now)
 
+    def copies(self) -> tuple[Copy, ...]:
+        """Every use of a slot that was filled in the walk, and not before it."""
+        found: list[Copy] = []
+        for ring, begun in self.begun.items():
+            depth = self.block.ring(ring).depth
+            for use, begin in list(enumerate(begun))[depth:]:
+                given = self._releases(ring, use)
+                freed = max(given) if len(given) == self.parts else inf
+                found.append(Copy(ring, use % depth, begin, self.full[ring][use], freed))
+        return tuple(found)
+
     def _loads(self, section: Pipeline) -> Generator[None, None, None]:
         """The loading thread: yields after every slot published, and blocked before one that is
         not given back."""
-        now, link = 0.0, 0.0
+        now, link, began = 0.0, 0.0, 0.0
         uses: dict[str, int] = {}
         while True:
             complete = now
@@ -497,7 +531,7 @@ class _Gates:
                             now + self.table.value("barrier.poll"),
                             max(self._releases(ring, before)) + wake,
                         )
-                    complete = now
+                    complete = began = now
                 elif isinstance(step, Fill):
                     size, issues = self._copy(step)
                     now += issues * self.table.value("load.issue")
@@ -511,6 +545,7 @@ class _Gates:
                 else:
                     uses[ring] = uses.get(ring, 0) + 1
                     self.full.setdefault(ring, []).append(complete)
+                    self.begun.setdefault(ring, []).append(began)
                     yield
 
     def _copy(self, step: Fill) -> tuple[int, int]:

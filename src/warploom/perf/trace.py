@@ -16,7 +16,7 @@ from typing import Any
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.steps import Issue, Release, Step, TurnPass, TurnWait, Wait
 from warploom.codegen.passes.lower import lower
-from warploom.perf.replay import Rates, walked
+from warploom.perf.replay import Rates, Walk, walked
 from warploom.sass.decode.cubin import parse
 from warploom.sass.decode.kernel import decode
 from warploom.sass.timing.partition import GATE, MATMUL, SIGNAL
@@ -57,29 +57,38 @@ def predicted(
     block, kernel = lower(program, schedule), decode(parse(cubin, program.name))
     found: list[Mark] = []
     for walk in walked(program, schedule, block, kernel, costs(gpu), rates or {}):
-        own: list[Mark] = []
-        for group, kind, number, cycle in walk.partition.marks:
-            steady = walk.sections[group % len(walk.sections)].steady
-            steps = [step for step in steady if isinstance(step, KINDS[kind])]
-            iteration, place = divmod(number, len(steps))
-            own.append(Mark(walk.index, group, iteration, str(steps[place]), cycle))
-        found += settled(own, iterations)
+        found += settled(marks_of(walk), iterations)
     return tuple(found)
+
+
+def marks_of(walk: Walk) -> list[Mark]:
+    """Every step of a walk, in the order of their cycles."""
+    found: list[Mark] = []
+    for group, kind, number, cycle in walk.partition.marks:
+        steady = walk.sections[group % len(walk.sections)].steady
+        steps = [step for step in steady if isinstance(step, KINDS[kind])]
+        iteration, place = divmod(number, len(steps))
+        found.append(Mark(walk.index, group, iteration, str(steps[place]), cycle))
+    return found
 
 
 def settled(marks: Sequence[Mark], iterations: int) -> list[Mark]:
     """The last iterations of a loop that all of its groups have gone through, from cycle 0."""
-    groups = {mark.group for mark in marks}
-    if not groups:
-        return []
-    whole = min(max(m.iteration for m in marks if m.group == group) for group in groups)
-    first = max(0, whole - iterations)
-    kept = [mark for mark in marks if first <= mark.iteration < whole]
+    kept = last_whole(marks, iterations)
     start = min((mark.cycle for mark in kept), default=0.0)
+    first = min((mark.iteration for mark in kept), default=0)
     return [
         Mark(m.loop, m.group, m.iteration - first, m.step, m.cycle - start)
         for m in sorted(kept, key=lambda mark: (mark.group, mark.cycle))
     ]
+
+
+def last_whole(marks: Sequence[Mark], iterations: int) -> list[Mark]:
+    """The marks of the last iterations of a loop that all of its groups have gone through."""
+    groups = {mark.group for mark in marks}
+    ends = [max(m.iteration for m in marks if m.group == group) for group in groups]
+    whole = min(ends, default=0)
+    return [mark for mark in marks if max(0, whole - iterations) <= mark.iteration < whole]
 
 
 def spans(trace: Iterable[Mark]) -> dict[tuple[str, str], float]:

@@ -1,13 +1,24 @@
-"""The pages of reports: each is one self-contained HTML file, no script, no link to anywhere."""
+"""The pages of reports: each is one self-contained HTML file, with no link to anywhere."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import jinja2
 
 from warploom import __version__
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of the first screen; `kind` says where it is from: measured, predicted, bound."""
+
+    value: str
+    unit: str
+    about: str
+    kind: str
 
 
 @cache

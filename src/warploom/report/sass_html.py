@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from warploom.report.pages import rendered
+from warploom.report.pages import Figure, rendered
 from warploom.report.sass_words import (
     block_list,
     control_columns,
@@ -21,8 +22,9 @@ from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
 from warploom.sass.flow.diff import Change, KernelDiff, Row
-from warploom.sass.flow.loops import depths, natural_loops
+from warploom.sass.flow.loops import Loop, depths, natural_loops
 from warploom.sass.flow.paths import block_edges
+from warploom.sass.flow.steady import MATRIX
 from warploom.sass.show.explain import Explanation
 
 CONTEXT = 3
@@ -89,7 +91,27 @@ def show_html(
                 lines=[_line(kernel, item, explanation) for item in items],
             )
         )
-    return rendered("sass_show.html.j2", cubin=cubin, kernel=kernel, blocks=blocks, loops=loops)
+    return rendered(
+        "sass_show.html.j2",
+        cubin=cubin,
+        kernel=kernel,
+        blocks=blocks,
+        loops=loops,
+        loop_list=[loop_row(kernel, loop) for loop in loops],
+    )
+
+
+def loop_row(kernel: Kernel, loop: Loop) -> dict[str, object]:
+    """A loop in the list of them; cycles are those that its instructions hold the issue for."""
+    items = [item for block in loop.blocks for item in kernel.items(kernel.blocks[block])]
+    return {
+        "header": loop.header,
+        "blocks": block_list(loop.blocks),
+        "depth": loop.depth,
+        "instructions": len(items),
+        "cycles": sum(item.control.stall for item in items),
+        "matrix": sum(item.base in MATRIX for item in items),
+    }
 
 
 def _line(kernel: Kernel, item: Instruction, explanation: Explanation) -> _Line:
@@ -135,10 +157,61 @@ class _DiffLine:
     note: str
 
 
-def diff_html(before: Cubin, after: Cubin, diffs: list[KernelDiff]) -> str:
+@dataclass(frozen=True)
+class Summary:
+    """What stands above a diff: figures, (question, sentences), (seconds, best so far)."""
+
+    figures: Sequence[Figure] = ()
+    answers: Sequence[tuple[str, Sequence[str]]] = ()
+    curve: Sequence[tuple[float, float]] = ()
+
+
+def diff_html(
+    before: Cubin, after: Cubin, diffs: list[KernelDiff], summary: Summary | None = None
+) -> str:
     """Two files side by side: what moved, what was edited, with some lines of context."""
-    parts = [(one, _diff_lines(one)) for one in diffs]
-    return rendered("sass_diff.html.j2", before=before, after=after, parts=parts)
+    parts = [(one, _diff_lines(one), kinds_of_moves(one)) for one in diffs]
+    return rendered(
+        "sass_diff.html.j2",
+        before=before,
+        after=after,
+        parts=parts,
+        context=CONTEXT,
+        summary=summary or Summary(),
+    )
+
+
+@dataclass
+class KindOfMove:
+    """What became of the instructions of one base opcode; `farthest` is in instructions."""
+
+    name: str
+    up: int = 0
+    down: int = 0
+    farthest: int = 0
+    edits: int = 0
+    others: int = 0
+
+
+def kinds_of_moves(one: KernelDiff) -> list[KindOfMove]:
+    """By opcode, those with most changes first; what stayed as it was is left out."""
+    found: dict[str, KindOfMove] = {}
+    for row in one.rows:
+        if row.change is Change.SAME and not row.control:
+            continue
+        side, index = (one.before, row.before) if row.after is None else (one.after, row.after)
+        assert index is not None
+        name = side.instructions[index].base
+        kind = found.setdefault(name, KindOfMove(name))
+        kind.edits += bool(row.control)
+        if row.change is Change.MOVED and row.before is not None and row.after is not None:
+            step = row.after - row.before
+            kind.up += step < 0
+            kind.down += step > 0
+            kind.farthest = max(kind.farthest, abs(step))
+        else:
+            kind.others += row.change is not Change.SAME
+    return sorted(found.values(), key=lambda kind: -(kind.up + kind.down + kind.edits))
 
 
 def _diff_lines(one: KernelDiff) -> list[_DiffLine]:

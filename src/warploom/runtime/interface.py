@@ -153,7 +153,7 @@ class Interface(Signature):
             raise InputError(f"kernel {self.name} needs a size for {', '.join(sorted(missing))}")
         shapes = {one.name: tuple(int(sizes[dim]) for dim in one.dims) for one in self.arrays}
         buffers = [
-            Buffer(one.name, shapes[one.name], one.dtype.name, self._role(one.name))
+            Buffer(one.name, shapes[one.name], one.dtype.name, self.role(one.name))
             for one in self.arrays
         ]
         for buffer in buffers:
@@ -183,7 +183,7 @@ class Interface(Signature):
             notes={"sizes": ", ".join(f"{name}={size}" for name, size in sizes.items())},
         )
 
-    def _role(self, array: str) -> str:
+    def role(self, array: str) -> str:
         """How the kernel uses an array: `in`, `out`, or `inout` when it reads and writes it."""
         uses = [p for p in self.parameters if p.get("array") == array and "written" in p]
         used = {bool(p["written"]) for p in uses}

@@ -220,7 +220,11 @@ def columns(kernel: Kernel, accounting: Accounting = FULL) -> Mapping[str, Posyn
 
 def _operands(kernel: Kernel, node: Node) -> Posynomial:
     """Computed operands of a matrix product, once more at half width: registers hold the fp32
-    tile and its 16-bit copy while the product is set up."""
+    tile and its 16-bit copy while the product is set up. Of a chunk, what its rows weigh each
+    other by, and the weighed keys."""
+    if node.kind == "scan_contract":
+        rows = extent(kernel, str(node.attr("time")))
+        return rows * rows + tile_of(kernel, node.factors[1]).scaled(0.5)
     if node.kind != "contract" or len(node.inputs) < 2:
         return ZERO
     made = [tile_of(kernel, name) for name in node.inputs if name in kernel.body.node]

@@ -131,11 +131,13 @@ def _named(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
 @cache
 def _clusters(diagram: Diagram) -> tuple[tuple[str, ...], ...]:
     """Boxes that are always fused: a map with the producer of an input that has all its axes,
-    when the producer is read by nothing else. Keeping them apart can only add traffic."""
+    when the producer is read by nothing else, as keeping them apart can only add traffic; and what
+    the gates of a chunked recurrence are made of with it, which takes logarithms of the formula."""
     owner: dict[str, int] = {}
     members: list[list[str]] = []
+    gates = _gates(diagram)
     for node in diagram.nodes:
-        if node.kind == "const":
+        if node.kind == "const" or node.name in gates:
             continue
         hosts = [
             s
@@ -149,8 +151,24 @@ def _clusters(diagram: Diagram) -> tuple[tuple[str, ...], ...]:
             members[owner[node.name]].append(node.name)
             continue
         owner[node.name] = len(members)
-        members.append([node.name])
+        members.append([*(name for name, last in gates.items() if last == node.name), node.name])
     return tuple(tuple(names) for names in members)
+
+
+def _gates(diagram: Diagram) -> dict[str, str]:
+    """The maps that only gates and weights of one chunked recurrence are made of, with its box."""
+    found: dict[str, str] = {}
+    for node in reversed(diagram.nodes):
+        users = diagram.consumers[node.name]
+        if node.kind != "map" or not users or node.name in diagram.outputs:
+            continue
+        homes = {found.get(user, user) for user in users}
+        home = diagram.node[homes.pop()]
+        ends = [diagram.node[user] for user in users if user not in found]
+        gating = all(node.name not in one.factors for one in ends)
+        if not homes and home.kind == "scan_contract" and gating:
+            found[node.name] = home.name
+    return dict(reversed(found.items()))
 
 
 @cache

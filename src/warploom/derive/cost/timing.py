@@ -136,12 +136,19 @@ def _held_by_groups(kernel: Kernel, gpu: Gpu, values: Mapping[str, Any]) -> Any:
     """Whether the computed tiles fit the registers of the warp groups that share their rows.
 
     A row tile of 64 is one group of 128 threads and cannot use the whole register file; one of 256
-    is four groups, and leaves each thread few. True where no matrix product sets the rows.
+    is four groups, and leaves each thread few. True where no matrix product sets the rows. A chunk
+    of a recurrence has whole fragments of rows.
     """
+    whole: Any = True
+    for node in kernel.body.nodes:
+        if node.kind == "scan_contract":
+            time = str(node.attr("time"))
+            rows = values.get(f"s_{time}", kernel.body.size[time])
+            whole = whole & ((rows <= WARP_GROUP_ROWS) | (rows % WARP_GROUP_ROWS == 0))
     products = [n for n in kernel.body.nodes if n.kind == "contract" and len(n.inputs) == 2]
     rows = {row_axis(kernel.body, n) for n in products} - {""}
     if gpu.family == "Ampere" or len(rows) != 1:
-        return True
+        return whole
     (axis,) = rows
     index = kernel.depth_of_axis.get(axis)
     symbol = axis if index is None else kernel.loops[index].symbol
@@ -151,15 +158,15 @@ def _held_by_groups(kernel: Kernel, gpu: Gpu, values: Mapping[str, Any]) -> Any:
     groups = np.ceil(tile / WARP_GROUP_ROWS)
     threads = WARP_GROUP * groups
     registers = gpu.register_bytes / ACCUMULATOR - WARP_GROUP * PRODUCER_REGISTERS
-    whole = set(kernel.splits) - set(kernel.stream_index)  # parts in one slice, masked at the end
-    working = WORKING_REGISTERS + MASK_REGISTERS * (bool(kernel.bound_by) + 2 * bool(whole))
+    taken = set(kernel.splits) - set(kernel.stream_index)  # parts in one slice, masked at the end
+    working = WORKING_REGISTERS + MASK_REGISTERS * (bool(kernel.bound_by) + 2 * bool(taken))
     each = np.minimum(MOST_REGISTERS, np.floor(registers / threads / 8) * 8) - working
     inside = columns(kernel, Accounting(FULL.intermediates, FULL.statistics, 2, (1.0, 1.0)))
     held: Any = 0.0
     for name, column in inside.items():
         if name != "shared memory":
             held = np.maximum(held, column.grid(values))
-    return held <= each * threads
+    return whole & (held <= each * threads)
 
 
 def energy_floor(gpu: Gpu, dtype: str) -> Any:
@@ -225,8 +232,9 @@ def multiples(diagram: Diagram, gpu: Gpu, dtype: str) -> dict[str, int]:
     rows, columns, depth = FRAGMENTS[gpu.family]
     summed = max(COLUMN_CHUNK, int(depth / element_bytes(dtype)))
     wanted: dict[str, int] = {}
+    short: set[str] = set()
     for node in diagram.nodes:
-        if node.kind not in ("contract", "scan_contract") or len(node.inputs) < 2:
+        if node.kind not in ("contract", "scan_contract") or len(node.factors) < 2:
             continue
         sides, first = _sides(diagram, node)
         # Of several row axes one makes the rows of a fragment; the others are cut to one.
@@ -234,17 +242,22 @@ def multiples(diagram: Diagram, gpu: Gpu, dtype: str) -> dict[str, int]:
         parts |= dict.fromkeys(node.over, summed)
         if row := row_axis(diagram, node):
             parts[row] = rows
-        if node.kind == "scan_contract":  # q kᵀ of a chunk: time is its rows and its columns
+        if node.kind == "scan_contract":
+            # The rows of a chunk are rows of its scores and columns, those of the state lie along
+            # the last axis of v.
             parts = {a: max(columns, COLUMN_CHUNK) for a in sides} | dict.fromkeys(
                 node.over, summed
             )
             parts[str(node.attr("time"))] = rows
+            width = state_rows(diagram, node)
+            parts[width] = min(rows, diagram.size[width])
+            short |= {width} if parts[width] < rows else set()
         for axis, multiple in parts.items():
             wanted[axis] = math.lcm(wanted.get(axis, 1), multiple)
     line = int(LINE / element_bytes(dtype))
     for name in (*diagram.array, *diagram.outputs):
         axes = diagram.axes_of(name)
-        if len(axes) > 1 and axes[-1] in wanted:
+        if len(axes) > 1 and axes[-1] in wanted and axes[-1] not in short:
             wanted[axes[-1]] = math.lcm(wanted[axes[-1]], line)
     return {a: m for a, m in wanted.items() if diagram.size[a] >= m}
 
@@ -256,9 +269,15 @@ def row_axis(diagram: Diagram, product: Node) -> str:
     return next((a for a in reversed(sides) if a in first and diagram.size[a] > 1), "")
 
 
+def state_rows(diagram: Diagram, node: Node) -> str:
+    """The axis along which the rows of a chunked contraction's state lie."""
+    time, value = str(node.attr("time")), diagram.axes_of(node.factors[2])
+    return [axis for axis in value if axis != time][-1]
+
+
 def _sides(diagram: Diagram, product: Node) -> tuple[list[str], list[str]]:
     """(result axes without batch axes, those that come from the operand with the first of them)."""
-    frames = [set(diagram.axes_of(name)) for name in product.inputs]
+    frames = [set(diagram.axes_of(name)) for name in product.factors]
     batch = frames[0].intersection(*frames[1:]) - set(product.over)
     sides = [a for a in product.axes if a not in batch]
     home = next((f for f in frames if sides and sides[0] in f), set[str]())

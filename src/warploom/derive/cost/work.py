@@ -14,6 +14,9 @@ from warploom.derive.formula.ops import op
 from warploom.derive.kernel.kernel import Kernel, Loop
 from warploom.derive.lemmas.streaming import parse
 
+CHANNEL_WEIGHTS = 6.0
+"""Exponentials a channel and row: two sizes of blocks, two within one, before and after a chunk."""
+
 
 @lru_cache(ASKED_AGAIN)
 def operations(kernel: Kernel) -> Mapping[str, Posynomial]:
@@ -24,6 +27,9 @@ def operations(kernel: Kernel) -> Mapping[str, Posynomial]:
         if pipe == "none":
             continue
         work[pipe] = work[pipe] + _box_work(kernel, node)
+        if node.kind == "scan_contract" and node.attr("gated"):
+            weights = _weights_of_rows(kernel, node)
+            work["special"], work["fp"] = work["special"] + weights, work["fp"] + weights.scaled(2)
     for name, correction in kernel.correction_of.items():
         node = kernel.body.node[name]
         index = max(kernel.closed_loops(node))
@@ -132,10 +138,22 @@ def _box_work(kernel: Kernel, node: Node) -> Posynomial:
     return shortened(kernel, (base * repeats).scaled(factor), loops if set(axes) else [])
 
 
+def _weights_of_rows(kernel: Kernel, node: Node) -> Posynomial:
+    """Exponentials of a gated chunk c of time t: c a step, or, with a gate for every channel,
+    `CHANNEL_WEIGHTS` a channel; again in every group of columns of the state."""
+    time, gate = str(node.attr("time")), kernel.body.axes_of(node.inputs[3])
+    columns = [a for a in kernel.body.axes_of(node.factors[2]) if a != time][-1]
+    channels = product(variable(a) for a in node.over if a in gate)
+    steps = product(variable(a) for a in node.axes if a != columns)
+    each = channels.scaled(CHANNEL_WEIGHTS) if set(node.over) & set(gate) else extent(kernel, time)
+    groups = product(trips_of(kernel, one) for one in kernel.loops if one.axis == columns)
+    return steps * each * groups
+
+
 def _scan_contract_work(kernel: Kernel, node: Node) -> Posynomial:
     """Chunked causal contraction, chunk c of time t: c(d + e) + 2de products a step."""
     time = str(node.attr("time"))
-    q, k, v = (kernel.body.axes_of(name) for name in node.inputs)
+    q, k, v = (kernel.body.axes_of(name) for name in node.factors)
     chunk = extent(kernel, time)
     batch = product(variable(a) for a in q if a in v)
     inner = product(variable(a) for a in k if a not in v)

@@ -231,26 +231,47 @@ def scan_contract(
 ) -> tuple[Value, Value]:
     """Chunked causal contraction along time t (`attr time`): (outputs, state after the slice).
 
-    o_t = Σ_{s≤t} (Σ_d q_td k_sd) v_s, computed as q·state + tril(q kᵀ) v on the slice, with
-    state = Σ_s k_s v_sᵀ. Linear attention (Katharopoulos 2020; chunking as in GLA).
+    o_t = Σ_{s≤t} (Σ_d q_td (Π_{s<r≤t} g_r) k_sd) v_se w_s: on the slice a product of q and k under
+    weights, times v, and q · state for what was before, with state = Σ_s (Π_{r>s} g_r) k_s v_sᵀ
+    w_s. The gate g (`attr gated`) is the first operand behind q, k and v, factors w the others.
+    Linear attention (Katharopoulos 2020; chunking as in GLA).
     """
-    (q, q_axes), (k, k_axes), (v, v_axes) = operands
+    (q, q_axes), (k, k_axes), (v, v_axes) = operands[:3]
     time = str(node.attr("time"))
     past = time + "'"
-    k_past = tuple(past if a == time else a for a in k_axes)
-    v_past = tuple(past if a == time else a for a in v_axes)
-    inner = node.over
-    names = dict.fromkeys((*q_axes, *k_past))
-    score_axes = tuple(a for a in names if a not in inner)
-    scores = _einsum([(q, q_axes), (k, k_past)], score_axes)
-    steps = _positions(0, scores.shape[score_axes.index(time)])
-    causal = align(steps, (time,), score_axes) >= align(steps, (past,), score_axes)
-    out = _einsum([(np.where(causal, scores, 0.0), score_axes), (v, v_past)], node.axes)
+
+    def earlier(axes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(past if a == time else a for a in axes)
+
+    rest = operands[3:]
+    gated = bool(node.attr("gated"))
+    gate = rest[0] if gated else (np.ones(()), ())
+    between, before, far = _carried(*gate, time, q.shape[q_axes.index(time)])
+    factors = [(value, earlier(axes)) for value, axes in rest[gated:]]
+    past_rows = [(k, earlier(k_axes)), (v, earlier(v_axes)), *factors]
+    out = _einsum([(q, q_axes), (between, (time, past, *far)), *past_rows], node.axes)
     state_axes = scan_state_axes(k_axes, v_axes, time)
+    update = _einsum([(between[-1], (past, *far)), *past_rows], state_axes)
     if carry is not None:
-        out = out + _einsum([(q, q_axes), (carry, state_axes)], node.axes)
-    update = _einsum([(k, k_axes), (v, v_axes)], state_axes)
-    return out, update if carry is None else carry + update
+        held = [(before, (time, *far)), (carry, state_axes)]
+        out = out + _einsum([(q, q_axes), *held], node.axes)
+        update = update + align(before[-1], far, state_axes) * carry
+    return out, update
+
+
+def _carried(
+    gate: Value, axes: tuple[str, ...], time: str, steps: int
+) -> tuple[Value, Value, tuple[str, ...]]:
+    """(what row i keeps of row j, [i, j, ...], and of the state before the slice, [i, ...], the
+    other axes of the gate): products of gates, so that gates may be nothing or negative."""
+    far = tuple(a for a in axes if a != time)
+    rows = align(gate, axes, (time, *far))
+    rows = np.broadcast_to(rows, (steps, *rows.shape[1:]))
+    between = np.zeros((steps, steps, *rows.shape[1:]))
+    for i, row in enumerate(rows):
+        between[i, :i] = row * between[i - 1, :i]
+        between[i, i] = 1.0
+    return between, np.cumprod(rows, axis=0), far
 
 
 def scan_state_axes(k: Sequence[str], v: Sequence[str], time: str) -> tuple[str, ...]:

@@ -255,6 +255,11 @@ def build(
     return _split_axes(name, order, {key: order[value] for key, value in results.items()}, given)
 
 
+def as_diagram(found: Diagram | Expr, text: str) -> Diagram:
+    """A formula that FILE.py:OBJECT names, called after the object."""
+    return build(text.rpartition(":")[2], found) if isinstance(found, Expr) else found
+
+
 def _visit(
     value: Expr, order: dict[Expr, str], wanted: Mapping[Expr, str], taken: set[str]
 ) -> None:

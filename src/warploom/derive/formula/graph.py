@@ -51,6 +51,12 @@ class Node:
         """The kind of its operator: map, reduce, contract, scan, ..."""
         return op(self.op).kind
 
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """The operands of its matrix products: those of a chunked contraction without its gate and
+        its weights of rows."""
+        return self.inputs[:3] if self.kind == "scan_contract" else self.inputs
+
     def __str__(self) -> str:
         """`o[q,d] = contract(p, v) over x`."""
         over = f" over {','.join(self.over)}" if self.over else ""

@@ -137,7 +137,7 @@ def _linear_attention() -> Expr:
 
 
 def _ssm() -> Expr:
-    decay, b, x = tensor("A", "t n"), tensor("B", "t n"), tensor("X", "t c")
+    decay, b, x = f.apply("exp", tensor("A", "t n")), tensor("B", "t n"), tensor("X", "t c")
     drive = f.contract(b, x, out=("t", "n", "c"))
     state = Expr("affine_scan", (decay, drive), ("t", "n", "c"), ("t",))
     return f.contract(tensor("C", "t n"), state, out=("t", "c"))
@@ -217,7 +217,7 @@ FORMULAS: tuple[Formula, ...] = (
         {"t": 8192, "d": 128, "e": 128},
         "2006.16236",
     ),
-    Formula("ssm", "C · scan(A, B Xᵀ)", _ssm, {"t": 8192, "n": 64, "c": 64}, "2405.21060"),
+    Formula("ssm", "C · scan(exp A, B Xᵀ)", _ssm, {"t": 8192, "n": 64, "c": 64}, "2405.21060"),
     Formula("variance", "mean (x - mean x)²", _variance, {"m": 4096, "x": 65536}, "Welford 1962"),
     Formula("logsumexp", "log Σ exp x", _log_sum_exp, {"m": 4096, "x": 65536}, "1805.02867"),
     Formula("softmax", "softmax(x)", _softmax, {"m": 4096, "x": 4096}),

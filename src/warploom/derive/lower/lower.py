@@ -52,7 +52,8 @@ def programs(
 ) -> tuple[tl.Program, ...]:
     """The tile programs of a kernel, to be run in order: one, or parts and merge of a split.
 
-    Arrays are of `dtype`, outputs of `out`, but for those `types` names.
+    Arrays are of `dtype` where the formula names no type, outputs of `out`, but for those that
+    `types` names.
     """
     flat, points = batched_to_one(_stepped(kernel))
     unrolled = _unrolled(flat)
@@ -60,9 +61,11 @@ def programs(
 
     def spec(name: str, usual: str) -> tl.Array:
         axes = " ".join(clean(axis) for axis in flat.body.axes_of(name))
+        if not axes:
+            raise InputError(f"array {name!r} has no axis, so no tile form: give it one, as a head")
         return tl.array(tl.dtype(given.get(name, usual)), axes)
 
-    inputs = {clean(array.name): spec(array.name, dtype) for array in flat.body.inputs}
+    inputs = {clean(one.name): spec(one.name, one.dtype or dtype) for one in flat.body.inputs}
     outputs = {clean(name): spec(name, out) for name in flat.body.outputs}
     name = clean(f"{flat.body.name}_{kernel.name}")
 
@@ -157,9 +160,9 @@ def batched_to_one(kernel: Kernel) -> tuple[Kernel, frozenset[str]]:
     stepped = {kernel.scan_axis(n) for n in kernel.body.nodes if n.kind == "scan"}
     batch: dict[str, None] = {}
     for node in kernel.body.nodes:
-        if node.kind not in ("contract", "scan_contract") or len(node.inputs) < 2:
+        if node.kind not in ("contract", "scan_contract") or len(node.factors) < 2:
             continue
-        frames = [set(kernel.body.axes_of(name)) for name in node.inputs]
+        frames = [set(kernel.body.axes_of(name)) for name in node.factors]
         both = frames[0].intersection(*frames[1:]) - set(node.over) - {str(node.attr("time"))}
         batch |= dict.fromkeys(axis for axis in kernel.body.axes_of(node.name) if axis in both)
         for frame in frames:
@@ -187,12 +190,11 @@ def check(
     """Run all kernels' tile programs in the interpreter; the largest error relative to each output.
 
     `traced` may change the tiles a program is traced with (rows padded to a fragment), never the
-    sizes it runs at. Inputs are rounded to `dtype` first, so what remains is accumulation and
+    sizes it runs at. Inputs are rounded to their types first, so what remains is accumulation and
     operand rounding.
     """
-    kind = tl.dtype(dtype)
     arrays = {
-        name: np.asarray(tl.round_to(kind, value.astype(np.float32)), np.float64)
+        name: rounded(value, diagram.array[name].dtype or dtype)
         for name, value in random_inputs(diagram, seed).items()
     }
     memory: dict[str, Any] = {clean(name): value for name, value in arrays.items()}
@@ -210,3 +212,8 @@ def check(
             memory.update(tl.interpret(program, wanted))
     got = {name: memory[clean(name)] for name in diagram.outputs}
     return compare(got, evaluate(diagram, arrays))
+
+
+def rounded(value: Any, dtype: str) -> Any:
+    """Numbers as an array of an element type has them, in float64."""
+    return np.asarray(tl.round_to(tl.dtype(dtype), value.astype(np.float32)), np.float64)

@@ -17,6 +17,7 @@ from warploom.derive.formula.graph import Node
 from warploom.derive.formula.ops import MASKED
 from warploom.derive.kernel.kernel import Kernel
 from warploom.derive.lower.boxes import EMPTY, SIMPLE, clean, joined, largest
+from warploom.derive.lower.channels import Channels
 from warploom.errors import InputError
 
 
@@ -38,6 +39,7 @@ class TileValues:
     tiles: dict[str, tl.Tile] = field(default_factory=dict[str, tl.Tile])
     state: dict[str, tl.Tile] = field(default_factory=dict[str, tl.Tile])
     seen: dict[int, tl.Tile] = field(default_factory=dict[int, tl.Tile])
+    channels: dict[str, Channels] = field(default_factory=dict[str, Channels])
     tail: set[str] = field(default_factory=set[str])
     masked: bool = True
 

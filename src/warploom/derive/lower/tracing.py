@@ -13,9 +13,12 @@ from typing import Any
 
 from warploom import tile as tl
 from warploom.derive.formula.graph import Node
+from warploom.derive.kernel.chunk import at_most_one, of_channels
 from warploom.derive.kernel.kernel import Kernel, Loop
 from warploom.derive.lemmas.streaming import COUNT, Correction, parse
 from warploom.derive.lower.boxes import EMPTY, clean, expression, merge_largest
+from warploom.derive.lower.channels import Channels
+from warploom.derive.lower.gates import channel_gates, earlier, own, weights
 from warploom.derive.lower.tilevalues import TileValues
 from warploom.errors import InputError
 
@@ -126,7 +129,16 @@ class Lowering(TileValues):
             self.seen[index] = tl.full(0.0, tl.FP32)
         for node in self.kernel.scans:
             if self.kernel.depth_of_axis[self.kernel.scan_axis(node)] == index:
-                self.state[node.name] = tl.zeros(tl.FP32, **self.shape(_carried(self.kernel, node)))
+                shape = self.shape(_carried(self.kernel, node))
+                self.state[node.name] = tl.zeros(tl.FP32, **shape)
+                if node.kind == "scan_contract" and of_channels(self.kernel.body, node):
+                    time = str(node.attr("time"))
+                    names = clean(time), earlier(time), own(time)
+                    tile = next(iter(shape.items()))
+                    decaying = at_most_one(self.kernel.body, node.inputs[3])
+                    self.channels[node.name] = Channels(
+                        self.length(time), tile, names, decaying, self.dtype
+                    )
 
     def _counted(self, node: Node) -> bool:
         """Whether a correction reads how many elements have gone by."""
@@ -296,21 +308,42 @@ class Lowering(TileValues):
         return state
 
     def _chunk(self, node: Node) -> tl.Tile:
-        """Chunked causal contraction: q·state + tril(q kᵀ) v, then state += kᵀ v."""
+        """Chunked causal contraction: q · state + (q kᵀ under weights) v, then the state moved on.
+
+        All tiles stand on their side (see `chunks`)."""
         time = str(node.attr("time"))
-        q, k, v = node.inputs
-        past = {time: f"{time}_past"}
-        if any(name not in self.kernel.body.array for name in node.inputs):
-            raise InputError(f"box {node.name!r}: its operands must be arrays to have a tile form")
-        query, key, value = self.load_tile(q), self.load_tile(k, past), self.load_tile(v, past)
-        scores = query @ key
-        now = tl.coordinate(clean(time), self.length(time))
-        before = tl.coordinate(clean(past[time]), self.length(time))
-        state = self.state[node.name]
-        out = tl.where(now >= before, scores, 0.0).cast(self.dtype) @ value
-        out += query @ state.cast(self.dtype)
-        state += key @ value
+        if node.name in self.channels:
+            q, k, v = (self._along(name, time, clean(time)) for name in node.factors)
+            chunk, gates = self.channels[node.name], channel_gates(self, node)
+            return self.ordered(chunk.step(self.state[node.name], q, k, v, gates), node)
+        now, past = clean(time), earlier(time)
+        query, key, value = (
+            self._along(name, time, axis)
+            for name, axis in zip(node.factors, (now, past, past), strict=True)
+        )
+        state, kind = self.state[node.name], self.dtype
+        out = state.cast(kind) @ query
+        scores = key @ query
+        weighed = weights(self, node)
+        rows = (tl.coordinate(axis, self.length(time)) for axis in (past, now))
+        if weighed is None:
+            seen = tl.where(next(rows) <= next(rows), scores, 0.0)
+            added = value
+        else:
+            seen = tl.where(next(rows) <= next(rows), scores * weighed.between(), 0.0)
+            added = weighed.added(value, kind)
+            state *= weighed.whole
+            out *= weighed.before.rename(weighed.axis, now)
+        out += value @ seen.cast(kind)
+        state += added @ key
         return self.ordered(out, node)
+
+    def _along(self, name: str, time: str, axis: str) -> tl.Tile:
+        """An operand of a product with its rows along `axis`, in the element type."""
+        if name in self.kernel.body.array:
+            return self.load_tile(name, {time: axis})
+        tile = self.value(name).cast(self.dtype)
+        return tile if axis == clean(time) else tile.rename(clean(time), axis)
 
     # --- stores ----------------------------------------------------------------------------------
 
@@ -353,5 +386,5 @@ def _carried(kernel: Kernel, node: Node) -> tuple[str, ...]:
     time = kernel.scan_axis(node)
     if node.kind == "scan":
         return tuple(a for a in node.axes if a != time)
-    k, v = (kernel.body.axes_of(name) for name in node.inputs[1:])
-    return tuple(a for a in (*k, *v) if a != time)
+    _, k, v = (kernel.body.axes_of(name) for name in node.factors)
+    return tuple(dict.fromkeys(a for a in (*v, *k) if a != time))

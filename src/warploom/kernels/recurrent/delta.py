@@ -13,7 +13,8 @@ of L do; they are fp16, which has three bits more than bf16.
 
 from __future__ import annotations
 
-from warploom.kernels.recurrent.task import CHUNK, LOG2E, Task, summed
+from warploom.derive.lower.chunks import LOG2E, summed
+from warploom.kernels.recurrent.task import CHUNK, Task
 from warploom.tile import (
     BF16,
     FP16,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from warploom.derive.lower.chunks import LOG2E, Weights, summed
 from warploom.kernels.recurrent.config import RecurrentConfig
-from warploom.kernels.recurrent.task import CHUNK, LOG2E, Task, summed
+from warploom.kernels.recurrent.task import CHUNK, Task
 from warploom.tile import (
     BF16,
     FP32,
@@ -33,31 +33,6 @@ GATES = {"token": "g", "step": "dt"}  # what says the decay of a row
 RATES = {"head": "g", "step": "a"}  # and of a head
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """What the rows of a chunk are weighed by, as vectors along an axis t of their own: a thread
-    then has few of them, and no warp waits for another one.
-
-    Row m weighs row n by 2 ** (own_m + other_n), and what was before the chunk by `before`; in the
-    state after the chunk row n has the weight `ahead`, the state before it the weight `whole`.
-    """
-
-    own: Tile
-    other: Tile
-    before: Tile
-    whole: Tile
-    ahead: Tile
-
-    def between(self) -> Tile:
-        """By what row m weighs row n, as a tile [n, m]."""
-        return exp2(self.other.rename("t", "n") + self.own.rename("t", "m"))
-
-    def assign(self, new: _Weights) -> None:
-        """Take the values of other weights."""
-        for name in ("own", "other", "before", "whole", "ahead"):
-            getattr(self, name).assign(getattr(new, name))
-
-
 class _Ahead:
     """Gates and weights of the chunks to come.
 
@@ -73,7 +48,7 @@ class _Ahead:
         self.weights = task.weights(task.gate(0), 0) if early else None
         self.between = zeros(n=CHUNK, m=CHUNK)
 
-    def enter(self, i: Index) -> tuple[_Weights, Tile]:
+    def enter(self, i: Index) -> tuple[Weights, Tile]:
         """The weights of chunk i, and those between its rows."""
         if self.weights is None:
             weights = self.task.weights(self.now, i)
@@ -121,7 +96,7 @@ class ScalarTask(Task):
             seen = self.seen(scores, between)
             added = v
             if weights is not None:
-                added = (v.T.cast(FP32) * weights.ahead.rename("t", "n")).cast(BF16)
+                added = weights.added(v)
                 state *= weights.whole
             out *= weights.before.rename("t", "m") if weights else self.scale
             out += v @ seen.cast(BF16)
@@ -143,7 +118,7 @@ class ScalarTask(Task):
         """What the weights of chunk i are made of."""
         return self.gates(GATES[self.config.decay], i, "n")
 
-    def weights(self, gate: Tile, i: Index | int) -> _Weights:
+    def weights(self, gate: Tile, i: Index | int) -> Weights:
         """From the gates of chunk i."""
         vector = gate.cast(FP32).rename("n", "t")
         if self.bias is not None:
@@ -155,14 +130,14 @@ class ScalarTask(Task):
         step = self.config.decay == "step"
         other = log2(maximum(vector, LEAST_STEP)) - sums if step else -sums
         own, before = sums + log2(self.scale), exp2(sums) * self.scale
-        return _Weights(own, other, before, exp2(whole), exp2(whole + other))
+        return Weights(own, other, before, exp2(whole), exp2(whole + other))
 
-    def constant(self, i: Index) -> tuple[_Weights | None, Tile]:
+    def constant(self, i: Index) -> tuple[Weights | None, Tile]:
         """The weights of chunk i where no row has a gate, and those between its rows."""
         if self.config.decay == "none":
             return None, self.scale
         sums = (coordinate("t", CHUNK, 1)).cast(FP32) * self.rate
         whole = number(minimum_index(size("rows") - i * CHUNK, CHUNK)) * self.rate
         own, before = sums + log2(self.scale), exp2(sums) * self.scale
-        weights = _Weights(own, -sums, before, exp2(whole), exp2(whole - sums))
+        weights = Weights(own, -sums, before, exp2(whole), exp2(whole - sums))
         return weights, weights.between()

@@ -6,7 +6,6 @@ stays in registers, and groups that share out its rows need nothing of one anoth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from warploom.kernels.recurrent.config import RecurrentConfig
@@ -17,21 +16,16 @@ from warploom.tile import (
     Span,
     Tile,
     cdiv,
-    cumsum,
     grid,
     load,
-    maximum,
     scalar,
     size,
     span,
     store,
-    sum_along,
     zeros,
 )
 
-LOG2E = math.log2(math.e)
 CHUNK = 64  # rows
-NOTHING = -150.0  # 2 to its power is 0 in fp32
 
 
 class Task:
@@ -88,13 +82,3 @@ class Task:
 def rows(i: Index | int, axis: str) -> Span:
     """The rows of chunk i."""
     return span(i * CHUNK, CHUNK, axis)
-
-
-def summed(vector: Tile) -> tuple[Tile, Tile]:
-    """Running sums along t of logarithms to base 2, and their total, made beside one another.
-
-    Nothing counts as less than NOTHING, so that sums keep ten bits behind the point and the weight
-    of the last row, 2 to the power of the total less the last sum, is 1 to bf16.
-    """
-    vector = maximum(vector, NOTHING)
-    return cumsum(vector, "t"), sum_along(vector, "t")

@@ -6,9 +6,10 @@ each kind of configuration (`Table.kinds`)
     replays   what the model of a launch needs of each variant's machine code (`perf.replay`)
     rows      sizes with the microseconds of each variant, predicted and measured
 
-At sizes of a row the fastest of the variants measured there is chosen. At others every variant has
-its predicted time (`perf.launch_time`), times its error where it was measured: measured over
-predicted, over the median of the variants measured beside it.
+and `model`, the version of the model that replays and predictions are of: those of another one are
+refused. At sizes of a row the fastest of the variants measured there is chosen. At others every
+variant has its predicted time (`perf.launch_time`), times its error where it was measured: measured
+over predicted, over the median of the variants measured beside it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
-from warploom.perf.launch_time import Launch, LaunchTime
+from warploom.perf.launch_time import MODEL, Launch, LaunchTime
 from warploom.perf.replay import Ends, Prediction, Replay
 from warploom.tables import read_toml, read_variants
 
@@ -128,9 +129,24 @@ class Table(Generic[V]):
         """By name."""
         return read_variants(self.path, self._data["variants"], self.row)
 
-    @cached_property
+    @property
+    def current(self) -> bool:
+        """Whether replays and predictions are those of the model as it is."""
+        return self._data.get("model") == MODEL
+
+    @property
     def known(self) -> Mapping[str, Kind]:
-        """By kind."""
+        """By kind; raises `InputError` where another model said what is there."""
+        if not self.current:
+            raise InputError(
+                f"{self.path}: made by model {self._data.get('model')}, this is model {MODEL}: "
+                "`optimize NAME --record` writes it anew"
+            )
+        return self.stored
+
+    @cached_property
+    def stored(self) -> Mapping[str, Kind]:
+        """By kind, whichever model it is of."""
         kinds = self._data["kinds"].items()
         return {name: _kind(f"{self.path}: {name}", data) for name, data in kinds}
 
@@ -200,12 +216,16 @@ def _kind(where: str, data: Mapping[str, Any]) -> Kind:
 
 
 def _replay(data: Mapping[str, Any]) -> Replay:
-    """What a table keeps of a replay."""
     loops = {
         name: Prediction(name, one["cycles"], 0, "", 0, one["ahead"], one["events"])
         for name, one in data["loops"].items()
     }
     return Replay(loops, Ends(*data["ends"]))
+
+
+def kept(replay: Replay) -> Replay:
+    """What a table keeps of a replay: predictions are by what can be read again."""
+    return _replay(_replay_data(replay))
 
 
 def _replay_data(replay: Replay) -> dict[str, Any]:
@@ -224,6 +244,7 @@ def as_toml(variants: Mapping[str, Any], known: Mapping[str, Kind]) -> str:
     """A table as the text of its file."""
     lines = [
         "# Written by `optimize NAME --record` and `python -m bench.tuned`, not by hand.",
+        f"model = {_toml(MODEL)}",
         "",
         "[variants]",
     ]

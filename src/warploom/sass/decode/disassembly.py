@@ -25,14 +25,18 @@ _INSTRUCTION: Final = re.compile(
 )
 _HIGH_WORD: Final = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _LABEL: Final = re.compile(r"^(\.?[\w$.@]+):")
-_LINE: Final = re.compile(r'^\s*//## File "(.*?)", line (\d+)')
+_LINE: Final = re.compile(r'^\s*//## File "(.*?)", line (\d+)( inlined at)?')
 _NOTE: Final = re.compile(r'\s*\(\*"?(.*?)"?\*\)')
 _GUARD: Final = re.compile(r"^@(!?)(U?P)(\d|T) ")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One instruction as text: guard predicate, opcode with modifiers, operand text."""
+    """One instruction as text: guard predicate, opcode with modifiers, operand text.
+
+    `source` is the line that it was compiled from, `at` the line of the kernel itself, where that
+    stands in an inlined function.
+    """
 
     offset: int
     guard: str
@@ -40,6 +44,7 @@ class Line:
     operands: str
     source: tuple[str, int] | None
     note: str = ""  # what nvdisasm remarks: SpillRefill, BRANCH_TARGETS ...
+    at: tuple[str, int] | None = None
 
     @property
     def text(self) -> str:
@@ -89,7 +94,7 @@ def _listings(tool: toolchain.Tool, image: bytes, with_source: bool) -> dict[str
     with tempfile.TemporaryDirectory(prefix="warploom-") as folder:
         path = Path(folder) / "image.cubin"
         path.write_bytes(image)
-        flags = ["-c", "-hex", *(["-g"] if with_source else [])]
+        flags = ["-c", "-hex", *(["-gi"] if with_source else [])]
         done = tool.run(*flags, str(path))
     if done.returncode != 0:
         reason = " ".join((done.stderr or done.stdout).split())[:300]
@@ -103,17 +108,19 @@ def _parse(text: str) -> dict[str, _Rows]:
     rows: _Rows | None = None
     pending: list[str] = []
     source: tuple[str, int] | None = None
+    at: tuple[str, int] | None = None
+    inlined = False
     low: tuple[int, Line] | None = None
     for row in text.splitlines():
         if match := _SECTION.match(row):
             name = match.group(1)
-            rows, pending, source = None, [], None
+            rows, pending, source, at, inlined = None, [], None, None, False
             if name.startswith(TEXT_PREFIX):
                 rows = listings.setdefault(name.removeprefix(TEXT_PREFIX), ([], {}))
         elif rows is None:
             continue
         elif match := _INSTRUCTION.match(row):
-            line = _line(int(match.group(1), 16), match.group(2), source)
+            line = _line(int(match.group(1), 16), match.group(2), source, at)
             low = (int(match.group(3), 16), line)
             if pending:
                 rows[1][line.offset] = tuple(pending)
@@ -122,13 +129,17 @@ def _parse(text: str) -> dict[str, _Rows]:
             rows[0].append(((low[0], int(match.group(1), 16)), low[1]))
             low = None
         elif match := _LINE.match(row):
-            source = (match.group(1), int(match.group(2)))
+            at = (match.group(1), int(match.group(2)))
+            source = source if inlined else at
+            inlined = match.group(3) is not None
         elif (match := _LABEL.match(row)) and not match.group(1).startswith(TEXT_PREFIX):
             pending.append(match.group(1))
     return listings
 
 
-def _line(offset: int, text: str, source: tuple[str, int] | None) -> Line:
+def _line(
+    offset: int, text: str, source: tuple[str, int] | None, at: tuple[str, int] | None
+) -> Line:
     note = " ".join(_NOTE.findall(text))
     body = _NOTE.sub("", text).rstrip(" ;")
     guard = ""
@@ -136,4 +147,4 @@ def _line(offset: int, text: str, source: tuple[str, int] | None) -> Line:
         guard = "".join(match.groups())
         body = body[match.end() :]
     opcode, _, operands = body.strip().partition(" ")
-    return Line(offset, guard, opcode, operands.strip(), source, note)
+    return Line(offset, guard, opcode, operands.strip(), source, note, at)

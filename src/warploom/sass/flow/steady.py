@@ -7,6 +7,7 @@ masks of whole tiles, corrections that a vote skips and polls that failed stand 
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,7 @@ from warploom.sass.flow.paths import block_edges
 MATRIX: Final = "HGMMA", "QGMMA", "IGMMA"  # 16-bit and tf32, 8-bit, integer
 MATRIX_STORES: Final = "STSM", "UTMASTG", "UTMAREDG"
 ELEMENT_STORES: Final = "STG", "RED", "STS"
+STORED_BITS: Final = re.compile(r"\.[US]?(8|16|64|128)(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ def _usual(
     inside: set[int],
 ) -> list[int] | None:
     """Blocks from a start to a goal: of the ways that enter no loop twice the one with the most
-    stores of whole matrices, else of elements, and of those the one with the fewest instructions;
-    None: no way leads there. A store stands behind a test whether its panel is in the array."""
+    stores of whole matrices, else with the most bits stored by a thread, and of those the one with
+    the fewest instructions; None: no way leads there. A store stands behind a test whether its
+    panel is in the array, and wide ones behind a test whether all of a row is."""
     again = {(block, loop.header) for loop in natural_loops(kernel) for block in loop.blocks}
     known: dict[int, tuple[tuple[int, int, int], int]] = {}  # what a block's way has, what is next
     stack = [(block, False) for block in sorted(starts & inside)]
@@ -107,12 +110,12 @@ def _usual(
                 continue
             ways = [(known[b][0], -b) for b in after if b in known]
             if ways:
-                (matrices, elements, size), behind = max(ways)
+                (matrices, bits, size), behind = max(ways)
                 span = kernel.blocks[block]
-                bases = [item.base for item in kernel.items(span)]
-                matrices += sum(base in MATRIX_STORES for base in bases)
-                elements += sum(base in ELEMENT_STORES for base in bases)
-                known[block] = (matrices, elements, size - span.size), -behind
+                items = kernel.items(span)
+                matrices += sum(item.base in MATRIX_STORES for item in items)
+                bits += sum(_bits(item) for item in items if item.base in ELEMENT_STORES)
+                known[block] = (matrices, bits, size - span.size), -behind
         elif block not in seen:
             seen.add(block)
             stack.append((block, True))
@@ -124,6 +127,12 @@ def _usual(
     while way[-1] not in goals:
         way.append(known[way[-1]][1])
     return way
+
+
+def _bits(store: Instruction) -> int:
+    """That a thread stores."""
+    width = STORED_BITS.search(store.line.opcode)
+    return int(width.group(1)) if width else 32
 
 
 def _pass(kernel: Kernel, loop: Loop) -> SteadyLoop:

@@ -75,11 +75,22 @@ class Mark(NamedTuple):
     cycle: float
 
 
+class Issued(NamedTuple):
+    """An instruction of a group: its place in the code, and when it issued."""
+
+    group: int
+    place: int
+    cycle: float
+
+
 @dataclass(slots=True)
-class _Matmul:
+class Matmul:
+    """A matrix instruction on the tensor core; `number` is that of its commit, as in `Mark`."""
+
     begin: float
     end: float
     group: int
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -89,7 +100,7 @@ class _Warp:
     ready: float
     place: int = 0
     boards: list[float] = field(default_factory=lambda: [0.0] * SCOREBOARDS)  # when they are zero
-    committed: list[_Matmul] = field(default_factory=list[_Matmul])
+    committed: list[Matmul] = field(default_factory=list[Matmul])
     copies: list[float] = field(default_factory=list[float])
     arrived: bool = False
     stay: bool = False
@@ -136,9 +147,11 @@ class Partition:
         self.pipes: dict[Pipe, float] = {}
         self.port = 0.0
         self.clock = 0.0
-        self.queue: list[_Matmul] = []
+        self.queue: list[Matmul] = []
         self.current = self.warps[0]
         self.marks: list[Mark] = []
+        self.issued: list[Issued] = []
+        self.matmuls: list[Matmul] = []
 
     def run(self, passes: int) -> tuple[tuple[float, ...], ...]:
         """Ends of the passes of each group, until every group has made so many.
@@ -197,6 +210,7 @@ class Partition:
     def issue(self, warp: _Warp, now: float) -> None:
         """The warp's next instruction issues at `now`."""
         slot, control = warp.code[warp.place]
+        self.issued.append(Issued(warp.group, warp.place, now))
         held = float(max(1, control.stall))
         if slot.matmul:
             held = max(held, self._matmul(warp, slot, now))
@@ -249,7 +263,8 @@ class Partition:
         start = costs.start_registers if slot.from_registers else costs.start_shared
         free = self.queue[-1].end if self.queue else 0.0
         begin = max(now + start, free)
-        one = _Matmul(begin, begin + busy, warp.group)
+        one = Matmul(begin, begin + busy, warp.group, warp.matmuls)
+        self.matmuls.append(one)
         self.queue.append(one)
         if slot.commits:
             warp.committed.append(one)
@@ -307,13 +322,13 @@ class Partition:
         """One warp before `code`, its past as `state` tells; the clock begins at 0."""
         ready, boards, committed, copies, arrived, pipes, port, queue = state
         walk = cls([code], [ready])
-        walk.queue = [_Matmul(begin, end, 0) for begin, end in queue]
+        walk.queue = [Matmul(begin, end, 0) for begin, end in queue]
         walk.pipes, walk.port = dict(pipes), port
         (warp,) = walk.warps
         warp.boards, warp.copies, warp.arrived = list(boards), list(copies), arrived
         readable = walk.costs.readable
         warp.committed = [
-            walk.queue[place] if place >= 0 else _Matmul(0.0, end - readable, 0)
+            walk.queue[place] if place >= 0 else Matmul(0.0, end - readable, 0)
             for place, end in committed
         ]
         return walk

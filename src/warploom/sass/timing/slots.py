@@ -94,7 +94,12 @@ def slots_of(way: Way) -> tuple[Line, ...]:
     other under guards, the first stands for all. Where the warps of one group meet, the one that is
     walked waits as long as a barrier takes.
     """
-    found: list[Line] = []
+    return tuple(line for _, line in followed(way))
+
+
+def followed(way: Way) -> tuple[tuple[Instruction, Line], ...]:
+    """The instructions that `slots_of` takes, each with its line."""
+    found: list[tuple[Instruction, Line]] = []
     guarded = ""
     for item, jumps in zip(way.instructions, way.jumps, strict=True):
         barrier = item.base == "BAR" and bool(item.line.guard)
@@ -107,5 +112,5 @@ def slots_of(way: Way) -> tuple[Line, ...]:
             slot = replace(slot, gate=True, result=hopper().poll)
         if slot.gate or slot.signal or slot.matmul:
             guarded = item.line.opcode if barrier else ""
-        found.append((slot, item.control))
+        found.append((item, (slot, item.control)))
     return tuple(found)

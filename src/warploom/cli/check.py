@@ -1,0 +1,31 @@
+"""`warploom check`: what another build of an export's kernels lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from warploom.cli.build import Json
+from warploom.errors import CheckFailed
+from warploom.flows import export as flow
+
+
+def check(
+    manifest: Annotated[Path, typer.Argument(help="manifest.json of an export, or its folder")],
+    as_json: Json = False,
+) -> None:
+    """Build the kernels of a manifest with the compiler here; what one lost is an error."""
+    rows = flow.check(manifest, lambda text: typer.echo(text, err=True))
+    if as_json:
+        typer.echo(json.dumps(rows))
+    for row in [] if as_json else rows:
+        same = row["same"]["cubin"]
+        code = "the same bytes" if same else "another cubin, which lost nothing"
+        typer.echo(
+            f"{row['kernel']}: {'LOST' if row['lost'] else code} ({row['compiler']['here']})"
+        )
+    if lost := [line for row in rows for line in row["lost"]]:
+        raise CheckFailed("; ".join(lost))

@@ -1,0 +1,271 @@
+"""What the first screen of a report says of a kernel: its time, what limits it, what was left.
+
+Every sentence is made of figures: of the model of a launch (`perf.launch_time`), of the machine's
+data, of what was measured. What is predicted is called so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, prod
+from typing import Any
+
+from warploom.codegen.ir.block import BlockProgram
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.passes.lower import lower
+from warploom.errors import WarploomError
+from warploom.flows.optimize_measure import useful_flops
+from warploom.flows.optimized import Optimized, Rival
+from warploom.kernels.library import configure, entry
+from warploom.kernels.select import full_sizes
+from warploom.kernels.tuned.table import GPU
+from warploom.machine import Machine
+from warploom.machine import load as load_machine
+from warploom.perf.launch_time import NOTED, Launch, LaunchTime, why_slower
+from warploom.perf.replay import Replay, Walk, of_walks, walked
+from warploom.sass.decode.kernel import Kernel
+from warploom.schedule.model.costs import costs
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A part of the time: what it is, how many times longer all takes for it, what may help."""
+
+    name: str
+    factor: float
+    advice: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A result with the machine code that was built."""
+
+    result: Optimized
+    kernel: Kernel
+
+    @property
+    def gpu(self) -> str:
+        """The name of the machine."""
+        return self.result.settings.gpu
+
+    @cached_property
+    def machine(self) -> Machine:
+        """Its data."""
+        return load_machine(self.gpu)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Of the arrays that times are for."""
+        return full_sizes(self.result.settings.name, self.result.settings.settings)
+
+    @cached_property
+    def block(self) -> BlockProgram | None:
+        """The block program; None for a kernel without a matmul."""
+        selected = self.result.selected
+        if not isinstance(selected.schedule, KernelSchedule):
+            return None
+        return lower(selected.program, selected.schedule)
+
+    @cached_property
+    def launch(self) -> Launch:
+        """The program at its sizes."""
+        selected = self.result.selected
+        return Launch(selected.program, selected.launch, self.sizes, self.gpu)
+
+    @cached_property
+    def walks(self) -> list[Walk] | str:
+        """Of every loop, or why there are none."""
+        selected = self.result.selected
+        if self.block is None or not isinstance(selected.schedule, KernelSchedule):
+            return "the model follows loops of matmuls, and this kernel has none"
+        try:
+            table, rates = costs(self.gpu), self.launch.rates()
+            args = selected.program, selected.schedule, self.block, self.kernel, table, rates
+            return list(walked(*args))
+        except WarploomError as error:
+            return str(error)
+
+    @cached_property
+    def replay(self) -> Replay | None:
+        """What the walks say."""
+        if isinstance(self.walks, str) or not self.walks or self.block is None:
+            return None
+        return of_walks(self.walks, self.block, self.kernel)
+
+    @cached_property
+    def predicted(self) -> LaunchTime | None:
+        """The model's time; None where it has none."""
+        return None if self.replay is None else self.launch.time(self.replay)
+
+    @property
+    def microseconds(self) -> float | None:
+        """Measured, where it was; else predicted."""
+        if self.result.measured is not None:
+            return self.result.measured.microseconds
+        return None if self.predicted is None else self.predicted.microseconds
+
+    @cached_property
+    def flops(self) -> float:
+        """Of the matmuls: those asked for; of a kernel of one's own those that its loops do."""
+        settings = self.result.settings
+        config, _ = configure(settings.name, settings.settings)
+        if asked := useful_flops(settings.name, config, self.sizes):
+            return asked
+        if self.replay is None:
+            return 0.0
+        trips = zip(self.launch.program.loops(), self.launch.trips, strict=True)
+        done = {loop.index: int(each.sum()) for loop, each in trips}
+        loops = self.replay.loops.values()
+        return float(sum(done[one.loop] * one.flops for one in loops))
+
+    @cached_property
+    def bytes(self) -> float:
+        """Of the arrays, each read once and written once where the program does that."""
+        touched = {(op.array, op.kind == "load") for op in self.launch.program.ops() if op.array}
+        return float(
+            sum(prod(self.sizes[dim] for dim in a.dims) * a.dtype.bytes for a, _ in touched)
+        )
+
+    @cached_property
+    def limits(self) -> list[tuple[float, str]]:
+        """(microseconds, of what) that no kernel of this work is below, the longest first."""
+        found: list[tuple[float, str]] = []
+        names = {op.srcs[0].type.dtype.rate for op in self.launch.program.ops() if op.kind == "mma"}
+        peak = max((self.machine.value(f"peak.tensor_{name}") for name in names), default=0.0)
+        if peak and self.flops:
+            words = f"{self.flops / 1e9:,.1f} GFLOP at the tensor cores' {peak:,.0f} TFLOP/s"
+            found.append((self.flops / peak * 1e-6, words))
+        rate = self.machine.value("dram.bandwidth")
+        words = f"{self.bytes / 1e6:,.1f} MB of arrays at DRAM's {rate / 1e12:.2f} TB/s"
+        return sorted([*found, (self.bytes / rate * 1e6, words)], reverse=True)
+
+    def losses(self) -> list[Loss]:
+        """What stands between the limit and the predicted time, the largest first."""
+        time, replay = self.predicted, self.replay
+        if time is None or replay is None:
+            return []
+        boost, name = self.machine.value("clock.boost"), self.result.settings.name
+        overlaps = self.launch.plan.overlap_next_task
+        bound = sum(one.bound for one in replay.loops.values())
+        if not bound or not time.busy:
+            return []
+        found = [
+            Loss(
+                f"loops above their bound: {replay.cycles:,.0f} cycles, bound {bound:,}",
+                replay.cycles / bound,
+                f"another order of the loop: warploom optimize {name} --compare",
+            ),
+            Loss(
+                f"SMs without a task: {time.tasks:,} tasks for {self.launch.places} places",
+                1.0 / time.busy,
+                "tiles of another size, or dynamic scheduling of tasks",
+            ),
+            Loss(
+                f"beginnings and ends of tasks: {time.overhead:.1%} of their time",
+                1.0 / (1.0 - time.overhead),
+                "longer tasks" if overlaps else "overlap_next_task of the launch plan",
+            ),
+            Loss(
+                f"the clock: {time.mhz:,.0f} of {boost:,.0f} MHz fit the power limit",
+                boost / time.mhz,
+                "fewer bytes moved and fewer instructions for each matmul; narrower elements",
+            ),
+        ]
+        kept = [one for one in found if one.factor > 1.0 + NOTED]
+        return sorted(kept, key=lambda one: -one.factor)
+
+    @cached_property
+    def rivals(self) -> list[Rival]:
+        """Every point that has a time: those of a search, or of the tuned table at these sizes."""
+        if self.result.space:
+            return sorted(self.result.space, key=lambda one: one.rank)
+        settings, selected = self.result.settings, self.result.selected
+        kernel = entry(settings.name)
+        if kernel.table is None or not selected.tuned or self.gpu != GPU:
+            return []
+        config, table = configure(settings.name, settings.settings)[0], kernel.table
+        kind, sizes = table.kind(config), kernel.asked(config, self.sizes)
+        names = [name for name in kind.replays if table.variants[name].takes(config)]
+        measured = kind.measured(names, sizes)
+        times = {name: table.time(kind, name, config, sizes) for name in names}
+        found = [
+            Rival(name, time.microseconds, measured.get(name), vars(time), time.limits)
+            for name, time in times.items()
+        ]
+        return sorted(found, key=lambda one: one.rank)
+
+    def recorded(self) -> str:
+        """Where the tuned table's measurements at these sizes come from; "" without any."""
+        if self.result.space or not any(one.measured for one in self.rivals):
+            return ""
+        settings, kernel = self.result.settings, entry(self.result.settings.name)
+        assert kernel.table is not None
+        config = configure(settings.name, settings.settings)[0]
+        sizes = kernel.asked(config, self.sizes)
+        rows = (row for row in kernel.table.kind(config).rows if row.sizes == sizes)
+        return [row.source for row in rows if row.measured][-1]
+
+    def beats(self) -> str:
+        """Why this one, beside the next."""
+        name = self.result.chosen.name
+        best = next((one for one in self.rivals if one.name == name), None)
+        others = [one for one in self.rivals if one.name != name]
+        if best is None or not others:
+            return self._beats_by_cycles()
+        after = others[0]
+        ratio, how = after.predicted / best.predicted, "as predicted"
+        if best.measured is not None and after.measured is not None:
+            ratio, how = after.measured / best.measured, "as measured"
+        elif best.measured is not None:
+            how += "; it was not measured at these sizes, this one was"
+        share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'} {how}"
+        told = f"Of {len(self.rivals)} points the next is {after.name}. It takes {share}."
+        slower = ratio > 1.0 + NOTED
+        return f"{told} By the model {why_slower(after.told, best.told)}." if slower else told
+
+    def _beats_by_cycles(self) -> str:
+        """Where whole launches were not compared: by cycles of the loops, or measured."""
+        tried = sorted(self.result.trials, key=lambda one: one.rank)
+        refused = sum(bool(one.refused) for one in tried)
+        others = [one for one in tried if one.name != self.result.chosen.name and one.rank[1] < inf]
+        if not others:
+            return f"Schedules tried: {len(tried)}, of which {refused} were refused."
+        return f"The next is {others[0]}; this one is {self.result.chosen}."
+
+    def binds(self) -> str:
+        """What limits the time."""
+        if self.predicted is None or self.replay is None:
+            least, words = self.limits[0]
+            why = self.walks if isinstance(self.walks, str) else "it has no loop of matmuls"
+            return f"Not predicted: {why}. At least {least:,.1f} us: {words}."
+        loops = "; ".join(
+            f"loop {one.loop} takes {one.cycles:,.0f} cycles an iteration, predicted, and no "
+            f"schedule takes fewer than {one.bound:,} ({one.reason})"
+            for one in self.replay.loops.values()
+        )
+        return f"By the model, {self.predicted.limits}: {loops}."
+
+    def tries(self) -> list[str]:
+        """What may help, for the largest losses first."""
+        losses = self.losses()
+        told = [
+            f"{one.factor:.2f} times as long: {one.name}. Try {one.advice}." for one in losses[:3]
+        ]
+        if self.result.measured is None:
+            told.append("Run the same command on a machine with this GPU: it then measures.")
+        return told
+
+
+def rival_json(one: Rival, built: str) -> dict[str, Any]:
+    """A point of the plot as plain data."""
+    told = {key: one.told[key] for key in ("work", "mhz", "busy") if key in one.told}
+    return {
+        "name": one.name,
+        "predicted": round(one.predicted, 2),
+        "measured": one.measured,
+        "built": one.name == built,
+        "limits": one.limits,
+        **told,
+    }

@@ -1,0 +1,129 @@
+"""The report of `optimize` without a browser: what it says, and what its parts refer to."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from warploom.flows.optimize_facts import Facts
+from warploom.flows.optimized import Rival, Trial
+from warploom.perf.timeline import steps_of_lines
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, the text of scripts, and what each link would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "script":
+            self.scripts.append(data)
+
+
+@pytest.fixture(scope="module")
+def page(report: Path) -> Elements:
+    return Elements(report.read_text())
+
+
+@pytest.fixture(scope="module")
+def data(page: Elements) -> dict[str, list]:
+    return json.loads(page.scripts[0])
+
+
+def test_nothing_is_loaded_from_elsewhere(report: Path, page: Elements) -> None:
+    for tag, found in page.tags:
+        assert tag not in ("link", "img", "iframe")
+        assert "src" not in found and not (found.get("href") or "#").startswith("http")
+    assert "url(" not in report.read_text() and len(report.read_bytes()) < 2_000_000
+
+
+def test_every_figure_says_where_it_is_from(report: Path) -> None:
+    figures = re.findall(r'<div class="figure (\w+)">.*?<em>(\w+)</em>', report.read_text())
+    assert len(figures) >= 3 and {kind for kind, _ in figures} <= {"predicted", "measured"}
+    assert all(kind == word for kind, word in figures)
+
+
+def test_bars_and_lines_refer_to_steps(page: Elements, data: dict[str, list]) -> None:
+    """And each step of the steady loop has lines in the CUDA and in the machine code."""
+    steps = data["steps"]
+    lines = [int(found["data-s"] or 0) for _, found in page.tags if "data-s" in found]
+    ops = {int(found["data-o"] or 0) for _, found in page.tags if "data-o" in found}
+    bars = [bar for one in data["timelines"] for row in one["rows"] for bar in row["bars"]]
+    assert max(lines) < len(steps) and all(-1 <= bar[2] < len(steps) for bar in bars)
+    assert {op for _, own in steps for op in own} <= ops
+    drawn = {bar[2] for bar in bars} - {-1}
+    assert drawn <= set(lines) and {steps[step][0].split()[0] for step in drawn} >= {
+        "Wait", "Issue", "Release", "Fill",
+    }  # fmt: skip
+
+
+def test_rows_do_not_overlap_and_end_with_the_timeline(data: dict[str, list]) -> None:
+    for one in data["timelines"]:
+        names = [row["name"] for row in one["rows"]]
+        assert "tensor core" in names and any(name.startswith("ring") for name in names)
+        for row in one["rows"]:
+            ends = [bar[1] for bar in row["bars"]]
+            begins = [bar[0] for bar in row["bars"]]
+            assert all(a <= b + 0.11 for a, b in zip(ends, begins[1:], strict=False)), row["name"]
+            assert min(begins) >= 0 and max(ends) <= one["cycles"]
+
+
+def test_a_group_is_always_somewhere(data: dict[str, list]) -> None:
+    """Each bar of a group's code begins where the one before ends: no cycle is lost."""
+    (one, *_) = data["timelines"]
+    groups = [row for row in one["rows"] if row["name"].startswith("compute")]
+    assert groups
+    for row in groups:
+        spent = sum(bar[1] - bar[0] for bar in row["bars"])
+        assert spent == pytest.approx(one["cycles"], rel=0.01)
+
+
+def test_the_points_are_those_of_the_tuned_table(report: Path, data: dict[str, list]) -> None:
+    space = data["space"]
+    assert sum(point["built"] for point in space) == 1 and len(space) > 1
+    assert all(point["predicted"] > 0 and point["mhz"] > 0 for point in space)
+    assert f"Of {len(space)} points the next is {space[1]['name']}" in report.read_text()
+
+
+def test_a_step_ends_with_its_block() -> None:
+    text = """
+    if (ready) {
+      // Wait k
+      wait();
+      // Run exp2.3  program.py:7
+      x = exp2(x);
+    }
+    y = 0;
+"""
+    steps = {"Wait k": (1,), "Run exp2.3": (3,)}
+    wait, run = ["Wait k"] * 2, ["Run exp2.3"] * 2
+    assert steps_of_lines(text, steps) == ["", "", *wait, *run, "", ""]
+    assert set(steps_of_lines(text.replace("Wait", "Await"), steps)) == {"", "Run exp2.3"}
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ((10.0, 11.0), "It takes 10.0% longer as measured. By the model its tasks take 25.0% more"),
+        ((10.0, None), "20.0% less as predicted; it was not measured at these sizes, this one was"),
+        ((None, None), "It takes 20.0% less as predicted."),
+    ],
+)
+def test_why_this_one_is_told_by_what_is_known(measured, said) -> None:
+    told = {"work": 100.0, "busy": 1.0, "mhz": 1500.0}
+    points = (
+        Rival("this", 10.0, measured[0], told),
+        Rival("other", 8.0, measured[1], {**told, "work": 125.0}),
+    )
+    result = SimpleNamespace(space=points, chosen=Trial("this"), trials=())
+    assert said in Facts(result, None).beats()
