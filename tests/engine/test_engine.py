@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,6 +148,39 @@ def test_where_the_usual_form_is_refused_others_are_tried(tmp_path, store) -> No
     ]
     made._plans = lambda one: []
     assert made.run().useful[0].point.rules == () and tried_[0].rules == ("swap_operands",)
+
+
+def test_forms_that_spill_are_tried_in_the_order_of_fewest_registers(store, monkeypatch) -> None:
+    """At the first sizes, and of the other rewrites of what is fastest."""
+    monkeypatch.setattr("warploom.engine.search.orders", lambda _: ["pingpong"])
+    space = Space("examples/textbook_gemm.py:kernel", {})
+    for spills in ((), ("swap_operands",)):
+        made = _Search(space, {"m": 64, "n": 64, "k": 64}, "h200", store, "quick", lambda _: None)
+        tried_: list[Point] = []
+
+        def outcome(point, spills=spills):
+            refused = point.rules == spills and point.order == "pingpong"
+            return {"refused": "spills"} if refused else {"predicted": 1.0}
+
+        made._in_workers = lambda points, made=made, tried_=tried_, outcome=outcome: [
+            tried_.append(one) or made._take(one, outcome(one)) for one in points
+        ]
+        made.store = SimpleNamespace(find=lambda _: None, put=lambda *_: None)
+        made._plans = made._orders = lambda one: []
+        made.run()
+        other = [one.order for one in tried_ if one.rules == spills]
+        assert other == ["pingpong", "overlapped-early"]
+
+
+def test_what_a_search_leaves_out_is_counted(space, store) -> None:
+    made = _Search(space, {"m": 64}, "h200", store, "quick", lambda _: None)
+    point = first_point(space)
+    for _ in range(2):
+        made._take(point, {"pruned": True, "bound": 1.0})
+    made.end = 0.0
+    made._in_workers([point, point, point])
+    told = "0 points, 2 pruned by their bounds, 3 left out, as the time was over"
+    assert str(made.explored) == told and made.pool is None
 
 
 def test_a_rewritten_point_is_checked_against_the_textbook(space, monkeypatch) -> None:
