@@ -60,7 +60,7 @@ def test_bars_and_lines_refer_to_steps(page: Elements, data: dict[str, list]) ->
     ops = {int(found["data-o"] or 0) for _, found in page.tags if "data-o" in found}
     bars = [bar for one in data["timelines"] for row in one["rows"] for bar in row["bars"]]
     assert max(lines) < len(steps) and all(-1 <= bar[2] < len(steps) for bar in bars)
-    assert {op for _, own in steps for op in own} <= ops
+    assert {op for _, own, _ in steps for op in own} <= ops
     drawn = {bar[2] for bar in bars} - {-1}
     assert drawn <= set(lines) and {steps[step][0].split()[0] for step in drawn} >= {
         "Wait", "Issue", "Release", "Fill",
