@@ -104,6 +104,25 @@ def test_multiples_that_turn_an_order_round_are_not_followed():
     assert everywhere(tiles, mask.srcs[0]) is None
 
 
+def changed(row, col, _):
+    """A column number that is written again: it is no longer a coordinate."""
+    other = col + 0
+    other[:] = other + 1
+    return row <= other
+
+
+def fractions(row, col, _):
+    """-0.5 >= -0.2 is false, though both are 0 as whole numbers."""
+    axes = {"m": 64, "n": 32}
+    return t.full(-0.5, t.FP32, **axes) >= t.full(-0.2, t.FP32, **axes)
+
+
+@pytest.mark.parametrize("compare", [changed, fractions])
+def test_only_whole_numbers_that_stay_have_bounds(compare):
+    tiles, mask = masked(compare)
+    assert everywhere(tiles, mask.srcs[0]) is None
+
+
 @pytest.mark.parametrize("join", [operator.and_, operator.or_])
 def test_nothing_holds_everywhere_that_depends_on_values(join):
     """Where a part of a condition is not known, neither is the whole."""
