@@ -296,6 +296,14 @@ def test_tasks_come_in_the_order_that_the_kernel_takes_them(plan) -> None:
     assert (len(expected) > rows * cols) == (axis == "n_tile")
 
 
+def test_more_tasks_than_are_counted_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr("warploom.perf.launch_time.MOST_TASKS", 12)
+    plan = {"supergroup": 0, "cluster": ("", 1)}
+    assert len(gemm({"m": 3 * 128, "n": 4 * 256, "k": 64}, **plan).order) == 12
+    with pytest.raises(InputError, match="gemm of 13 tasks: the model of a launch counts at most"):
+        gemm({"m": 13 * 128, "n": 256, "k": 64}, **plan).order  # noqa: B018 (made when asked for)
+
+
 def test_loads_of_neighbours_are_served_together() -> None:
     sizes = {"m": 4096, "n": 4096, "k": 4096}
     one = gemm(sizes, supergroup=11, cluster=("", 1))
