@@ -12,7 +12,6 @@ import hashlib
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,7 @@ from warploom.integrations import torch_decode, torch_op, torch_rows
 from warploom.integrations.exports import pack
 from warploom.integrations.torch_program import RUNS, Collected, collecting, torch_module
 from warploom.kernels.tuned.table import remember
+from warploom.kernels.tuned.variant import Variant
 from warploom.tables import read_toml
 from warploom.tile import dtype
 
@@ -59,10 +59,10 @@ class Choices:
     def recall(self, table: str, config: Any, sizes: Any) -> None:
         """Nothing was chosen before."""
 
-    def note(self, table: str, config: Any, sizes: Any, chosen: Any) -> None:
-        """Keep a choice, with the columns of its variant."""
-        columns = {name: value for name, value in asdict(chosen).items() if name != "name"}
-        self.made[pack.hashed((table, config, sizes))] = {chosen.name: columns}
+    def note(self, table: str, config: Any, sizes: Any, chosen: Variant) -> None:
+        """Keep a choice, as a table has it."""
+        point = {**chosen.point.to_json(), "settings": dict(chosen.point.settings)}
+        self.made[pack.hashed((table, config, sizes))] = {chosen.name: point}
 
 
 def calls(path: Path = DEFAULTS) -> Iterator[tuple[str, list[Any]]]:

@@ -45,6 +45,7 @@ def test_a_manifest_states_the_machine_code(manifest: dict[str, Any]) -> None:
     assert list(code["roles"]) == ["load", "compute0", "compute1"]
     assert code["matrix_instructions"] > 0 and code["interval"]["i"] > 512
     assert sorted(code["register_moves"].values()) == [1, 1]
+    assert manifest["kernels"]["product"]["bits"]["results"][0]["order"] == "fixed"
 
 
 def test_a_build_of_the_same_compiler_loses_nothing(folder: Path) -> None:
@@ -94,10 +95,12 @@ def test_check_says_which_field_a_compiler_lost(folder: Path, tmp_path: Path) ->
     data = json.loads((copy / "manifest.json").read_text())
     data["kernels"]["product"]["machine_code"]["matrix_instructions"] += 1
     data["kernels"]["product"]["launch"]["threads"] += 32
+    data["kernels"]["product"]["bits"]["sums"] = ["in another order"]
     (copy / "manifest.json").write_text(json.dumps(data))
     done = run("check", str(copy))
     assert done.returncode == 1 and "product: LOST" in done.stdout
     assert "product: matrix_instructions is" in done.stderr and "product: launch" in done.stderr
+    assert "product: bits.sums is" in done.stderr
     (copy / "product.cubin").write_bytes(b"other")
     with pytest.raises(CheckFailed, match=r"product.cubin is not the cubin that the manifest"):
         flow.check(copy)

@@ -26,7 +26,16 @@ PACKAGE: Final = "warploom_kernels"
 INDEX: Final = "pack.json"
 SCHEMA: Final = "warploom.pack"
 VERSION: Final = 1
-ROOMS: Final = ("autosched", "codegen", "kernels", "machine", "rewrites", "schedule", "tile")
+ROOMS: Final = (  # what decides on machine code, and which variant a shape gets
+    "autosched",
+    "codegen",
+    "kernels",
+    "machine",
+    "perf",
+    "rewrites",
+    "schedule",
+    "tile",
+)
 SOURCES: Final = Path(__file__).parents[2]
 
 
@@ -35,7 +44,7 @@ class Pack:
     """An installed pack.
 
     kernels  by key: {"cubin": file, "sha256": of it, "interface": what a launch must know}
-    choices  by key: {name of the variant: its columns}
+    choices  by key: {name of the variant: its point}
     """
 
     folder: Path
