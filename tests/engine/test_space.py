@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warploom.autosched.plans import choices, planned, scheduled
+from warploom.autosched.plans import choices, planned, scheduled, variations
 from warploom.autosched.points import Point
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.engine.points import Space
@@ -80,6 +80,13 @@ def test_options_mean_what_they_say():
         planned(program, LaunchPlan(), ("store=over",))
     with pytest.raises(InputError, match="depth=3: the solver finds that itself"):
         scheduled(program, "solve", plan, ("depth=3",), "h200")
+
+
+def test_a_search_varies_what_the_model_can_tell_apart():
+    program = gemm(GemmConfig(tile=(128, 64, 64)))
+    words = {word.partition("=")[0] for plan in variations(program, ("depth=3",)) for word in plan}
+    assert {"groups", "panels", "resident"} < words and "launch" not in words
+    assert all("depth=3" in plan for plan in variations(program, ("depth=3",)))
 
 
 def test_slices_cut_the_program_once():

@@ -49,6 +49,8 @@ PANEL_ROWS = range(24, 104, 8)
 DEPTHS = range(2, 9)
 LOADERS = (32, 40)  # registers of a loading thread that computes many addresses
 MOST_REGISTERS = 240  # of a computing thread
+# Fewer slots than fit are no gain, and what runs before a kernel no model of it knows.
+UNVARIED = ("depth", "launch")
 # Options that choose what the solver finds itself.
 SOLVED = ("groups", "depth")
 
@@ -75,10 +77,10 @@ def plans(program: Program) -> tuple[tuple[str, ...], ...]:
 
 
 def variations(program: Program, words: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Plans that differ from one in one option of `CODE`."""
+    """Plans that differ from one in one option of `CODE` that a search varies."""
     known = choices(program)
     found: list[tuple[str, ...]] = []
-    for name in CODE:
+    for name in (name for name in CODE if name not in UNVARIED):
         others = tuple(word for word in words if not word.startswith(f"{name}="))
         if others != words:
             found.append(others)
