@@ -28,6 +28,8 @@ from warploom.perf.replay import Replay, Walk, of_walks, walked
 from warploom.sass.decode.kernel import Kernel
 from warploom.schedule.model.costs import costs
 
+LEAST = 1e-3  # share of a launch in its loops: it may be all beginnings and ends of tasks
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -164,7 +166,7 @@ class Facts:
             ),
             Loss(
                 f"beginnings and ends of tasks: {time.overhead:.1%} of their time",
-                1.0 / (1.0 - time.overhead),
+                1.0 / max(1.0 - time.overhead, LEAST),
                 "longer tasks" if overlaps else "overlap_next_task of the launch plan",
             ),
             Loss(
