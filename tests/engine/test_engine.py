@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -152,6 +153,41 @@ def test_where_the_usual_form_is_refused_others_are_tried(tmp_path, store) -> No
     assert made.run().useful[0].point.rules == () and tried_[0].rules == ("swap_operands",)
 
 
+def test_forms_that_spill_are_tried_in_the_order_of_fewest_registers(store, monkeypatch) -> None:
+    """At the first sizes, and of the other rewrites of what is fastest."""
+    monkeypatch.setattr("warploom.engine.search.orders", lambda _: ["pingpong"])
+    space = Space("examples/textbook_gemm.py:kernel", {})
+    for spills in ((), ("swap_operands",)):
+        made = _Search(space, {"m": 64, "n": 64, "k": 64}, "h200", store, "quick", lambda _: None)
+        tried_: list[Point] = []
+
+        def outcome(point, spills=spills):
+            refused = point.rules == spills and point.order == "pingpong"
+            return {"refused": "spills"} if refused else {"predicted": 1.0}
+
+        made._in_workers = lambda points, made=made, tried_=tried_, outcome=outcome: [
+            tried_.append(one) or made._take(one, outcome(one)) for one in points
+        ]
+        made.store = SimpleNamespace(find=lambda _: None, put=lambda *_: None)
+        made._plans = made._orders = lambda one: []
+        made.run()
+        other = [one.order for one in tried_ if one.rules == spills]
+        assert other == ["pingpong", "overlapped-early"]
+        # Before other forms, which are those of what is fastest then.
+        assert not spills or tried_[1].order == "overlapped-early"
+
+
+def test_what_a_search_leaves_out_is_counted(space, store) -> None:
+    made = _Search(space, {"m": 64}, "h200", store, "quick", lambda _: None)
+    point = first_point(space)
+    for _ in range(2):
+        made._take(point, {"pruned": True, "bound": 1.0})
+    made.end = 0.0
+    made._in_workers([point, point, point])
+    told = "0 points, 2 pruned by their bounds, 3 left out, as the time was over"
+    assert str(made.explored) == told and made.pool is None
+
+
 def test_a_rewritten_point_is_checked_against_the_textbook(space, monkeypatch) -> None:
     point = first_point(space)
     sizes = {"batch": 1, "heads": 1, "rows": 150, "keys": 170, "d": 128}
@@ -261,6 +297,14 @@ def test_tasks_come_in_the_order_that_the_kernel_takes_them(plan) -> None:
     assert list(map(tuple, launch.order.tolist())) == expected
     # Seven columns in pairs: the eighth is taken, and nothing of it is stored.
     assert (len(expected) > rows * cols) == (axis == "n_tile")
+
+
+def test_more_tasks_than_are_counted_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr("warploom.perf.launch_time.MOST_TASKS", 12)
+    plan = {"supergroup": 0, "cluster": ("", 1)}
+    assert len(gemm({"m": 3 * 128, "n": 4 * 256, "k": 64}, **plan).order) == 12
+    with pytest.raises(InputError, match="gemm of 13 tasks: the model of a launch counts at most"):
+        gemm({"m": 13 * 128, "n": 256, "k": 64}, **plan).order  # noqa: B018 (made when asked for)
 
 
 def test_loads_of_neighbours_are_served_together() -> None:

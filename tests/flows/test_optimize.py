@@ -158,7 +158,7 @@ def test_a_file_where_the_folder_should_be(tmp_path):
 
 def test_the_page_escapes_what_it_shows():
     """In the text and in the data of the scripts."""
-    page = Page("<b>", "s", cuda=[Line("1", "</script><b>")], steps=[("</script>", [0])])
+    page = Page("<b>", "s", cuda=[Line("1", "</script><b>")], steps=[("</script>", [0], "math")])
     text = page_html(page)
     assert "&lt;b&gt;" in text and "<b>" not in text.replace("<b>1</b>", "")
     assert text.count("</script>") == text.count("<script")

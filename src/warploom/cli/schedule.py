@@ -19,6 +19,7 @@ from warploom.codegen.compile.build import BUILD_ARCHITECTURES
 from warploom.errors import InputError
 from warploom.files import check_folder, write_text_atomically
 from warploom.kernels.select import HOPPER, written
+from warploom.report.schedule_html import schedule_html
 from warploom.schedule import service
 from warploom.schedule.solve.solve import Problem
 from warploom.schedule.view import picture
@@ -83,9 +84,10 @@ def schedule(
     json_out: str = typer.Option("", "--json", help="write graph, target, schedule; - is stdout"),
     trace: str = typer.Option("", help="write a Perfetto / Chrome trace"),
     svg: str = typer.Option("", help="write a picture of the steady state"),
+    html: str = typer.Option("", help="write a page: the proof, and the steady state to look at"),
 ) -> None:
     """Solve, prove, check, simulate and draw the schedule of one loop."""
-    for path in (json_out, trace, svg):
+    for path in (json_out, trace, svg, html):
         if Path(path or "-").is_dir():
             raise InputError(f"cannot write {path}: it is a directory, expected a file name")
         if path and path != "-":
@@ -107,6 +109,8 @@ def schedule(
         write_text_atomically(Path(trace), json.dumps(chrome_trace(*drawn)) + "\n")
     if svg:
         write_text_atomically(Path(svg), picture.svg(*drawn))
+    if html:
+        write_text_atomically(Path(html), schedule_html(*drawn))
 
 
 def problem_of(name: str, settings: dict[str, str], loop: str, request: service.Request) -> Problem:

@@ -28,8 +28,6 @@ from warploom.perf.replay import Replay, Walk, of_walks, walked
 from warploom.sass.decode.kernel import Kernel
 from warploom.schedule.model.costs import costs
 
-LEAST = 1e-3  # share of a launch in its loops: it may be all beginnings and ends of tasks
-
 
 @dataclass(frozen=True)
 class Loss:
@@ -166,7 +164,7 @@ class Facts:
             ),
             Loss(
                 f"beginnings and ends of tasks: {time.overhead:.1%} of their time",
-                1.0 / max(1.0 - time.overhead, LEAST),
+                1.0 / (1.0 - time.overhead) if time.overhead < 1.0 else inf,
                 "longer tasks" if overlaps else "overlap_next_task of the launch plan",
             ),
             Loss(
@@ -252,9 +250,10 @@ class Facts:
     def tries(self) -> list[str]:
         """What may help, for the largest losses first."""
         losses = self.losses()
-        told = [
-            f"{one.factor:.2f} times as long: {one.name}. Try {one.advice}." for one in losses[:3]
-        ]
+        told: list[str] = []
+        for one in losses[:3]:
+            lead = f"{one.factor:.2f} times as long" if one.factor < inf else "All of the time"
+            told.append(f"{lead}: {one.name}. Try {one.advice}.")
         if self.result.measured is None:
             told.append("Run the same command on a machine with this GPU: it then measures.")
         return told

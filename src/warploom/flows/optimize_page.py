@@ -31,6 +31,14 @@ from warploom.schedule.model.costs import costs
 from warploom.schedule.model.schedule import Schedule
 from warploom.schedule.view.picture import svg
 
+SPECIAL = ("exp", "exp2", "log", "log2", "reciprocal", "rsqrt", "sqrt", "tanh", "sigmoid", "div")
+KINDS_OF_STEPS = {
+    "wait": ("Wait", "TurnWait", "Join", "Acquire", "Meet"),
+    "matmul": ("Issue",),
+    "copy": ("Fill",),
+    "signal": ("Release", "Publish", "TurnPass"),
+}
+
 
 def pictures(selected: Selected, gpu: str) -> list[str]:
     """The steady state of every loop that was solved."""
@@ -118,7 +126,7 @@ def report_page(
         timelines=[_timeline_json(one, names) for one in timelines(found, of_line)],
         space=[rival_json(one, result.chosen.name) for one in found.rivals],
         recorded=found.recorded(),
-        steps=[(name, list(steps[name])) for name in names],
+        steps=[(name, list(steps[name]), kind_of_step(name)) for name in names],
         program=_program_lines(str(selected.program)),
         cuda=_lines(enumerate(built.source.text.splitlines(), 1), of_line, names),
         sass=_sass_lines(found.kernel, of_line, names),
@@ -131,6 +139,14 @@ def report_page(
         measured=[] if result.measured is None else result.measured.rows(result.chosen.predicted),
         seconds=[(name, f"{value:.2f} s") for name, value in result.seconds.items()],
     )
+
+
+def kind_of_step(name: str) -> str:
+    """How a step is coloured, by its type and the operation that it runs."""
+    what, _, rest = name.partition(" ")
+    if what == "Run" and rest.split(".")[0] in SPECIAL:
+        return "special"
+    return next((kind for kind, words in KINDS_OF_STEPS.items() if what in words), "math")
 
 
 def figures(found: Facts) -> list[Figure]:

@@ -28,7 +28,8 @@ class Page:
     answers     (question, sentences) of the first screen
     timelines   bars of each loop (`flows.optimize_page`)
     space       points with predicted and measured times; `recorded` says where the latter are from
-    steps       (name, numbers of the operations that it does), which bars and lines refer to
+    steps       (name, numbers of the operations that it does, kind by which it is coloured), which
+                bars and lines refer to
     checked     what the interpreter said of the program
     schedules   (name, cycles an iteration, bound or why not, note)
     pictures    SVG documents of ours, one a loop; every other string is escaped
@@ -42,7 +43,7 @@ class Page:
     timelines: Sequence[dict[str, Any]] = ()
     space: Sequence[dict[str, Any]] = ()
     recorded: str = ""
-    steps: Sequence[tuple[str, list[int]]] = ()
+    steps: Sequence[tuple[str, list[int], str]] = ()
     program: Sequence[Line] = ()
     cuda: Sequence[Line] = ()
     sass: Sequence[Line] = ()

@@ -15,7 +15,7 @@ from warploom.derive.kernel.chunk import exchange
 from warploom.derive.kernel.kernel import Kernel, subdiagram
 from warploom.derive.lemmas.cascade import Refusal
 from warploom.derive.lemmas.streaming import make_streamable
-from warploom.derive.show.svg import panel
+from warploom.derive.show.svg import legend, panel
 
 Panel = tuple[str, float, float]
 
@@ -127,7 +127,8 @@ def _region(diagram: Diagram, kernel: Kernel) -> Diagram:
 
 
 def stacked(name: str, panels: Sequence[Panel]) -> str:
-    """Panels one under the other as one SVG."""
+    """Panels one under the other as one SVG, with a legend behind the last."""
+    panels = [*panels, legend()]
     width = max(w for _, w, _ in panels)
     height = sum(h for _, _, h in panels)
     parts: list[str] = []

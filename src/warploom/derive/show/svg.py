@@ -119,6 +119,46 @@ def panel(
     return "".join(parts), width, floor + (74 if kernel is not None else 30)
 
 
+def legend() -> tuple[str, float, float]:
+    """What the marks of the drawings mean: (svg, width, height)."""
+    chip, dark = COLOUR["chip"], COLOUR["global"]
+    marks = (
+        (
+            line(24, 0, 64, 0, dark),
+            "an axis of an array in global memory; parallel lines: one array",
+        ),
+        (line(24, 0, 64, 0, chip), "the same on the chip"),
+        (line(24, 0, 64, 0, dark, "stroke-dasharray='2 3'"), "a number: an array without axes"),
+        (
+            line(24, 0, 64, -5, dark) + line(24, 0, 64, 5, dark) + branch(26, 0, dark),
+            "a value is read more than once",
+        ),
+        (
+            "<rect x='34' y='-8' width='20' height='16' rx='4' fill='white' stroke='#555'/>"
+            + line(24, 0, 64, 0, "#bbb")
+            + dot(34, 0)
+            + dot(54, 0),
+            "a box is done for each place along a wire that goes through it",
+        ),
+        (
+            tag(44, 4, "g_q", "middle", chip),
+            "q is grouped: a task has so many, tasks run in parallel",
+        ),
+        (tag(44, 4, "s_x", "middle", chip), "x is streamed: a loop brings so many at a time"),
+        (
+            f"<rect x='24' y='-7' width='40' height='14' rx='5' fill='{COLOUR['region']}'/>",
+            "one kernel: what lies inside never leaves the chip",
+        ),
+        (tag(44, 4, "H", "middle", "#111"), "values that cross between the chip and memory there"),
+        (tag(44, 4, "M", "middle", "#111"), "values that are held on the chip behind the box"),
+    )
+    parts = [f"<text x='24' y='26' font-size='17' fill='#111' {FONT}>legend</text>"]
+    for number, (mark, words) in enumerate(marks):
+        y = 48 + 20 * number
+        parts.append(f"<g transform='translate(0,{y})'>{mark}</g>{remark(80, y + 4, words)}")
+    return "".join(parts), 620.0, 58.0 + 20 * len(marks)
+
+
 def _loop_first(kernel: Kernel) -> tuple[Node, ...]:
     """The boxes with those of the innermost loop first, when that order is still topological."""
     innermost = len(kernel.loops)

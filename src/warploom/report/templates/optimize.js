@@ -12,19 +12,13 @@ function make(name, values, parent, text) {
 const nameOf = step => (step < 0 ? "code of no step" : data.steps[step][0]);
 function kindOf(step, kind) {
   if (kind !== "code" && kind !== "stamped") return kind;
-  const name = nameOf(step);
-  if (/^(Wait|TurnWait|Join|Acquire|Meet)/.test(name)) return "wait";
-  if (/^Issue/.test(name)) return "matmul";
-  if (/^Fill/.test(name)) return "copy";
-  if (/^(Release|Publish|TurnPass)/.test(name)) return "signal";
-  if (/^Run (exp|log|recip|rsqrt|sqrt|tanh|sin|cos|div)/.test(name)) return "special";
-  return step < 0 ? "other" : "math";
+  return step < 0 ? "other" : data.steps[step][2];
 }
 const cycles = value => Math.round(value).toLocaleString("en") + (Math.round(value) === 1 ? " cycle" : " cycles");
 
 // ---- what is chosen: steps, lit in every pane and every timeline
 
-const panes = ["program", "cuda", "sass"].map(byId);
+const panes = ["program", "cuda", "sass"].map(byId).filter(Boolean);
 let chosen = new Set();
 function choose(steps, from) {
   chosen = new Set(steps);
@@ -205,7 +199,7 @@ if (timelines.length) {
     }
     next = 0;
     const bars = wanted ? timelines.flatMap(one => one.own.rows.flatMap(row => row.bars)).filter(bar => nameOf(bar[2]).toLowerCase().includes(wanted)).length : 0;
-    byId("hits").textContent = wanted ? `${bars} bars, ${hits.length} lines; Enter shows the next line` : "";
+    byId("hits").textContent = wanted ? `${bars} bars, ${hits.length} lines${hits.length ? "; Enter shows the next line" : ""}` : "";
     timelines.forEach(one => one.paint());
   });
   search.addEventListener("keydown", event => {
