@@ -241,6 +241,15 @@ def test_tasks_are_shared_out_as_the_plan_says(space, balance) -> None:
         )
 
 
+def test_results_from_registers_leave_beside_the_tail() -> None:
+    """Those in panels leave behind it; both are 64 KiB of 128 x 256 elements."""
+    sizes, leave = {"m": 4096, "n": 4096, "k": 4096}, 64 * 50.9
+    for tail, direct in ((900.0, leave), (5000.0, 5000.0)):
+        ends = Ends(tail=tail, head=400.0)
+        assert gemm(sizes)._ends(ends) == pytest.approx(tail + 400.0 + leave)
+        assert gemm(sizes, store="direct")._ends(ends) == pytest.approx(direct + 400.0)
+
+
 def test_a_balanced_order_is_faster_under_a_causal_mask(space) -> None:
     point = first_point(space)
     walked = replayed(2500.0, Ends(tail=700.0, head=400.0))

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from warploom.autosched.plans import choices, planned, scheduled
+from warploom.autosched.plans import choices, planned, scheduled, variations
 from warploom.autosched.points import Point
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.engine.points import Space
-from warploom.errors import InputError
+from warploom.errors import CheckFailed, InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.kernels.library import KERNELS
+from warploom.rewrites.accumulators import cluster_reduce
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimize.md"
 TABLES = {name: one.table for name, one in KERNELS.items() if one.table is not None}
@@ -82,6 +83,13 @@ def test_options_mean_what_they_say():
         scheduled(program, "solve", plan, ("depth=3",), "h200")
 
 
+def test_a_search_varies_what_the_model_can_tell_apart():
+    program = gemm(GemmConfig(tile=(128, 64, 64)))
+    words = {word.partition("=")[0] for plan in variations(program, ("depth=3",)) for word in plan}
+    assert {"groups", "panels", "resident"} < words and "launch" not in words
+    assert all("depth=3" in plan for plan in variations(program, ("depth=3",)))
+
+
 def test_slices_cut_the_program_once():
     program = gemm(GemmConfig(tile=(64, 64, 64)))
     made, plan = planned(program, LaunchPlan(), ("slices=4",))
@@ -89,6 +97,22 @@ def test_slices_cut_the_program_once():
     assert planned(made, LaunchPlan(), ("slices=4",)) == (made, plan)
     two = gemm(GemmConfig(dual=True, tile=(64, 64, 64)))
     assert "slices" not in choices(two)  # one sum only
+
+
+def test_slices_of_a_point_are_checked_against_the_textbook(monkeypatch):
+    space = Space("examples/textbook_gemm.py:kernel", {})
+    point = Point((("tile_m", "64"), ("tile_n", "64")), (), "inflight", ("slices=2",))
+    sizes = {"m": 70, "n": 40, "k": 300}
+    assert space.check(point, sizes) < 1e-9
+
+    def short(program, parts, width=None):
+        (loop,) = program.loops()
+        body = [replace(x, stop=x.stop - 1) if x is loop else x for x in program.body]
+        return cluster_reduce(replace(program, body=tuple(body)), parts, width)
+
+    monkeypatch.setattr("warploom.autosched.plans.cluster_reduce", short)
+    with pytest.raises(CheckFailed, match="difference of"):
+        space.check(point, sizes)
 
 
 def test_options_of_a_point_are_changed_and_taken_away():

@@ -49,8 +49,10 @@ PANEL_ROWS = range(24, 104, 8)
 DEPTHS = range(2, 9)
 LOADERS = (32, 40)  # registers of a loading thread that computes many addresses
 MOST_REGISTERS = 240  # of a computing thread
+# Fewer slots than fit are no gain, and what runs before a kernel no model of it knows.
+UNVARIED = ("depth", "launch")
 # Options that choose what the solver finds itself.
-SOLVED = ("groups", "depth")
+LEFT_TO_SOLVER = ("groups", "depth")
 
 
 def choices(program: Program) -> Mapping[str, tuple[str, ...]]:
@@ -75,10 +77,10 @@ def plans(program: Program) -> tuple[tuple[str, ...], ...]:
 
 
 def variations(program: Program, words: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Plans that differ from one in one option of `CODE`."""
+    """Plans that differ from one in one option of `CODE` that a search varies."""
     known = choices(program)
     found: list[tuple[str, ...]] = []
-    for name in CODE:
+    for name in (name for name in CODE if name not in UNVARIED):
         others = tuple(word for word in words if not word.startswith(f"{name}="))
         if others != words:
             found.append(others)
@@ -119,7 +121,7 @@ def scheduled(
     """The schedule of a program in an order, under a launch plan and what the words say of the
     block; raises `InputError` where they do not fit."""
     given = dict(word.split("=") for word in words)
-    if order == "solve" and (own := [name for name in SOLVED if name in given]):
+    if order == "solve" and (own := [name for name in LEFT_TO_SOLVER if name in given]):
         raise InputError(f"plan {own[0]}={given[own[0]]}: the solver finds that itself")
     block = Block(groups=int(given.get("groups", 0)), depth=int(given.get("depth", 0)))
     schedule = schedule_named(program, order, plan, gpu, search, block)

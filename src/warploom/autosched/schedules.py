@@ -3,8 +3,8 @@
 unpipelined   one slot a ring, one matmul at a time: only the groups of a block overlap
 multistage    two slots a ring, matmuls drained every iteration
 lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
-lcsf-early    the same, and a slot is given back before the first op that needs what was made of it
 inflight      the same with one matmul in flight across iterations
+lcsf-early    as lcsf, and a slot is given back before the first op that needs what was made of it
 overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
 ...-early     these two with what the loop does to its last result (rescaling) beside the first
@@ -33,8 +33,8 @@ NAMES = (
     "unpipelined",
     "multistage",
     "lcsf",
-    "lcsf-early",
     "inflight",
+    "lcsf-early",
     "overlapped",
     "pingpong",
     "overlapped-early",

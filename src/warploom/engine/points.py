@@ -135,11 +135,12 @@ class Space:
                     yield config, sliced(form.program, int(parts))
 
     def check(self, point: Point, sizes: Mapping[str, int]) -> float:
-        """How far the rewritten program of a point is from the textbook in float64; raises
-        `CheckFailed` where that is more than rounding."""
+        """How far the program of a point, rewritten and in slices, is from the textbook in float64;
+        raises `CheckFailed` where that is more than rounding."""
         textbook, kernel = self.textbook(point.settings), self.entry
         arrays = kernel.arrays(textbook, sizes, 0)
-        return check_meaning(textbook, self.rewritten(point), arrays, kernel.scalars)
+        program, _ = self.laid_out(self.rewritten(point), point)
+        return check_meaning(textbook, program, arrays, kernel.scalars)
 
     def selected(self, point: Point, gpu: str) -> Selected:
         """The program and schedule of a point; raises `InputError` where it is not legal."""

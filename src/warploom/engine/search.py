@@ -31,8 +31,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 
 from warploom import toolchain
-from warploom.autosched.plans import SOLVED as FOUND
-from warploom.autosched.plans import plans, variations
+from warploom.autosched.plans import LEFT_TO_SOLVER, plans, variations
 from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
 from warploom.codegen.ir.place import place
@@ -234,7 +233,7 @@ class _Search:
 
     @staticmethod
     def _solved(one: Found) -> list[Point]:
-        left_to_it = (f"{option}=" for option in FOUND)
+        left_to_it = (f"{option}=" for option in LEFT_TO_SOLVER)
         return [replace(one.point.having(*left_to_it), order=SOLVED)]
 
     def _varied(self, count: int, vary: Callable[[Found], Iterable[Point]]) -> Iterator[Point]:

@@ -99,8 +99,9 @@ def _searched(
 
 
 def renewed(name: str, say: Say = lambda _: None) -> Mapping[str, Kind]:
-    """What a kernel's table has by the model as it is: where another one made it, every variant is
-    compiled and replayed again, and the rows are predicted again."""
+    """What a kernel's table has by the model as it is: where another one made it, the rows are
+    predicted again, and if its replays followed other rules, every variant is compiled and replayed
+    again."""
     table = entry(name).table
     assert table is not None
     if table.current:
@@ -113,8 +114,8 @@ def _renewed(name: str, label: str, say: Say) -> Kind:
     assert kernel.table is not None
     table, kind = kernel.table, kernel.table.stored[label]
     config = configure(name, kind.settings)[0]
-    replays: dict[str, Replay] = {}
-    for one in kind.replays:
+    replays = dict(kind.replays)
+    for one in () if table.replayed else kind.replays:
         replays[one] = kept(_replayed(kernel, table.variants[one], config))
         say(f"{label}: {one}: {replays[one].cycles:.0f} cycles an iteration")
     found = replace(kind, replays=replays)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, prod
 from typing import Any
@@ -39,7 +39,7 @@ from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import FOLD
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
-MODEL = f"5.{RULES}"
+MODEL = f"6.{RULES}"
 KIB = 1024
 NOTED = 0.002  # share of a time that is worth a word
 SECTOR = 32  # bytes; copies are slow when their rows do not begin at one
@@ -329,9 +329,13 @@ class Launch:
 
     def _ends(self, ends: Ends) -> float:
         """Cycles of a task outside of its steady loops. Its results leave while all SMs store, and
-        no loop hides that."""
-        store = costs(self.gpu).value("store.per_kib_all")
-        return _of_a_task(ends, self._fill()) + self._stored() / KIB * store
+        no loop hides that: those in panels once they are packed, those in registers while the code
+        behind the last loop runs."""
+        store = self._stored() / KIB * costs(self.gpu).value("store.per_kib_all")
+        if self.plan.store == "tma":
+            return _of_a_task(ends, self._fill()) + store
+        ends = replace(ends, tail=max(ends.tail, store), finish=max(ends.finish, store))
+        return _of_a_task(ends, self._fill())
 
     def _fill(self) -> float:
         """Cycles until what is loaded once a task is there, where its slot has to be free first."""

@@ -27,7 +27,7 @@ from warploom.autosched.points import Point
 from warploom.errors import InputError
 from warploom.kernels.tuned.variant import Sizes, Template, Variant
 from warploom.perf.launch_time import MODEL, Launch, LaunchTime
-from warploom.perf.replay import Ends, Prediction, Replay
+from warploom.perf.replay import RULES, Ends, Prediction, Replay
 from warploom.tables import read_toml
 
 GPU = "h200"  # where the rows were measured
@@ -152,6 +152,11 @@ class Table:
     def current(self) -> bool:
         """Whether replays and predictions are those of the model as it is."""
         return self._data.get("model") == MODEL
+
+    @property
+    def replayed(self) -> bool:
+        """Whether its replays are of the rules as they are: else only its predictions are old."""
+        return str(self._data.get("model")).endswith(f".{RULES}")
 
     @property
     def known(self) -> Mapping[str, Kind]:
