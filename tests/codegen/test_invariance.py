@@ -23,6 +23,8 @@ from warploom.kernels.attention import backward
 from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_schedule
 from warploom.kernels.attention.program import AttentionConfig, attention, default_schedule
 from warploom.kernels.gemm import program as gemm
+from warploom.kernels.recurrent.program import RecurrentConfig, recurrent
+from warploom.kernels.recurrent.program import default_schedule as recurrent_schedule
 from warploom.kernels.rows.program import RowConfig, column_sums, row_program
 from warploom.kernels.user import random_arrays
 
@@ -77,6 +79,9 @@ LIBRARY = {
     "backward": (
         lambda: main_kernel(False), "", {"batch": "store_add.26 adds to dq_sum in the order"}),
     "backward, deterministic": (lambda: main_kernel(True), "batch", {"keys": "how many keys"}),
+    "recurrent": (
+        lambda: kernel(recurrent(c := RecurrentConfig("head")), recurrent_schedule(c)), "batch",
+        {"rows": "its place along rows"}),
     "rmsnorm": (lambda: row_program(RowConfig("rmsnorm", 64, 2)), "m", {"n": "reduce_sum.3"}),
     "layernorm backward": (
         lambda: row_program(RowConfig("layernorm_backward", 64, 2)), "m",
