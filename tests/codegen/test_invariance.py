@@ -153,7 +153,8 @@ def small(fault=""):
     def body(q, k, v, lengths, o):
         b, s = t.grid(batch=t.size("batch"), splits=t.size("splits") if "splits" in o.dims else 1)
         own = b + 1 if fault == "another sequence's length" else b
-        length = t.minimum_index(t.read(lengths, own), t.size("keys"))
+        most = "batch" if fault == "a length below the batch" else "keys"
+        length = t.minimum_index(t.read(lengths, own), t.size(most))
         near = b + 1 if fault == "another sequence's keys" else b
         rows, d = t.span(0, 64), t.span(0, 64)
         first, last = 0, t.cdiv(length, 32)
@@ -205,6 +206,10 @@ def small_kernel(fault=""):
 FAULTS = {
     "another sequence's length": ("batch", r"reads lengths at \(batch_tile \+ 1\) of batch"),
     "another sequence's keys": ("batch", "depends on how many batch there are: load.3"),
+    "a length below the batch": (
+        "batch",
+        r"is proved only where lengths\[batch\] is at most batch",
+    ),
     "parts of the batch": ("batch", "depends on how many batch there are: loop i"),
     "parts of a grid axis": ("batch", "depends on splits, which no input has"),
     "keys of the whole cache": ("keys", "depends on how many keys there are: coordinate"),
