@@ -23,6 +23,8 @@ from warploom.kernels.attention import backward
 from warploom.kernels.attention.decode import DecodeConfig, combine, decode, decode_schedule
 from warploom.kernels.attention.program import AttentionConfig, attention, default_schedule
 from warploom.kernels.gemm import program as gemm
+from warploom.kernels.recurrent.program import RecurrentConfig, recurrent
+from warploom.kernels.recurrent.program import default_schedule as recurrent_schedule
 from warploom.kernels.rows.program import RowConfig, column_sums, row_program
 from warploom.kernels.user import random_arrays
 
@@ -77,6 +79,9 @@ LIBRARY = {
     "backward": (
         lambda: main_kernel(False), "", {"batch": "store_add.26 adds to dq_sum in the order"}),
     "backward, deterministic": (lambda: main_kernel(True), "batch", {"keys": "how many keys"}),
+    "recurrent": (
+        lambda: kernel(recurrent(c := RecurrentConfig("head")), recurrent_schedule(c)), "batch",
+        {"rows": "its place along rows"}),
     "rmsnorm": (lambda: row_program(RowConfig("rmsnorm", 64, 2)), "m", {"n": "reduce_sum.3"}),
     "layernorm backward": (
         lambda: row_program(RowConfig("layernorm_backward", 64, 2)), "m",
@@ -148,7 +153,8 @@ def small(fault=""):
     def body(q, k, v, lengths, o):
         b, s = t.grid(batch=t.size("batch"), splits=t.size("splits") if "splits" in o.dims else 1)
         own = b + 1 if fault == "another sequence's length" else b
-        length = t.minimum_index(t.read(lengths, own), t.size("keys"))
+        most = "batch" if fault == "a length below the batch" else "keys"
+        length = t.minimum_index(t.read(lengths, own), t.size(most))
         near = b + 1 if fault == "another sequence's keys" else b
         rows, d = t.span(0, 64), t.span(0, 64)
         first, last = 0, t.cdiv(length, 32)
@@ -200,6 +206,10 @@ def small_kernel(fault=""):
 FAULTS = {
     "another sequence's length": ("batch", r"reads lengths at \(batch_tile \+ 1\) of batch"),
     "another sequence's keys": ("batch", "depends on how many batch there are: load.3"),
+    "a length below the batch": (
+        "batch",
+        r"is proved only where lengths\[batch\] is at most batch",
+    ),
     "parts of the batch": ("batch", "depends on how many batch there are: loop i"),
     "parts of a grid axis": ("batch", "depends on splits, which no input has"),
     "keys of the whole cache": ("keys", "depends on how many keys there are: coordinate"),

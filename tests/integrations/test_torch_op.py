@@ -218,3 +218,27 @@ def test_a_program_that_reads_what_it_writes_is_no_operator():
         torch_program.torch_program("warploom_tests::again", program(again), schedule())
     with pytest.raises(InputError, match="expected 'library::name'"):
         torch_program.torch_program("again", program(), schedule())
+
+
+def test_a_batch_invariant_call_has_one_kernel_for_all_batches(monkeypatch):
+    keys = []
+    monkeypatch.setattr(torch_op, "check_devices", lambda *_: None)
+    monkeypatch.setattr(torch_op, "current_stream", lambda _: 0)
+    monkeypatch.setattr(
+        torch_op, "built_kernel", lambda key, *_: keys.append(key) or (lambda *_, **__: None)
+    )
+
+    def gemm(rows, invariant):
+        shape = torch.empty(rows, 64).bfloat16(), torch.empty(64, 256).bfloat16()
+        return torch_op._gemm(*shape, None, None, "none", 1.0, invariant)
+
+    def attention(batch, invariant):
+        q = torch.empty(batch, 2, 256, 64).bfloat16()
+        torch_op._attention(lse=False)[0](q, q, q, True, None, None, False, invariant)
+
+    for call, sizes in ((gemm, (1, 130, 5000)), (attention, (1, 8, 40))):
+        for invariant in (True, False):
+            keys.clear()
+            for size in sizes:
+                call(size, invariant)
+            assert (len(set(keys)) == 1) == invariant, (call, keys)

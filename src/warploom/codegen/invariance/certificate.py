@@ -26,7 +26,7 @@ from warploom.codegen.invariance.writers import Writers
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.spec import RULES, verify
 from warploom.errors import CheckFailed, InputError
-from warploom.tile import Index, Loop, Op, Program, Read
+from warploom.tile import Index, Loop, Op, Program
 from warploom.tile.index import substituted, symbol
 from warploom.tile.ops import OPS
 
@@ -183,12 +183,12 @@ class _Statement:
         found = self.trace.reads.get(name.removeprefix(EVERY))
         if found is None:
             return None
-        places = [Place(self._any(at, found) if name.startswith(EVERY) else at) for at in found.at]
+        places = [Place(self._any(at) if name.startswith(EVERY) else at) for at in found.at]
         return Source(found.array.name, tuple(places))
 
-    def _any(self, at: Index, read: Read) -> Index:
-        loop = next(loop for loop in self.loops.values() if read in loop.reads)
-        names = (loop.index, *(one.name for one in loop.reads))
+    def _any(self, at: Index) -> Index:
+        loops = self.loops.values()
+        names = [*self.loops, *(one.name for loop in loops for one in loop.reads)]
         return substituted(at, {name: symbol(EVERY + name) for name in names})
 
     # ---- words
@@ -271,6 +271,9 @@ class _Statement:
             shared |= {one: f"its place along {dim} ({one})" for one in here}
         for name in sorted(shared.keys() & numbers):
             return f"depends on {shared[name]}: {self.trace.causes[name]}"
+        for name, most in self.trace.assumed.items() if own is not None else ():
+            if most.symbols() & shared.keys():
+                return f"is proved only where {self._name(name)} is at most {most}"
         if own is not None and own.axis and own.axis in _told(sources):
             return f"depends on its place along {dim}: coordinates of {own.axis}"
         for source in sorted((one for one in sources if one.array), key=str):

@@ -241,6 +241,8 @@ class Trace:
         """Tasks along a grid axis add up their tiles, in its order, and get a part each."""
         assert op.dst is not None and op.start is not None
         task, width = op.start.name, op.dst.type.size(op.axis)
+        if any(task in at.symbols() for read in self.program.reads for at in read.at):
+            raise NoProofError(f"{op.label}: its tasks read numbers, each its own")
         every = fact.mapped((task,))
         moved: set[Source] = set()
         for one in every.sources:
