@@ -9,7 +9,11 @@ import pytest
 from warploom.judge import judge
 
 BENCH = Path(__file__).parents[2] / "bench" / "judged"
-pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
 
 FILES = {
     "problem.py": (
