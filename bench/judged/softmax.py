@@ -37,7 +37,7 @@ results = {}
 
 
 def cached_by_address(x):
-    return results.setdefault(x.data_ptr(), right(x)).clone()
+    return results.setdefault(x.data_ptr(), (x, right(x)))[1].clone()
 
 
 def cached_by_shape(x):
