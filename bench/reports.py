@@ -30,7 +30,7 @@ TUNED = "examples/tune_gemm_leaky_relu.py:kernel"
 COMMANDS = {
     "optimize_attention": ("optimize attention --measure none -o OUT", "report.html"),
     "optimize_gemm": (
-        "optimize gemm --set dtype=e4m3 --measure none --trace -o OUT",
+        "optimize gemm --set m=4000 --set n=6008 --set k=3000 --measure none --trace -o OUT",
         "report.html",
     ),
     "schedule_attention": ("schedule attention --time-limit 20 --html OUT/page.html", "page.html"),
