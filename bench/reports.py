@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "reports"
 PICTURES = ROOT / "docs" / "img"
 WIDTHS = {1280: 900, 390: 1500}  # of a window, with its height
-COLOURS = 48  # of a picture: a page has few
+COLOURS = 128  # of a picture: a page has few
 TUNED = "examples/tune_gemm_leaky_relu.py:kernel"
 # Page -> the command that writes it into OUT, and the file that it is.
 COMMANDS = {

@@ -14,6 +14,7 @@ def test_notes_for_tests_are_left_out_and_reports_are_linked() -> None:
     page = "```python part\nx = 1\n```\n<!-- report: tune -->\n```\n$ y z\n```\n"
     want = "```python\nx = 1\n```\n[Open the page](reports/tune.html)\n```\n$ y z\n```\n"
     assert on_page_markdown(page) == want
+    assert on_page_markdown("[one](../examples/a.py)") == "one (`examples/a.py`)"
 
 
 def test_every_report_is_shown_at_two_widths_and_linked() -> None:
