@@ -1,6 +1,7 @@
 """Hooks of the documentation site (`mkdocs.yml`): what differs there from the pages as they stand.
 
 * A fence's note for the tests (`python part`, `file=NAME`) is left out.
+* A link to a file beside `docs` is its name: the site has pages only.
 * `build/reports` (`bench/reports.py`) is part of the site, and `<!-- report: NAME -->` becomes a
   link to the page of that name there.
 """
@@ -13,12 +14,14 @@ from typing import Any
 
 REPORTS = Path(__file__).parents[1] / "build" / "reports"
 FENCE = re.compile(r"^(```\w*) [^\n`]+$", re.MULTILINE)
+BESIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)\s]+)\)")
 REPORT = re.compile(r"<!-- report: (\w+) -->")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """The page without notes, with links to reports."""
-    return REPORT.sub(r"[Open the page](reports/\1.html)", FENCE.sub(r"\1", markdown))
+    markdown = BESIDE.sub(r"\1 (`\2`)", FENCE.sub(r"\1", markdown))
+    return REPORT.sub(r"[Open the page](reports/\1.html)", markdown)
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -158,7 +158,7 @@ def readme(found: dict[str, dict[str, Any]]) -> str:
         "Each `.cu` begins with its tile program and the steps of every role; each step's code",
         "begins with a comment that names it. The `.json` beside it has the schedule, the bound of",
         "each loop, predicted cycles, a trace (give its `trace` to",
-        "[Perfetto](https://ui.perfetto.dev)) and the measured row.",
+        "[Perfetto](https://ui.perfetto.dev)) and the measured row, which is of its date's code.",
         "",
         "| kernel | lines | loop: cycles predicted, bound | launch predicted | measured |",
         "|---|---:|---|---:|---|",

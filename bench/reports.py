@@ -24,13 +24,13 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "reports"
 PICTURES = ROOT / "docs" / "img"
 WIDTHS = {1280: 900, 390: 1500}  # of a window, with its height
-COLOURS = 48  # of a picture: a page has few
+COLOURS = 128  # of a picture: a page has few
 TUNED = "examples/tune_gemm_leaky_relu.py:kernel"
 # Page -> the command that writes it into OUT, and the file that it is.
 COMMANDS = {
     "optimize_attention": ("optimize attention --measure none -o OUT", "report.html"),
     "optimize_gemm": (
-        "optimize gemm --set dtype=e4m3 --measure none --trace -o OUT",
+        "optimize gemm --set m=4000 --set n=6008 --set k=3000 --measure none --trace -o OUT",
         "report.html",
     ),
     "schedule_attention": ("schedule attention --time-limit 20 --html OUT/page.html", "page.html"),

@@ -12,7 +12,8 @@ from warploom.flows.optimize_facts import Facts
 from warploom.flows.optimized import Rival, Trial
 from warploom.perf.launch_time import LaunchTime
 from warploom.perf.replay import Ends, Prediction, Replay
-from warploom.perf.timeline import steps_of_lines
+from warploom.perf.timeline import stamped, steps_of_lines
+from warploom.perf.trace import Mark
 
 
 class Elements(HTMLParser):
@@ -128,7 +129,9 @@ def test_why_this_one_is_told_by_what_is_known(measured, said) -> None:
         Rival("other", 8.0, measured[1], {**told, "work": 125.0}),
     )
     result = SimpleNamespace(space=points, chosen=Trial("this"), trials=())
-    assert said in Facts(result, None).beats()
+    facts = Facts(result, None)
+    vars(facts)["recorded"] = []
+    assert said in facts.beats()
 
 
 def test_losses_are_named_the_largest_first_and_none_is_endless() -> None:
@@ -147,3 +150,18 @@ def test_losses_are_named_the_largest_first_and_none_is_endless() -> None:
     vars(facts)["predicted"] = LaunchTime(10.0, 33, 0, 1.0, 1.0, 1.0, 990.0)
     first, second, *_ = facts.tries()
     assert first.startswith("All of the time: beginnings") and "990 of 1,980 MHz" in second
+
+
+def test_a_trace_stands_predicted_under_measured() -> None:
+    """A bar lasts from one step's stamp to the next one's, which names it; groups do not mix."""
+    marks = [("Wait k", 0.0), ("Issue mma.3", 40.0), ("Release k (iteration -1)", 90.0)]
+    trace = tuple(
+        Mark("i", group, 0, step, cycle + 5 * group) for group in (0, 1) for step, cycle in marks
+    )
+    bars = stamped(trace, "i", "measured")
+    assert [(bar.row, bar.step, bar.begin, bar.end) for bar in bars] == [
+        (f"group {group}, measured", step, begin + 5 * group, end + 5 * group)
+        for group in (0, 1)
+        for step, begin, end in (("Issue mma.3", 0.0, 40.0), ("Release k", 40.0, 90.0))
+    ]
+    assert stamped(trace, "j", "measured") == []

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from warploom.errors import InputError
-from warploom.report.sass_html import diff_html
+from warploom.report.sass_html import diff_html, kinds_of_moves
 from warploom.report.sass_tables import diff_lines
 from warploom.sass.decode.control import Control
 from warploom.sass.decode.cubin import Cubin
@@ -117,6 +117,22 @@ def test_html_is_one_file(cubin_of: CubinOf) -> None:
     assert 'src="' not in page
     assert "href=" not in page
     assert 'class="moved' in page
+
+
+def test_changes_are_counted_by_kind_of_instruction(cubin_of: CubinOf) -> None:
+    """Every row that is not the same is in one place of the table."""
+    before, after = cubin_of("prebuilt_attention_sm90a"), cubin_of(ATTENTION)
+    one = diff(before, after)[0]
+    kinds = kinds_of_moves(one)
+    assert sum(kind.up + kind.down + kind.others for kind in kinds) == sum(
+        row.change is not Change.SAME for row in one.rows
+    )
+    assert sum(kind.edits for kind in kinds) == one.control_edits
+    moved = [(row.before, row.after) for row in one.rows if row.change is Change.MOVED]
+    assert max(kind.farthest for kind in kinds) == max(abs(b - a) for a, b in moved)
+    page = diff_html(before, after, [one])
+    assert all(f"<tr><td>{kind.name}</td><td>{kind.up}</td>" in page for kind in kinds)
+    assert kinds_of_moves(diff(after, after)[0]) == []
 
 
 def test_nothing_in_common_is_an_input_error(cubin_of: CubinOf) -> None:

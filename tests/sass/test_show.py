@@ -151,6 +151,15 @@ def test_html_stands_alone(cubin_of: Callable[[str], Cubin], kernels_of: Kernels
         assert f'id="i{item.offset:04x}"' in page
 
 
+def test_a_page_lists_its_loops(cubin_of: Callable[[str], Cubin], kernels_of: Kernels) -> None:
+    kernel = kernels_of(ATTENTION)[0]
+    page = show_html(cubin_of(ATTENTION), kernel, explain(kernel))
+    for loop in natural_loops(kernel):
+        assert f'<a href="#b{loop.header}">' in page and f'id="b{loop.header}"' in page
+        items = [item for block in loop.blocks for item in kernel.items(kernel.blocks[block])]
+        assert f"<td>{len(items)}</td>" in page
+
+
 def test_loops_are_natural(kernels_of: Kernels) -> None:
     """Slow paths that jump back are no loops; a real loop reaches its header from its latch."""
     for name in ("cuda_switch_sm90a", "cuda_calls_sm80", "triton_scan_sm90", ATTENTION):

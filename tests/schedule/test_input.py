@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from functools import partial
@@ -18,6 +19,7 @@ from bench.published import DATA, published
 from warploom.autosched.solve import Search, solve_kernel
 from warploom.errors import InputError
 from warploom.kernels.select import written
+from warploom.report.schedule_html import schedule_html
 from warploom.schedule import Graph, Schedule, Target, check
 from warploom.schedule.view.gantt import show
 from warploom.schedule.view.picture import svg
@@ -215,6 +217,18 @@ def test_pictures_show_every_operation() -> None:
     assert text.count("<title>") >= len(it.graph.nodes)
     events = chrome_trace(it.graph, it.target, schedule, 3)["traceEvents"]
     assert sum(e["ph"] == "X" and e["pid"] == 1 for e in events) == 3 * len(it.graph.nodes)
+
+
+def test_the_page_has_the_proof_and_every_operation() -> None:
+    it, schedule = problem("attention", "b200"), solved("attention", "b200")
+    page = schedule_html(it.graph, it.target, schedule)
+    assert f"<strong>{schedule.initiation_interval:,}</strong> cycles an iteration" in page
+    assert schedule.proof.reason in html.unescape(page)
+    (shown,) = re.findall(r'<script type="application/json" id="data">(.*)</script>', page)
+    data = json.loads(shown)
+    drawn = {bar[2] for row in data["timelines"][0]["rows"] for bar in row["bars"]}
+    assert [data["steps"][number][0] for number in sorted(drawn)] == [n.id for n in it.graph.nodes]
+    assert "Tile program" not in page and "Schedules</h2>" not in page
 
 
 def test_the_terminal_picture_is_readable(capsys: pytest.CaptureFixture[str]) -> None:

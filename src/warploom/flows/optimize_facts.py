@@ -20,13 +20,15 @@ from warploom.flows.optimize_measure import useful_flops
 from warploom.flows.optimized import Optimized, Rival
 from warploom.kernels.library import configure, entry
 from warploom.kernels.select import full_sizes
-from warploom.kernels.tuned.table import GPU
+from warploom.kernels.tuned.table import GPU, Row
 from warploom.machine import Machine
 from warploom.machine import load as load_machine
 from warploom.perf.launch_time import NOTED, Launch, LaunchTime, why_slower
 from warploom.perf.replay import Replay, Walk, of_walks, walked
 from warploom.sass.decode.kernel import Kernel
 from warploom.schedule.model.costs import costs
+
+WORTH_A_TRY = 1.01  # times as long
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,25 @@ class Facts:
                 "fewer bytes moved and fewer instructions for each matmul; narrower elements",
             ),
         ]
-        kept = [one for one in found if one.factor > 1.0 + NOTED]
+        kept = [one for one in found if one.factor > WORTH_A_TRY]
         return sorted(kept, key=lambda one: -one.factor)
+
+    @cached_property
+    def recorded(self) -> list[Row]:
+        """Rows of the tuned table that measured the kernel at these sizes, the last one last."""
+        settings, chosen = self.result.settings, self.result.chosen.name
+        kernel = entry(settings.name)
+        if kernel.table is None or not self.result.selected.tuned or self.gpu != GPU:
+            return []
+        config = configure(settings.name, settings.settings)[0]
+        sizes = kernel.asked(config, self.sizes)
+        rows = kernel.table.kind(config).rows
+        return [row for row in rows if row.sizes == sizes and chosen in row.measured]
+
+    @property
+    def compared(self) -> Row | None:
+        """The last of these rows that measured others beside it."""
+        return next((row for row in reversed(self.recorded) if len(row.measured) > 1), None)
 
     @cached_property
     def rivals(self) -> list[Rival]:
@@ -188,24 +207,15 @@ class Facts:
         config, table = configure(settings.name, settings.settings)[0], kernel.table
         kind, sizes = table.kind(config), kernel.asked(config, self.sizes)
         names = [name for name in kind.replays if table.variants[name].takes(config)]
-        measured = kind.measured(names, sizes)
+        measured: Mapping[str, float] = {}
+        if self.compared is not None:
+            measured = self.compared.measured
         times = {name: table.time(kind, name, config, sizes) for name in names}
         found = [
             Rival(name, time.microseconds, measured.get(name), vars(time), time.limits)
             for name, time in times.items()
         ]
         return sorted(found, key=lambda one: one.rank)
-
-    def recorded(self) -> str:
-        """Where the tuned table's measurements at these sizes come from; "" without any."""
-        if self.result.space or not any(one.measured for one in self.rivals):
-            return ""
-        settings, kernel = self.result.settings, entry(self.result.settings.name)
-        assert kernel.table is not None
-        config = configure(settings.name, settings.settings)[0]
-        sizes = kernel.asked(config, self.sizes)
-        rows = (row for row in kernel.table.kind(config).rows if row.sizes == sizes)
-        return [row.source for row in rows if row.measured][-1]
 
     def beats(self) -> str:
         """Why this one, beside the next."""
@@ -218,7 +228,7 @@ class Facts:
         ratio, how = after.predicted / best.predicted, "as predicted"
         if best.measured is not None and after.measured is not None:
             ratio, how = after.measured / best.measured, "as measured"
-        elif best.measured is not None:
+        elif best.measured is not None or self.recorded:
             how += "; it was not measured at these sizes, this one was"
         share = f"{abs(ratio - 1.0):.1%} {'longer' if ratio >= 1.0 else 'less'} {how}"
         told = f"Of {len(self.rivals)} points the next is {after.name}. It takes {share}."

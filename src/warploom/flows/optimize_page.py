@@ -125,7 +125,7 @@ def report_page(
         ],
         timelines=[_timeline_json(one, names) for one in timelines(found, of_line)],
         space=[rival_json(one, result.chosen.name) for one in found.rivals],
-        recorded=found.recorded(),
+        recorded=found.compared.source if found.compared else "",
         steps=[(name, list(steps[name]), kind_of_step(name)) for name in names],
         program=_program_lines(str(selected.program)),
         cuda=_lines(enumerate(built.source.text.splitlines(), 1), of_line, names),
@@ -153,11 +153,11 @@ def figures(found: Facts) -> list[Figure]:
     """Time, rate, share of the limit; each says whether it was measured or predicted."""
     least, words = found.limits[0]
     time, measured = found.microseconds, found.result.measured
-    built = next((one for one in found.rivals if one.name == found.result.chosen.name), None)
     shown: list[Figure] = []
     if time is not None:
         kind = "predicted" if measured is None else "measured"
-        sizes = ", ".join(f"{dim} {size}" for dim, size in found.sizes.items() if dim != "one")
+        dims = [dim for dim in found.launch.program.dims if dim != "one"]
+        sizes = ", ".join(f"{dim} {found.sizes[dim]}" for dim in dims)
         shown.append(Figure(f"{time:,.1f}", "us", sizes, kind))
         if found.flops:
             rate = found.flops / time * 1e-6
@@ -172,8 +172,10 @@ def figures(found: Facts) -> list[Figure]:
         )
     else:
         shown.append(Figure(f"{least:,.1f}", "us at least", words, "bound"))
-    if measured is None and built is not None and built.measured is not None:
-        shown.append(Figure(f"{built.measured:,.1f}", "us", found.recorded(), "measured"))
+    if measured is None and found.recorded:
+        row = found.recorded[-1]
+        known = f"{row.measured[found.result.chosen.name]:,.1f}"
+        shown.append(Figure(known, "us", f"recorded in {row.source}", "measured"))
     return shown
 
 

@@ -99,8 +99,9 @@ class Timeline {
         if (end - x > text.length * 6.2 + 4) make("text", { x: x + 3, y: y + 16 }, this.layer, text);
       });
     });
-    const step = (this.to - this.from) / Math.max(2, Math.floor((width - left) / 110));
-    for (let cycle = this.from; cycle <= this.to - step / 3; cycle += step) make("text", { x: this.x(cycle), y: 14, class: "dim" }, this.layer, Math.round(cycle).toLocaleString("en"));
+    const rough = (this.to - this.from) / Math.max(2, Math.floor((width - left) / 110));
+    const ten = 10 ** Math.floor(Math.log10(rough)), step = ten * [1, 2, 5, 10].find(times => times * ten >= rough);
+    for (let cycle = Math.ceil(this.from / step) * step; cycle <= this.to - step / 3; cycle += step) make("text", { x: this.x(cycle), y: 14, class: "dim" }, this.layer, Math.round(cycle).toLocaleString("en"));
     this.paint();
   }
   paint() {
