@@ -3,6 +3,7 @@ are, every copy, matmul and store at a random time of its own (hopper_on_cpu.h).
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from tests.codegen import emulate
@@ -75,6 +76,21 @@ def test_the_emitted_code_means_what_the_program_means(kernels, number, seed):
     got = emulate.run(library, number, sources[number], program, arrays, blocks=4, seed=seed)
     for name, want in t.interpret(program, arrays).items():
         assert distance(got[name], want) < 1e-4, name
+
+
+def test_what_a_matmul_has_in_registers_is_pinned_before_its_fence(kernels):
+    """Or the compiler may write its registers behind the fence, which no emulation sees."""
+    seen = set()
+    for source in kernels[2]:
+        body = source.text[source.text.index('extern "C"') :].split("wgmma_fence();")
+        for before, after in pairwise(body):
+            started = after.partition("wgmma_commit();")[0]
+            pinned = set(re.findall(r"pin\((\w+)\);", before.rpartition("}")[2]))
+            used = set(re.findall(r"wgmma_\w+\((?:some<\d+>\()?(\w+)\[", started))
+            operands = set(re.findall(r"&(\w+)\[\d+\]\[\d+\]", started))
+            assert used and used | operands <= pinned, (used, operands, before[-200:])
+            seen.add(bool(operands))
+    assert seen == {False, True}
 
 
 FAULTS = {

@@ -53,6 +53,10 @@ def is_multiple(row, col):
     return row >= (col - 20) * 3
 
 
+def is_low(row, col):
+    return row - 70 >= col * 0
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("part", [0, 1])
@@ -81,7 +85,7 @@ def test_the_guard_holds_where_every_element_is_visible_and_nowhere_else(causal,
 
 
 @pytest.mark.parametrize(
-    "compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after, is_multiple]
+    "compare", [operator.lt, operator.le, operator.gt, operator.ge, is_after, is_multiple, is_low]
 )
 def test_every_comparison_holds_up_to_its_last_element(compare):
     tiles, mask = masked(lambda row, col, _: compare(row, col))
@@ -97,6 +101,25 @@ def test_every_comparison_holds_up_to_its_last_element(compare):
 
 def test_multiples_that_turn_an_order_round_are_not_followed():
     tiles, mask = masked(lambda row, col, _: row >= col * -3)
+    assert everywhere(tiles, mask.srcs[0]) is None
+
+
+def changed(row, col, _):
+    """A column number that is written again: it is no longer a coordinate."""
+    other = col + 0
+    other[:] = other + 1
+    return row <= other
+
+
+def fractions(row, col, _):
+    """-0.5 >= -0.2 is false, though both are 0 as whole numbers."""
+    axes = {"m": 64, "n": 32}
+    return t.full(-0.5, t.FP32, **axes) >= t.full(-0.2, t.FP32, **axes)
+
+
+@pytest.mark.parametrize("compare", [changed, fractions])
+def test_only_whole_numbers_that_stay_have_bounds(compare):
+    tiles, mask = masked(compare)
     assert everywhere(tiles, mask.srcs[0]) is None
 
 

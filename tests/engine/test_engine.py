@@ -14,15 +14,17 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from warploom import tile as t
 from warploom.autosched.named import groups
+from warploom.autosched.plans import choices, plans, registers, variations
+from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import program_key
-from warploom.engine.plans import plans, registers, variations
-from warploom.engine.points import Point, Space, described, orders
+from warploom.engine.points import Space, described, orders
 from warploom.engine.search import (
     BEST_OF,
     Explored,
@@ -73,7 +75,8 @@ def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
     point = first_point(space)
     assert point.rules == ("in_powers_of_two", "divide_once_a_row", "skip_masked_blocks")
     program = space.selected(point, "h200").program
-    assert set(orders(program)) == {"pingpong", "pingpong-early", "overlapped", "overlapped-early"}
+    chain = {"pingpong", "pingpong-early", "overlapped", "overlapped-early"}
+    assert set(orders(program)) == {*chain, "lcsf"}
     assert ("balance=dynamic", "raster=8") in plans(program) and plans(program)[0] == ()
     assert not any("cluster" in word for words in plans(program) for word in words)  # loops differ
     assert ("task=prefetch",) in variations(program, ()) and () not in variations(program, ())
@@ -90,14 +93,15 @@ def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
     text = described(space)
     assert "optimistic_rescale (or not)" in text and "registers: 32, 40" in text
     # Sizes, forms, orders, then one more than the values of each option of the plan.
-    counts = (10, len(space.forms(sizes[0])), 4, 4, 5, 3, 3, 2, 2, 3)
+    options = [1 + len(values) for values in choices(program).values()]
+    counts = (10, len(space.forms(sizes[0])), 5, *options)
     assert f"{prod(counts):,} points" in text
 
 
 def test_the_solver_of_a_search_has_the_seconds_asked_for(space, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(
-        "warploom.engine.points.schedule_named",
+        "warploom.autosched.plans.schedule_named",
         lambda *arguments: seen.append(arguments[4]) or schedule_named(*arguments),
     )
     Space(FILE, {}, seconds=2.5).selected(first_point(space), "h200")
@@ -147,6 +151,41 @@ def test_where_the_usual_form_is_refused_others_are_tried(tmp_path, store) -> No
     ]
     made._plans = lambda one: []
     assert made.run().useful[0].point.rules == () and tried_[0].rules == ("swap_operands",)
+
+
+def test_forms_that_spill_are_tried_in_the_order_of_fewest_registers(store, monkeypatch) -> None:
+    """At the first sizes, and of the other rewrites of what is fastest."""
+    monkeypatch.setattr("warploom.engine.search.orders", lambda _: ["pingpong"])
+    space = Space("examples/textbook_gemm.py:kernel", {})
+    for spills in ((), ("swap_operands",)):
+        made = _Search(space, {"m": 64, "n": 64, "k": 64}, "h200", store, "quick", lambda _: None)
+        tried_: list[Point] = []
+
+        def outcome(point, spills=spills):
+            refused = point.rules == spills and point.order == "pingpong"
+            return {"refused": "spills"} if refused else {"predicted": 1.0}
+
+        made._in_workers = lambda points, made=made, tried_=tried_, outcome=outcome: [
+            tried_.append(one) or made._take(one, outcome(one)) for one in points
+        ]
+        made.store = SimpleNamespace(find=lambda _: None, put=lambda *_: None)
+        made._plans = made._orders = lambda one: []
+        made.run()
+        other = [one.order for one in tried_ if one.rules == spills]
+        assert other == ["pingpong", "overlapped-early"]
+        # Before other forms, which are those of what is fastest then.
+        assert not spills or tried_[1].order == "overlapped-early"
+
+
+def test_what_a_search_leaves_out_is_counted(space, store) -> None:
+    made = _Search(space, {"m": 64}, "h200", store, "quick", lambda _: None)
+    point = first_point(space)
+    for _ in range(2):
+        made._take(point, {"pruned": True, "bound": 1.0})
+    made.end = 0.0
+    made._in_workers([point, point, point])
+    told = "0 points, 2 pruned by their bounds, 3 left out, as the time was over"
+    assert str(made.explored) == told and made.pool is None
 
 
 def test_a_rewritten_point_is_checked_against_the_textbook(space, monkeypatch) -> None:
@@ -258,6 +297,14 @@ def test_tasks_come_in_the_order_that_the_kernel_takes_them(plan) -> None:
     assert list(map(tuple, launch.order.tolist())) == expected
     # Seven columns in pairs: the eighth is taken, and nothing of it is stored.
     assert (len(expected) > rows * cols) == (axis == "n_tile")
+
+
+def test_more_tasks_than_are_counted_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr("warploom.perf.launch_time.MOST_TASKS", 12)
+    plan = {"supergroup": 0, "cluster": ("", 1)}
+    assert len(gemm({"m": 3 * 128, "n": 4 * 256, "k": 64}, **plan).order) == 12
+    with pytest.raises(InputError, match="gemm of 13 tasks: the model of a launch counts at most"):
+        gemm({"m": 13 * 128, "n": 256, "k": 64}, **plan).order  # noqa: B018 (made when asked for)
 
 
 def test_loads_of_neighbours_are_served_together() -> None:

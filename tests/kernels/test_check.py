@@ -6,18 +6,21 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from warploom.cli import app
-from warploom.errors import CheckFailed
+from warploom.errors import CheckFailed, DeviceError, InputError
 from warploom.kernels import check
 from warploom.kernels.check import CheckResult, checked
+from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.kernels.library import configure
 from warploom.kernels.select import select
-from warploom.tile import interpret
+from warploom.tile import FP32, interpret
+from warploom.tile.rounding import Spread
 
 SOURCE = """
 import numpy as np
@@ -55,6 +58,11 @@ def doubled() -> t.Program:
         at = t.span(i * 64, 64), t.span(0, 64)
         t.store(y, *at, tile=t.load(y, *at) * 2.0)
     return t.trace(body, {"y": t.array(t.FP32, "m n")}, name="doubled")
+
+def nothing() -> t.Program:
+    def body(x):
+        t.load(x, t.span(0, 64)) * 2.0
+    return t.trace(body, {"x": t.array(t.FP32, "m")}, name="nothing")
 
 def half(arrays):
     y = arrays["y"].astype(float)
@@ -167,6 +175,25 @@ def test_a_row_of_attention_that_sees_no_key_is_zero_and_nothing_else() -> None:
     assert bounds["o"] < 2.0**-6
 
 
+def test_what_is_not_finite_has_its_place() -> None:
+    """A number, an infinity and NaN, each in the place of each."""
+    numbers = (2.0, np.inf, -np.inf, np.nan)
+    want = np.array(numbers)
+    spread = Spread(FP32, want, np.full(4, 0.01), np.isfinite(want))
+    for place in range(4):
+        for number in numbers:
+            got = want.copy()
+            got[place] = number
+            right = np.array_equal(got, want, equal_nan=True)
+            found = check._wrong("y", got, want, spread, np.ones(4, bool))
+            assert [one.first for one in found] == ([] if right else [(place,)])
+            moved = not np.array_equal(np.isfinite(got), np.isfinite(want))
+            assert check._error(got, want) == (np.inf if moved else 0.0)
+    want = np.array([3.0, np.inf, -4.0])
+    assert check._error(want + 0.5, want) == pytest.approx(0.5 * 2**0.5 / 5.0)
+    assert check._error(np.array([3.0, 4.0]), np.zeros(2)) == 5.0  # of nothing: as it is
+
+
 def test_bounds_know_the_types() -> None:
     """An eighth for every three bits of a result; the contracted operands matter where it is fp32.
 
@@ -262,3 +289,57 @@ def test_a_wrong_constant_in_the_emitted_code_fails() -> None:
     assert wrong.text != source.text
     with pytest.raises(CheckFailed, match="off by more than rounding"):
         checked("gemm", chosen.config, sizes, wrong).require()
+
+
+def test_what_cannot_be_checked_is_refused(file: Path) -> None:
+    config, sizes = configure("gemm", {})
+    with pytest.raises(InputError, match="does not know how long 'k' is"):
+        checked("gemm", config, {name: size for name, size in sizes.items() if name != "k"})
+    config, sizes = configure(f"{file}:nothing", {})
+    with pytest.raises(InputError, match="stores nothing, so there is nothing to check"):
+        checked(f"{file}:nothing", config, sizes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_on_a_gpu_gives_everything_back(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device of this test: what was taken of it is counted."""
+    taken = list[object]()
+
+    class Device:
+        stream = 0
+
+        def __init__(self) -> None:
+            taken.append(self)
+
+        def close(self) -> None:
+            taken.remove(self)
+
+    class Memory:
+        def __init__(self, device: Device, values: np.ndarray, kind: object) -> None:
+            assert taken[0] is device
+            taken.append(self)
+            self.values = values.copy()
+
+        def numpy(self) -> np.ndarray:
+            return self.values
+
+        def free(self) -> None:
+            taken.remove(self)
+
+    def launch(memory: dict[str, Memory], scalars: object, stream: int) -> None:
+        assert len(taken) == 1 + len(memory)
+        if fails:
+            raise DeviceError("a fault")
+        memory["c"].values += 1.0
+
+    monkeypatch.setattr(check, "CudaDevice", Device)
+    monkeypatch.setattr(check, "DeviceArray", Memory)
+    program = gemm(GemmConfig())
+    arrays = {name: np.zeros((8, 8)) for name in "abc"}
+    built = SimpleNamespace(kernel=lambda: launch)
+    if fails:
+        with pytest.raises(DeviceError, match="a fault"):
+            check.run_on_gpu(program, built, arrays)
+    else:
+        assert check.run_on_gpu(program, built, arrays)["c"].sum() == 64.0
+    assert not taken and not arrays["c"].any()

@@ -1,12 +1,14 @@
 """Recurrent attention: the program against a loop over rows in float64, and as it is emitted."""
 
+import re
+
 import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Block, schedule_named
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.oracle.simulate import simulate
@@ -78,7 +80,7 @@ def emitted():
     named = schedule_named(recurrent(mamba), "lcsf", default_launch(mamba))
     older = schedule_named(recurrent(mamba), "multistage", default_launch(mamba), arch="sm_80")
     pair = default_launch(mamba).with_options(cluster=("heads_tile", 2))
-    shared = schedule_named(recurrent(mamba), "lcsf", pair, registers=(40, 216))
+    shared = schedule_named(recurrent(mamba), "lcsf", pair, block=Block((40, 216)))
     blocks += [lower(recurrent(mamba), one) for one in (named, shared, older)]
     sources = [*map(emit, blocks[:-1]), emit_sm80(blocks[-1])]
     return blocks, sources, emulate.compile_all(sources, None)
@@ -97,6 +99,35 @@ def test_every_kind_of_decay_is_right(emitted, number):
         assert distance(meant[name], want) < ROUNDING, name
         assert distance(ran[name], meant[name]) == 0, name
         assert distance(got[name], meant[name]) < 1e-3, name
+
+
+FILLED = re.compile(
+    r"s < (?P<s>\d+).*?i < (?P<i>\d+); \+\+i\)\n *"
+    r"(?P<name>\w+)\[t\]\[4 \* s \+ i\] = (?P<value>.*);",
+    re.DOTALL,
+)
+
+
+def test_elements_of_slots_fill_each_word_of_their_registers_once(emitted):
+    """A word has an even element and the one after it; 16 columns have 4 words of a thread."""
+    seen = 0
+    for source in emitted[1]:
+        for part in source.text.split("for (int s = 0; ")[1:]:
+            if found := FILLED.match(part.partition("}")[0]):
+                words = re.search(rf"unsigned {found['name']}\[\d+\]\[(\d+)\]", source.text)
+                assert found["i"] == "4" and int(words[1]) == 4 * int(found["s"])
+                low, high = (f"8 * s + 2 * i + {c}" for c in (0, 1))
+                first, second = found["value"].find(low), found["value"].find(high)
+                assert 0 <= first < second and low not in found["value"][second:]
+                seen += 1
+    assert seen
+
+
+def test_staged_tiles_are_written_as_matrices_where_the_gpu_can(emitted):
+    """stmatrix came with sm_90 (PTX ISA 7.8)."""
+    for source in emitted[1]:
+        used = re.search(r"stmatrix\([^;]*_room", source.text) is not None
+        assert used == (source is not emitted[1][-1])
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65])

@@ -23,7 +23,7 @@ from warploom.sass.flow.latency import LONGEST, LatencyTable, table_for
 from warploom.sass.flow.mining import BETWEEN_SYNCS, key_of
 from warploom.sass.flow.scoreboard import counting_waits
 from warploom.sass.rules import boundaries
-from warploom.sass.rules.boundaries import pairs_across
+from warploom.sass.rules.boundaries import across_blocks, pairs_across
 from warploom.sass.rules.constraints import derive
 from warploom.sass.rules.rules import BLOCK_EDGE, Constraints, Rule
 
@@ -383,3 +383,24 @@ def test_results_of_another_block_are_used_no_sooner_than_seen(small: list[Kerne
             assert any(key_of(row, *items) for row in hazards(*items)), items
         little = replace(table, gaps=dict.fromkeys(table_for(90).gaps, 1))
         assert len(derive(kernel, AliasMode.STRICT, little).cross) < len(rows)
+
+
+def test_blocks_between_may_last_as_they_like_where_the_ends_alone_are_far_enough(
+    kernels_of: Callable[[str], list[Kernel]],
+) -> None:
+    """Of each kind of pair the closest one, with blocks in between counted at their least, has just
+    what the table asks: no block has to last as it did. Where it asks a cycle more some have to."""
+    asked = 0
+    for kernel in kernels_of("cuda_reduce_sm90a"):
+        table, least = table_for(kernel.sm), dict[str, int]()
+        for row, distance in pairs_across(kernel, table):
+            key = key_of(row, kernel.instructions[row.earlier], kernel.instructions[row.later])
+            if key is not None:
+                least[key] = min(distance, least.get(key, distance))
+        for more in (0, 1):
+            gaps = {key: distance + more for key, distance in least.items()}
+            durations = list[tuple[int, int]]()
+            across_blocks([], durations, kernel, replace(table, gaps=gaps))
+            assert more or not durations
+            asked += bool(durations)
+    assert asked

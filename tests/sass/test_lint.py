@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,12 +12,13 @@ import pytest
 
 from warploom.sass.decode.control import NO_SCOREBOARD, Control
 from warploom.sass.decode.cubin import Cubin, load
-from warploom.sass.decode.kernel import Instruction, Kernel, decode, decode_all
+from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel, decode, decode_all
 from warploom.sass.decode.opcodes import Pipe
-from warploom.sass.decode.resources import UNIFORM_BASE
+from warploom.sass.decode.resources import PREDICATE_BASE, UNIFORM_BASE, Access
 from warploom.sass.flow.dependence import Hazard, dependences
-from warploom.sass.flow.inflight import group_registers, is_asynchronous
+from warploom.sass.flow.inflight import group_registers, is_asynchronous, touched_registers
 from warploom.sass.flow.mining import exclusive
+from warploom.sass.flow.outstanding import Unsettled, conflicts
 from warploom.sass.rules.lint import ERROR, RULES, LintFinding, lint
 
 ATTENTION = "triton_attention_128x64_w8_s3_sm90"
@@ -120,7 +122,8 @@ def test_every_dropped_wait_is_found(name: str, kernels_of: Kernels) -> None:
     for index, number in waits[:: -(-len(waits) // 12)]:  # from its beginning to its end
         wait = kernel.instructions[index].control.wait & ~(1 << number)
         found = errors(edited(kernel, index, wait=wait))
-        assert any(finding.rule == "SCOREBOARD_WAIT" for finding in found), (index, number)
+        missed = [finding.reason for finding in found if finding.rule == "SCOREBOARD_WAIT"]
+        assert any(re.search(rf"scoreboard .*\b{number}\b", reason) for reason in missed), index
 
 
 def test_an_inherited_wait_is_found_on_the_path_that_lost_it(kernels_of: Kernels) -> None:
@@ -338,6 +341,59 @@ def test_a_group_wait_that_allows_one_group_more_is_found(kernels_of: Kernels) -
     hits = [one for one in found if one.rule == "ASYNC_ACCUMULATOR"]
     assert hits
     assert all("gsb0, 0x0" in one.reason for one in hits)
+
+
+@pytest.mark.parametrize(
+    ("guards", "between", "apart", "found"),
+    [
+        (("", ""), False, False, True),
+        (("P4", "P4"), False, False, True),
+        (("P4", "!P4"), False, False, False),
+        (("P4", "!P4"), True, False, True),  # both execute when the predicate changes in between
+        (("P4", "!P4"), False, True, True),  # in another block, where nobody looked in between
+    ],
+)
+def test_of_a_guard_and_its_opposite_one_executes_while_the_predicate_stays(
+    guards: tuple[str, str], between: bool, apart: bool, found: bool, kernels_of: Kernels
+) -> None:
+    """A load's register is read with no wait, two instructions later."""
+    kernel = kernels_of("cuda_reduce_sm90a")[0]
+    free, decides = 200, (Access(PREDICATE_BASE + 4, "guard"),)
+    first, end = kernel.blocks[0].start, kernel.blocks[0].end
+    places = (end - 2, end - 1, end) if apart else (first, first + 1, first + 2)
+    items = list(kernel.instructions)
+    for place, guard, reads, writes in (
+        (places[0], guards[0], decides, (Access(free, "d0"),)),
+        (places[1], "", (), decides if between else ()),
+        (places[2], guards[1], (Access(free, "a"), *decides), ()),
+    ):
+        item = items[place]
+        effects = replace(item.effects, reads=reads, writes=writes)
+        items[place] = replace(item, line=replace(item.line, guard=guard), effects=effects)
+    kernel = replace(kernel, instructions=tuple(items))
+    load = Unsettled(places[0], free, written=True, mask=0, joins=True)
+    item = replace(items[places[2]], control=replace(items[places[2]].control, wait=0))
+    info = replace(item.effects.info, pipe=Pipe.MMA)
+    item = replace(item, effects=replace(item.effects, info=info))
+    assert bool(list(conflicts(kernel, frozenset({load}), item))) == found
+
+
+def test_what_is_touched_of_vector_registers_is_told_without_a_groups_wait(
+    kernels_of: Kernels,
+) -> None:
+    item = kernels_of(ATTENTION)[0].instructions[3]
+    accesses = tuple(
+        Access(resource, slot)
+        for resource in (0, UNIFORM_BASE - 1, UNIFORM_BASE, UNIFORM_BASE + 1)
+        for slot in ("a", GROUP_SLOT)
+    )
+    for kind in ("reads", "writes"):
+        effects = replace(item.effects, **{"reads": (), "writes": (), kind: accesses})
+        touched = dict(
+            zip(("reads", "writes"), touched_registers(replace(item, effects=effects)), strict=True)
+        )
+        assert touched.pop(kind) == {access.resource for access in accesses[:3]}
+        assert touched.popitem()[1] == set()
 
 
 def test_findings_are_about_general_registers(kernels_of: Kernels) -> None:

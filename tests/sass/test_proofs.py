@@ -30,6 +30,7 @@ from warploom.sass.rewrites.renaming import verify as renaming
 from warploom.sass.rewrites.rotation import verify as rotation
 from warploom.sass.rewrites.rotation.rotate import Rotation
 from warploom.sass.rewrites.scoreboards import verify as scoreboards
+from warploom.sass.rules.fresh import change_outside
 
 SMALL = "cuda_reduce_sm90a"
 COPIES = "cuda_mma_gemm_sm90a"
@@ -170,6 +171,20 @@ def test_where_distance_alone_protects_nothing_may_be_late(kernels_of: Kernels) 
         for event in relation.settles:
             assert relation.relies(relation.kernel.instructions[item.index], event)
     assert planted
+
+
+def test_only_the_code_of_the_kernel_may_change(cubin_of: Callable[[str], Cubin]) -> None:
+    cubin = cubin_of(SMALL)
+    for name in cubin.kernels:
+        text = cubin.kernel(name).text
+        end = text.offset + text.size
+        for place in (0, text.offset - 1, text.offset, end - 1, end, len(cubin.data) - 1):
+            data = bytearray(cubin.data)
+            data[place] ^= 1
+            found = change_outside(cubin, replace(cubin, data=bytes(data)), name)
+            assert (found is None) == (text.offset <= place < end), place
+        for data in (cubin.data + b"0", cubin.data[:end] + b"0" + cubin.data[end:]):
+            assert change_outside(cubin, replace(cubin, data=data), name)
 
 
 # --- values in other registers -------------------------------------------------------------------

@@ -107,6 +107,22 @@ def test_a_task_reads_numbers_of_its_array_only(at) -> None:
         t.interpret(program, {"k": np.zeros(3, np.int32), "y": np.zeros(4)})
 
 
+def test_a_scalar_is_one_number() -> None:
+    def body(x) -> None:
+        at = t.span(0, 2, "m")
+        t.store(x, at, tile=t.load(x, at) * t.scalar("factor"))
+
+    program = t.trace(body, {"x": t.array(t.FP32, "m")}, name="scaled")
+    array = {"x": np.array([1.0, 2.0])}
+    for given_ in (3, 3.0, np.float32(3.0), np.array(3.0)):
+        assert t.interpret(program, array, {"factor": given_})["x"].tolist() == [3.0, 6.0]
+    for given_ in ([3.0], np.array([3.0, 4.0]), "3", None):
+        with pytest.raises(InputError, match="expected a number"):
+            t.interpret(program, array, {"factor": given_})
+    with pytest.raises(InputError, match="needs the scalar factor"):
+        t.interpret(program, array, {})
+
+
 @pytest.mark.parametrize(("shift", "right"), [(-1, False), (0, True), (1, False)])
 def test_a_gather_takes_positions_of_its_tile_only(shift, right) -> None:
     def body(x, y) -> None:

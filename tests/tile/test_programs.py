@@ -98,6 +98,32 @@ def _picked(x, places, y):
     t.store(y, t.span(i * 8, 8), tile=t.load(x, t.span(at, 8, "m")))
 
 
+@pytest.mark.parametrize("place", ["", "grid", "read", "loop", "load", "store", "stop", "tile"])
+def test_an_index_has_a_value_wherever_it_stands(place):
+    def extra(here):
+        return symbol("ghost") if here == place else 0
+
+    def body(x, places, y):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 8) + extra("grid"))
+        at = t.read(places, i + extra("read"))
+        tile = t.coordinate("m", 8, at + extra("tile")).cast(t.FP32)
+        for j in t.loop(t.size("blocks") + extra("loop")):
+            tile += t.load(x, t.span(j * 8 + extra("load"), 8, "m"))
+        stop = t.size("m") + extra("stop")
+        t.store(y, t.span(i * 8 + extra("store"), 8, stop=stop), tile=tile)
+
+    arrays = {
+        "x": t.array(t.FP32, "m"),
+        "places": t.array(t.INT32, "blocks"),
+        "y": t.array(t.FP32, "m"),
+    }
+    if not place:
+        t.verify(t.trace(body, arrays))
+        return
+    with pytest.raises(InputError, match="uses ghost, which has no value there"):
+        t.verify(t.trace(body, arrays))
+
+
 def test_a_number_is_read_once_under_its_name():
     arrays = {
         "x": t.array(t.FP32, "m"),

@@ -16,7 +16,7 @@ from warploom.sass.decode.control import NO_SCOREBOARD
 from warploom.sass.decode.kernel import GROUP_SLOT, Instruction, Kernel
 from warploom.sass.decode.opcodes import Order, Pipe
 from warploom.sass.flow.dependence import Hazard
-from warploom.sass.flow.mining import exclusive
+from warploom.sass.flow.mining import never_both
 from warploom.sass.flow.paths import states
 from warploom.sass.flow.scoreboard import protected_sources, waited_scoreboards
 
@@ -101,7 +101,7 @@ def conflicts(
     info = item.effects.info
     for entry in before_issue(state, item):
         producer = kernel.instructions[entry.producer]
-        if exclusive(producer, item):
+        if never_both(kernel, entry.producer, item.index):
             continue
         same_pipe = producer.effects.info.pipe is info.pipe
         if entry.written and entry.resource in read:

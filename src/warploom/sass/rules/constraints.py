@@ -55,7 +55,6 @@ def derive(kernel: Kernel, mode: AliasMode, table: LatencyTable | None = None) -
         cross=_array(list(builder.cross), 3),
         durations=_array(list(builder.durations), 2),
         reuse=_array(list(builder.reuse), 4),
-        notes=tuple(builder.notes),
     )
 
 

@@ -46,7 +46,6 @@ class Builder:
     cross: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     durations: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     reuse: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
-    notes: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True)
@@ -72,4 +71,3 @@ class Constraints:
     cross: Ints
     durations: Ints
     reuse: Ints
-    notes: tuple[str, ...]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from warploom.sass.decode.control import NO_SCOREBOARD
 from warploom.sass.decode.kernel import GROUP_SLOT, Block, Instruction, Kernel
 from warploom.sass.decode.opcodes import Pipe
-from warploom.sass.decode.resources import resource_name
 from warploom.sass.flow.liveness import Later
 from warploom.sass.flow.mining import exclusive
 from warploom.sass.flow.scoreboard import (
@@ -154,19 +153,7 @@ class WaitTracker:
         producer = self.kernel.instructions[other.pending.producer]
         if exclusive(producer, item):
             return
-        if not self._same_pipe_overwrite(other, item, resource):
-            self.builder.notes.append(
-                f"{producer} -> {item}: {resource_name(resource)} is covered by distance alone"
-            )
         self._keep_distance(other, item, resource)
-
-    @staticmethod
-    def _same_pipe_overwrite(other: _Open, item: Instruction, resource: int) -> bool:
-        """The later write comes from the same pipe, which reads sources and writes in order."""
-        reads = other.pending.release == "W" and any(
-            access.resource == resource and access.slot != "old" for access in item.effects.reads
-        )
-        return not reads and other.pending.pipe is item.effects.info.pipe
 
     def _keep_distance(self, other: _Open, item: Instruction, resource: int) -> None:
         """No wait covers the pair: it keeps its distance, its waits and its pipe's order."""
