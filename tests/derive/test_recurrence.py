@@ -108,6 +108,25 @@ def test_every_chunk_size_means_the_same_and_moves_what_is_counted(name: str, st
     assert sum(one.total for one in moved) == found.traffic
 
 
+def test_heads_that_share_keys_and_sums_of_rows_have_a_chunk_form() -> None:
+    """Mamba-2's shape, and a second row that is added under the same gate."""
+    sizes = {"t": 90, "h": 2, "d": 16, "e": 64}
+    q, k, v = tensor("q", "t d"), tensor("k", "t d"), tensor("v", "t h e")
+    step, rate = apply("exp", tensor("step", "t h") * 0.3), tensor("rate", "h")
+    gate = apply("exp", step * apply("abs", rate) * -1.0)
+    row = step * contract(k, v, out=("t", "h", "d", "e"))
+    more = contract(tensor("k2", "t d"), tensor("v2", "t h e"), out=("t", "h", "d", "e"))
+    for added, boxes in ((row, 1), (row - more, 2)):
+        state = recurrence("t", "h d e", lambda s, added=added: gate * s + added)
+        diagram = build("own", {"o": contract(q, state, out=("t", "h", "e"))}, sizes)
+        rewritten = exchange(diagram)
+        chunked = [n for n in rewritten.nodes if n.kind == "scan_contract"]
+        assert len(chunked) == boxes and chunked[0].factors == ("q", "k", "v")
+        arrays = random_inputs(diagram, boxes)
+        assert compare(evaluate(rewritten, arrays), evaluate(diagram, arrays)) < 1e-12
+        assert interpreted(diagram, arrays) < BF16_ROUNDING
+
+
 def test_a_wrong_pair_is_noticed() -> None:
     before, g, x = tensor(lemma.BEFORE, "t d"), tensor("g", "t"), tensor("x", "t d")
     step = (before - x) * g
