@@ -57,6 +57,7 @@ def operator(
     fake: Any,
     backward: Any = None,
     context: Any = None,
+    *,
     mutates: tuple[str, ...] = (),
 ) -> Any:
     """Register the operator `name` ("library::name") with what runs it, what it gives of fake
