@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help env demo docs test lint unit mutants gpu-test bench tables clean
+.PHONY: help env demo docs test lint unit mutants gpu-test bench tables wheels clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -61,5 +61,11 @@ mutants: env  ## plant faults in the checkers, and see which the tests catch (a 
 gpu-test: env  ## the tests marked gpu, on a machine with one
 	$(BIN)/python -m pytest -m gpu
 
+wheels: env  ## dist: warploom, and warploom-kernels with the machine code of its defaults (minutes)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m warploom.flows.pack build/warploom-kernels
+	rm -rf build/lib build/bdist.* build/warploom-kernels/build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./build/warploom-kernels
+	@ls -l dist
+
 clean:  ## remove what the targets made, but not the environment
-	rm -rf build out .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist out .pytest_cache .ruff_cache .hypothesis

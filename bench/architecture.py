@@ -38,6 +38,7 @@ LONG_LINES, MANY_PARAMETERS = 60, 8
 # How the names of modules end that a user starts or imports: nothing inside has to import them.
 ENTRY_POINTS = (
     ".__main__",  # python -m warploom
+    ".flows.pack",  # python -m warploom.flows.pack
     ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.torch_decode",
     ".integrations.torch_op",

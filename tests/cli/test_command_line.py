@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun: list[str] = []
-    monkeypatch.setattr("warploom.cli.build.configure", lambda *given: begun.append("configure"))
+    monkeypatch.setattr("warploom.cli.build.select", lambda *given: begun.append("select"))
     assert called("build gemm -o mine.py/out --schedule solve", monkeypatch) == 2
     assert not begun and "is a file, expected a folder" in capsys.readouterr().err
 

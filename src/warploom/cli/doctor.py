@@ -36,6 +36,7 @@ PACKAGES = (
     Package("cvxpy", "optimise derivations with a certificate", "derive"),
     Package("sympy", "closed forms of transfer costs", "derive"),
     Package("triton", "tune Triton kernels", "triton"),
+    Package("apache-tvm-ffi", "export kernels as one library for torch, JAX and CuPy", "export"),
     Package("torch", "launch on tensors, reference results, baselines", "torch"),
 )
 

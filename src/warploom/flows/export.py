@@ -18,7 +18,6 @@ from warploom.integrations.exports.manifest import (
     check_files,
     compared,
     facts,
-    launch_of,
     read_manifest,
 )
 from warploom.kernels.select import Selected, select
@@ -93,9 +92,14 @@ def check(path: Path, say: Say = lambda _: None) -> list[dict[str, Any]]:
         origin = stated["built_from"]
         found = Shipped(name, built, chosen.program, chosen.schedule, origin)
         lost = compared(name, stated["machine_code"], facts(found))
-        if launch_of(built.interface) != stated["launch"]:
-            lost.append(f"{name}: launch is not what the manifest states: export it again")
         now, before = found.manifest(), stated["sha256"]
+        if now["launch"] != stated["launch"]:
+            lost.append(f"{name}: launch is not what the manifest states: export it again")
+        lost += [
+            f"{name}: bits.{part} is {now['bits'].get(part)}, the manifest states {one}"
+            for part, one in stated["bits"].items()
+            if now["bits"].get(part) != one
+        ]
         same = {part: now["sha256"][part] == before[part] for part in before}
         compilers = {"stated": stated["compiler"], "here": built.resources.compiler}
         rows.append({"kernel": name, "lost": lost, "same": same, "compiler": compilers})

@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from warploom import machine
 from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
@@ -33,6 +34,7 @@ from warploom.kernels.attention.decode import (
     decode_schedule,
     planned,
 )
+from warploom.kernels.tuned.table import GPU
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
@@ -95,7 +97,10 @@ def _check(q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: 
 
 
 @cache
-def _sms(device: int) -> int:
+def _sms(device: int | None) -> int:
+    """SMs of a device; where tensors are on "meta", of the GPU that kernels are tuned for."""
+    if device is None:
+        return machine.load(GPU).integer("sm.count")
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

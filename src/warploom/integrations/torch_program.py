@@ -10,13 +10,18 @@ arrays it writes. The sizes of results follow from the names of their dimensions
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError, ToolMissing
+from warploom.integrations.exports.pack import installed
+from warploom.kernels.tuned.table import remember
+from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import Kernel
 from warploom.runtime.tensors import element_type
 from warploom.tile import Array, DType, Program, dtype
@@ -24,6 +29,11 @@ from warploom.tile import Array, DType, Program, dtype
 INSTALL = "pip install 'warploom[torch]'"
 KERNELS: dict[tuple[Any, ...], Kernel] = {}
 """The kernels of operators that were called, by what they were built for and the device."""
+RUNS: dict[str, Callable[..., Any]] = {}
+"""What runs an operator, by its name, whatever its tensors are on."""
+Collected = dict[tuple[Any, ...], Built]
+_collected: list[Collected] = []
+remember(installed)
 
 
 def torch_module() -> Any:
@@ -38,16 +48,50 @@ def torch_module() -> Any:
 
 
 def current_stream(tensor: Any) -> int:
-    """The handle of torch's current stream on a tensor's device."""
+    """The handle of torch's current stream on a tensor's device; 0 of a tensor on "meta"."""
+    if tensor.device.type == "meta":
+        return 0
     return int(torch_module().cuda.current_stream(tensor.device).cuda_stream)
 
 
 def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -> Kernel:
-    """The kernel of that key for a tensor's device, built when first asked for."""
-    key = (*key, tensor.device.index)
-    if key not in KERNELS:
-        KERNELS[key] = make().kernel(tensor.device.index)
-    return KERNELS[key]
+    """The kernel of that key for a tensor's device: when first asked for it is taken from the pack
+    that is installed, or built."""
+    if _collected:
+        if key not in _collected[0]:
+            _collected[0][key] = make()
+        return cast("Kernel", Unlaunched(_collected[0][key].interface))
+    device = tensor.device.index
+    if (*key, device) not in KERNELS:
+        packed = installed().kernel(key)
+        made = make().kernel(device) if packed is None else Kernel(*packed, device)
+        KERNELS[*key, device] = made
+    return KERNELS[*key, device]
+
+
+@dataclass(frozen=True)
+class Unlaunched:
+    """A kernel that was built and is not run: on tensors that have shapes alone."""
+
+    interface: Interface
+
+    def __call__(self, *arrays: Any, **more: Any) -> None:
+        """Nothing: the shapes of results do not depend on it."""
+
+    def resident_tasks(self, tasks: int) -> int:
+        """All of them."""
+        return tasks
+
+
+@contextlib.contextmanager
+def collecting() -> Generator[Collected]:
+    """While this lasts, operators that are run (`RUNS`) build their kernels into the table that it
+    gives, by key, and launch none."""
+    _collected.append({})
+    try:
+        yield _collected[0]
+    finally:
+        _collected.clear()
 
 
 def operator(
@@ -72,6 +116,7 @@ def operator(
     def filled(call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: call(*args, *defaults[len(args) :])
 
+    RUNS[name] = filled(run)
     library = torch_module().library
     made = library.custom_op(name, filled(run), mutates_args=mutates, schema=schema)
     made.register_fake(filled(fake))

@@ -19,6 +19,7 @@ from warploom.codegen.compile.build import build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     allowed_type,
+    built_kernel,
     check_devices,
     current_stream,
     operator,
@@ -153,28 +154,29 @@ def _results(op: str, bound: Bound) -> dict[str, Any]:
     return made
 
 
-@cache
-def _kernel(config: RowConfig, device: int) -> tuple[Kernel, int]:
+_chosen = cache(row_kernel)
+
+
+def _kernel(config: RowConfig, like: Any) -> tuple[Kernel, int]:
     """The kernel of a configuration, and how many rows a task of it takes."""
-    program, schedule, rows = row_kernel(config)
-    return build(program, schedule, ARCH).kernel(device), rows
+    program, schedule, rows = _chosen(config)
+    return built_kernel(("rows", config), like, lambda: build(program, schedule, ARCH)), rows
 
 
-@cache
-def _sums(kind: DType, device: int) -> Kernel:
-    return build(*sums_kernel(kind), ARCH).kernel(device)
+def _sums(kind: DType, like: Any) -> Kernel:
+    return built_kernel(("sums", kind), like, lambda: build(*sums_kernel(kind), ARCH))
 
 
 def _run(op: str, args: tuple[Any, ...]) -> Any:
     bound = _bind(op, args)
     made = _results(op, bound)
-    columns, device = bound.config.columns, bound.like.device.index
+    columns = bound.config.columns
     rows = bound.like.numel() // columns if columns else 0
     if rows == 0:
         for tensor in made.values():
             tensor.zero_()
         return _packed(made)
-    kernel, each = _kernel(bound.config, device)
+    kernel, each = _kernel(bound.config, bound.like)
     stream = current_stream(bound.like)
     wanted = {one.name: one for one in kernel.interface.arrays}
     arrays: dict[str, Any] = {}
@@ -190,7 +192,7 @@ def _run(op: str, args: tuple[Any, ...]) -> Any:
     kernel(arrays, bound.scalars, stream)
     for name in wanted:
         if name.endswith(PARTS):
-            added = _sums(bound.config.weight, device)
+            added = _sums(bound.config.weight, bound.like)
             added({"parts_of": arrays[name], "y": made[name]}, {}, stream)
     return _packed(made)
 
@@ -275,7 +277,7 @@ def _rotate(x: Any, cos: Any, sin: Any, pairs: bool, inverse: bool) -> Any:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    kernel, _ = _kernel(config, x.device.index)
+    kernel, _ = _kernel(config, x)
     split = (*x.shape[:-1], x.shape[-1] // 2, 2) if pairs else x.shape
     arrays = {"x": _aligned(x).view(split), "y": y.view(split)}
     kernel({**arrays, "cos": _aligned(cos), "sin": _aligned(sin)}, {}, current_stream(x))

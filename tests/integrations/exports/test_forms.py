@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.command import warploom as run
+from tests.integrations.exports import cases
 
 from warploom.errors import CheckFailed, InputError, ToolMissing
 from warploom.flows import export as flow
@@ -44,6 +45,7 @@ def test_a_manifest_states_the_machine_code(manifest: dict[str, Any]) -> None:
     assert list(code["roles"]) == ["load", "compute0", "compute1"]
     assert code["matrix_instructions"] > 0 and code["interval"]["i"] > 512
     assert sorted(code["register_moves"].values()) == [1, 1]
+    assert manifest["kernels"]["product"]["bits"]["results"][0]["order"] == "fixed"
 
 
 def test_a_build_of_the_same_compiler_loses_nothing(folder: Path) -> None:
@@ -93,10 +95,12 @@ def test_check_says_which_field_a_compiler_lost(folder: Path, tmp_path: Path) ->
     data = json.loads((copy / "manifest.json").read_text())
     data["kernels"]["product"]["machine_code"]["matrix_instructions"] += 1
     data["kernels"]["product"]["launch"]["threads"] += 32
+    data["kernels"]["product"]["bits"]["sums"] = ["in another order"]
     (copy / "manifest.json").write_text(json.dumps(data))
     done = run("check", str(copy))
     assert done.returncode == 1 and "product: LOST" in done.stdout
     assert "product: matrix_instructions is" in done.stderr and "product: launch" in done.stderr
+    assert "product: bits.sums is" in done.stderr
     (copy / "product.cubin").write_bytes(b"other")
     with pytest.raises(CheckFailed, match=r"product.cubin is not the cubin that the manifest"):
         flow.check(copy)
@@ -151,6 +155,8 @@ def test_hugging_faces_loader_takes_the_build(
     monkeypatch.setattr(torch.version, "cuda", "13.0")  # as on a machine with a GPU
     module = kernels.get_local_kernel(out)
     assert callable(module.gemm)
+    with pytest.raises(InputError, match=r"torch-cuda/gemm.cubin is not of this export"):
+        flow.export(["other=gemm"], "hf-kernels", out, SIZES)
     (build / "gemm.cubin").write_bytes(b"other")
     with pytest.raises(rust.DigestValidationError):
         about.digest.validate(rust.Digest.hash_variant(rust.DigestAlgorithm.SHA256, build))
@@ -181,6 +187,11 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, message: str) -> Non
         flow.export(kernels, form, tmp_path / "out", settings, gpu)
 
 
+def test_a_package_needs_a_name_that_python_imports(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a package: expected a name like my_kernels"):
+        flow.export(["gemm"], "torch", tmp_path / "my-kernels", SIZES)
+
+
 def test_a_build_folder_is_shipped_as_it_is(tmp_path: Path) -> None:
     built = tmp_path / "built"
     assert run("build", "gemm", "--set", "m=512", "-o", str(built)).returncode == 0
@@ -192,3 +203,25 @@ def test_a_build_folder_is_shipped_as_it_is(tmp_path: Path) -> None:
     about = read_manifest(tmp_path / "out")["kernels"]["mine"]
     assert about["built_from"] == {"kernel": "gemm", "settings": SIZES, "gpu": "h200"}
     assert forms.FORMS.keys() == {"tvm-ffi", "hf-kernels", "c", "python", "torch"}
+
+
+def test_operators_take_scalars_free_sizes_and_arrays_that_they_change(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    fake = pytest.importorskip("torch._subclasses.fake_tensor").FakeTensorMode
+    manifest = cases.manifest()
+    arrays = manifest["kernels"]["matmul"]["launch"]["arrays"]
+    arrays[1]["role"] = "inout"
+    cubins = {f"{one.name}.cubin": one.cubin for one in cases.CASES}
+    files = forms.FORMS["torch"]("made", manifest, cubins)
+    files["manifest.json"] = json.dumps(manifest).encode()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    package = load(tmp_path, "made")
+    space = getattr(torch.ops, package.NAMESPACE)
+    said = str(space.matmul.default._schema).split("::")[1]
+    assert said == "matmul(Tensor a, Tensor(a!) b, float alpha, int count) -> Tensor"
+    assert str(space.rows.default._schema).endswith("rows(Tensor x, SymInt one) -> Tensor")
+    with fake():
+        x = torch.empty(40, 16, dtype=torch.float8_e4m3fn, device="cuda")
+        made = package.rows(x, 3)
+        assert (tuple(made.shape), made.dtype) == ((40, 3), torch.int32)

@@ -56,7 +56,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def run(*command: str) -> str:
-    environment = {**os.environ, "LD_LIBRARY_PATH": ""}
+    places = os.pathsep.join(filter(None, sys.path))  # what this process imports, whoever began it
+    environment = {**os.environ, "LD_LIBRARY_PATH": "", "PYTHONPATH": places}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, env=environment
     )
@@ -92,7 +93,7 @@ def test_a_kernel_is_loaded_once_and_prepared_as_ours(
 
 def test_the_launches_are_what_they_should_be(seen: dict[str, Any]) -> None:
     """Read off by hand, so that a stub that writes nothing does not pass."""
-    matmul, _, empty, none, again = seen["own"]["matmul"]
+    matmul, _, empty, hollow, none, again = seen["own"]["matmul"]
     (line,) = launches(matmul)
     # 2 clusters of 2 along the rows, one column of tiles
     assert line.startswith(
@@ -105,6 +106,7 @@ def test_the_launches_are_what_they_should_be(seen: dict[str, Any]) -> None:
     assert (counter[:4], alpha) == ("0000", "cdccccbd")
     assert counter != launches(again)[0].split()[20], "the next launch counts elsewhere"
     assert launches(none) == [] and "0000a0" in launches(empty)[0]
+    assert "00010000a0" in launches(hollow)[0], "what is written lies in the second half"
     assert any(line == "clusters 2 384 200000 of 2" for line in matmul + seen["own"]["matmul"][0])
 
 
@@ -114,6 +116,12 @@ def test_what_ours_refuses_is_refused(seen: dict[str, Any], launcher: str, what:
     assert seen["refused"]["own"][what]
     said = seen["refused"][launcher][what]
     assert said and what.split(maxsplit=1)[0] in said, said
+
+
+def test_a_launch_waits_for_the_stream_that_made_an_array(seen: dict[str, Any]) -> None:
+    lines = seen["python"]["produced"]
+    assert lines[:2] == ["record on 0x60", "wait on 0x50"] and len(launches(lines)) == 1
+    assert lines == seen["own"]["produced"]
 
 
 def test_contexts_are_left_as_they_were(seen: dict[str, Any]) -> None:

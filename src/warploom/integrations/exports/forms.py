@@ -32,6 +32,7 @@ TEMPLATES: Final = Path(__file__).with_name("templates")
 CTYPES: Final = {"int32": "int32_t", "fp32": "float"}
 POSTFIX: Final = {"//": "/", "min": "<", "max": ">"}
 MOST_PARAMETERS, MOST_ARRAYS = 64, 16  # of a kernel: what the launcher in C has room for
+BUILD: Final = "build/torch-cuda"
 HUB_NAME: Final = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")
 CXX_FLAGS: Final = ("-O2", "-fPIC", "-fvisibility=hidden")
 
@@ -57,6 +58,12 @@ def write(form: str, shipped: Sequence[Shipped], folder: Path) -> list[Path]:
     files["README.md"] = _rendered("README.md.j2", title, manifest, form=form, archs=archs).encode()
     if form != "hf-kernels":  # which has it beside the cubins
         files[FILE] = as_text(manifest).encode()
+    if form == "torch" and title != folder.absolute().name:
+        raise InputError(f"-o {folder}: the folder is a package: expected a name like {title}")
+    # The loader refuses a build with files that its metadata does not name.
+    present = [p for p in (folder / BUILD).rglob("*") if p.is_file() and p.suffix != ".pyc"]
+    if other := [p for p in present if p.relative_to(folder).as_posix() not in files]:
+        raise InputError(f"{other[0]} is not of this export: remove it or choose another folder")
     for name, data in files.items():
         write_bytes_atomically(folder / name, data)
     return [folder / name for name in files]
@@ -114,7 +121,7 @@ def _hub(title: str, manifest: Mapping[str, Any], cubins: dict[str, bytes]) -> d
         },
     }
     files["metadata.json"] = (json.dumps(about, indent=2) + "\n").encode()
-    return {f"build/torch-cuda/{path}": data for path, data in files.items()}
+    return {f"{BUILD}/{path}": data for path, data in files.items()}
 
 
 def _c(title: str, manifest: Mapping[str, Any], cubins: dict[str, bytes]) -> dict[str, bytes]:
@@ -174,7 +181,7 @@ def _tvm_ffi(title: str, manifest: Mapping[str, Any], cubins: dict[str, bytes]) 
         )
     found = importlib.util.find_spec("tvm_ffi")
     if found is None or found.origin is None:
-        raise ToolMissing("export --to tvm-ffi needs its headers: pip install apache-tvm-ffi")
+        raise ToolMissing("export --to tvm-ffi needs its headers: pip install 'warploom[export]'")
     package = Path(found.origin).parent
     with tempfile.TemporaryDirectory() as text:
         folder, library = Path(text), f"{title}.so"

@@ -75,6 +75,7 @@ class Shipped:
             "cubin": f"{self.name}.cubin",
             "launch": launch_of(self.built.interface),
             "machine_code": facts(self),
+            "bits": dict(self.built.bits),
             "compiler": self.built.resources.compiler,
             "built_from": dict(self.origin),
             "schedule": schedule,

@@ -21,7 +21,7 @@ from dataclasses import astuple, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from warploom.autosched.points import Point
 from warploom.errors import InputError
@@ -34,6 +34,26 @@ GPU = "h200"  # where the rows were measured
 # Logarithms of sizes over which an error loses its weight. Of 1, 2, 4 and 8 this one lost least at
 # sizes left out (`python -m bench.tuned`).
 FADES = 4.0
+
+
+class Memory(Protocol):
+    """Choices that were made before, on another machine."""
+
+    def recall(self, table: str, config: Any, sizes: Sizes) -> Mapping[str, Any] | None:
+        """{name of the variant: its point} for a configuration and sizes, or None."""
+        ...
+
+    def note(self, table: str, config: Any, sizes: Sizes, chosen: Variant) -> None:
+        """A choice that was made here."""
+        ...
+
+
+_memories: list[Callable[[], Memory]] = []
+
+
+def remember(memory: Callable[[], Memory] | None) -> None:
+    """Ask what `memory` gives before a table makes a choice; None: ask nobody."""
+    _memories[:] = [] if memory is None else [memory]
 
 
 @dataclass(frozen=True)
@@ -118,11 +138,15 @@ class Table:
     @cached_property
     def variants(self) -> dict[str, Variant]:
         """By name."""
-        own = {
-            name: Variant(name, _point(f"{self.path}: {name}", data), self.template)
-            for name, data in self._data["variants"].items()
-        }
+        own = {one.name: one for one in self._variants(self._data["variants"])}
         return {**own, **self.more}
+
+    def _variants(self, points: Mapping[str, Any]) -> list[Variant]:
+        """Variants of points by name, as the file tells them."""
+        return [
+            Variant(name, _point(f"{self.path}: {name}", data), self.template)
+            for name, data in points.items()
+        ]
 
     @property
     def current(self) -> bool:
@@ -160,6 +184,15 @@ class Table:
         self, config: Any, sizes: Sizes, fits: Callable[[Variant], bool] = lambda _: True
     ) -> Variant:
         """The variant for a configuration and sizes, of those that `fits`."""
+        name = self.path.parent.name
+        for memory in (one() for one in _memories):
+            if (points := memory.recall(name, config, sizes)) is not None:
+                return self._variants(points)[0]
+            memory.note(name, config, sizes, chosen := self._chosen(config, sizes, fits))
+            return chosen
+        return self._chosen(config, sizes, fits)
+
+    def _chosen(self, config: Any, sizes: Sizes, fits: Callable[[Variant], bool]) -> Variant:
         kind = self.kind(config)
         names = [
             name
