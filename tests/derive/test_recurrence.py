@@ -11,7 +11,7 @@ import pytest
 from warploom import tile as tl
 from warploom.derive.bounds.bounds import BoundBroken
 from warploom.derive.bounds.bounds import check as check_bound
-from warploom.derive.derive import PAIRS, derive
+from warploom.derive.derive import PAIRS, by_hand, derive
 from warploom.derive.execute import run_kernels
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
 from warploom.derive.formula.frontend import Expr, apply, build, const, contract, tensor
@@ -20,6 +20,7 @@ from warploom.derive.kernel.chunk import exchange
 from warploom.derive.kernel.kernel import Kernel, Loop
 from warploom.derive.kernel.legal import make_kernel
 from warploom.derive.lemmas import recurrence as lemma
+from warploom.derive.lemmas.cascade import Refusal
 from warploom.derive.lemmas.recurrence import certify, pair_of, recurrence
 from warploom.derive.lower.chunks import Weights
 from warploom.derive.lower.lower import programs
@@ -105,6 +106,25 @@ def test_every_chunk_size_means_the_same_and_moves_what_is_counted(name: str, st
     got, moved = run_kernels(found.kernels, arrays)
     assert compare({"o": got["o"]}, {"o": by_rows(arrays, axes, gate, weight)}) < 1e-11
     assert sum(one.total for one in moved) == found.traffic
+
+
+def test_heads_that_share_keys_and_sums_of_rows_have_a_chunk_form() -> None:
+    """Mamba-2's shape, and a second row that is added under the same gate."""
+    sizes = {"t": 90, "h": 2, "d": 16, "e": 64}
+    q, k, v = tensor("q", "t d"), tensor("k", "t d"), tensor("v", "t h e")
+    step, rate = apply("exp", tensor("step", "t h") * 0.3), tensor("rate", "h")
+    gate = apply("exp", step * apply("abs", rate) * -1.0)
+    row = step * contract(k, v, out=("t", "h", "d", "e"))
+    more = contract(tensor("k2", "t d"), tensor("v2", "t h e"), out=("t", "h", "d", "e"))
+    for added, boxes in ((row, 1), (row - more, 2)):
+        state = recurrence("t", "h d e", lambda s, added=added: gate * s + added)
+        diagram = build("own", {"o": contract(q, state, out=("t", "h", "e"))}, sizes)
+        rewritten = exchange(diagram)
+        chunked = [n for n in rewritten.nodes if n.kind == "scan_contract"]
+        assert len(chunked) == boxes and chunked[0].factors == ("q", "k", "v")
+        arrays = random_inputs(diagram, boxes)
+        assert compare(evaluate(rewritten, arrays), evaluate(diagram, arrays)) < 1e-12
+        assert interpreted(diagram, arrays) < BF16_ROUNDING
 
 
 def test_a_wrong_pair_is_noticed() -> None:
@@ -228,6 +248,26 @@ def test_traffic_meets_the_proven_bound_and_less_is_refused() -> None:
     assert error < 1e-12 and moved == small.traffic
     with pytest.raises(BoundBroken):
         check_bound(found.diagram, found.traffic - 1, found.capacity)
+
+
+def test_a_memory_smaller_than_the_state_cuts_its_columns() -> None:
+    """Never the axis that a chunk sums over: every nest has to give the right numbers."""
+    diagram = gated("t h", sizes={"t": 256, "h": 2, "d": 64, "e": 64})
+    for memory in (500, 2000, 6000):
+        found = derive(diagram, memory=memory)
+        error, moved = found.verify()
+        assert error < 1e-12 and moved == found.shrunk().traffic
+        assert "d" not in {one.axis for kernel in found.kernels for one in kernel.loops}
+    cut = make_kernel(exchange(diagram), [Loop("d", "stream"), Loop("t", "stream")])
+    assert isinstance(cut, Refusal) and "takes it whole" in str(cut)
+
+
+def test_a_nest_of_ones_own_is_of_the_chunk_form() -> None:
+    diagram = gated("t h", sizes={"t": 256, "h": 2, "d": 16, "e": 16})
+    for step in (32, 64, 128):
+        tiles = {"h": 1, "t": step}
+        found = by_hand(diagram, {"h": "group", "t": "stream"}, tiles, 40_000)
+        assert found.lemmas == (PAIRS,) and found.verify()[0] < 1e-12
 
 
 def test_a_state_over_thousands_of_rows_drifts_no_further() -> None:

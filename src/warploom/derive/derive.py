@@ -254,7 +254,13 @@ def derive(
         if not memory >= 1 or not math.isfinite(memory):
             raise InputError(f"memory is {memory} values: give a finite number of at least 1")
         setting = Setting(memory, {}, split=split, streams=streams, lemmas=lemmas)
-        plan = search(exchange(diagram), setting)
+        rewritten = exchange(diagram)
+        try:
+            plan = search(rewritten, setting)
+        except InputError:  # a chunk needs all of the axis that it sums over, a step some of it
+            if rewritten == diagram:
+                raise
+            plan = search(diagram, setting)
         return _checked(Derivation(diagram, plan.kernels, memory, _PENDING), plan)
     assert gpu_name is not None
     machine = gpu(gpu_name)
@@ -341,7 +347,7 @@ def by_hand(
             wanted.append(Loop(axis, PARTITIONS[word]))
     order = {"group": 0, "split": 1, "stream": 2}
     nest = sorted(wanted, key=lambda loop: order[loop.kind])
-    kernel = make_kernel(diagram, nest, lemmas=lemmas)
+    kernel = make_kernel(exchange(diagram), nest, lemmas=lemmas)
     if isinstance(kernel, Refusal):
         raise InputError(str(kernel))
     sized = kernel.tiled(

@@ -140,13 +140,13 @@ def schedule_of(kernel: Kernel, program: Program) -> KernelSchedule | SimtSchedu
 def launch_plan(kernel: Kernel, program: Program) -> LaunchPlan:
     """Bands of tasks where rows and columns of a product are grouped; masked rows reversed; two
     states of a recurrence on an SM, in two blocks or in two groups."""
-    for node in kernel.body.nodes:
-        if node.kind == "scan_contract":
-            axis = state_rows(kernel.body, node)
-            groups = -(-kernel.tile.get(f"g_{axis}", kernel.body.size[axis]) // WARP_GROUP_ROWS)
-            alone = groups > 1 or of_channels(kernel.body, node)
-            split = clean(axis) if groups > 1 else ""
-            return LaunchPlan(split=split, resident=1 if alone else 2, store_panels=1)
+    chunked = [node for node in kernel.body.nodes if node.kind == "scan_contract"]
+    if chunked:
+        axis = state_rows(kernel.body, chunked[0])
+        groups = -(-kernel.tile.get(f"g_{axis}", kernel.body.size[axis]) // WARP_GROUP_ROWS)
+        alone = groups > 1 or len(chunked) > 1 or of_channels(kernel.body, chunked[0])
+        split = clean(axis) if groups > 1 else ""
+        return LaunchPlan(split=split, resident=1 if alone else 2, store_panels=1)
     grid = [name for name, _ in program.grid]
     rows = {clean(str(kernel.body.node[box].attr("row"))) + "_tile" for _, box in kernel.bound_by}
     reverse = tuple(name for name in grid if name in rows)

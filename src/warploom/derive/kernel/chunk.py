@@ -27,42 +27,79 @@ def exchange(diagram: Diagram) -> Diagram:
 
 
 def _matched(diagram: Diagram, node: Node) -> list[Node]:
-    """The chunked box for a contraction over a scanned outer product, behind boxes that it needs;
-    nothing where the lemma does not apply."""
+    """The chunked box for a contraction over a scanned outer product, behind boxes that it needs,
+    or the sum of such boxes for a sum of products; nothing where the lemma does not apply."""
     if node.kind != "contract" or len(node.inputs) != 2:
         return []
     scans = [i for i in node.inputs if i in diagram.node and diagram.node[i].kind == "scan"]
-    if len(scans) != 1:
+    if len(scans) != 1 or diagram.consumers[scans[0]] != (node.name,):
         return []
     scan = diagram.node[scans[0]]
-    query = next(i for i in node.inputs if i != scans[0])
-    if diagram.consumers[scan.name] != (node.name,):
+    query = next(i for i in node.inputs if i != scan.name)
+    (time,) = scan.over
+    if time in node.over or time not in diagram.axes_of(query):
         return []
+    terms = _terms(diagram, scan.inputs[-1])
+    if len(terms) == 1:
+        return _chunked(diagram, node, query, scan, *terms[0])
+    made: list[Node] = []
+    sums: list[str] = []
+    for number, term in enumerate(terms):
+        part = replace(node, name=f"{node.name} {number}")
+        boxes = _chunked(diagram, part, query, scan, *term)
+        if not boxes:
+            return []
+        made += boxes
+        sums.append(part.name)
+        if number:
+            last = number == len(terms) - 1
+            total = node.name if last else f"{node.name} 0..{number}"
+            made.append(Node(total, "add", (sums[-2], sums[-1]), node.axes))
+            sums.append(total)
+    return made
+
+
+def _terms(diagram: Diagram, name: str, sign: int = 1) -> list[tuple[str, int]]:
+    """The terms of a sum with their signs, from left to right."""
+    node = diagram.node.get(name)
+    if node is None or node.op not in ("add", "sub", "neg"):
+        return [(name, sign)]
+    last = sign if node.op == "add" else -sign
+    first = _terms(diagram, node.inputs[0], sign) if len(node.inputs) == 2 else []
+    return first + _terms(diagram, node.inputs[-1], last)
+
+
+def _chunked(
+    diagram: Diagram, node: Node, query: str, scan: Node, drive: str, sign: int
+) -> list[Node]:
+    """The chunked box of one product that a scan adds or takes away, behind boxes it needs."""
     (time,) = scan.over
     summed, gate = set(node.over), scan.inputs[:-1]
-    if time in summed or time not in diagram.axes_of(query):
+    factors = {name: set(diagram.axes_of(name)) for name in _factors(diagram, drive)}
+    gates = {axis for name in gate for axis in diagram.axes_of(name)}
+    own = set(scan.axes) - summed - set(diagram.axes_of(query))
+    # Heads may be axes of gates and values alone; columns of the state are of values alone.
+    widest = max((axes & own for axes in factors.values()), key=len)
+    columns = own - gates - {a for axes in factors.values() if axes & own < widest for a in axes}
+    if any(axes & summed and axes & columns for axes in factors.values()):
         return []
-    keys: list[str] = []
-    values: list[str] = []
-    weights: list[str] = []
-    shared = set(diagram.axes_of(query)) - summed
-    own = set(scan.axes) - summed - shared
-    for factor in _factors(diagram, scan.inputs[-1]):
-        axes = set(diagram.axes_of(factor))
-        if axes & summed and axes & own:
-            return []
-        (keys if axes & summed else values if axes & own else weights).append(factor)
-    if not keys or not values or any(set(diagram.axes_of(name)) & own for name in gate):
+    keys = [name for name, axes in factors.items() if axes & summed]
+    values = [name for name, axes in factors.items() if axes & columns]
+    weights = [name for name in _factors(diagram, drive) if name not in {*keys, *values}]
+    if not keys or not values:
         return []
-    if any(set(diagram.axes_of(name)) & summed for name in gate):
+    made: list[Node] = []
+    if sign < 0:
+        made.append(Node(f"{node.name} -1", "const", (), (), (), (("value", -1.0),)))
+        weights.append(made[0].name)
+    if gates & summed:
         if not all(has_logarithm(diagram, name) for name in gate):
             return []
         keys, weights = keys + weights, []
-    made: list[Node] = []
     key, value = (_multiplied(diagram, names, node.name, made) for names in (keys, values))
-    axes = {name: diagram.axes_of(name) for name in (*keys, *values)}
-    axes |= {one.name: one.axes for one in made}
-    if any(time not in axes[name] for name in (key, value)):
+    axes = {one.name: set(one.axes) for one in (*diagram.nodes, *diagram.inputs, *made)}
+    kept = axes[key] | axes[value]
+    if time not in axes[key] & axes[value] or not gates.union(*(axes[w] for w in weights)) <= kept:
         return []
     attrs = (("time", time), ("gated", len(gate)))
     inputs = (query, key, value, *gate, *weights)
@@ -120,9 +157,10 @@ def _factors(diagram: Diagram, name: str) -> list[str]:
 
 def _multiplied(diagram: Diagram, names: Sequence[str], near: str, made: list[Node]) -> str:
     """One value that is the product of several, made by further boxes."""
-    result, axes = names[0], diagram.axes_of(names[0])
+    known = {one.name: one.axes for one in (*diagram.nodes, *diagram.inputs, *made)}
+    result, axes = names[0], known[names[0]]
     for name in names[1:]:
-        axes = tuple(dict.fromkeys((*axes, *diagram.axes_of(name))))
+        axes = tuple(dict.fromkeys((*axes, *known[name])))
         made.append(Node(f"{near} {result}·{name}", "mul", (result, name), axes))
         result = made[-1].name
     return result

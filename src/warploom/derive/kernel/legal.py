@@ -218,6 +218,15 @@ def _scan_placed(kernel: Kernel, node: Node) -> Refusal | None:
     streams = kernel.stream_index
     if node.kind in ("scan", "scan_contract"):
         axis = kernel.scan_axis(node)
+        summed = [a for a in node.over if a in kernel.depth_of_axis and a != axis]
+        if summed:
+            return Refusal(
+                "G2 stream",
+                node.name,
+                summed[0],
+                "a chunk of a recurrence takes it whole",
+                f"cut another axis than {summed[0]!r}",
+            )
         inside = [a for a in node.axes if a != axis and streams.get(a, -1) > streams.get(axis, 99)]
         if inside:
             return Refusal(

@@ -94,15 +94,16 @@ def certify(step: Expr, pair: Pair, axis: str, seed: int = 5) -> None:
     rng = np.random.default_rng(seed)
     leaves = _leaves(step)
     axes = next((one for one in leaves if _name(one) == BEFORE), step).axes
-    size = {a: 2 for leaf in leaves for a in leaf.axes} | {axis: 1}
-    shape = [size[a] for a in axes]
+    lengths = {a: 2 for leaf in leaves for a in leaf.axes} | {axis: 1}
+    shape = [lengths[a] for a in axes]
     whole = [build("step", value or const(0.0) * 1.0) for value in (step, *pair)]
-    runs = [run.resized({a: size[a] for a in run.size}) for run in whole]
+    runs = [run.resized({a: lengths[a] for a in run.size}) for run in whole]
     for scales in ((0.0, 1.0, 2.0), (1.0, 2.0)):  # a step may divide by what is nothing
         truth, states, pairs = np.zeros(shape), list[Value](), list[tuple[Value, Value]]()
         for _ in range(POSITIONS):
             stream = {
-                _name(leaf): rng.standard_normal([size[a] for a in leaf.axes]) * rng.choice(scales)
+                _name(leaf): rng.standard_normal([lengths[a] for a in leaf.axes])
+                * rng.choice(scales)
                 for leaf in leaves
             } | {BEFORE: truth}
             with np.errstate(all="ignore"):
@@ -111,10 +112,11 @@ def certify(step: Expr, pair: Pair, axis: str, seed: int = 5) -> None:
             pairs.append((decay, added))
         if np.isfinite(states).all():
             break
+    size = np.max(np.abs(states))
     for length, state in enumerate(states, 1):
         with np.errstate(all="ignore"):
             _, added = composed(pairs[:length], rng)  # from a state of zero
-        if not np.max(np.abs(added - state)) <= TOLERANCE * (np.max(np.abs(state)) + 1e-30):
+        if not np.max(np.abs(added - state)) <= TOLERANCE * size:
             raise InputError(
                 f"recurrence along {axis!r}: steps and the pair (decay, state) differ: the step is "
                 "no function of the state and of one position"

@@ -349,7 +349,10 @@ class Lowering(TileValues):
     def _along(self, name: str, time: str, axis: str) -> tl.Tile:
         """An operand of a product with its rows along `axis`, in the element type."""
         if name in self.kernel.body.array:
-            return self.load_tile(name, {time: axis})
+            key = f"raw {name} along {axis}"
+            if key not in self.tiles:
+                self.tiles[key] = self.load_tile(name, {time: axis})
+            return self.tiles[key]
         tile = self.value(name).cast(self.dtype)
         return tile if axis == clean(time) else tile.rename(clean(time), axis)
 
