@@ -106,6 +106,15 @@ def test_other_sizes_get_the_variant_of_least_time(m, n, k):
     assert times[chosen.name] <= min(times.values()) * 1.001
 
 
+@BOTH
+def test_a_variant_is_found_by_its_name(name):
+    table = TABLES[name]
+    for one in table.variants:
+        assert table.find(one).name == one
+    with pytest.raises(InputError, match=f"{name} variant 'nobody': expected one of .*{one}"):
+        table.find("nobody")
+
+
 def test_sizes_are_as_far_apart_as_their_logarithms():
     """Nothing is as near as one of it, and lengths of packed sequences are their mean."""
     row = Row({"n": 1, "rows": [0, 0]}, {}, {})
