@@ -29,6 +29,9 @@ def test_every_entry_has_rows(name):
     assert told == table.variants.keys()
     for kind in table.known.values():
         assert kind.rows
+        loops = [one for replay in kind.replays.values() for one in replay.loops.values()]
+        # What a table does not keep claims nothing.
+        assert {(one.bound, one.reason, one.flops) for one in loops} == {(0, "", 0)}
         for row in kind.rows:
             assert kind.replays.keys() >= row.predicted.keys() >= row.measured.keys()
             assert row.predicted and (row.source or not row.measured)
