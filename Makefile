@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help env demo test lint unit mutants gpu-test bench tables clean
+.PHONY: help env demo docs test lint unit mutants gpu-test bench tables clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -30,6 +30,15 @@ demo: env  ## the whole path for attention, then tune a real Triton kernel, with
 
 tables:  ## rewrite the README's tables from bench/results
 	$(BIN)/python -m bench.tables
+
+build/docs/.installed: pyproject.toml
+	$(PYTHON) -m venv build/docs
+	build/docs/bin/python -m pip install --quiet --disable-pip-version-check '.[docs]'
+	@touch $@
+
+docs: env build/docs/.installed  ## the documentation site with its report pages: build/site/index.html
+	$(BIN)/python -m bench.reports
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/python -m mkdocs build --strict
 
 bench: env  ## measure the claims on this machine's GPU and write bench/results
 	$(BIN)/python -m bench.sass_search

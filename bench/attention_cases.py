@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.attention.variants import ATTENTION, AttentionChoice
+from warploom.kernels.attention.variants import ATTENTION
 from warploom.tile import E4M3, FP16
 
 # name -> (config, its schedule, what the compiler may do)
@@ -19,11 +18,9 @@ Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tu
 
 
 # What a variant is without a decision that it was measured for: how much the decision is worth.
-CHANGES: dict[str, Callable[[AttentionChoice], AttentionChoice]] = {
-    # sums rescaled before the values come on top
-    "-rescaled-early": lambda c: replace(c, early_rescale=True),
-    # no ping-pong
-    "-no-pingpong": lambda c: replace(c, pingpong=False),
+CHANGES = {  # orders
+    "-rescaled-early": "overlapped-early",  # sums rescaled before the values come on top
+    "-no-pingpong": "overlapped",
 }
 
 
@@ -31,7 +28,7 @@ def _choice(name: str, **config: Any) -> Variant:
     found = next((end for end in CHANGES if name.endswith(end)), "")
     choice = ATTENTION.variants[name.removesuffix(found)]
     if found:
-        choice = CHANGES[found](choice)
+        choice = choice.having(name, order=CHANGES[found])
     return choice.config(AttentionConfig(**config)), choice.schedule, choice.allow
 
 

@@ -38,7 +38,8 @@ from warploom.errors import InputError
 from warploom.evidence import write_rows
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
-from warploom.kernels.attention.variants import AttentionChoice, choose_attention
+from warploom.kernels.attention.variants import choose_attention
+from warploom.kernels.tuned.variant import Variant
 from warploom.tile import BF16, E4M3
 
 FOLDER = kb.ROOT / "out" / "bench" / "sitting"
@@ -118,7 +119,7 @@ class Case:
         """Sequences of that length; packed ones are one."""
         return 1 if isinstance(self.lengths, list) else max(1, TOKENS // self.lengths)
 
-    def choice(self) -> AttentionChoice:
+    def choice(self) -> Variant:
         """What the chooser takes."""
         return choose_attention(self.lengths, self.config, heads=self.batch * self.heads)
 

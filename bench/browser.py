@@ -26,7 +26,7 @@ class Browser:
         self.root = f"http://127.0.0.1:{port}/session"
         options = {
             "binary": CHROMIUM,
-            "args": ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900"],
+            "args": ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"],
         }
         wanted = {"alwaysMatch": {"goog:chromeOptions": options}}
         self.root += "/" + self("", {"capabilities": wanted})["sessionId"]

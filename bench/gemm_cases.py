@@ -14,7 +14,8 @@ from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
-from warploom.kernels.gemm.variant import GEMM, GemmChoice, choose_gemm
+from warploom.kernels.gemm.variant import GEMM, choose_gemm
+from warploom.kernels.tuned.variant import Variant as Choice
 from warploom.tile import BF16, E4M3, FP16, FP32, Program
 
 Make = Callable[[GemmConfig], KernelSchedule | SimtSchedule]
@@ -35,7 +36,7 @@ def _plan(cluster: int = 2, **rest: Any) -> LaunchPlan:
     return LaunchPlan(split="m", cluster=along, supergroup=8, **rest)
 
 
-def choice_variant(choice: GemmChoice, base: GemmConfig | None = None) -> Variant:
+def choice_variant(choice: Choice, base: GemmConfig | None = None) -> Variant:
     """A variant of the table for some element types and epilogue."""
     return choice.config(base or GemmConfig()), choice.schedule, gemm
 
@@ -61,19 +62,17 @@ NARROW = (128, 128, 64)
 # Not for the chooser: no cluster, and bands that bring more from DRAM.
 BANDS = (2, 32)
 ASIDE = (
-    replace(GEMM.find("128x256"), name="single", cluster=("", 1)),
-    *(
-        replace(GEMM.find("128x256"), name=f"128x256-bands-of-{rows}", supergroup=rows)
-        for rows in BANDS
-    ),
+    GEMM.find("128x256").having("single", "cluster="),
+    *(GEMM.find("128x256").having(f"128x256-bands-of-{rows}", f"raster={rows}") for rows in BANDS),
 )
 CHOICES = {choice.name: choice for choice in (*GEMM.variants.values(), *ASIDE)}
-SLICES = sorted({choice.slices for choice in GEMM.variants.values() if choice.workspace})
+CONFIGS = {name: choice.config(PROMOTED) for name, choice in GEMM.variants.items()}
+SLICES = sorted({config.slices for config in CONFIGS.values() if config.workspace})
 VARIANTS: dict[str, Variant] = {
     **{c.name: choice_variant(c) for c in GEMM.variants.values() if c.takes(GemmConfig())},
     **{name: choice_variant(GEMM.find(name)) for name in SWAP_AB},
     "128x256-dependent": choice_variant(
-        replace(GEMM.find("128x256-at-once"), name="128x256-dependent", dependent=True)
+        GEMM.find("128x256-at-once").having("128x256-dependent", "launch=dependent")
     ),
     **{choice.name: choice_variant(choice) for choice in ASIDE},
     "drain": _hand(GemmConfig(), _plan(), 0),
@@ -122,8 +121,8 @@ FEW = (
     "128x128-alone",
     "64x256-alone",
 )
-SLICED = tuple(c.name for c in GEMM.variants.values() if c.workspace and c.slices < 16)
-IN_CLUSTER = tuple(c.name for c in GEMM.variants.values() if c.in_cluster)
+SLICED = tuple(name for name, c in CONFIGS.items() if c.workspace and c.slices < 16)
+IN_CLUSTER = tuple(name for name, c in CONFIGS.items() if c.in_cluster)
 # shape -> the variants timed beside the default one
 SHAPES: dict[tuple[int, int, int], tuple[str, ...]] = {
     (4096, 4096, 4096): ("128x256", "128x256-at-once", "256x128-along-n", "128x128", "192x176"),

@@ -31,7 +31,8 @@ from bench.gemm_cases import FUZZED, VARIANTS, expected, operands, plain_of
 from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.attention.program import AttentionConfig, attention
-from warploom.kernels.attention.variants import ATTENTION, AttentionChoice, choose_attention
+from warploom.kernels.attention.variants import ATTENTION, choose_attention
+from warploom.kernels.tuned.variant import Variant
 
 RESULTS = kb.ROOT / "bench" / "results" / "numerics.json"
 Values = dict[str, Any]
@@ -63,7 +64,7 @@ def _attentions() -> dict[str, AttentionConfig]:
 ATTENTIONS = _attentions()
 
 
-def choice_of(name: str) -> AttentionChoice:
+def choice_of(name: str) -> Variant:
     """The variant in a kernel's name."""
     return next(ATTENTION.variants[word] for word in name.split() if word in ATTENTION.variants)
 

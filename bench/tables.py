@@ -161,6 +161,7 @@ PICKS: dict[str, Callable[[list[Evidence]], list[Evidence]]] = {
     "dense": dense,
     "hard": named("fp8", "sharp", "rising", "jump"),
     "ablated": ablated,
+    "behind": lambda rows: [row for row in rows if verdict(row) in ("behind", "wrong")],
     "gemm": named("gemm"),
     "attention": named("attention"),
 }

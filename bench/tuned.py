@@ -43,7 +43,7 @@ RESULTS = Path(__file__).parent / "results"
 MODEL, BESIDE = "engine_model.json", "choices.json"
 # Of each kernel the rows of its variants; those of the model of a launch and of the sittings, which
 # know one kernel a shape, the default; then those of `run`.
-TABLES: Mapping[str, tuple[Table[Any], tuple[str, ...]]] = {
+TABLES: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     "attention": (ATTENTION, ("attention_variants.json", MODEL, "attention_forward.json", BESIDE)),
     "gemm": (GEMM, ("gemm.json", MODEL, "gemm_sittings.json", BESIDE)),
 }
@@ -147,7 +147,7 @@ def recorded(name: str) -> dict[str, Kind]:
             times = {one: row.measured[one] for one in names if one in row.measured}
             predicted = table.predicted(kind, names, config, row.sizes)
             found += [replace(row, predicted=predicted, measured=times)] * bool(times)
-        plain = [one for one in names if not getattr(table.variants[one], "workspace", False)]
+        plain = [one for one in names if table.variants[one].whole]
         for sizes in drawn() if name == "gemm" else ():
             best = table.fastest(replace(kind, rows=()), plain, config, sizes, TOLD)
             found.append(Row(sizes, table.predicted(kind, best, config, sizes), {}))

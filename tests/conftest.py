@@ -88,14 +88,16 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def listings() -> Iterator[None]:
     """What nvdisasm says of a file is kept in `build`: a run takes half a second."""
-    run, folder = Tool.run, BUILD / "listings"
+    run, listed = Tool.run, BUILD / "listings"
 
-    def kept(tool: Tool, *args: str, timeout: float = 300.0) -> CompletedProcess[str]:
+    def kept(
+        tool: Tool, *args: str, timeout: float = 300.0, folder: Path | None = None
+    ) -> CompletedProcess[str]:
         image = Path(args[-1])
         if tool.name != "nvdisasm" or not image.is_file():
-            return run(tool, *args, timeout=timeout)
+            return run(tool, *args, timeout=timeout, folder=folder)
         asked = repr((tool.path, tool.version, args[:-1])).encode()
-        path = folder / f"{sha256(asked + image.read_bytes()).hexdigest()}.json"
+        path = listed / f"{sha256(asked + image.read_bytes()).hexdigest()}.json"
         if (text := read_kept(path)) is not None:
             return CompletedProcess(args, 0, *json.loads(text))
         done = run(tool, *args, timeout=timeout)

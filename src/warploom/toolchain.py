@@ -37,17 +37,22 @@ class Tool:
     version: str
     origin: str
 
-    def run(self, *args: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
-        """Run the tool and capture its output; never raises on a non-zero status."""
+    def run(
+        self, *args: str, timeout: float = 300.0, folder: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the tool, in `folder` where it is given, and capture its output; never raises on a
+        non-zero status."""
         command = [str(self.path), *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, cwd=folder
+        )
 
 
 SPECS: dict[str, ToolSpec] = {
     "nvdisasm": ToolSpec("nvdisasm", (12, 8), "reads machine code", "sass"),
     "ptxas": ToolSpec("ptxas", (13, 3), "older ones miscompile wgmma on Hopper", "compile"),
     "nvcc": ToolSpec("nvcc", (13, 3), "drives ptxas >= 13.3", "compile"),
-    "cuobjdump": ToolSpec("cuobjdump", (12, 8), "lists fat binaries", "compile"),
+    "cuobjdump": ToolSpec("cuobjdump", (12, 8), "takes compressed cubins out of a file", "compile"),
 }
 
 

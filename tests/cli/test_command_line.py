@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import os
 import signal
@@ -78,6 +79,8 @@ WRONG = {
     "build gemm -o out --gpu b200": "code is emitted for h100, h200, a100",
     "build mine.py:scaled -o out --print-after all": "has no matmul, so it has no block program",
     "build gemm -o out --print-after none": "--print-after 'none': expected all, scheduled",
+    "build gemm -o out --invariant q": "--invariant q: no dimension of the kernel",
+    "build mine.py:good -o out --invariant k": "not proved: z (store.5) depends on how many k",
     "build gemm -o out --allow all": "allow 'all': expected some of spills, stack",
     "build gemm -o out --schedule none.json": "cannot read none.json",
     "build gemm -o out --schedule bad.json": "bad.json: not JSON",
@@ -176,12 +179,15 @@ def test_the_same_program_is_built_for_an_older_gpu(
 def test_a_build_prints_the_block_program_after_a_pass_and_goes_on(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert called("build mine.py:good -o out --gpu a100 --print-after joins", monkeypatch) == 0
+    command = "build mine.py:good -o out --gpu a100 --print-after joins --invariant m"
+    assert called(command, monkeypatch) == 0
     out, err = capsys.readouterr()
     assert "good for a100" in out and (here / "out" / "good.cubin").exists()
     head, _, text = err[err.index("# after") :].partition("\n")
     assert head == "# after joins" and text.startswith("block program good, schedule ")
     assert "Join <= 0: acc" in text and text.count("block program") == 1
+    bits = json.loads((here / "out" / "manifest.json").read_text())["bits"]
+    assert bits["independent"]["m"] == "" and bits["results"][0]["elements"][1] == "x[m, every k]"
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(

@@ -215,7 +215,7 @@ def test_kernel_not_found_and_not_named(run: Run, folder: Path) -> None:
     for arguments in (
         ("show", folder / SEVERAL),
         ("show", folder / SEVERAL, "--kernel", "nothing"),
-        ("verify", folder / SEVERAL, folder / SEVERAL),
+        ("verify", folder / SEVERAL, folder / SEVERAL, "--kernel", "nothing"),
         ("stats", folder / SEVERAL, "--kernel", "nothing"),
         ("lint", folder / SEVERAL, "--kernel", "nothing"),
         ("diff", folder / SEVERAL, folder / SEVERAL, "--kernel", "nothing"),

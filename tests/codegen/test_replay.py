@@ -39,9 +39,11 @@ def _replayed(program: Program, schedule: KernelSchedule) -> float:
     return replay(program, schedule, build(program, schedule).cubin).cycles
 
 
-def test_warps_of_a_group_that_meet_are_no_gate_of_the_loop() -> None:
-    """What a group stages for its own matmuls lies between two of its barriers."""
-    config = recurrent.RecurrentConfig("none")
+@pytest.mark.parametrize("decay", ["none", "step"])
+def test_warps_of_a_group_that_meet_are_no_gate_of_the_loop(decay: str) -> None:
+    """What a group stages for its own matmuls lies between two of its barriers; an SSD waits ten
+    times in its loop."""
+    config = recurrent.RecurrentConfig(decay)
     program, schedule = recurrent.recurrent(config), recurrent.default_schedule(config)
     (loop,) = replay(program, schedule, build(program, schedule).cubin).loops.values()
     assert loop.bound < loop.cycles < 4 * loop.bound

@@ -2,6 +2,7 @@
 from rows to columns; arithmetic on a matmul's loaded operand. Run on a CPU, on two machines."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from tests.gpu.cases import distance
 
 from warploom import tile as t
 from warploom.autosched.named import multistage
+from warploom.autosched.schedules import fitting_name, schedule_named
+from warploom.codegen.compile.build import emitted
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.ir.plan import LaunchPlan
@@ -100,6 +103,40 @@ def test_every_op_along_a_vector_has_code(vectors, number):
     ran = simulate(block, values, seed=number)
     for name in want:
         assert distance(got[name], want[name]) == 0 and distance(ran[name], want[name]) == 0, name
+
+
+def _beside(where, axis, op, a, b, x, vector, out):
+    """A reduction or scan of a vector before, in or after a loop of matmuls."""
+    size = {"m": 64, "n": 48, "p": 75}[axis]
+
+    def made(start):
+        return op(t.load(x, t.span(start, size, axis)), axis).cast(t.FP32)
+
+    before = made(0) if where == "before" else None
+    acc = t.zeros(m=64, n=48)
+    total = t.zeros(**({axis: size} if op in TO_VECTORS.values() else {}))
+    for k in t.loop(t.cdiv(t.size("k"), 16)):
+        part = t.span(k * 16, 16)
+        acc += t.load(a, t.span(0, 64, "m"), part) @ t.load(b, part, t.span(0, 48, "n"))
+        if where == "in":
+            total += made(k * size)
+    total = made(0) if where == "after" else total if where == "in" else before
+    t.store(vector, t.span(0, size, axis) if total.type.names else 0, tile=total)
+    t.store(out, t.span(0, 64, "m"), t.span(0, 48, "n"), tile=acc)
+
+
+@pytest.mark.parametrize("where", ["before", "in", "after"])
+def test_vectors_beside_a_loop_of_matmuls_have_code(where):
+    for kind in TYPES.values():
+        for axis in SIZES:
+            for op in (*TO_NUMBERS.values(), TO_VECTORS["cumsum"], TO_VECTORS["gather"]):
+                arrays = {
+                    "a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "k n"),
+                    "x": t.array(kind, "long"), "vector": t.array(t.FP32, "some"),
+                    "out": t.array(t.FP32, "m n"),
+                }  # fmt: skip
+                program = t.trace(partial(_beside, where, axis, op), arrays, name="beside")
+                assert emitted(program, schedule_named(program, fitting_name(program))).text
 
 
 def _scaled(q, k, out):

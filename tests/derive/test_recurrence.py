@@ -228,3 +228,12 @@ def test_traffic_meets_the_proven_bound_and_less_is_refused() -> None:
     assert error < 1e-12 and moved == small.traffic
     with pytest.raises(BoundBroken):
         check_bound(found.diagram, found.traffic - 1, found.capacity)
+
+
+def test_a_state_over_thousands_of_rows_drifts_no_further() -> None:
+    """Nothing is forgotten, or almost nothing: fp32 carries it through 64 chunks."""
+    for scale in (0.0, 1e-3):
+        diagram = gated("t h", sizes=LONG | {"t": 4096})
+        arrays = random_inputs(diagram, 5)
+        arrays["g"] = -np.abs(arrays["g"]) * scale
+        assert interpreted(diagram, arrays) < BF16_ROUNDING

@@ -21,10 +21,11 @@ import pytest
 
 from warploom import tile as t
 from warploom.autosched.named import groups
+from warploom.autosched.plans import choices, plans, registers, variations
+from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import program_key
-from warploom.engine.plans import plans, registers, variations
-from warploom.engine.points import Point, Space, described, orders
+from warploom.engine.points import Space, described, orders
 from warploom.engine.search import (
     BEST_OF,
     Explored,
@@ -75,7 +76,8 @@ def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
     point = first_point(space)
     assert point.rules == ("in_powers_of_two", "divide_once_a_row", "skip_masked_blocks")
     program = space.selected(point, "h200").program
-    assert set(orders(program)) == {"pingpong", "pingpong-early", "overlapped", "overlapped-early"}
+    chain = {"pingpong", "pingpong-early", "overlapped", "overlapped-early"}
+    assert set(orders(program)) == {*chain, "lcsf"}
     assert ("balance=dynamic", "raster=8") in plans(program) and plans(program)[0] == ()
     assert not any("cluster" in word for words in plans(program) for word in words)  # loops differ
     assert ("task=prefetch",) in variations(program, ()) and () not in variations(program, ())
@@ -92,14 +94,15 @@ def test_the_space_has_the_open_sizes_the_rules_and_the_plans(space) -> None:
     text = described(space)
     assert "optimistic_rescale (or not)" in text and "registers: 32, 40" in text
     # Sizes, forms, orders, then one more than the values of each option of the plan.
-    counts = (10, len(space.forms(sizes[0])), 4, 4, 5, 3, 3, 2, 2, 3)
+    options = [1 + len(values) for values in choices(program).values()]
+    counts = (10, len(space.forms(sizes[0])), 5, *options)
     assert f"{prod(counts):,} points" in text
 
 
 def test_the_solver_of_a_search_has_the_seconds_asked_for(space, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(
-        "warploom.engine.points.schedule_named",
+        "warploom.autosched.plans.schedule_named",
         lambda *arguments: seen.append(arguments[4]) or schedule_named(*arguments),
     )
     Space(FILE, {}, seconds=2.5).selected(first_point(space), "h200")

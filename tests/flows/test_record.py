@@ -2,24 +2,30 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from warploom.autosched.points import Point
 from warploom.cli import app
-from warploom.errors import CheckFailed
+from warploom.engine.search import Explored, Found
+from warploom.engine.store import Row
+from warploom.errors import CheckFailed, InputError
 from warploom.flows import record as module
 from warploom.kernels.gemm.variant import GEMM
-from warploom.kernels.library import KERNELS
+from warploom.kernels.library import KERNELS, entry
+from warploom.kernels.select import select
 from warploom.kernels.tuned.table import Table, as_toml
 from warploom.perf.launch_time import MODEL
+from warploom.perf.replay import Ends
 
 
 @pytest.fixture
 def table(tmp_path, monkeypatch) -> Table:
     """GEMM's, in a file of its own."""
     shutil.copy(GEMM.path, tmp_path / "tuned.toml")
-    own = Table(tmp_path / "tuned.toml", GEMM.row, GEMM.kinds, GEMM.fallback)
+    own = Table(tmp_path / "tuned.toml", GEMM.template, GEMM.kinds, GEMM.fallback)
     monkeypatch.setitem(KERNELS, "gemm", replace(KERNELS["gemm"], table=own))
     return own
 
@@ -31,8 +37,12 @@ def recorded(table, *words, shapes="m=1000 n=1000 k=1000\n\nm=640 n=20000 k=512\
     return CliRunner().invoke(app, command, catch_exceptions=False)
 
 
+def config_of(variant):
+    return variant.config(KERNELS["gemm"].config())
+
+
 def again(table) -> Table:
-    return Table(table.path, table.row, table.kinds, table.fallback)
+    return Table(table.path, table.template, table.kinds, table.fallback)
 
 
 def test_a_row_a_shape_is_written_and_nothing_measured_is_lost(table, monkeypatch):
@@ -52,7 +62,7 @@ def test_a_row_a_shape_is_written_and_nothing_measured_is_lost(table, monkeypatc
     assert [row.measured for row in kept] == [row.measured for row in before.rows if row.measured]
     for row in after.rows[-2:]:
         plain = replace(before, rows=())  # no error of the model is made good
-        names = [name for name in before.replays if not GEMM.variants[name].workspace]
+        names = [name for name in before.replays if GEMM.variants[name].whole]
         best = GEMM.fastest(plain, names, KERNELS["gemm"].config(), row.sizes)[0]
         assert min(row.predicted, key=lambda name: row.predicted[name]) == best
 
@@ -62,7 +72,7 @@ def test_a_new_kind_is_compiled_and_replayed(table, monkeypatch):
 
     def replayed(kernel, variant, config):
         asked.append(variant.name)
-        if variant.swap_ab:
+        if config_of(variant).swap_ab:
             raise CheckFailed("spills")
         return GEMM.known["16-bit"].replays["128x128"]
 
@@ -71,7 +81,7 @@ def test_a_new_kind_is_compiled_and_replayed(table, monkeypatch):
     assert done.exit_code == 0 and "not of use: spills" in done.stderr
     kind = again(table).known["dual"]
     assert kind.settings == {"dual": "true"} and kind.rows and kind.replays
-    assert not any(GEMM.variants[name].swap_ab for name in kind.replays)
+    assert not any(config_of(GEMM.variants[name]).swap_ab for name in kind.replays)
     dual = KERNELS["gemm"].config(dual=True)
     assert set(asked) == {name for name, one in GEMM.variants.items() if one.takes(dual)}
 
@@ -99,6 +109,72 @@ def test_what_another_model_made_is_made_anew(table, monkeypatch):
     for old, new in zip(rows, after.known["8-bit"].rows, strict=True):
         assert (old.sizes, old.measured) == (new.sizes, new.measured)
         assert all(time > 900 + old.predicted[x] for x, time in new.predicted.items())
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> str:
+    """A user's program in a file of its own; its search finds two points, and replays of the plain
+    one are twice as fast for steps of k, and have longer ends."""
+    file = tmp_path / "mine.py"
+    file.write_text(Path("examples/textbook_gemm.py").read_text())
+
+    def searched(space, sizes, gpu, store, effort, say):
+        tiles = (("tile_m", "128"), ("tile_n", "128"))
+        if space.name == "gemm":
+            tiles = (("tile", "128,64"),)
+        points = [Point(tiles, (), "inflight"), Point(tiles, (), "lcsf", ("panels=1",))]
+        return Explored([Found(point, Row(1.0, told={})) for point in points])
+
+    def replayed(kernel, variant, config):
+        if variant.name in GEMM.variants:
+            raise CheckFailed("spills")
+        found = GEMM.known["16-bit"].replays["128x128"]
+        plain = variant.point.order == "inflight"
+        loops = {x: replace(one, cycles=50.0 if plain else 999.0) for x, one in found.loops.items()}
+        if kernel.table.path.name == "tuned.toml":  # the library's
+            return replace(found, loops=loops, ends=Ends())
+        ends = replace(found.ends, tail=30e3, finish=30e3) if plain else found.ends
+        return replace(found, loops=loops, ends=ends)
+
+    monkeypatch.setattr(module, "search", searched)
+    monkeypatch.setattr(module, "_replayed", replayed)
+    return f"{file}:kernel"
+
+
+def test_a_users_program_has_its_table_beside_it(own, tmp_path):
+    """What is recorded is chosen from for sizes that are no row, and left out where it does not
+    hold: an open size that was given, other settings, another program."""
+    size = dict.fromkeys("mn", "2048")
+    assert not select(own, size).tuned  # nothing is recorded yet
+    file = tmp_path / "shapes"
+    file.write_text("m=2048 n=2048 k=128\nm=2048 n=2048 k=65536\n")
+    command = ["optimize", own, "--record", str(file), "--measure", "none"]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0 and done.stdout.strip() == str(tmp_path / "mine.kernel.tuned.toml")
+    short, long = (select(own, {**size, "k": k}) for k in ("256", "40000"))
+    assert short.name == "tile_m=128 tile_n=128 lcsf panels=1"
+    assert long.name == "tile_m=128 tile_n=128 inflight" and short.tuned and long.tuned
+    assert short.launch.store_panels == 1 and short.config == {"tile_m": 128, "tile_n": 128}
+    assert short.program == long.program == entry(own).program(short.config)
+    assert not select(own, {**size, "tile_n": "64"}).tuned
+    assert select(own, {**size, "tile_n": "128"}).tuned
+    program = tmp_path / "mine.py"
+    program.write_text(program.read_text().replace("tile=total", "tile=(total * 2.0)"))
+    with pytest.raises(InputError, match="usual: recorded for another form of"):
+        select(own, size)
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert select(own, size).tuned
+
+
+def test_a_search_adds_to_a_table_of_the_library(table, own):
+    done = recorded(table, "--effort", "quick", shapes="m=1024 n=1024 k=1024")
+    assert done.exit_code == 0, done.stderr
+    found = again(table)
+    (*before, row) = found.known["16-bit"].rows
+    assert len(before) == len(GEMM.known["16-bit"].rows)
+    assert "tile=128,64 inflight" in found.variants.keys() & row.predicted.keys()
+    with pytest.raises(InputError, match="--effort 'hasty': expected one of quick"):
+        recorded(table, "--effort", "hasty")
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,16 @@ from tests.codegen.simt_programs import make as simt_program
 from tests.codegen.state_program import state_case
 
 from warploom.autosched.named import multistage
+from warploom.autosched.points import Point
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.compile.build import SIMT_ARCHITECTURES, Built, build, compile_source
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.simt.choose import simt
 from warploom.kernels.attention.variants import ATTENTION, choose_attention
 from warploom.kernels.check import run_on_gpu
-from warploom.kernels.gemm.variant import GEMM, GemmChoice, choose_gemm
+from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.library import configure, entry, random_arrays
+from warploom.kernels.tuned.variant import Variant
 from warploom.tile import Program, interpret
 
 Values = dict[str, NDArray[Any]]
@@ -79,21 +81,26 @@ def distance(got: NDArray[Any], want: NDArray[Any]) -> float:
     return float(gap / (np.linalg.norm(want[finite]) or 1.0))
 
 
+def _gemm(tile: str, *words: str, rules: tuple[str, ...] = ()) -> Variant:
+    """A variant of GEMM with one matmul in flight and rings of four or as many as the words say."""
+    point = Point((("tile", tile),), rules, "inflight", ("depth=4",))
+    return Variant(tile, point.having("raster=8", *words), GEMM.template)
+
+
+PAIR, WIDE = "cluster=m_tile:2", "registers=40"
 VARIANTS = {
-    "128x256": GemmChoice("128x256", (128, 256)),
-    "128x128": GemmChoice("128x128", (128, 128), depth=6),
-    "128x192": GemmChoice("128x192", (128, 192)),
-    "256x128": GemmChoice("256x128", (256, 128), store_panels=1),
-    "128x128-dependent": GemmChoice("128x128-dependent", (128, 128), depth=6, dependent=True),
-    "128x256-by-4": GemmChoice("128x256-by-4", (128, 256), ("m_tile", 4)),
+    "128x256": _gemm("128,256", PAIR),
+    "128x128": _gemm("128,128", PAIR, "depth=6"),
+    "128x192": _gemm("128,192", PAIR),
+    "256x128": _gemm("256,128", PAIR, "panels=1", "groups=2"),
+    "128x128-dependent": _gemm("128,128", PAIR, "depth=6", "launch=dependent"),
+    "128x256-by-4": _gemm("128,256", "cluster=m_tile:4"),
     # rows that a cluster cuts unevenly, panels that overlap
-    "152x128-swap-ab": GemmChoice(
-        "152x128-swap-ab", (152, 128), ("n_tile", 2), swap_ab=True, store_rows=40
+    "152x128-swap-ab": _gemm(
+        "152,128", "cluster=n_tile:2", "rows=40", WIDE, rules=("swap_operands",)
     ),
-    "128x200": GemmChoice("128x200", (128, 200)),
-    "in_cluster": GemmChoice(
-        "in_cluster", (128, 64), ("slices_tile", 4), store_panels=1, slices=4, in_cluster=True
-    ),
+    "128x200": _gemm("128,200", PAIR),
+    "in_cluster": _gemm("128,64", "slices=4", "panels=1", WIDE),
     **{name: GEMM.find(name) for name in ("cluster-reduce6-64x64", "192x256", "192x256-along-n")},
 }
 

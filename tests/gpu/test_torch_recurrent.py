@@ -152,3 +152,34 @@ def test_a_gradient_is_refused_by_name():
     q = normal(1, 100, 4, 64).requires_grad_()
     with pytest.raises(NotImplementedError, match="no backward kernel"):
         ops.linear_attention(q, q, q)[0].sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["none", "head", "token", "channel", "delta"])
+def test_a_step_of_decoding_moves_the_state_in_place(kind):
+    steps = pytest.importorskip("warploom.integrations.torch_recurrent_step")
+    q, k, v = (normal(2, 1, 4, 64) for _ in range(3))
+    k = torch.nn.functional.normalize(k.float(), dim=-1).bfloat16()
+    state = torch.randn(2, 4, 64, 64, device="cuda")
+    gates = {"head": decays(4), "token": decays(2, 1, 4), "delta": decays(2, 1, 4)}
+    g = decays(2, 1, 4, 64).bfloat16() if kind == "channel" else gates.get(kind)
+    beta = torch.rand(2, 1, 4, device="cuda") if kind == "delta" else None
+    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial": state.clone()}
+    want = loop_over_rows("token" if kind == "delta" else kind, 0.125, **given)
+    row = [None if one is None else one if one.dim() == 1 else one[:, 0] for one in (g, beta)]
+    out = steps.recurrent_step(q[:, 0], k[:, 0], v[:, 0], state, *row)
+    assert close(out, want["o"][:, 0]) and close(state, want["final"], 1e-5)
+
+
+def test_a_step_of_mamba_moves_the_state_in_place():
+    steps = pytest.importorskip("warploom.integrations.torch_recurrent_step")
+    x, b, c = normal(2, 1, 8, 64), normal(2, 1, 2, 64), normal(2, 1, 2, 64)
+    dt, a = torch.rand(2, 1, 8, device="cuda"), -torch.rand(8, device="cuda")
+    skip, bias = torch.randn(8, device="cuda"), torch.randn(8, device="cuda")
+    state = torch.randn(2, 8, 64, 64, device="cuda")
+    start = state.transpose(-1, -2).clone()
+    given = {"q": c, "k": b, "v": x, "dt": dt, "a": a, "skip": skip, "bias": bias}
+    want = loop_over_rows("step", 1.0, True, **given, initial=start)
+    row = [one[:, 0] for one in (x, dt, b, c)]
+    y = steps.selective_state_update(state, row[0], row[1], a, row[2], row[3], skip, bias, True)
+    assert close(y, want["o"][:, 0])
+    assert close(state.transpose(-1, -2), want["final"], 1e-5)

@@ -1,5 +1,7 @@
 """The operator over a cache of keys: shapes, refusals, and its tensors on the interpreter."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from warploom.errors import InputError  # noqa: E402
 from warploom.integrations import torch_decode  # noqa: E402
 from warploom.integrations.torch_decode import attention_with_kvcache  # noqa: E402
 from warploom.kernels.attention.decode import (  # noqa: E402
+    PART,
     DecodeConfig,
     combine,
     decode,
@@ -66,6 +69,7 @@ REFUSED = {
     "window_size=.3, 2.: expected": {"window_size": (3, 2)},
     "softcap=-1.0": {"softcap": -1.0},
     "num_splits=129: expected 0 to 128": {"num_splits": 129},
+    "num_splits=3 batch_invariant=True": {"num_splits": 3, "batch_invariant": True},
     "is on cpu": {"q": torch.empty(2, 1, 8, 64, dtype=torch.bfloat16)},
 }
 
@@ -112,6 +116,12 @@ CALLS = {
         (150, 31),
         2,
         {"window_size": (39, 0), "causal": True},
+    ),
+    "any batch": (
+        DecodeConfig(group=2, head_dim=64, page=32, part=PART),
+        (900, 0, 31),
+        1,
+        {"batch_invariant": True},
     ),
     "options": (
         DecodeConfig(group=2, head_dim=64, softcap=3.0, scale=0.3),
@@ -167,4 +177,8 @@ def test_parts_keep_every_multiprocessor_busy():
         assert least <= plan.splits <= most, (heads, keys, plan.splits)
         assert plan.config.split == (plan.splits > 1) and plan.room >= plan.splits
     assert planned(config, 8, 1, 4096, 132, splits=5).splits == 5
+    equal = replace(config, part=PART)
+    plans = [planned(equal, heads, 1, keys, 132) for heads in (8, 512) for keys in (100, 131072)]
+    assert len({(plan.config, plan.room) for plan in plans}) == 1
+    assert [plan.splits for plan in plans] == [1, 256] * 2
     assert planned(config, 8, 17, 4096, 132).config.tile[0] == 128

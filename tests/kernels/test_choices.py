@@ -80,7 +80,8 @@ def test_a_variant_takes_what_it_has_a_kernel_for(name):
 
 def test_8_bit_attention_gets_tiles_that_it_can_have():
     base = AttentionConfig(head_dim=128, dtype=E4M3)
-    assert all(choose_attention(n, base).tile[1] % 32 == 0 for n in (500, 4000, 60000))
+    chosen = (choose_attention(n, base).config(base) for n in (500, 4000, 60000))
+    assert all(config.tile[1] % 32 == 0 for config in chosen)
 
 
 @settings(max_examples=20, deadline=None)

@@ -21,6 +21,7 @@ CASES = {
     "causal": (DecodeConfig(group=3, causal=True, head_dim=64), (200, 2, 129), 4),
     "window": (DecodeConfig(group=3, causal=True, window=70, page=32), (300, 60), 2),
     "soft cap": (DecodeConfig(group=8, softcap=2.0), (200,), 1),
+    "parts of one size": (DecodeConfig(group=4, part=64, head_dim=64), (150, 0, 33), 1),
     "long blocks": (DecodeConfig(group=4, page=64, tile=(64, 128)), (150, 64), 1),
     "two groups": (DecodeConfig(group=8, causal=True, tile=(128, 128)), (150,), 10),
 }

@@ -20,7 +20,7 @@ PEAK = 989.4e6  # multiply-adds twice, a microsecond: dense bf16 of H100 SXM at 
 SIZES = st.integers(1, 20000)
 KIND = GEMM.known["16-bit"]
 SMS = load("h200").integer("sm.count")
-SWAPPED = [choice for choice in GEMM.variants.values() if choice.swap_ab]
+SWAPPED = [one for one in GEMM.variants.values() if "swap_operands" in one.point.rules]
 
 
 def microseconds(choice, m, n, k):
@@ -39,15 +39,15 @@ def test_no_prediction_is_faster_than_the_tensor_cores(m, n, k, name):
 @given(SIZES, SIZES, SIZES)
 def test_only_those_who_ask_get_a_sliced_gemm(m, n, k):
     plain, sliced = choose_gemm(m, n, k), choose_gemm(m, n, k, sliced=True)
-    assert not plain.workspace
-    if not sliced.workspace:
+    assert plain.whole
+    if sliced.whole:
         assert sliced is plain
-    assert choose_gemm(m, n, k, GemmConfig(batched=True), sliced=True).slices == 1
+    assert choose_gemm(m, n, k, GemmConfig(batched=True), sliced=True).whole
 
 
 def test_a_long_sum_for_a_small_result_is_sliced():
-    assert choose_gemm(512, 512, 16384, sliced=True).slices > 1
-    assert choose_gemm(8192, 8192, 8192, sliced=True).slices == 1
+    assert choose_gemm(512, 512, 16384, sliced=True).config(GemmConfig()).slices > 1
+    assert choose_gemm(8192, 8192, 8192, sliced=True).config(GemmConfig()).slices == 1
 
 
 def test_every_task_of_a_wave_is_counted():
@@ -60,15 +60,17 @@ def test_every_task_of_a_wave_is_counted():
 @pytest.mark.parametrize("name", GEMM.variants)
 def test_every_variant_is_emitted_and_gives_the_sequential_result(name):
     choice = GEMM.find(name)
-    config = choice.config(GemmConfig(promote=choice.products_in_flight > 1))
+    promote = "products_in_flight" in dict(choice.point.settings)
+    config = choice.config(GemmConfig(promote=promote))
     assert choice.takes(config)
     assert emit(lower(gemm(config), choice.schedule(config))).shared_bytes <= 232448
     # The same plan on a program small enough to simulate: one step of 16, the tile kept.
-    slices = choice.slices if choice.in_cluster else min(2, choice.slices)
-    small = replace(config, tile=(*choice.tile, 16), slices=slices)
-    schedule = replace(choice, depth=3).schedule(small)
+    high, wide, _ = config.tile
+    slices = config.slices if config.in_cluster else min(2, config.slices)
+    small = replace(config, tile=(high, wide, 16), slices=slices)
+    schedule = choice.having(name, "depth=3").schedule(small)
     rng = np.random.default_rng(0)
-    m, n, k = 2 * choice.tile[0] + 8, choice.tile[1] + 72, 56
+    m, n, k = 2 * high + 8, wide + 72, 56
     arrays = {"a": rng.normal(size=(m, k)), "b": rng.normal(size=(k, n))}
     into = "parts" if small.workspace else "c"
     arrays[into] = np.full((2, m, n) if small.workspace else (m, n), np.nan)
@@ -85,15 +87,16 @@ def test_every_transposed_tile_is_emitted(choice, a, b):
     assert choice.takes(config) and GEMM.find(choice.name) is choice
     source = emit(lower(gemm(config), choice.schedule(config)))
     assert source.shared_bytes <= 232448
-    assert choice.tile[0] % 8 == 0 and choice.store_rows >= 24
+    assert config.tile[0] % 8 == 0 and choice.point.number("rows", 0) >= 24
 
 
 def test_whole_waves_are_found():
     """660 tiles of 152 x 256 are five waves of 132: nothing in the table names the shape."""
     rows, cols = 33, 20
     choice = choose_gemm(rows * 152, cols * 256, 5000)
-    tiles = -(-rows * 152 // choice.tile[0]) * -(-cols * 256 // choice.tile[1])
-    assert choice.swap_ab
+    config = choice.config(GemmConfig())
+    tiles = -(-rows * 152 // config.tile[0]) * -(-cols * 256 // config.tile[1])
+    assert config.swap_ab
     assert tiles % SMS == 0 or tiles % SMS > 0.9 * SMS
 
 

@@ -95,10 +95,10 @@ def sums() -> dict[str, CudaSource]:
         found[f"decode join of {room} parts"] = emit_simt(program, schedule, "sm_90a")
     for shape in GEMM_SHAPES["plain"][1].split():
         choice = choose_gemm(*map(int, shape.split("x")), GEMM_SHAPES["plain"][0], sliced=True)
-        if choice.workspace:
+        if not choice.whole:
             config = choice.config(GEMM_SHAPES["plain"][0])
             source = emit_simt(combine(config), combine_schedule(config), "sm_90a")
-            found[f"gemm plain sum of {choice.slices} slices"] = source
+            found[f"gemm plain sum of {config.slices} slices"] = source
     return found
 
 

@@ -8,7 +8,7 @@ from tests.codegen import emulate
 from tests.gpu.cases import distance
 
 from warploom import tile as t
-from warploom.autosched.schedules import schedule_named
+from warploom.autosched.schedules import Block, schedule_named
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import emit_sm80
 from warploom.codegen.oracle.simulate import simulate
@@ -80,7 +80,7 @@ def emitted():
     named = schedule_named(recurrent(mamba), "lcsf", default_launch(mamba))
     older = schedule_named(recurrent(mamba), "multistage", default_launch(mamba), arch="sm_80")
     pair = default_launch(mamba).with_options(cluster=("heads_tile", 2))
-    shared = schedule_named(recurrent(mamba), "lcsf", pair, registers=(40, 216))
+    shared = schedule_named(recurrent(mamba), "lcsf", pair, block=Block((40, 216)))
     blocks += [lower(recurrent(mamba), one) for one in (named, shared, older)]
     sources = [*map(emit, blocks[:-1]), emit_sm80(blocks[-1])]
     return blocks, sources, emulate.compile_all(sources, None)

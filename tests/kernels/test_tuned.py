@@ -41,7 +41,7 @@ def test_an_entry_without_rows_is_refused(tmp_path):
     known = {"16-bit": replace(GEMM.known["16-bit"], rows=())}
     path = tmp_path / "gemm.toml"
     path.write_text(as_toml(GEMM.variants, known))
-    table = Table(path, GEMM.row, GEMM.kinds, GEMM.fallback)
+    table = Table(path, GEMM.template, GEMM.kinds, GEMM.fallback)
     with pytest.raises(InputError, match="16-bit: no row tells why 104x128-swap-ab is here"):
         table.known  # noqa: B018 (read when asked for)
 
@@ -51,7 +51,7 @@ def test_a_table_of_another_model_is_refused(line, tmp_path):
     """Replays of other rules are not chosen by; what is there can be read to make it anew."""
     path = tmp_path / "gemm.toml"
     path.write_text(GEMM.path.read_text().replace(f'model = "{MODEL}"', line))
-    table = Table(path, GEMM.row, GEMM.kinds, GEMM.fallback)
+    table = Table(path, GEMM.template, GEMM.kinds, GEMM.fallback)
     told = line[9:-1] or "None"
     with pytest.raises(InputError, match=f"made by model {told}, this is model {MODEL}"):
         table.choose(GemmConfig(), {"m": 512, "n": 512, "k": 512, "batch": 1})
@@ -102,7 +102,7 @@ def test_other_sizes_get_the_variant_of_least_time(m, n, k):
     """Nothing is lost by leaving out what cannot be the fastest."""
     sizes = {"m": m, "n": n, "k": k, "batch": 1}
     kind = GEMM.known["16-bit"]
-    names = [name for name in kind.replays if not GEMM.variants[name].workspace]
+    names = [name for name in kind.replays if GEMM.variants[name].whole]
     times = GEMM.predicted(kind, names, GemmConfig(), sizes)
     times = {name: time * kind.error(name, sizes) for name, time in times.items()}
     chosen = choose_gemm(m, n, k)

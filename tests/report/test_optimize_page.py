@@ -10,6 +10,8 @@ import pytest
 
 from warploom.flows.optimize_facts import Facts
 from warploom.flows.optimized import Rival, Trial
+from warploom.perf.launch_time import LaunchTime
+from warploom.perf.replay import Ends, Prediction, Replay
 from warploom.perf.timeline import steps_of_lines
 
 
@@ -127,3 +129,21 @@ def test_why_this_one_is_told_by_what_is_known(measured, said) -> None:
     )
     result = SimpleNamespace(space=points, chosen=Trial("this"), trials=())
     assert said in Facts(result, None).beats()
+
+
+def test_losses_are_named_the_largest_first_and_none_is_endless() -> None:
+    """A launch whose tasks have no steady iteration spends all of its time around the loop."""
+    settings = SimpleNamespace(name="gemm", gpu="h200")
+    facts = Facts(SimpleNamespace(settings=settings, measured=None), None)
+    plan = SimpleNamespace(overlap_next_task=False)
+    known = {
+        "launch": SimpleNamespace(plan=plan, places=132),
+        "replay": Replay({"i": Prediction("i", 1100.0, 1000, "", 0)}, Ends()),
+        "predicted": LaunchTime(10.0, 33, 0, 0.5, 0.25, 1.0, 1980.0),
+    }
+    vars(facts).update(known)
+    assert [round(one.factor, 2) for one in facts.losses()] == [4.0, 2.0, 1.1]
+    assert facts.tries()[0].startswith("4.00 times as long: SMs without a task: 33 tasks for 132")
+    vars(facts)["predicted"] = LaunchTime(10.0, 33, 0, 1.0, 1.0, 1.0, 990.0)
+    first, second, *_ = facts.tries()
+    assert first.startswith("All of the time: beginnings") and "990 of 1,980 MHz" in second

@@ -3,6 +3,7 @@
 unpipelined   one slot a ring, one matmul at a time: only the groups of a block overlap
 multistage    two slots a ring, matmuls drained every iteration
 lcsf          rings as deep as fit, matmuls drained: ThunderKittens' template
+lcsf-early    the same, and a slot is given back before the first op that needs what was made of it
 inflight      the same with one matmul in flight across iterations
 overlapped    the last matmul one iteration behind the first (FlashAttention-3, section 3.2)
 pingpong      the same, and groups take turns with the tensor core (section 3.1)
@@ -14,6 +15,7 @@ solve         the solver's answer that replays fastest (`autosched.solve`, `auto
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from warploom.autosched.chosen import chosen_kernel
 from warploom.autosched.depths import MOST_DEPTH
@@ -31,6 +33,7 @@ NAMES = (
     "unpipelined",
     "multistage",
     "lcsf",
+    "lcsf-early",
     "inflight",
     "overlapped",
     "pingpong",
@@ -38,6 +41,20 @@ NAMES = (
     "pingpong-early",
     "solve",
 )
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is said of a kernel's block besides its order; what is not follows from the program.
+
+    registers   (loading, computing) a thread
+    groups      compute groups; 0: one for every 64 rows
+    depth       slots of the rings, at most; 0: as many as fit
+    """
+
+    registers: tuple[int, int] | None = None
+    groups: int = 0
+    depth: int = 0
 
 
 def fitting_name(program: Program) -> str | None:
@@ -83,7 +100,7 @@ def schedule_named(
     launch: LaunchPlan | None = None,
     gpu: str = "h200",
     search: Search | None = None,
-    registers: tuple[int, int] | None = None,
+    block: Block = Block(),
     arch: str = "sm_90a",
     say: Callable[[str], None] = lambda _: None,
 ) -> KernelSchedule:
@@ -107,8 +124,8 @@ def schedule_named(
     if name == "solve":
         asked = search or Search(replayed=True)
         if asked.replayed:
-            return chosen_kernel(program, launch, gpu, asked, registers, say=say)
-        return solve_kernel(program, launch, gpu, asked, registers)
+            return chosen_kernel(program, launch, gpu, asked, block.registers, say=say)
+        return solve_kernel(program, launch, gpu, asked, block.registers)
     plan = launch or LaunchPlan()
     plan = plan if plan.split else plan.with_options(split=row_axis(program))
     rows = {
@@ -116,7 +133,7 @@ def schedule_named(
         for op in program.ops()
         if op.dst is not None and plan.split in op.dst.type.names
     }
-    groups = max(1, max(rows, default=ROWS_PER_GROUP) // ROWS_PER_GROUP)
+    groups = block.groups or max(1, max(rows, default=ROWS_PER_GROUP) // ROWS_PER_GROUP)
     if any(runs_along(op, plan.split) for op in program.ops()):
         groups = 1  # that axis cannot be shared out
 
@@ -124,15 +141,15 @@ def schedule_named(
         if name.startswith(("overlapped", "pingpong")):
             pingpong, early = name.startswith("pingpong") and groups > 1, name.endswith("-early")
             return overlapped(
-                program, depth, plan, groups, pingpong, registers, early_rescale=early
+                program, depth, plan, groups, pingpong, block.registers, early_rescale=early
             )
-        flying = int(name == "inflight")
-        return multistage(program, depth, plan, groups, flying, registers)
+        flying, early = int(name == "inflight"), name == "lcsf-early"
+        return multistage(program, depth, plan, groups, flying, block.registers, early)
 
     depth = {"unpipelined": 1, "multistage": 2}.get(name) or _deepest(
         place(program, plan.split, groups), plan, arch
     )
-    made = make(depth)
+    made = make(min(depth, block.depth or depth))
     return KernelSchedule(name, made.loops, made.launch, made.pingpong)
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "derive": "derive what to fuse, tile and stream, its cost and its bound",
     "doctor": "what is here and what is missing: GPUs, compilers, packages",
     "emulate": "run CUDA C++ on an emulated Hopper: races, missing waits, deadlocks",
+    "judge": "a kernel somebody else wrote: is it right, is it faster, does it cheat",
     "export": "kernels as folders that run without warploom, nvcc or network",
     "optimize": "all floors: program, solved schedule, cubin, verdict, report",
     "schedule": "solve, prove, check, simulate and draw a loop's schedule",

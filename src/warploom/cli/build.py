@@ -15,6 +15,7 @@ from warploom.codegen.compile.build import (
     ALLOWED,
     BUILD_ARCHITECTURES,
     GPU_ARCHITECTURES,
+    certified,
 )
 from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.text import block_text
@@ -60,6 +61,13 @@ def build(
     print_after: Annotated[
         str, typer.Option(help="print the block program after a pass: all, " + ", ".join(AFTER))
     ] = "",
+    invariant: Annotated[
+        str,
+        typer.Option(
+            help="a dimension of the results: refuse a kernel whose bits are not proved to be the "
+            "same whatever its other indices hold and however many there are"
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Emit and compile a kernel: NAME.cu, NAME.cubin, schedule.json, manifest.json, build.json."""
@@ -75,6 +83,8 @@ def build(
     chosen = replace(chosen, allow=(*chosen.allow, *accepted))
     if print_after:
         print_passes(chosen, print_after)
+    if invariant:
+        certified(chosen.program, chosen.schedule).require(invariant)
     built = chosen.build()
     built.write(out)
     write_build_note(out, name, given, gpu, built)

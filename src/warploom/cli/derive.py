@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from warploom.derive.pareto import front, front_table
 from warploom.derive.show.drawing import draw, draw_steps
 from warploom.errors import CheckFailed, InputError
 from warploom.files import write_text_atomically
-from warploom.flows.derived import ELEMENTS, build_derivation
+from warploom.flows.derived import ELEMENTS, DerivedKernel, build_fitting
 from warploom.objects import called, load_object, names_object
 
 LONGEST = 2**31 - 1
@@ -88,9 +89,16 @@ def derive(
         typer.echo(json.dumps(rows, indent=1) if as_json else table(found))
     else:
         one = derivation(asked, split, MAX_STREAMS if build is None else ONE)
-        report(one, as_json, svg, steps)
+        made: tuple[DerivedKernel, ...] = ()
+        why = ""
         if build is not None:
-            write_kernels(one, build, quiet=as_json)
+            again = partial(derivation, asked, split, ONE)
+            one, made, why = build_fitting(one, again, one.dtype)
+        report(one, as_json, svg, steps)
+        if why and not as_json:
+            typer.echo(f"smaller   {why}")
+        if build is not None:
+            write_kernels(made, build, quiet=as_json)
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,8 @@ class Asked:
         return len(self.gpus) > 1 or len(self.dtypes) > 1
 
 
-def derivation(asked: Asked, split: bool, streams: int) -> Derivation:
-    """The derivation for one memory, or for one GPU and type."""
+def derivation(asked: Asked, split: bool, streams: int, share: float = 1.0) -> Derivation:
+    """The derivation for one memory, or for one GPU, of which tiles fill a share, and type."""
     if asked.nest is not None:
         return by_hand(asked.diagram, *asked.nest, asked.memory, asked.lemmas)
     if asked.memory:
@@ -124,6 +132,7 @@ def derivation(asked: Asked, split: bool, streams: int) -> Derivation:
         objective=asked.objective,
         streams=streams,
         lemmas=asked.lemmas,
+        share=share,
     )
 
 
@@ -171,9 +180,9 @@ def require_writable(svg: Path | None, build: Path | None) -> None:
             raise InputError(f"{option} {path}: {there} is no folder to write in")
 
 
-def write_kernels(found: Derivation, folder: Path, quiet: bool) -> None:
-    """Compile every program of a derivation into `folder`/NAME."""
-    for number, made in enumerate(build_derivation(found, found.dtype)):
+def write_kernels(kernels: tuple[DerivedKernel, ...], folder: Path, quiet: bool) -> None:
+    """Write every compiled program of a derivation into `folder`/NAME."""
+    for number, made in enumerate(kernels):
         made.built.write(folder / f"{number}-{made.program.name}")
         tiles = ", ".join(f"{symbol}={size}" for symbol, size in made.kernel.tiles)
         if not quiet:

@@ -65,7 +65,7 @@ def optimize(
         measure,
         time_limit,
         compare,
-        effort or "",
+        effort if effort and recorded is None else "",
         trace,
     )
     if space:
@@ -77,7 +77,7 @@ def optimize(
         typer.echo(described(Space(name, request.settings)))
     elif recorded is not None:
         _refuse_others("--record", request, as_json, measure)
-        _record(request, recorded, out)
+        _record(request, recorded, out, effort or "")
     elif out is None:
         raise InputError("optimize needs -o FOLDER for the results")
     else:
@@ -106,7 +106,7 @@ def _search(request: OptimizeSettings, out: Path, as_json: bool) -> None:
     typer.echo(json.dumps(found.to_json()) if as_json else summary(found))
 
 
-def _record(request: OptimizeSettings, shapes: Path, out: Path | None) -> None:
+def _record(request: OptimizeSettings, shapes: Path, out: Path | None, effort: str) -> None:
     try:
         lines = [line.split() for line in shapes.read_text().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
@@ -114,7 +114,7 @@ def _record(request: OptimizeSettings, shapes: Path, out: Path | None) -> None:
     if out is not None:
         check_folder(out)
     where = None if out is None else out / "tuned.toml"
-    typer.echo(record(request, [settings_of(line) for line in lines], _say, where))
+    typer.echo(record(request, [settings_of(line) for line in lines], _say, where, effort))
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -22,28 +23,35 @@ from warploom.report.sass_tables import diff_lines, lint_lines, stats_lines
 from warploom.report.sass_text import show as show_lines
 from warploom.report.sass_text import source_files
 from warploom.report.sass_words import defs_and_uses, reasons
-from warploom.sass.decode.cubin import Cubin, load
+from warploom.sass.decode.container import cubins, load
+from warploom.sass.decode.cubin import Cubin
 from warploom.sass.decode.kernel import Kernel, decode, decode_all
 from warploom.sass.flow.aliasing import AliasMode
 from warploom.sass.flow.diff import diff as diff_cubins
 from warploom.sass.flow.loops import natural_loops
 from warploom.sass.flow.paths import block_edges
 from warploom.sass.rules.lint import ERROR, lint
+from warploom.sass.rules.verdict import Verdict
 from warploom.sass.rules.verify import verify as verify_cubins
+from warploom.sass.rules.verify import verify_all
 from warploom.sass.show.explain import Explanation, explain
 from warploom.sass.show.stats import stats as kernel_stats
 from warploom.search.lineage import prove_lineage
 
 sass = typer.Typer(
     name="sass",
-    help="Read, count, compare, check and verify GPU machine code (cubin files).",
+    help="Read, count, compare, check and verify GPU machine code.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="a cubin file")]
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="cubin files")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="a cubin, or an object, library or fat binary")
+]
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="cubins, objects, libraries, fat binaries")
+]
 KernelName = Annotated[
     str | None,
     typer.Option("--kernel", metavar="NAME", help="which one, if a file has several"),
@@ -54,6 +62,9 @@ Alias = Annotated[
         "--alias",
         help="; ".join(f"{mode.value}: {mode.about}" for mode in AliasMode),
     ),
+]
+Arch = Annotated[
+    str | None, typer.Option(metavar="SM", help="of a file for several: which, as sm_90a")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="plain text on a terminal too")]
@@ -66,6 +77,7 @@ Html = Annotated[
 def show(
     file: File,
     kernel: KernelName = None,
+    arch: Arch = None,
     defuse: Annotated[
         bool, typer.Option("--defuse", help="registers written and read, under each instruction")
     ] = False,
@@ -78,7 +90,7 @@ def show(
     no_color: NoColor = False,
 ) -> None:
     """Print instructions, control bits, and why each stalls."""
-    cubin = load(file)
+    cubin = load(file, kernel, arch)
     decoded = decode(cubin, kernel, with_source=source or json_output or html is not None)
     if block is not None and not 0 <= block < len(decoded.blocks):
         last = len(decoded.blocks) - 1
@@ -110,12 +122,16 @@ def _warn_of_missing(cubin: Path, sources: Mapping[str, Path | None]) -> None:
 
 @sass.command()
 def stats(
-    files: Files, kernel: KernelName = None, json_output: Json = False, no_color: NoColor = False
+    files: Files,
+    kernel: KernelName = None,
+    arch: Arch = None,
+    json_output: Json = False,
+    no_color: NoColor = False,
 ) -> None:
     """Count instructions, loops, issue cycles and spills."""
     found = [
         (path, kernel_stats(cubin, decoded))
-        for path, cubin, decoded in _every_kernel(files, kernel)
+        for path, cubin, decoded in _every_kernel(files, kernel, arch)
     ]
     if json_output:
         _print_json([{"file": str(path), **one.to_json()} for path, one in found])
@@ -128,6 +144,7 @@ def diff(
     before: File,
     after: File,
     kernel: KernelName = None,
+    arch: Arch = None,
     html: Html = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="exit 1 when the code differs (default: always 0)")
@@ -136,7 +153,7 @@ def diff(
     no_color: NoColor = False,
 ) -> None:
     """Compare two cubins: moves, control edits, the rest."""
-    first, second = load(before), load(after)
+    first, second = load(before, kernel, arch), load(after, kernel, arch)
     found = diff_cubins(first, second, kernel)
     if html is not None:
         write_text_atomically(html, diff_html(first, second, found))
@@ -154,6 +171,7 @@ def verify(
     original: File,
     candidate: File,
     kernel: KernelName = None,
+    arch: Arch = None,
     alias: Alias = AliasMode.STRICT,
     lineage: Annotated[
         Path | None, typer.Option(help="folder of a tuned result's steps, each to be proved")
@@ -161,36 +179,68 @@ def verify(
     json_output: Json = False,
 ) -> None:
     """Is CANDIDATE a legal reordering of ORIGINAL, or made of it by a LINEAGE?  Exit 1: no."""
-    first, last = load(original), load(candidate)
-    if lineage is None:
-        verdict = verify_cubins(first, last, kernel, alias)
-    else:
-        verdict = prove_lineage(first, last, kernel, lineage, alias)
+    verdicts = _verdicts(original, candidate, kernel, arch, alias, lineage)
+    several = len(verdicts) > 1
     if json_output:
-        _print_json(
-            {
-                "legal": verdict.legal,
-                "alias": verdict.mode.value,
-                "moved": verdict.moved,
-                "control_edits": verdict.control_edits,
-                "findings": [asdict(finding) for finding in verdict.findings],
-            }
-        )
+        data = [{"kernel": name, **_verdict_json(one)} for name, one in verdicts]
+        _print_json(data if several else data[0])
     else:
-        print(verdict)
-        for finding in verdict.findings[1:]:
-            print(f"  {finding}")
-    if not verdict.legal:
+        for name, verdict in verdicts:
+            print(f"{name}: {verdict}" if several else verdict)
+            for finding in verdict.findings:
+                print(textwrap.indent(finding.explained(), "  "))
+    if not all(verdict.legal for _, verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _verdicts(
+    original: Path,
+    candidate: Path,
+    kernel: str | None,
+    arch: str | None,
+    alias: AliasMode,
+    lineage: Path | None,
+) -> list[tuple[str, Verdict]]:
+    """The verdict on the named kernel, or on each of the file."""
+    if kernel is not None or lineage is not None:
+        first, last = load(original, kernel, arch), load(candidate, kernel, arch)
+        name = first.kernel(kernel).name
+        if lineage is not None:
+            return [(name, prove_lineage(first, last, name, lineage, alias))]
+        return [(name, verify_cubins(first, last, name, alias))]
+    before, after = cubins(original, arch), cubins(candidate, arch)
+    if len(before) != len(after):
+        raise InputError(f"{candidate} holds {len(after)} cubins, {original} {len(before)}")
+    several = len(before) > 1
+    return [
+        (f"{name} ({first.arch})" if several else name, verdict)
+        for first, last in zip(before, after, strict=True)
+        for name, verdict in verify_all(first, last, alias).items()
+    ]
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "legal": verdict.legal,
+        "alias": verdict.mode.value,
+        "moved": verdict.moved,
+        "control_edits": verdict.control_edits,
+        "findings": [asdict(finding) for finding in verdict.findings],
+    }
 
 
 @sass.command(name="lint")
 def lint_command(
-    files: Files, kernel: KernelName = None, json_output: Json = False, no_color: NoColor = False
+    files: Files,
+    kernel: KernelName = None,
+    arch: Arch = None,
+    json_output: Json = False,
+    no_color: NoColor = False,
 ) -> None:
     """Check waits and registers of one cubin.  Exit 1: errors."""
     found = [
-        (path, decoded.name, lint(decoded)) for path, _, decoded in _every_kernel(files, kernel)
+        (path, decoded.name, lint(decoded))
+        for path, _, decoded in _every_kernel(files, kernel, arch)
     ]
     if json_output:
         _print_json(
@@ -212,12 +262,14 @@ def lint_command(
         raise typer.Exit(1)
 
 
-def _every_kernel(files: list[Path], kernel: str | None) -> list[tuple[Path, Cubin, Kernel]]:
+def _every_kernel(
+    files: list[Path], kernel: str | None, arch: str | None
+) -> list[tuple[Path, Cubin, Kernel]]:
     found: list[tuple[Path, Cubin, Kernel]] = []
     for path in files:
-        cubin = load(path)
-        kernels = decode_all(cubin) if kernel is None else {kernel: decode(cubin, kernel)}
-        found.extend((path, cubin, decoded) for decoded in kernels.values())
+        for cubin in cubins(path, arch) if kernel is None else [load(path, kernel, arch)]:
+            kernels = decode_all(cubin) if kernel is None else {kernel: decode(cubin, kernel)}
+            found.extend((path, cubin, decoded) for decoded in kernels.values())
     return found
 
 

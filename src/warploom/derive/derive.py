@@ -26,7 +26,7 @@ from warploom.derive.formula.evaluate import compare, evaluate, random_inputs, s
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.kernel.chunk import exchange
 from warploom.derive.kernel.kernel import Kernel, Loop, LoopKind
-from warploom.derive.kernel.legal import make_kernel
+from warploom.derive.kernel.legal import has_code, make_kernel
 from warploom.derive.lemmas.cascade import Refusal
 from warploom.derive.show.drawing import draw
 from warploom.derive.show.pseudo import pseudocode
@@ -235,13 +235,15 @@ def derive(
     objective: str = "time",
     streams: int = MAX_STREAMS,
     lemmas: bool = True,
+    share: float = 1.0,
 ) -> Derivation:
     """Derive an algorithm, either for `memory` values of fast memory or for a GPU.
 
     `gpu_name` is a shipped machine's name or the path of a .toml file. `objective` is what a GPU
     derivation minimises, "time" or "energy"; `streams` is the most stream loops in one nest (1 for
-    kernels that are to be compiled). Without `lemmas` the registered ones are not looked at: every
-    streaming form is searched for, with the same certificates.
+    kernels that are to be compiled: nests without code are left out), `share` the part of a GPU's
+    shared memory and registers that tiles may fill. Without `lemmas` the registered ones are not
+    looked at: every streaming form is searched for, with the same certificates.
 
     Raises `InputError` when nothing fits or a name is unknown, `BoundBroken` when the result claims
     less traffic than is proven necessary.
@@ -259,7 +261,10 @@ def derive(
     machine.flops(dtype)
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}: choose {' or '.join(OBJECTIVES)}")
-    return _for_gpu(diagram, machine, dtype, objective, streams, lemmas)
+    asked = Setting(0, {}, split=True, streams=streams, lemmas=lemmas)
+    if streams == 1:
+        asked = replace(asked, allowed=has_code)
+    return _for_gpu(diagram, machine, dtype, objective, share, asked)
 
 
 PARTITIONS: dict[str, LoopKind] = {"group": "group", "split": "split", "stream": "stream"}
@@ -275,21 +280,19 @@ OBJECTIVES: dict[str, tuple[Any, Any]] = {
 
 
 def _for_gpu(
-    diagram: Diagram, machine: Gpu, dtype: str, objective: str, streams: int, lemmas: bool
+    diagram: Diagram, machine: Gpu, dtype: str, objective: str, share: float, asked: Setting
 ) -> Derivation:
-    """The least modelled time or energy on a machine."""
+    """The least modelled time or energy on a machine, of the nests that are asked for."""
     score, floor = OBJECTIVES[objective]
     rewritten = exchange(diagram)
-    capacity = timing.capacity(machine, dtype)
-    setting = Setting(
-        capacity,
-        timing.multiples(rewritten, machine, dtype),
-        score(machine, dtype),
-        timing.accounting(machine, dtype),
-        floor(machine, dtype),
-        split=True,
-        streams=streams,
-        lemmas=lemmas,
+    capacity = timing.capacity(machine, dtype) * share
+    setting = replace(
+        asked,
+        capacity=capacity,
+        multiples=timing.multiples(rewritten, machine, dtype),
+        score=score(machine, dtype),
+        accounting=timing.accounting(machine, dtype),
+        floor=floor(machine, dtype),
     )
     plan = search(rewritten, setting)
     plan = replace(plan, kernels=tuple(_whole_slices(kernel) for kernel in plan.kernels))

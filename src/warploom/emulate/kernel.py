@@ -22,7 +22,7 @@ from warploom.emulate.report import Fault, fault_of
 from warploom.emulate.source import as_cpp
 from warploom.runtime.encoding import decode, encode
 from warploom.tile import Program
-from warploom.tile.dtypes import dtype
+from warploom.tile.dtypes import MEMORY, DType, dtype
 from warploom.tile.interpret import bind, sizes
 
 CODES: dict[str, Any] = {"int32": np.int32, "bool": np.uint8, "fp32": np.float32}
@@ -174,12 +174,25 @@ def _map(parameter: Mapping[str, Any], array: _Guarded) -> Any:
         address = array.scratch.ctypes.data + -array.scratch.ctypes.data % 16
         shape, pitches = [1] * rank, [0] + [16] * (rank - 1)
 
-    def five(items: Sequence[int]) -> list[int]:
-        return [*items, *[1] * (5 - rank)]
-
-    number = kinds().index(f"k{parameter['dtype'].capitalize()}")
-    packed = struct.pack(
-        "<Q4i5i5i5q", address, rank, array.element, parameter["swizzle"], number,
-        *five(shape), *five(parameter["box"]), *five(pitches),
+    made = packed_map(
+        address, dtype(parameter["dtype"], MEMORY), parameter["swizzle"], shape, parameter["box"],
+        pitches[1:],
     )  # fmt: skip
-    return ctypes.create_string_buffer(packed, 128)
+    return ctypes.create_string_buffer(made, 128)
+
+
+def packed_map(
+    address: int, kind: DType, swizzle: int, shape: Sequence[int], box: Sequence[int],
+    pitches: Sequence[int],
+) -> bytes:  # fmt: skip
+    """A tensor map as machine.h reads it; sizes innermost first, `pitches` of all but the first."""
+    rank = len(shape)
+
+    def five(items: Sequence[int]) -> list[int]:
+        return [*items, *[1] * (5 - len(items))]
+
+    number = kinds().index(f"k{kind.name.capitalize()}")
+    return struct.pack(
+        "<Q4i5i5i5q", address, rank, kind.bytes, swizzle, number, *five(shape), *five(box),
+        *five([0, *pitches]),
+    )  # fmt: skip

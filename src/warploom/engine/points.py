@@ -1,90 +1,91 @@
-"""The space of kernels of one program, as data: a point says all that is chosen.
+"""The space of kernels of one program: its points, and what a point is built from.
 
-settings   the values of the sizes that the program leaves open (`tile.tunable`)
-rules      the rewrites applied, in order (`rewrites.rules`)
-order      how its loops are pipelined, by the name of a schedule (`autosched.schedules`)
-plan       how the grid is laid over the GPU (`engine.plans`)
+A kernel of the user leaves sizes open; one of the library has those of the points in its table.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from warploom.autosched.schedules import NAMES, fitting_name, schedule_named
+from warploom.autosched.plans import CODE, choices, planned, plans, sliced, values
+from warploom.autosched.points import Point
+from warploom.autosched.schedules import NAMES, fitting_name
 from warploom.autosched.solve import Search
 from warploom.codegen.ir.plan import LaunchPlan
-from warploom.engine.plans import CODE, choices, planned, plans, registers
-from warploom.kernels.library import configure, entry
+from warploom.errors import InputError
+from warploom.kernels.library import Entry, configure, entry
 from warploom.kernels.select import Selected
-from warploom.kernels.user import UserKernel, free_sizes, load_kernel, portable
+from warploom.kernels.tuned.variant import Template, Variant
+from warploom.kernels.user import load_kernel, portable
 from warploom.objects import hold, is_held
 from warploom.rewrites.check import check_meaning
 from warploom.rewrites.rules import RULES, Form, applied, forms
 from warploom.tile import Program
 
-CHAIN_ORDERS = ("pingpong", "pingpong-early", "overlapped", "overlapped-early")
-PLAIN_ORDERS = ("inflight", "lcsf")
-RESCALES = ("lazy_rescale", "optimistic_rescale")
-
-
-@dataclass(frozen=True)
-class Point:
-    """One kernel of the space."""
-
-    settings: tuple[tuple[str, str], ...] = ()
-    rules: tuple[str, ...] = ()
-    order: str = ""
-    plan: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        sizes = [f"{name}={value}" for name, value in self.settings]
-        words = [*sizes, *self.rules, self.order, *self.plan]
-        return " ".join(words)
-
-    def to_json(self) -> dict[str, Any]:
-        """The point as plain JSON data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Point:
-        """A point back from JSON data."""
-        settings = tuple((str(name), str(value)) for name, value in data["settings"])
-        return cls(settings, tuple(data["rules"]), str(data["order"]), tuple(data["plan"]))
+CHAIN_ORDERS = ("pingpong", "pingpong-early", "overlapped", "overlapped-early", "lcsf")
+PLAIN_ORDERS = ("inflight", "lcsf", "lcsf-early")
 
 
 @dataclass(frozen=True)
 class Space:
-    """The points of a user's kernel under some settings; `seconds` are the solver's, a loop."""
+    """The points of a kernel under some settings; `seconds` are the solver's, a loop."""
 
     name: str
     given: Mapping[str, str]
     seconds: float = 10.0
 
     @cached_property
-    def kernel(self) -> UserKernel:
-        """The user's kernel."""
-        return load_kernel(self.name)
+    def entry(self) -> Entry:
+        """The kernel."""
+        return entry(self.name)
+
+    @property
+    def template(self) -> Template:
+        """What its points choose from; raises `InputError` for a kernel that leaves no choice."""
+        if self.entry.template is None:
+            raise InputError(f"{self.name}: a kernel without a table has no space to choose from")
+        return self.entry.template
+
+    @cached_property
+    def base(self) -> Any:
+        """Its configuration under the settings, before a point's choices."""
+        own = {name: text for name, text in self.given.items() if name in self.entry.settings}
+        return configure(self.name, own)[0]
+
+    @cached_property
+    def free(self) -> Mapping[str, tuple[str, ...]]:
+        """The sizes left open, with their choices: those given have one."""
+        found = self.template.free(self.base)
+        return {
+            name: (self.given[name],) if name in self.given else tuple(open_)
+            for name, open_ in found.items()
+        }
 
     def sizes(self) -> Iterator[tuple[tuple[str, str], ...]]:
         """Every choice of the open sizes that the settings leave open, the author's first."""
-        free = {n: c for n, c in free_sizes(self.kernel).items() if n not in self.given}
-        for values in itertools.product(*free.values()):
-            yield tuple((name, str(value)) for name, value in zip(free, values, strict=True))
+        open_ = {name: found for name, found in self.free.items() if name not in self.given}
+        for chosen in itertools.product(*open_.values()):
+            yield tuple(zip(open_, chosen, strict=True))
 
-    def config(self, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-        """The settings of the program for a choice of sizes."""
-        kernel = entry(self.name)
-        known = {**self.given, **dict(settings)}
-        own = {name: text for name, text in known.items() if name in kernel.settings}
-        return configure(self.name, own)[0]
+    def config(self, point: Point) -> Any:
+        """The configuration of a point."""
+        return self.template.config(self.base, point)
 
     def textbook(self, settings: tuple[tuple[str, str], ...]) -> Program:
-        """The program as its author wrote it."""
-        return self.kernel.trace(self.config(settings))
+        """The program as its author wrote it, at a choice of sizes."""
+        return self.template.textbook(self.config(Point(settings)))
+
+    def rewritten(self, point: Point) -> Program:
+        """The textbook at the point's sizes, by its rules, before it is laid out."""
+        return applied(self.textbook(point.settings), point.rules)
+
+    def laid_out(self, program: Program, point: Point) -> tuple[Program, LaunchPlan]:
+        """A program that `rewritten` gave, and the point's launch plan for it."""
+        return planned(program, self.template.plan(self.config(point), point), point.plan)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the kernel, which a worker process loads by itself where it can."""
@@ -94,8 +95,11 @@ class Space:
             "seconds": self.seconds,
         }
         if is_held(self.name):
-            configs = [{}, *map(self.config, self.sizes())]
-            state["kernel"] = portable(self.kernel, configs)
+            configs: list[dict[str, Any]] = [
+                {},
+                *(self.config(Point(sizes)) for sizes in self.sizes()),
+            ]
+            state["kernel"] = portable(load_kernel(self.name), configs)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -107,38 +111,44 @@ class Space:
         """What the rules make of the program at these sizes."""
         return forms(self.textbook(settings))
 
-    def programs(self) -> Iterator[tuple[dict[str, Any], Program]]:
-        """Every configuration with every form of its program."""
+    def __contains__(self, point: Point) -> bool:
+        """Whether a search may come to a point: its sizes are open ones (the usual one where it
+        says none), its rules a form, its order one that suits the loops, and each option of its
+        plan has a meaning."""
+        usual = {name: found[0] for name, found in self.free.items()}
+        chosen = usual | dict(point.settings)
+        if chosen.keys() != usual.keys() or any(chosen[x] not in self.free[x] for x in usual):
+            return False
+        form = next((one for one in self.forms(point.settings) if one.rules == point.rules), None)
+        if form is None or point.order not in orders(form.program):
+            return False
+        options = point.options.items()
+        return all(value in values(form.program, name) for name, value in options)
+
+    def programs(self) -> Iterator[tuple[Any, Program]]:
+        """Every configuration with every form of its program, whole and in slices."""
         for settings in self.sizes():
             for form in self.forms(settings):
-                yield self.config(settings), form.program
+                config = self.config(Point(settings, form.rules))
+                yield config, form.program
+                for parts in values(form.program, "slices"):
+                    yield config, sliced(form.program, int(parts))
 
     def check(self, point: Point, sizes: Mapping[str, int]) -> float:
         """How far the rewritten program of a point is from the textbook in float64; raises
         `CheckFailed` where that is more than rounding."""
-        textbook = self.textbook(point.settings)
-        arrays = self.kernel.arrays(textbook, sizes, seed=0)
-        rewritten = applied(textbook, point.rules)
-        return check_meaning(textbook, rewritten, arrays, self.kernel.scalars)
+        textbook, kernel = self.textbook(point.settings), self.entry
+        arrays = kernel.arrays(textbook, sizes, 0)
+        return check_meaning(textbook, self.rewritten(point), arrays, kernel.scalars)
 
     def selected(self, point: Point, gpu: str) -> Selected:
         """The program and schedule of a point; raises `InputError` where it is not legal."""
-        program = applied(self.textbook(point.settings), point.rules)
-        plan = self.plan(program, point)
+        variant = Variant(str(point), point, self.template)
+        config = variant.config(self.base)
         search = Search(seconds=self.seconds, replayed=True)
-        schedule = schedule_named(program, point.order, plan, gpu, search)
-        split = registers(point.plan, len(schedule.compute), plan.resident)
-        if split is not None:
-            schedule = schedule_named(program, point.order, plan, gpu, search, split)
-        return Selected(str(point), self.config(point.settings), program, schedule)
-
-    def plan(self, program: Program, point: Point) -> LaunchPlan:
-        """How a point lays out a program."""
-        plan = (self.kernel.launch or LaunchPlan()).with_options(
-            skip_unit=any(rule in RESCALES for rule in point.rules),
-            skip_voted="optimistic_rescale" in point.rules,
-        )
-        return planned(program, plan, point.plan)
+        schedule = variant.schedule(config, gpu, search)
+        program = variant.program(config)
+        return Selected(variant.name, config, program, schedule, allow=variant.allow)
 
 
 def orders(program: Program) -> tuple[str, ...]:
@@ -157,9 +167,7 @@ def described(space: Space) -> str:
     made = space.forms(first)
     base = made[0]
     lines = [f"space of {space.name}"]
-    for name, values in free_sizes(space.kernel).items():
-        fixed = space.given.get(name)
-        lines.append(f"  {name}: {fixed or ', '.join(map(str, values))}")
+    lines += [f"  {name}: {', '.join(values)}" for name, values in space.free.items()]
     lines.append("  rules, wherever they have a place:")
     names = list(dict.fromkeys(name for form in made for name in form.rules))
     for name in names:

@@ -31,18 +31,20 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 
 from warploom import toolchain
+from warploom.autosched.plans import SOLVED as FOUND
+from warploom.autosched.plans import plans, variations
+from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
-from warploom.engine.plans import plans, variations
-from warploom.engine.points import Point, Space, orders
+from warploom.engine.points import Space, orders
 from warploom.engine.store import PointStore, Row
 from warploom.errors import ToolMissing, WarploomError
 from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
 from warploom.perf.launch_time import MODEL, Launch, at_bounds
 from warploom.perf.replay import Replay, machine_bound, replay
-from warploom.rewrites.rules import Form, applied
+from warploom.rewrites.rules import Form
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import costs
 from warploom.tile import Program
@@ -162,7 +164,7 @@ class _Search:
             while of_variations and self.explored.best < best and time.monotonic() < self.end:
                 best = self.explored.best
                 self._try(self._varied(of_variations, self._variations))
-            self._try(self._varied(of_solved, lambda one: [replace(one.point, order=SOLVED)]))
+            self._try(self._varied(of_solved, self._solved))
         finally:
             self._close()
         return self.explored
@@ -204,7 +206,7 @@ class _Search:
         return [replace(one.point, order=name) for name in orders(self._program(one.point))]
 
     def _program(self, point: Point) -> Program:
-        return applied(self.space.textbook(point.settings), point.rules)
+        return self.space.rewritten(point)
 
     def _plans(self, one: Found) -> list[Point]:
         """The plans of least predicted time, as if they left the machine code as it is."""
@@ -216,8 +218,7 @@ class _Search:
                 break
             other = replace(point, plan=words)
             try:
-                plan = self.space.plan(program, other)
-                launch = Launch(program, plan, self.sizes, self.gpu)
+                launch = Launch(*self.space.laid_out(program, other), self.sizes, self.gpu)
                 found = launch.time(walked).microseconds
             except WarploomError:
                 continue
@@ -230,6 +231,11 @@ class _Search:
     def _variations(self, one: Found) -> list[Point]:
         found = variations(self._program(one.point), one.point.plan)
         return [replace(one.point, plan=words) for words in found]
+
+    @staticmethod
+    def _solved(one: Found) -> list[Point]:
+        left_to_it = (f"{option}=" for option in FOUND)
+        return [replace(one.point.having(*left_to_it), order=SOLVED)]
 
     def _varied(self, count: int, vary: Callable[[Found], Iterable[Point]]) -> Iterator[Point]:
         for one in self.explored.useful[:count]:
@@ -350,9 +356,14 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
         assert isinstance(selected.schedule, KernelSchedule)
         launch = Launch(selected.program, selected.launch, sizes, gpu)
         found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
-        time_ = launch.time(found)
+        return told(launch, found, bound)
     except WarploomError as error:
         return {"refused": str(error)}
+
+
+def told(launch: Launch, found: Replay, bound: float) -> Outcome:
+    """What is kept of a point that is of use, whose loops and ends take as long as `found` says."""
+    time_ = launch.time(found)
     return {
         "predicted": time_.microseconds,
         "bound": bound,
@@ -396,6 +407,13 @@ def _end_with(parent: int) -> None:
 def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     """Microseconds that no order of these loops is below: each iteration at its bound, on all SMs
     all the time, at the highest clock."""
+    launch = Launch(selected.program, selected.launch, sizes, gpu)
+    ideal = launch.time(at_bounds(bounds_of(selected, gpu)))
+    return max(ideal.memory, ideal.busy * ideal.microseconds)
+
+
+def bounds_of(selected: Selected, gpu: str) -> Mapping[str, float]:
+    """Cycles of an iteration of each loop that no order is below."""
     schedule, program = selected.schedule, selected.program
     assert isinstance(schedule, KernelSchedule)
     placement = place(program, schedule.launch.split, len(schedule.compute))
@@ -403,5 +421,4 @@ def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     for loop in placement.program.loops():
         problem = extract(placement, loop, costs(gpu), skip_unit=schedule.launch.skip_unit)
         cycles[loop.index] = float(machine_bound(lower_bounds(problem.graph, problem.target))[0])
-    ideal = Launch(selected.program, selected.launch, sizes, gpu).time(at_bounds(cycles))
-    return max(ideal.memory, ideal.busy * ideal.microseconds)
+    return cycles

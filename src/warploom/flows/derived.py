@@ -5,6 +5,7 @@ What a derivation leaves open is chosen by rules and reported (`kernels.formula`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from warploom.codegen.compile.build import Built, build
@@ -13,11 +14,12 @@ from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.derive.derive import Derivation
 from warploom.derive.kernel.kernel import Kernel
 from warploom.derive.lower.lower import programs
-from warploom.errors import InputError
+from warploom.errors import DoesNotFit, InputError, Spills
 from warploom.kernels.formula import narrow_in_full, padded, schedule_of
 from warploom.tile import Program
 from warploom.tile.dtypes import HALVES
 
+SHARES = (0.75, 0.5, 0.35, 0.25)  # of a GPU, where tiles fill more than it has
 ELEMENTS = HALVES  # element types the emitter has matrix products for in any order
 
 
@@ -29,6 +31,28 @@ class DerivedKernel:
     program: Program
     schedule: KernelSchedule | SimtSchedule
     built: Built
+
+
+def build_fitting(
+    found: Derivation, again: Callable[[float], Derivation], dtype: str
+) -> tuple[Derivation, tuple[DerivedKernel, ...], str]:
+    """(a derivation, its compiled programs, why it is not `found`, or ""): where tiles fill more
+    than there is, `again` derives for a smaller share of shared memory and registers.
+
+    Raises what the last share does, and `InputError` as `build_derivation`.
+    """
+    why, first = "", None
+    for share in SHARES:
+        try:
+            return found, build_derivation(found, dtype), why
+        except (DoesNotFit, Spills) as error:
+            why = f"{error}; derived again for {share:.0%} of the memory on chip"
+            first = first or error
+        try:
+            found = again(share)
+        except InputError:  # nothing is as small
+            raise first from None
+    return found, build_derivation(found, dtype), why
 
 
 def build_derivation(found: Derivation, dtype: str = "bf16") -> tuple[DerivedKernel, ...]:

@@ -149,7 +149,7 @@ class Facts:
         boost, name = self.machine.value("clock.boost"), self.result.settings.name
         overlaps = self.launch.plan.overlap_next_task
         bound = sum(one.bound for one in replay.loops.values())
-        if not bound or not time.busy or time.overhead == 1.0:  # as where no task has an iteration
+        if not bound or not time.busy:
             return []
         found = [
             Loss(
@@ -164,7 +164,7 @@ class Facts:
             ),
             Loss(
                 f"beginnings and ends of tasks: {time.overhead:.1%} of their time",
-                1.0 / (1.0 - time.overhead),
+                1.0 / (1.0 - time.overhead) if time.overhead < 1.0 else inf,
                 "longer tasks" if overlaps else "overlap_next_task of the launch plan",
             ),
             Loss(
@@ -250,9 +250,10 @@ class Facts:
     def tries(self) -> list[str]:
         """What may help, for the largest losses first."""
         losses = self.losses()
-        told = [
-            f"{one.factor:.2f} times as long: {one.name}. Try {one.advice}." for one in losses[:3]
-        ]
+        told: list[str] = []
+        for one in losses[:3]:
+            lead = f"{one.factor:.2f} times as long" if one.factor < inf else "All of the time"
+            told.append(f"{lead}: {one.name}. Try {one.advice}.")
         if self.result.measured is None:
             told.append("Run the same command on a machine with this GPU: it then measures.")
         return told

@@ -1,21 +1,28 @@
-"""`optimize NAME --record`: the tuned table of a kernel of the library, with more rows."""
+"""`optimize NAME --record`: the tuned table of a kernel, with more rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from warploom.engine.points import Space
+from warploom.engine.search import EFFORTS, search
+from warploom.engine.store import PointStore
 from warploom.errors import InputError, WarploomError
-from warploom.files import write_text_atomically
+from warploom.files import cache_folder, write_text_atomically
+from warploom.flows.choose import POINTS
 from warploom.flows.optimize import wants_gpu
 from warploom.flows.optimize_measure import measure_in_worker
 from warploom.flows.optimized import OptimizeSettings, Say
 from warploom.kernels.library import Entry, configure, entry
-from warploom.kernels.select import Selected, full_sizes
-from warploom.kernels.tuned.table import GPU, Kind, Row, Table, Variant, as_toml, kept
+from warploom.kernels.select import Selected, check_sizes, full_sizes
+from warploom.kernels.tuned.table import GPU, Kind, Row, Table, as_toml, kept
+from warploom.kernels.tuned.variant import Variant
+from warploom.objects import names_object
 from warploom.perf.replay import Replay, replay
 
 AT_ONCE = 1e-9  # cycles in which a KiB is loaded
@@ -27,23 +34,33 @@ def record(
     shapes: Sequence[Mapping[str, str]],
     say: Say,
     where: Path | None = None,
+    effort: str = "",
 ) -> Path:
     """Write the table of a kernel anew, into `where` or its own file, with a row for each of the
     shapes (`key=value` settings beside those of the configuration).
 
-    Variants of the table that were not recorded for this kind of configuration are compiled and
-    replayed. Those of least predicted time are measured, where a GPU is. Without rows none stays.
-    Raises `InputError` for a kernel without a table, and where a setting is none of the kernel's.
+    A user's kernel is searched at each of them, and one of the library where an effort is given;
+    the fastest points become variants. Those of the table that were not recorded for this kind of
+    configuration are compiled and replayed. Those of least predicted time are measured, where a GPU
+    is. Without rows none stays. Raises `InputError` for a kernel without a table, an unknown
+    effort, and where a setting is none of the kernel's.
     """
     kernel = entry(settings.name)
     if kernel.table is None:
         raise InputError(f"--record: {settings.name} has no tuned table")
     if not shapes:
         raise InputError("--record: no shapes; expected a line of key=value each")
+    if effort not in ("", *EFFORTS):
+        raise InputError(f"--effort {effort!r}: expected one of {', '.join(EFFORTS)}")
     measuring = wants_gpu(settings)
-    table, config = kernel.table, configure(settings.name, settings.settings)[0]
+    more: Mapping[str, Variant] = {}
+    if effort or names_object(settings.name):
+        more = _searched(settings, shapes, effort or "normal", say)
+    table, config = replace(kernel.table, more=more), configure(settings.name, settings.settings)[0]
     label, before = table.kinds(config)[0], renewed(settings.name, say)
-    kind = before.get(label) or Kind(settings.settings, {}, ())
+    kind = before.get(label)
+    if kind is None or kind.program != table.program(config):
+        kind = Kind(settings.settings, {}, (), table.program(config))
     replays = dict(kind.replays)
     for name, variant in table.variants.items():
         if name not in replays and variant.takes(config):
@@ -59,6 +76,26 @@ def record(
     variants = {name: one for name, one in table.variants.items() if name in told}
     write_text_atomically(where or table.path, as_toml(variants, known))
     return where or table.path
+
+
+def _searched(
+    settings: OptimizeSettings, shapes: Sequence[Mapping[str, str]], effort: str, say: Say
+) -> Mapping[str, Variant]:
+    """The fastest points that a search finds at each of the shapes, told by what they choose."""
+    found: dict[str, Variant] = {}
+    with closing(PointStore(cache_folder() / POINTS)) as store:
+        for shape in shapes:
+            given = {**settings.settings, **shape}
+            space = Space(settings.name, given)
+            fixed = tuple((name, given[name]) for name in space.free if name in given)
+            sizes = full_sizes(settings.name, given)
+            explored = search(space, sizes, settings.gpu, store, effort, say)
+            say(f"{dict(shape)}: {explored}")
+            for one in explored.useful[:KEPT]:
+                space.check(one.point, check_sizes(settings.name, given))
+                point = replace(one.point, settings=(*fixed, *one.point.settings))
+                found[str(point)] = Variant(str(point), point, space.template)
+    return found
 
 
 def renewed(name: str, say: Say = lambda _: None) -> Mapping[str, Kind]:
@@ -95,10 +132,10 @@ def with_rows(kind: Kind, rows: Sequence[Row]) -> Kind:
     fastest of a row."""
     kept = {name for row in rows for name in row.measured}
     kept |= {min(row.predicted, key=lambda one: row.predicted[one]) for row in rows}
-    return Kind(
-        kind.settings,
-        {name: one for name, one in kind.replays.items() if name in kept},
-        tuple(
+    return replace(
+        kind,
+        replays={name: one for name, one in kind.replays.items() if name in kept},
+        rows=tuple(
             replace(row, predicted={x: us for x, us in row.predicted.items() if x in kept})
             for row in rows
         ),
@@ -108,7 +145,7 @@ def with_rows(kind: Kind, rows: Sequence[Row]) -> Kind:
 def _row(
     settings: OptimizeSettings,
     kernel: Entry,
-    table: Table[Any],
+    table: Table,
     kind: Kind,
     shape: Mapping[str, str],
     measuring: bool,
@@ -118,7 +155,7 @@ def _row(
     given = {**settings.settings, **shape}
     config = configure(settings.name, given)[0]
     sizes = kernel.asked(config, full_sizes(settings.name, given))
-    names = [name for name in kind.replays if not getattr(table.variants[name], "workspace", False)]
+    names = [name for name in kind.replays if table.variants[name].whole]
     best = table.fastest(replace(kind, rows=()), names, config, sizes, KEPT)
     predicted = table.predicted(kind, best, config, sizes)
     say(f"{dict(shape)}: {predicted}")
@@ -135,7 +172,7 @@ def _row(
 def _selected(kernel: Entry, variant: Variant, base: Any) -> Selected:
     config = variant.config(base)
     schedule = variant.schedule(config)
-    return Selected(variant.name, config, kernel.program(config), schedule, allow=variant.allow)
+    return Selected(variant.name, config, variant.program(config), schedule, allow=variant.allow)
 
 
 def _replayed(kernel: Entry, variant: Variant, base: Any) -> Replay:

@@ -24,6 +24,7 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.attention.decode import (
     MOST_SPLITS,
+    PART,
     DecodeConfig,
     Plan,
     combine,
@@ -41,7 +42,7 @@ torch: Any = torch_module()
 SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table=None, "
     "float? softmax_scale=None, bool causal=False, int? window=None, float softcap=0.0, "
-    "int num_splits=0) -> Tensor"
+    "int num_splits=0, bool batch_invariant=False) -> Tensor"
 )
 
 
@@ -50,7 +51,7 @@ def _config(
 ) -> DecodeConfig:
     """The kernels that a call needs; raises `InputError` where there are none."""
     _check(q, k_cache, v_cache, cache_seqlens, block_table)
-    softmax_scale, causal, window, softcap, _ = options
+    softmax_scale, causal, window, softcap, _, batch_invariant = options
     return DecodeConfig(
         dtype=dtype(element_type(q.dtype)),
         head_dim=q.shape[3],
@@ -60,6 +61,7 @@ def _config(
         softcap=softcap,
         scale=softmax_scale,
         page=None if block_table is None else k_cache.shape[1],
+        part=PART if batch_invariant else None,
     )
 
 
@@ -99,7 +101,7 @@ def _sms(device: int) -> int:
 
 def _run(*args: Any) -> Any:
     config = _config(*args)
-    q, k_cache, v_cache, cache_seqlens, block_table, *_, num_splits = args
+    q, k_cache, v_cache, cache_seqlens, block_table, *_, num_splits, _ = args
     batch, queries, heads, d = q.shape
     kv_heads, rows = k_cache.shape[2], queries * config.group
     out = torch.empty((batch, queries, heads, d), dtype=q.dtype, device=q.device)
@@ -140,7 +142,8 @@ def _attend(plan: Plan, arrays: dict[str, Any], out: Any) -> None:
         q,
         lambda: build(combine(config, plan.room), combine_schedule(config, plan.room), ARCH),
     )
-    second(parts | {"o": out.unflatten(2, (kv_heads, config.group))}, stream=stream)
+    taken = parts | ({"lengths": arrays["lengths"]} if config.part else {})
+    second(taken | {"o": out.unflatten(2, (kv_heads, config.group))}, stream=stream)
 
 
 def _fake(*args: Any) -> Any:
@@ -163,6 +166,7 @@ def attention_with_kvcache(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     num_splits: int = 0,
+    batch_invariant: bool = False,
 ) -> Any:
     """softmax(scale q k^T + mask) v of `q: [batch, queries, heads, d]` over the first
     `cache_seqlens: [batch]` keys of each cache, `[batch, keys, kv_heads, d]` or, with
@@ -172,6 +176,9 @@ def attention_with_kvcache(
     a query sees, -1 for all; after it 0 or all. `num_splits` parts of the keys; 0: chosen. Without
     `cache_seqlens` all keys count; an int is the length of all. What the caches hold beyond a
     length has to be finite. Raises `InputError` for what no kernel takes.
+
+    `batch_invariant`: the bits of a sequence are the same in every batch, because its keys are cut
+    into parts of one size, as many as it has itself.
     """
     left, right = window_size
     if right not in (-1, 0) or left < -1:
@@ -181,6 +188,11 @@ def attention_with_kvcache(
     if not 0 <= num_splits <= MOST_SPLITS:
         raise InputError(
             f"attention_with_kvcache num_splits={num_splits}: expected 0 to {MOST_SPLITS}"
+        )
+    if batch_invariant and num_splits:
+        raise InputError(
+            f"attention_with_kvcache num_splits={num_splits} batch_invariant=True: parts of one "
+            "size are as many as a sequence has; leave num_splits out"
         )
     if cache_seqlens is None or isinstance(cache_seqlens, int):
         pages = 1 if block_table is None else block_table.shape[1]
@@ -197,6 +209,7 @@ def attention_with_kvcache(
         None if left < 0 else left + 1,
         softcap,
         num_splits,
+        batch_invariant,
     )
 
 

@@ -37,12 +37,13 @@ GEMM_TYPES = ("bf16", "fp16", "e4m3", "e5m2")
 ATTENTION_TYPES = ("bf16", "fp16")
 GEMM_SCHEMA = (
     "(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, str activation='none', "
-    "float scale=1.0) -> Tensor"
+    "float scale=1.0, bool batch_invariant=False) -> Tensor"
 )
 ATTENTION_SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, bool causal=False, int? window=None, float? scale=None, "
-    "bool exact=False)"
+    "bool exact=False, bool batch_invariant=False)"
 )
+NOMINAL_ROWS = 128  # for which the kernel is chosen where it is the same for any number of rows
 
 
 def _order(tensor: Any, name: str, rows: str, cols: str) -> tuple[str, Any]:
@@ -91,7 +92,8 @@ def _out(a: Any) -> Any:
     return torch.bfloat16 if a.dtype.itemsize == 1 else a.dtype
 
 
-def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, scale: float) -> Any:
+def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any) -> Any:
+    scale, batch_invariant = options
     shape = _gemm_check(a, b, bias, residual, activation)
     result = torch.empty(shape, dtype=_out(a), device=a.device)
     if result.numel() == 0:
@@ -112,9 +114,11 @@ def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, scale: floa
         activation=activation,
         scale=scale,
     )
-    batch = shape[0] if base.batched else 1
+    rows, batch = shape[-2], shape[0] if base.batched else 1
+    if batch_invariant:
+        rows, batch = NOMINAL_ROWS, 1
     depth = a.shape[-1] if a_order == "mk" else a.shape[-2]
-    choice = choose_gemm(shape[-2], shape[-1], depth, base, batch, sliced=True)
+    choice = choose_gemm(rows, shape[-1], depth, base, batch, sliced=True)
     config = choice.config(base)
     kernel = built_kernel(
         ("gemm", choice.name, config),
@@ -138,12 +142,12 @@ def _gemm(a: Any, b: Any, bias: Any, residual: Any, activation: str, scale: floa
     return result
 
 
-def _gemm_fake(a: Any, b: Any, bias: Any, residual: Any, activation: str, scale: float) -> Any:
+def _gemm_fake(a: Any, b: Any, bias: Any, residual: Any, activation: str, *options: Any) -> Any:
     return a.new_empty(_gemm_check(a, b, bias, residual, activation), dtype=_out(a))
 
 
 def _gemm_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    a, b, bias, _, activation, scale = inputs
+    a, b, bias, _, activation, scale, ctx.batch_invariant = inputs
     ctx.activation, ctx.scale, ctx.bias = activation, scale, bias
     ctx.save_for_backward(a, b)
 
@@ -159,11 +163,12 @@ def _gemm_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
     # The dispatcher leaves out arguments that equal their defaults.
     need_a, need_b, need_bias, need_residual = (*ctx.needs_input_grad, False, False)[:4]
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    left = gemm(grad, b.transpose(-1, -2), scale=ctx.scale) if need_a else None
+    alike = {"scale": ctx.scale, "batch_invariant": ctx.batch_invariant}
+    left = gemm(grad, b.transpose(-1, -2), **alike) if need_a else None
     right = gemm(a.transpose(-1, -2), grad, scale=ctx.scale) if need_b else None
     lead = tuple(range(grad.dim() - 1))
     bias = grad.sum(lead, dtype=torch.float32).to(ctx.bias.dtype) if need_bias else None
-    return left, right, bias, grad if need_residual else None, None, None
+    return left, right, bias, grad if need_residual else None, None, None, None
 
 
 def _attention_check(q: Any, k: Any, v: Any, window: int | None, scale: float | None) -> int:
@@ -198,9 +203,8 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         out = q.new_empty(q.shape)
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
 
-    def run(
-        q: Any, k: Any, v: Any, causal: bool, window: int | None, scale: float | None, exact: bool
-    ) -> Any:
+    def run(q: Any, k: Any, v: Any, *options: Any) -> Any:
+        causal, window, scale, exact, batch_invariant = options
         group = _attention_check(q, k, v, window, scale)
         made = results(q)
         if q.numel() == 0:
@@ -215,7 +219,8 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
             scale=scale,
             exact=exact,
         )
-        choice = choose_attention(q.shape[2], base, k.shape[2], q.shape[0] * q.shape[1])
+        heads = q.shape[1] if batch_invariant else q.shape[0] * q.shape[1]
+        choice = choose_attention(q.shape[2], base, k.shape[2], heads)
         config = choice.config(base)
         kernel = built_kernel(
             ("attention", choice.name, config),
@@ -226,7 +231,8 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         kernel({"q": q, "k": k, "v": v, **arrays}, stream=current_stream(q))
         return made
 
-    def fake(q: Any, k: Any, v: Any, causal: bool, window: Any, scale: Any, exact: bool) -> Any:
+    def fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
+        _, window, scale, *_ = options
         _attention_check(q, k, v, window, scale)
         return results(q)
 
@@ -234,7 +240,7 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    q, k, v, causal, window, scale, _ = inputs
+    q, k, v, causal, window, scale, *_ = inputs
     ctx.causal, ctx.window, ctx.scale = causal, window, scale
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output)
@@ -248,11 +254,11 @@ def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
             "torch.no_grad() or without one"
         )
     if grad is None and grad_lse is None:
-        return (None,) * 7
+        return (None,) * 8
     grad = torch.zeros_like(out) if grad is None else grad
     same = torch.are_deterministic_algorithms_enabled()
     found = attention_backward(grad, q, k, v, out, lse, grad_lse, ctx.causal, ctx.scale, same)
-    return (*found, None, None, None, None)
+    return (*found, None, None, None, None, None)
 
 
 gemm = operator("warploom::gemm", GEMM_SCHEMA, _gemm, _gemm_fake, _gemm_backward, _gemm_context)
@@ -279,17 +285,19 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     exact: bool = False,
+    batch_invariant: bool = False,
 ) -> Any:
     """softmax(scale q k^T + mask) v of `q: [batch, heads, rows, d]` and twice `[batch, kv_heads,
     keys, d]`; where a gradient is wanted, by the operator that keeps lse for it.
 
     Raises `InputError` for what no kernel takes. Gradients are the same in every run under
-    `torch.use_deterministic_algorithms(True)`.
+    `torch.use_deterministic_algorithms(True)`. `batch_invariant`: the kernel is chosen for one
+    sequence, so that the bits of o are the same in every batch.
     """
     trained = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
     if trained:
-        return attention_with_lse(q, k, v, causal, window, scale, exact)[0]
-    return _inference(q, k, v, causal, window, scale, exact)
+        return attention_with_lse(q, k, v, causal, window, scale, exact, batch_invariant)[0]
+    return _inference(q, k, v, causal, window, scale, exact, batch_invariant)
 
 
 __all__ = ["attention", "attention_backward", "attention_with_lse", "gemm"]

@@ -51,13 +51,20 @@ def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -
 
 
 def operator(
-    name: str, schema: str, run: Any, fake: Any, backward: Any = None, context: Any = None
+    name: str,
+    schema: str,
+    run: Any,
+    fake: Any,
+    backward: Any = None,
+    context: Any = None,
+    *,
+    mutates: tuple[str, ...] = (),
 ) -> Any:
     """Register the operator `name` ("library::name") with what runs it, what it gives of fake
     tensors, and its gradient.
 
     `run` and `fake` are called with every argument of the schema: torch's dispatcher leaves out
-    trailing ones that equal their defaults.
+    trailing ones that equal their defaults. `mutates` names the arguments written in place.
     """
     words = schema[1 : schema.index(")")].split(", ")
     defaults = [ast.literal_eval(word.partition("=")[2] or "None") for word in words]
@@ -66,7 +73,7 @@ def operator(
         return lambda *args: call(*args, *defaults[len(args) :])
 
     library = torch_module().library
-    made = library.custom_op(name, filled(run), mutates_args=(), schema=schema)
+    made = library.custom_op(name, filled(run), mutates_args=mutates, schema=schema)
     made.register_fake(filled(fake))
     if backward is not None:
         made.register_autograd(backward, setup_context=context)

@@ -32,7 +32,7 @@ SCHEMA = (
 TENSORS = ("q", "k", "v", "g", "dt", "a", "bias", "skip", "beta", "initial")
 
 
-def _config(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
+def config_of(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
     """What the kernel of these tensors is; raises `InputError` for what it does not take."""
     check_devices("recurrent attention", tensors)
     q, k, v = (tensors[name] for name in "qkv")
@@ -100,7 +100,7 @@ def _given(args: tuple[Any, ...]) -> dict[str, Any]:
 
 def _run(*args: Any) -> tuple[Any, Any]:
     tensors, scale, final = _given(args), *args[len(TENSORS) :]
-    config = _config(tensors, final)
+    config = config_of(tensors, final)
     if not scale > 0:
         raise InputError(f"recurrent attention scale={scale}: expected a number above 0")
     out, state = _results(tensors, final)
@@ -117,7 +117,7 @@ def _run(*args: Any) -> tuple[Any, Any]:
 
 def _fake(*args: Any) -> tuple[Any, Any]:
     tensors, final = _given(args), args[-1]
-    _config(tensors, final)
+    config_of(tensors, final)
     return _results(tensors, final)
 
 
@@ -148,7 +148,7 @@ def simple_gla(
     if g is not None and g_gamma is not None:
         raise InputError("simple_gla takes g or g_gamma, not both")
     gates = g if g_gamma is None else g_gamma
-    return _called(q, k, v, gates, None, _scale(q, scale), initial_state, output_final_state)
+    return _called(q, k, v, gates, None, default_scale(q, scale), initial_state, output_final_state)
 
 
 def gla(
@@ -164,7 +164,7 @@ def gla(
 
     g are logarithms, at most 0; K is at most 64. Otherwise as `simple_gla`.
     """
-    return _called(q, k, v, g, None, _scale(q, scale), initial_state, output_final_state)
+    return _called(q, k, v, g, None, default_scale(q, scale), initial_state, output_final_state)
 
 
 def gated_delta_rule(
@@ -182,7 +182,7 @@ def gated_delta_rule(
     Keys have norms of about 1; K is at most 64. Otherwise as `simple_gla`.
     """
     beta = beta if g is None else beta.to(g.dtype)
-    return _called(q, k, v, g, beta, _scale(q, scale), initial_state, output_final_state)
+    return _called(q, k, v, g, beta, default_scale(q, scale), initial_state, output_final_state)
 
 
 def delta_rule(
@@ -198,7 +198,8 @@ def delta_rule(
     return gated_delta_rule(q, k, v, None, beta, scale, initial_state, output_final_state)
 
 
-def _scale(q: Any, scale: float | None) -> float:
+def default_scale(q: Any, scale: float | None) -> float:
+    """1/√K where none is given."""
     return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 

@@ -214,14 +214,15 @@ def _judged(
     overlaps: list[Finding] = []
     for name, want in wanted.items():
         left = _left(arrays[name], got[name], want, prints[name].written)
-        errors[name] = math.inf if left.any() else _error(got[name], want)
-        bounds[name] = _bound(expected[name]) if kernel.bound is None else kernel.bound
+        errors[name] = math.inf if left.any() else relative_error(got[name], want)
+        bounds[name] = norm_bound(expected[name]) if kernel.bound is None else kernel.bound
         never = left & ~prints[name].written
         unwritten += _finding(name, never, "are never written")
         unwritten += _finding(name, left & ~never, "are NaN or were not written")
         overlaps += _overlap(prints[name])
         if kernel.bound is None:
-            wrong += _wrong(name, got[name], want, expected[name], ~left)
+            allowed = limits(expected[name], ELEMENT_DEVIATIONS)
+            wrong += off_by_more(name, got[name], want, allowed, ~left)
     found = {"wrong": wrong, "unwritten": unwritten, "overlaps": overlaps}
     lists = {name: tuple(one) for name, one in found.items()}
     return {"errors": errors, "bounds": bounds, **lists}
@@ -255,14 +256,14 @@ def _overlap(footprint: Footprint) -> list[Finding]:
     return [Finding(one.array, one.count, footprint.written.size, one.first, what)]
 
 
-def _wrong(
+def off_by_more(
     name: str,
     got: NDArray[Any],
     want: NDArray[np.float64],
-    spread: Spread,
+    allowed: NDArray[np.float64],
     judged: NDArray[np.bool_],
 ) -> list[Finding]:
-    allowed = limits(spread, ELEMENT_DEVIATIONS)
+    """What of an array is farther from what is right than allowed, where it is judged."""
     with np.errstate(invalid="ignore"):
         gap = np.abs(got - want)
     same = (got == want) | (np.isnan(got) & np.isnan(want))
@@ -275,7 +276,8 @@ def _wrong(
     return [replace(found[0], what=said)]
 
 
-def _error(got: NDArray[Any], want: NDArray[np.float64]) -> float:
+def relative_error(got: NDArray[Any], want: NDArray[np.float64]) -> float:
+    """The error of an array over the array, in norm; infinite where other elements are finite."""
     finite = np.isfinite(want)
     if not np.array_equal(finite, np.isfinite(got)):
         return math.inf
@@ -283,6 +285,7 @@ def _error(got: NDArray[Any], want: NDArray[np.float64]) -> float:
     return float(np.linalg.norm(got[finite] - exact) / (np.linalg.norm(exact) or 1.0))
 
 
-def _bound(spread: Spread) -> float:
+def norm_bound(spread: Spread) -> float:
+    """The error that rounding explains, as `relative_error` counts it."""
     many = math.sqrt(max(1, int(spread.known.sum())))
     return (NORM_DEVIATIONS + (ELEMENT_DEVIATIONS - NORM_DEVIATIONS) / many) * spread.relative

@@ -9,7 +9,7 @@ longest rows first under a mask, two states of a recurrence on an SM).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from warploom.tile import Program
 
 BAND = 8  # rows of tasks a band, as the library's GEMM
 FORMULA_GPU, FORMULA_TYPE = "h200", "bf16"  # what a formula is derived for as a user's kernel
+FRAGMENT = 16  # columns, and numbers of the summed axis
 RUN_POSITIONS = 2  # of an axis that tasks share out one by one, for a run
 
 
@@ -99,22 +100,32 @@ def narrow_in_full(found: Derivation) -> dict[str, str]:
 
 
 def padded(kernel: Kernel) -> Kernel:
-    """Rows of a product that fill no fragment (the heads of a decoding step) in a whole one.
+    """Axes of products that fill no fragment (the heads of a decoding step, 77 keys) up to one.
 
-    Programs are generic in their sizes: rows beyond the array are loaded as zero and not stored.
+    Programs are generic in their sizes: what lies beyond the array is loaded as zero, masked where
+    it is reduced, and not stored.
     """
-    rows = {
-        row_axis(kernel.body, node)
-        for node in kernel.body.nodes
-        if node.kind == "contract" and len(node.inputs) == 2
-    }
-    rows |= {state_rows(kernel.body, n) for n in kernel.body.nodes if n.kind == "scan_contract"}
+    body, wanted = kernel.body, dict[str, int]()
+    views = [terms for node in body.nodes if node.kind == "view" for _, terms in node.attr("map")]
+    moving = {axis for terms in views if len(terms) > 1 for axis, _ in terms}
+    for node in body.nodes:
+        if node.kind == "scan_contract":
+            wanted[state_rows(body, node)] = WARP_GROUP_ROWS
+        elif node.kind == "contract" and len(node.inputs) == 2:
+            rows = row_axis(body, node) or node.axes[0]
+            for axis in (*node.axes, *node.over):
+                wanted.setdefault(axis, FRAGMENT)
+            wanted[rows] = WARP_GROUP_ROWS
     short = {
-        axis: WARP_GROUP_ROWS
-        for axis in rows - {""} - set(kernel.depth_of_axis)
-        if kernel.body.size[axis] < WARP_GROUP_ROWS
+        axis: -(-body.size[axis] // multiple) * multiple
+        for axis, multiple in wanted.items()
+        if axis not in {*kernel.depth_of_axis, *moving}
+        and body.size[axis] % multiple
+        and (body.size[axis] > 1 or multiple == WARP_GROUP_ROWS)
     }
-    return kernel.resized({**kernel.body.size, **short}) if short else kernel
+    # Constants that are a power of a length stay those of the formula.
+    longer = replace(body, sizes=tuple({**body.size, **short}.items()))
+    return replace(kernel, body=longer, padded=tuple(short))
 
 
 def schedule_of(kernel: Kernel, program: Program) -> KernelSchedule | SimtSchedule:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
+from warploom.kernels import own
 from warploom.kernels.attention import program as attention
 from warploom.kernels.attention import reference as attention_reference
 from warploom.kernels.attention.variants import ATTENTION, choose_attention
@@ -24,7 +26,9 @@ from warploom.kernels.gemm import reference as gemm_reference
 from warploom.kernels.gemm.variant import GEMM, choose_gemm
 from warploom.kernels.recurrent import program as recurrent
 from warploom.kernels.recurrent import reference as recurrent_reference
-from warploom.kernels.tuned.table import Table, Variant
+from warploom.kernels.settings import parse
+from warploom.kernels.tuned.table import Table
+from warploom.kernels.tuned.variant import Template, Variant
 from warploom.kernels.user import (
     UserKernel,
     load_kernel,
@@ -56,6 +60,7 @@ class Entry:
     outputs    the right results in float64; `judge` names what computes them
     bound      the relative error that a run may have; None: what rounding explains
                (`kernels.check`)
+    template   what the points of its space choose from
     table      the tuned table, and under which sizes it knows a shape; `variant(config, sizes,
                given)` is its choice, or None when a field that it would set was `given`: then
                `schedule` says what a configuration gets
@@ -71,7 +76,8 @@ class Entry:
     judge: str = "float64"
     full: Sizes = field(default_factory=dict[str, int])
     alike: Mapping[str, str] = field(default_factory=dict[str, str])
-    table: Table[Any] | None = None
+    template: Template | None = None
+    table: Table | None = None
     asked: Callable[[Any, Sizes], Sizes] = lambda config, sizes: sizes
     variant: Callable[[Any, Sizes, frozenset[str]], Variant | None] = _no_variant
     follow: Callable[[Any, dict[str, int], Set[str]], None] = lambda config, sizes, given: None
@@ -188,6 +194,7 @@ KERNELS: dict[str, Entry] = {
         _gemm_outputs,
         {"m": 200, "n": 264, "k": 144, "batch": 2, "one": 1},
         full={"m": 4096, "n": 4096, "k": 4096, "batch": 4},
+        template=GEMM.template,
         table=GEMM,
         asked=_gemm_asked,
         variant=_gemm_variant,
@@ -202,6 +209,7 @@ KERNELS: dict[str, Entry] = {
         {"batch": 1, "heads": 2, "kv_heads": 2, "rows": 200, "keys": 208, "one": 1},
         full={"batch": 2, "heads": 16, "kv_heads": 16, "rows": 4096, "keys": 4096},
         alike={"keys": "rows"},
+        template=ATTENTION.template,
         table=ATTENTION,
         asked=_attention_asked,
         variant=_attention_variant,
@@ -235,6 +243,8 @@ def entry(name: str) -> Entry:
 
 
 def _user_entry(kernel: UserKernel) -> Entry:
+    template = own.template(kernel)
+    table = own.table(kernel, template)
     return Entry(
         dict,
         settings_kinds(kernel),
@@ -247,6 +257,9 @@ def _user_entry(kernel: UserKernel) -> Entry:
         full=kernel.full_sizes(),
         arrays=kernel.arrays,
         scalars=kernel.scalars,
+        template=template,
+        table=table,
+        variant=partial(own.variant, kernel, table),
     )
 
 
@@ -264,9 +277,9 @@ def configure(
     settings = {**{size: settings[of] for size, of in alike.items() if of in settings}, **settings}
     for key, text in settings.items():
         if key in kernel.settings:
-            chosen[key] = _parse(name, key, text, kernel.settings[key])
+            chosen[key] = parse(name, key, text, kernel.settings[key])
         elif key in sizes:
-            sizes[key] = _parse(name, key, text, "int")
+            sizes[key] = parse(name, key, text, "int")
             if sizes[key] < 0:
                 raise InputError(f"{name}: {key}={text}, expected a size of at least 0")
         else:
@@ -278,29 +291,3 @@ def configure(
     config = kernel.config(**chosen)
     kernel.follow(config, sizes, settings.keys())
     return config, sizes
-
-
-def _parse(name: str, key: str, text: str, kind: str) -> Any:
-    try:
-        if kind == "bool":
-            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
-        if kind == "DType":
-            return dtype(text)
-        if kind.startswith("tuple"):
-            values = tuple(int(part) for part in text.split(","))
-            if len(values) != kind.count("int"):
-                raise ValueError
-            return values
-        if kind.startswith("int"):
-            return None if text == "none" else int(text)
-        return float(text) if kind.startswith("float") else text
-    except (ValueError, KeyError):
-        raise InputError(f"{name}: {key}={text!r}, expected {_words(kind)}") from None
-
-
-def _words(kind: str) -> str:
-    """What a kind of setting looks like on the command line."""
-    if kind.startswith("tuple"):
-        return f"{kind.count('int')} whole numbers, as 128,256"
-    words = {"bool": "true or false", "int": "a whole number", "float": "a number"}
-    return next((words[k] for k in words if kind.startswith(k)), kind)

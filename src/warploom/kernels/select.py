@@ -124,5 +124,5 @@ def _default(
         schedule = kernel.schedule(config)
         return Selected(schedule.name, config, kernel.program(config), schedule, arch)
     tuned = variant.config(config)
-    program, schedule = kernel.program(tuned), variant.schedule(tuned)
+    program, schedule = variant.program(tuned), variant.schedule(tuned)
     return Selected(variant.name, tuned, program, schedule, arch, variant.allow, True)

@@ -232,12 +232,12 @@ class Launch:
     @cached_property
     def link(self) -> list[float]:
         """Cycles in which an iteration's loads of each loop come to an SM."""
-        found = [0.0] * len(self.trips)
+        found, rates = [0.0] * len(self.trips), self.rates()
         for strip in self.strips:
             shared = is_multicast(self.program, self.plan, strip.op)
             size = strip.bytes / (self.plan.cluster[1] if shared else 1) * self.plan.resident
             for loop in strip.loops[-1:]:
-                found[loop] += size / KIB * self.rates()[strip.op.label]
+                found[loop] += size / KIB * rates[strip.op.label]
         return found
 
     @cached_property
@@ -245,6 +245,26 @@ class Launch:
         """Bytes from and to DRAM: what a wave of tasks loads stays in L2 until as much was loaded
         after it as a partition holds, for every SM reads through its own partition."""
         cache = self.machine.value("l2.size") / self.machine.value("l2.partitions")
+        whole = sum(float(_once(one).sum()) for one in self._loaded)
+        return self._moved(whole if whole <= cache else _missed(self._loaded, cache))
+
+    @cached_property
+    def once(self) -> float:
+        """Bytes from and to DRAM of an L2 that loses nothing: `traffic` is no less."""
+        return self._moved(sum(float(_once(one).sum()) for one in self._loaded))
+
+    def _moved(self, loaded: float) -> float:
+        """With the bytes that are stored, where the tasks that are followed load so many."""
+        return len(self.order) * (loaded / max(1, self._followed) + self._stored())
+
+    @property
+    def _followed(self) -> int:
+        """Tasks whose loads are followed; the others load as much on average."""
+        return min(len(self.order), WAVES * self.places * self.plan.cluster[1])
+
+    @cached_property
+    def _loaded(self) -> list[Asked]:
+        """What waves of tasks ask for, load by load."""
         wave = self.places * self.plan.cluster[1]
         sizes = [
             strip.bytes
@@ -252,14 +272,14 @@ class Launch:
             * np.ones(len(self.order))
             for strip in self.strips
         ]
-        counted = min(len(self.order), WAVES * wave)
-        asked = [
-            _largest(key[:counted], size[:counted], wave)
+        return [
+            _largest(key[: self._followed], size[: self._followed], wave)
             for key, size in zip(self.asked, sizes, strict=True)
         ]
-        whole = sum(float(_once(one).sum()) for one in asked)
-        missed = whole if whole <= cache else _missed(asked, cache)
-        return len(self.order) * (missed / max(1, counted) + self._stored())
+
+    def floor(self, replay: Replay) -> float:
+        """Microseconds that `time` is not below: with an L2 that loses nothing."""
+        return self._time(replay, self.once).microseconds
 
     def least(self, replay: Replay) -> float:
         """Microseconds that the launch is not below: its tasks at the highest clock, with none of
@@ -284,14 +304,17 @@ class Launch:
 
     def time(self, replay: Replay) -> LaunchTime:
         """The time of the launch, from what its machine code takes."""
+        return self._time(replay, self.traffic)
+
+    def _time(self, replay: Replay, traffic: float) -> LaunchTime:
         tasks = self._tasks(replay)
         ends = self._ends(replay.ends)
         clusters = tasks[:: self.plan.cluster[1]]
         whole = _makespan(clusters, self.places, self.plan.tile_scheduler)
         work = float(clusters.sum())
         around = self._around(replay.ends)
-        mhz = self._clock(replay, whole + around)
-        memory = self.traffic / self.machine.value("dram.copy_bandwidth") * 1e6
+        mhz = self._clock(replay, whole + around, traffic)
+        memory = traffic / self.machine.value("dram.copy_bandwidth") * 1e6
         launch = self.machine.value("launch.gap") if replay.ends.begin else 0.0
         return LaunchTime(
             max((whole + around) / mhz + launch, memory),
@@ -344,8 +367,9 @@ class Launch:
         )
         return ends.begin + load + table.value("store.latency")
 
-    def _clock(self, replay: Replay, cycles: float) -> float:
-        """MHz at which the launch takes no more power than the limit allows."""
+    def _clock(self, replay: Replay, cycles: float, traffic: float) -> float:
+        """MHz at which the launch, with so many bytes from and to DRAM, takes no more power than
+        the limit allows."""
         machine = self.machine
         top = machine.value("clock.boost")
         if "energy.exponent" not in machine.quantities or not cycles:
@@ -370,7 +394,7 @@ class Launch:
         boost = machine.value("clock.boost")
         # watts(f) = chip * f ** (exponent + 1) + DRAM's, which goes with the rate only
         chip = 1e-12 * picojoules * 1e6 / cycles  # watts a MHz at the highest clock
-        dram = 1e-12 * self.traffic * one("dram") * 1e6 / cycles
+        dram = 1e-12 * traffic * one("dram") * 1e6 / cycles
         low, high = 0.0, top
         for _ in range(40):
             f = (low + high) / 2

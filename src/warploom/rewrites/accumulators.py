@@ -11,6 +11,7 @@ from warploom.tile.ir import Loop, Op, Program, Span, TileType, Var
 from warploom.tile.language import reduce_scatter
 
 ELEMENTWISE = ("add", "copy")
+PART = 8  # columns that blocks of a cluster exchange at a time
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,13 @@ def cluster_reduce(program: Program, parts: int, width: int | None = None) -> Pr
     *cost*  `parts` times as many tasks, for results with fewer tiles than the GPU has SMs
     """
     return _Reduced(program, parts, width).run()
+
+
+def share_of(columns: int, parts: int) -> int:
+    """Columns of a sum that each block of a cluster finishes: the fewest, in whole exchanges that
+    divide them, with which all are finished."""
+    found = (w for w in range(PART, columns + 1, PART) if columns % w == 0)
+    return next((w for w in found if w * parts >= columns), columns // parts)
 
 
 class _Reduced(Replay):

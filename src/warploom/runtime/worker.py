@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -62,11 +62,18 @@ class Worker:
 
     It is given what `remember_setup` kept, b"" at first, and must pickle: a function of a module,
     because the process is spawned, never forked. Scripts need the usual `if __name__ == "__main__"`
-    guard. Starts lazily; `subject` names it in errors.
+    guard. Starts lazily; `subject` names it in errors. With `preload`, modules that start no thread
+    and open no device, the process is forked from one that has imported them, and has nothing else.
     """
 
-    def __init__(self, open_session: Callable[[bytes], Any], subject: str) -> None:
+    def __init__(
+        self,
+        open_session: Callable[[bytes], Any],
+        subject: str,
+        preload: Sequence[str] = (),
+    ) -> None:
         self.subject = subject
+        self._preload = list(preload)
         self.restarts = 0
         self._open_session = open_session
         self._process: Any = None
@@ -154,7 +161,9 @@ class Worker:
         self._stop()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context("forkserver" if self._preload else "spawn")
+        if self._preload:
+            context.set_forkserver_preload(self._preload)
         ours, theirs = context.Pipe()
         arguments = (theirs, self._open_session, self._kept)
         self._process = context.Process(target=serve, args=arguments, daemon=True)

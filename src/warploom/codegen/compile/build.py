@@ -23,6 +23,7 @@ from warploom.codegen.compile.entry_image import with_entry
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.cuda.emit_sm80 import SM80_ARCHITECTURES, emit_sm80
 from warploom.codegen.cuda.simt.emit import emit_simt
+from warploom.codegen.invariance.certificate import Certificate, certificate
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.passes.lower import lower
@@ -71,7 +72,10 @@ class Resources:
 
 @dataclass(frozen=True)
 class Built:
-    """A kernel ready to launch or to ship: source, machine code and what a launch must know."""
+    """A kernel ready to launch or to ship: source, machine code and what a launch must know.
+
+    `bits` says what its results depend on and in which order it sums (`codegen.invariance`).
+    """
 
     source: CudaSource
     cubin: bytes
@@ -79,6 +83,7 @@ class Built:
     arch: str
     program_text: str = ""
     schedule: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    bits: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def manifest(self) -> dict[str, Any]:
         """Everything but source and cubin, as JSON data."""
@@ -88,6 +93,7 @@ class Built:
             "arch": self.arch,
             **self.source.to_json(),
             "resources": asdict(self.resources),
+            "bits": dict(self.bits),
             "sha256": hashlib.sha256(self.cubin).hexdigest(),
         }
 
@@ -142,7 +148,7 @@ class Built:
             raise InputError(f"{folder}/{name}.cubin is not the one manifest.json was written for")
         source = CudaSource(**CudaSource.read(data), text=text)
         resources = _resources(data["resources"])
-        return cls(source, cubin, resources, data["arch"])
+        return cls(source, cubin, resources, data["arch"], bits=data.get("bits", {}))
 
 
 def program_key(text: str) -> str:
@@ -164,7 +170,14 @@ def build(
         raise InputError(f"{program.name} stores nothing: there is nothing to build")
     source, architectures = _emitted(program, schedule, arch, debug)
     cubin, resources = compile_source(source, arch, allow, architectures)
-    return Built(source, cubin, resources, arch, str(program), schedule.to_json())
+    bits = certified(program, schedule).to_json()
+    return Built(source, cubin, resources, arch, str(program), schedule.to_json(), bits)
+
+
+def certified(program: Program, schedule: KernelSchedule | SimtSchedule) -> Certificate:
+    """What the bits of a kernel's results depend on, by its block program where it has one."""
+    simt = isinstance(schedule, SimtSchedule)
+    return certificate(program if simt else lower(program, schedule))
 
 
 def emitted(

@@ -42,6 +42,8 @@ class Setting:
     streams: int = MAX_STREAMS
     lemmas: bool = True
     """Whether registered lemmas may be tried before one is searched for."""
+    allowed: Callable[[Kernel], bool] = lambda _: True
+    """Which nests are looked at."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,8 @@ class _Fusions:
         best: tuple[Kernel, float] | None = None
         for kernel in nests(body, asked.split, asked.streams, asked.lemmas):
             self.nests += 1
+            if not asked.allowed(kernel):
+                continue
             multiples = {axis: m for axis, m in asked.multiples.items() if axis in kernel.body.size}
             try:
                 choice = choose(kernel, asked.capacity, multiples, asked.score, asked.accounting)

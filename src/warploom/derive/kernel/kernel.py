@@ -39,7 +39,8 @@ class Loop:
 class Kernel:
     """A fused region. `body` is its (rewritten) diagram, `tiles` gives each loop symbol a size.
 
-    `bound_by` names the mask box that bounds a stream loop, when skipping masked slices is exact.
+    `bound_by` names the mask box that bounds a stream loop, when skipping masked slices is exact,
+    `padded` axes without a loop whose tiles pass the end of arrays.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Kernel:
     lemmas: tuple[str, ...] = ()
     tiles: tuple[tuple[str, int], ...] = ()
     bound_by: tuple[tuple[str, str], ...] = ()
+    padded: tuple[str, ...] = ()
 
     @cached_property
     def tile(self) -> dict[str, int]:

@@ -14,6 +14,9 @@ from warploom.derive.kernel.masks import with_bounds
 from warploom.derive.lemmas.cascade import Refusal, ancestors
 from warploom.derive.lemmas.streaming import Correction, make_streamable
 
+MOST_UNROLLED = 16
+"""Positions of an axis that is walked while tracing."""
+
 
 def group(body: Diagram, axis: str) -> Refusal | None:
     """G1: every box of the region is weaved over the axis (or ignores it)."""
@@ -259,3 +262,42 @@ def _view_streams(kernel: Kernel, node: Node) -> Refusal | None:
         if refusal := _mixes(kernel.body, node, loop.axis, "G2 stream"):
             return refusal
     return None
+
+
+def has_code(kernel: Kernel) -> bool:
+    """Whether the emitter has code for a nest: of the axes that move a window one is in loops and
+    the others are short, and arithmetic does not read the second matrix of a product (its rows
+    would lie across)."""
+    for node in kernel.body.nodes:
+        if node.kind == "view":
+            for _, terms in node.attr("map"):
+                loose = walked(kernel, terms)
+                long = [a for a in loose if kernel.body.size[a] > MOST_UNROLLED]
+                if long or loose & {*kernel.depth_of_axis}:
+                    return False
+    products = [node for node in kernel.body.nodes if _is_product(kernel.body, node)]
+    seconds = {
+        name
+        for node in products
+        for name in node.inputs
+        if name in kernel.body.array and node.axes[0] not in kernel.body.axes_of(name)
+    }
+    return not any(seconds & {*node.inputs} for node in kernel.body.nodes if node not in products)
+
+
+def walked(kernel: Kernel, terms: Sequence[tuple[str, int]]) -> frozenset[str]:
+    """The axes of a window that are walked position by position: all that move it but one, which
+    is in loops where any is."""
+    names = [name for name, _ in terms]
+    kept = [name for name in names if name in kernel.depth_of_axis] or names[:1]
+    return frozenset(names) - {*kept[:1]}
+
+
+def _is_product(body: Diagram, node: Node) -> bool:
+    """Whether a box is a product of matrices."""
+    frames = [set(body.axes_of(name)) - set(node.over) for name in node.inputs]
+    return (
+        node.kind == "contract"
+        and len(frames) == 2
+        and all(a - b for a, b in (frames, frames[::-1]))
+    )

@@ -96,7 +96,8 @@ def _soft(x: tl.Tile) -> tl.Tile:
 
 def _parity(count: tl.Tile) -> tl.Tile:
     """1 for an even count, -1 for an odd one."""
-    return 1.0 - (count - (count * 0.5).cast(tl.INT32).cast(tl.FP32) * 2.0) * 2.0
+    half = (count * 0.5 + 0.25).cast(tl.INT32).cast(tl.FP32)
+    return tl.where(count - half * 2.0 > 0.5, -1.0, 1.0)
 
 
 def _vector(values: TileValues, name: str, time: str) -> tl.Tile:

@@ -20,14 +20,11 @@ from warploom import tile as tl
 from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.kernel.kernel import Kernel, Loop
-from warploom.derive.kernel.legal import group
+from warploom.derive.kernel.legal import MOST_UNROLLED, group, walked
 from warploom.derive.lower.boxes import clean
 from warploom.derive.lower.merging import merge
 from warploom.derive.lower.tracing import Lowering, part_name, partial
 from warploom.errors import InputError
-
-MOST_UNROLLED = 16
-"""Positions of an axis that is walked while tracing."""
 
 
 def lower(kernel: Kernel, dtype: str = "bf16", out: str = "fp32") -> tl.Program:
@@ -139,9 +136,7 @@ def _unrolled(kernel: Kernel) -> frozenset[str]:
             found.add(str(node.attr("axis")))
         if node.kind == "view":
             for _, terms in node.attr("map"):
-                names = [name for name, _ in terms]
-                kept = [name for name in names if name in kernel.depth_of_axis] or names[:1]
-                found |= set(names) - set(kept[:1])
+                found |= walked(kernel, terms)
     for axis in found:
         if axis in kernel.depth_of_axis or kernel.body.size[axis] > MOST_UNROLLED:
             raise InputError(

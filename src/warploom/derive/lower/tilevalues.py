@@ -193,9 +193,9 @@ class TileValues:
         """Positions beyond the end of a looped axis replaced by the reduction's identity."""
         for axis in axes:
             streamed = axis in self.kernel.stream_index
-            looped = axis in self.start and clean(axis) in value.type.names
-            if looped and (axis in self.tail or not streamed):
-                place = tl.coordinate(clean(axis), self.length(axis), self.start[axis])
+            looped = axis in self.start and (axis in self.tail or not streamed)
+            if clean(axis) in value.type.names and (looped or axis in self.kernel.padded):
+                place = tl.coordinate(clean(axis), self.length(axis), self.start.get(axis, 0))
                 value = tl.where(place < tl.size(clean(axis)), value, empty)
         return value
 
@@ -204,7 +204,11 @@ class TileValues:
         total = self._over(node, [axis for axis in node.over if axis in self.unrolled])
         if node.op != "mean" or self.kernel.closed_loops(node):
             return total
-        return total * (1.0 / float(np.prod([self.length(a) for a in node.over])))
+        inside = [self.length(a) for a in node.over if a not in self.kernel.padded]
+        total = total * (1.0 / float(np.prod(inside)))
+        for axis in node.over:
+            total = total / tl.number(tl.size(clean(axis))) if axis in self.kernel.padded else total
+        return total
 
     def _over(self, node: Node, loose: list[str]) -> tl.Tile:
         """The unrolled axes walked, the rest reduced as tiles."""

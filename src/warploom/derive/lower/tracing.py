@@ -32,7 +32,10 @@ class Lowering(TileValues):
     def run(self) -> None:
         """The grid, then the nest."""
         self.enter_grid([each for each in self.kernel.loops if each.kind != "stream"])
-        self._inside(self.kernel.outer - 1)
+        products = [n for n in self.kernel.body.nodes if n.kind in ("contract", "scan_contract")]
+        alone = products and all(self._is_one_slice(axis) for axis in self.kernel.stream_index)
+        for _ in tl.loop(1) if alone else (0,):  # a matmul stands in a loop
+            self._inside(self.kernel.outer - 1)
 
     def enter_grid(self, loops: Sequence[Loop]) -> None:
         """One grid axis a loop."""
@@ -76,7 +79,7 @@ class Lowering(TileValues):
         loop = self.kernel.loops[index]
         step = self.kernel.tile[loop.symbol]
         outside, before = dict(self.tiles), self.start.get(loop.axis)
-        if loop.axis in self.kernel.splits and step == self.kernel.tile[f"w_{loop.axis}"]:
+        if self._is_one_slice(loop.axis):
             # The part is one slice: no loop, and what lies beyond the end is masked.
             self.tail.add(loop.axis)
             self.masked = True
@@ -95,6 +98,11 @@ class Lowering(TileValues):
         self.start.pop(loop.axis)
         if before is not None:
             self.start[loop.axis] = before
+
+    def _is_one_slice(self, axis: str) -> bool:
+        """Whether a streamed axis is split into parts of one slice."""
+        tile = self.kernel.tile
+        return axis in self.kernel.splits and tile[f"s_{axis}"] == tile[f"w_{axis}"]
 
     def _streams_closed(self, node: Node) -> list[int]:
         """The stream loops a state closes (never empty here: a split axis is streamed too)."""

@@ -157,9 +157,32 @@ def _compute(kernel: Kernel, node: Node, pad: str, hardware: bool) -> str:
     names = [
         f"{kernel.body.node[i].attr('value'):g}" if _is_const(kernel, i) else i for i in node.inputs
     ]
+    if node.kind == "scan_contract":
+        return "\n".join(_chunk(kernel, node, pad)) + note
     infix = {"add": "+", "sub": "-", "mul": "*", "div": "/"}.get(node.op)
     body = f" {infix} ".join(names) if infix else f"{op(node.op).name}({', '.join(names)})"
     return f"{pad}{node.name} = {body}{over}{note}"
+
+
+def _chunk(kernel: Kernel, node: Node, pad: str) -> Iterator[str]:
+    """A chunk of a recurrence: what its rows see of each other and the state, the state after."""
+    q, k, v = node.factors
+    gated = int(node.attr("gated", 0))
+    rows = " * ".join(
+        f"{kernel.body.node[i].attr('value'):g}" if _is_const(kernel, i) else i
+        for i in node.inputs[3 + gated :]
+    )
+    value = f"({rows} * {v})" if rows else v
+    if not gated:
+        yield f"{pad}{node.name} = {q}·{node.name}.state + tril({q}·{k}ᵀ)·{value}"
+        yield f"{pad}{node.name}.state = {node.name}.state + {k}ᵀ·{value}"
+        return
+    gate = node.inputs[3]
+    yield f"{pad}w[i, j] = Π {gate} of rows j+1..i   # 0 for j > i; row -1 is before the chunk"
+    inner = f"Σ_{','.join(node.over)} {q}[i] w[i, j] {k}[j]"
+    yield f"{pad}{node.name}[i] = ({q}[i] * w[i, -1])·{node.name}.state + Σ_j ({inner})·{value}[j]"
+    last = f"Σ_j (w[last, j] * {k}[j])ᵀ·{value}[j]"
+    yield f"{pad}{node.name}.state = w[last, -1] * {node.name}.state + {last}"
 
 
 def _is_const(kernel: Kernel, name: str) -> bool:

@@ -4,13 +4,15 @@ The query heads that share a key head are rows of one tile: row r * group + g is
 so that every key is loaded once. The keys of a sequence are cut into `splits` parts of whole
 blocks, one task each. Every task gives the softmax over its part and its log-sum-exp; `combine`
 weighs them (FlashAttention-2, arXiv 2307.08691, section 3.1; "Flash-Decoding", Dao et al., 2023).
+Equal parts, whose number the launch chooses, make the bits of a sequence depend on that number;
+parts of so many keys each (`part`) do not.
 
 Arrays of `decode`: `q: [batch, kv_heads, rows, d]` with packed rows, `lengths: [batch]`, the keys
 of each sequence; `k, v: [batch, kv_heads, keys, d]`, or paged `[pages, page_keys, kv_heads, d]`
 with `table: [batch, columns]`, which says where the pages of a sequence are. Query r of n stands
 at key position length - n + r. `o: [batch, kv_heads, rows, d]`, or in parts `parts: [batch,
 kv_heads, splits, rows, d]` and `sums: [batch, kv_heads, splits, rows]` (lse in powers of 2).
-`combine` stores `o: [batch, queries, kv_heads, group, d]`.
+`combine` stores `o: [batch, queries, kv_heads, group, d]`, with `part` by `lengths` as well.
 
 A row that sees no key gives 0. What the caches hold beyond a length has to be finite.
 """
@@ -62,6 +64,8 @@ from warploom.tile import (
 HEADS = (64, 128)
 PAGES = (16, 32, 64, 128, 256)
 MOST_SPLITS = 128
+PART = 512  # keys of a part, where the bits of a sequence are not to depend on its batch
+AT_A_TIME = 8  # parts that `combine` then joins at a time
 # Microseconds of a task, of a block of keys on few SMs and on all at a time, and of joining parts:
 # a fit to kernels timed on an H200, in place of the model of a launch, which does not know loops
 # whose ends tasks read.
@@ -76,6 +80,7 @@ class DecodeConfig:
     page     tokens of a page; None: the cache is dense
     softcap  scores become softcap * tanh(score / softcap); 0: they stay
     split    the keys of a sequence are cut into parts, which `combine` joins
+    part     keys of a part; None: equal parts, as many as there are `splits`
     tile     (packed rows, keys) of a block of scores
     """
 
@@ -88,6 +93,7 @@ class DecodeConfig:
     scale: float | None = None
     page: int | None = None
     split: bool = True
+    part: int | None = None
     tile: tuple[int, int] = (64, 64)
 
     def __post_init__(self) -> None:
@@ -107,6 +113,11 @@ class DecodeConfig:
             raise InputError(
                 f"decode group={self.group} window={self.window} softcap={self.softcap}: expected "
                 "a group and a window of at least 1 and a cap of at least 0"
+            )
+        if self.part is not None and (not self.split or self.part < 1 or self.part % self.tile[1]):
+            raise InputError(
+                f"decode part={self.part} split={self.split}: expected a split into parts of a "
+                f"multiple of {self.tile[1]} keys"
             )
 
     @property
@@ -186,7 +197,7 @@ def _blocks(
     if config.window is not None:
         queries = size("rows") // config.group
         begin = maximum_index(length - queries - (config.window - 1), 0) // width
-    share = (end - begin + splits - 1) // splits
+    share = config.part // width if config.part else (end - begin + splits - 1) // splits
     first = split * share + begin
     return first, minimum_index(first + share, end)
 
@@ -261,8 +272,8 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """The parts that `combine` is compiled for."""
-        return max(2, 1 << (self.splits - 1).bit_length())
+        """The parts that `combine` is compiled for, or joins at a time."""
+        return AT_A_TIME if self.config.part else max(2, 1 << (self.splits - 1).bit_length())
 
 
 def planned(
@@ -271,10 +282,13 @@ def planned(
     """The plan for so many heads (sequences times key heads) of at most so many keys.
 
     The tile fits the packed rows; the parts are `splits`, or as many as take the least time by the
-    constants above. Results of several queries leave packed rows by `combine`.
+    constants above, or of the size that the configuration says. Results of several queries leave
+    packed rows by `combine`.
     """
     rows = queries * config.group
     config = replace(config, tile=(64 if rows <= 64 else 128, config.tile[1]))
+    if config.part:
+        return Plan(config, max(1, -(-keys // config.part)))
     tasks = heads * -(-rows // config.tile[0])
     blocks = max(1, -(-keys // config.tile[1]))
 
@@ -289,10 +303,13 @@ def planned(
 
 
 def combine(config: DecodeConfig, splits: int) -> Program:
-    """One softmax from those of at most `splits` parts of the keys, one row a task."""
-    arrays = {name: config.arrays[name] for name in ("parts", "sums")}
+    """One softmax from those of all parts of the keys, one row a task: of at most `splits` parts,
+    or of `splits` parts of so many keys each at a time."""
+    names = ("parts", "sums", "lengths") if config.part else ("parts", "sums")
+    arrays = {name: config.arrays[name] for name in names}
     arrays["o"] = array(config.dtype, "batch queries kv_heads group d")
-    return trace(_combine, arrays, name="combine", config=config, splits=splits)
+    body = _combine_equal if config.part else _combine
+    return trace(body, arrays, name="combine", config=config, splits=splits)
 
 
 def _combine(parts: Array, sums: Array, o: Array, config: DecodeConfig, splits: int) -> None:
@@ -303,9 +320,42 @@ def _combine(parts: Array, sums: Array, o: Array, config: DecodeConfig, splits: 
     weights = exp2(lse - where(highest.equals(-math.inf), 0.0, highest))
     total = sum_along(weights, "splits")
     out = sum_along(load(parts, batch, kv_head, every, row, d) * weights, "splits")
+    _put_row(config, o, (batch, kv_head, row), out, total)
+
+
+def _put_row(
+    config: DecodeConfig, o: Array, at: tuple[Index, Index, Index], out: Tile, total: Tile
+) -> None:
+    """Store one packed row of sums and their weights."""
+    batch, kv_head, row = at
     out[:] = out * where(total.equals(0.0), 0.0, reciprocal(total))
     query, head = row // config.group, row % config.group
+    d = span(0, config.head_dim)
     store(o, batch, query, kv_head, head, d, tile=out.cast(config.dtype))
+
+
+def _combine_equal(
+    parts: Array, sums: Array, lengths: Array, o: Array, config: DecodeConfig, splits: int
+) -> None:
+    """Parts from the first to the last that the sequence has, by online softmax: how many there is
+    room for decides nothing."""
+    part, d = config.part or PART, span(0, config.head_dim)
+    batch, kv_head, row = grid(batch=size("batch"), kv_heads=size("kv_heads"), rows=size("rows"))
+    count = cdiv(minimum_index(read(lengths, batch), size("splits") * part), part)
+    base, total = full(-math.inf), zeros()
+    acc = zeros(d=config.head_dim)
+    for i in loop(cdiv(count, splits)):
+        several = span(i * splits, splits)
+        own = coordinate("splits", splits, i * splits) < count
+        lse = where(own, load(sums, batch, kv_head, several, row), -math.inf)
+        highest = maximum(base, max_along(lse, "splits"))
+        under = where(highest.equals(-math.inf), 0.0, highest)
+        rescale, weights = exp2(base - under), exp2(lse - under)
+        total[:] = total * rescale + sum_along(weights, "splits")
+        share = load(parts, batch, kv_head, several, row, d) * weights
+        acc[:] = acc * rescale + sum_along(share, "splits")
+        base[:] = highest
+    _put_row(config, o, (batch, kv_head, row), acc, total)
 
 
 def combine_schedule(config: DecodeConfig, splits: int) -> SimtSchedule:

@@ -14,7 +14,7 @@ from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
-from warploom.rewrites.accumulators import cluster_reduce, swap_operands
+from warploom.rewrites.accumulators import cluster_reduce, share_of, swap_operands
 from warploom.tile import (
     BF16,
     FP32,
@@ -52,9 +52,6 @@ ACTIVATIONS: dict[str, Callable[[Tile], Tile]] = {
     "gelu": gelu,
     "silu": silu,
 }
-
-
-PART = 8  # columns that tasks of a cluster exchange at a time
 
 
 @dataclass(frozen=True)
@@ -117,9 +114,7 @@ class GemmConfig:
     @property
     def share(self) -> int:
         """Columns (of m under swap_ab) of the sum that one of the slices of a cluster finishes."""
-        whole = self.tile[0 if self.swap_ab else 1]
-        found = (w for w in range(PART, whole + 1, PART) if whole % w == 0)
-        return next((w for w in found if w * self.slices >= whole), whole // self.slices)
+        return share_of(self.tile[0 if self.swap_ab else 1], self.slices)
 
     @property
     def workspace(self) -> bool:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from warploom.autosched.named import multistage
-from warploom.codegen.analysis.matmuls import MOST_COLUMNS
+from warploom.autosched.points import Point
 from warploom.codegen.ir.layout import padded
-from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.codegen.ir.place import ROWS_PER_GROUP
+from warploom.codegen.ir.plan import LaunchPlan
 from warploom.codegen.ir.targets import shared_limit
 from warploom.errors import InputError
 from warploom.kernels.gemm.program import GemmConfig, gemm
-from warploom.kernels.tuned.table import Sizes, Table
-from warploom.perf.launch_time import Launch
+from warploom.kernels.tuned.table import Table
+from warploom.kernels.tuned.variant import Template, Variant
+from warploom.tile import Program
 
+SWAP = "swap_operands"
+WIDE = 40  # registers a thread that loads panels of more arrays, or of more dimensions
 BASE_BYTES = 1024  # of shared memory lost to aligning its base, where a block is alone on an SM
 BARRIER_BYTES = 512  # of shared memory, at most
 PANEL_BYTES = 128  # a panel's share of a row of the result
 STEP_BYTES = 128  # a ring step's share of the contracted axis: one swizzle width
 PACKED_BYTES = 2  # of an element of a result that leaves through transposed panels
 SUM_BYTES = 4  # of an element of the result before it is rounded
-# Registers a thread as (producer, consumer).
-WIDE_REGISTERS = (40, 232)  # a producer of many panels needs more than 24
-THREE_REGISTERS = (40, 152)  # such a producer beside three compute groups
-SHARED_REGISTERS = (40, 216)  # a block of one compute group that shares its SM
 # Most registers a thread may take for sums; the epilogue needs the others.
 MOST_SUMS = 192  # with one or two compute groups
 SUMS_OF_THREE = 128  # with three, whose threads have 160 registers
@@ -35,131 +34,110 @@ MOST_SHARED_SUMS = 128  # in a block that shares its SM
 READ_BACK = 32  # registers for a gate or residual that the epilogue reads
 
 
-@dataclass(frozen=True)
-class GemmChoice:
-    """A variant: tile (m, n), cluster (grid axis, blocks), ring depth, compute groups, launch plan.
-
-    `slices`, `in_cluster`, `swap_ab` and `products_in_flight` are as in `GemmConfig`; the others
-    that `plan.LaunchPlan` has mean the same there. `products_in_flight` needs a promoted product.
-    """
-
-    name: str
-    tile: tuple[int, int]
-    cluster: tuple[str, int] = ("m_tile", 2)
-    depth: int = 4
-    groups: int = 2
-    store_panels: int = 2
-    supergroup: int = 8
-    dependent: bool = False
-    resident: int = 1
-    slices: int = 1
-    in_cluster: bool = False
-    store: str = "tma"
-    swap_ab: bool = False
-    store_rows: int = 0
-    products_in_flight: int = 1
-    allow: tuple[str, ...] = ()
-
-    @property
-    def workspace(self) -> bool:
-        """Whether it is two kernels and needs memory for the sums of slices."""
-        return self.slices > 1 and not self.in_cluster
-
-    def config(self, base: GemmConfig) -> GemmConfig:
-        """`base` with this tile; a step of k is 128 bytes."""
-        tile = (*self.tile, STEP_BYTES // base.dtype.bytes)
-        return replace(
-            base,
-            tile=tile,
-            slices=self.slices,
-            in_cluster=self.in_cluster,
-            swap_ab=self.swap_ab,
-            products_in_flight=self.products_in_flight,
-        )
-
-    def plan(self) -> LaunchPlan:
-        """How the grid is laid over the GPU."""
-        return LaunchPlan(
-            split="n" if self.swap_ab else "m",
-            cluster=self.cluster if self.cluster[1] > 1 else ("", 1),
-            supergroup=self.supergroup,
-            store_panels=self.store_panels,
-            dependent=self.dependent,
-            resident=self.resident,
-            store=self.store,
-            store_rows=self.store_rows,
-        )
-
-    def schedule(self, config: GemmConfig) -> KernelSchedule:
-        """Load-compute-finish with one matmul in flight, under this launch plan."""
-        registers = SHARED_REGISTERS if self.resident > 1 else None
-        if self._wide(config):
-            registers = registers or (WIDE_REGISTERS if self.groups < 3 else THREE_REGISTERS)
-        flying = 0 if config.promote else 1
-        depth = min(self.depth, self.most_slots(config))
-        return multistage(
-            gemm(config),
-            depth,
-            self.plan(),
-            self.groups,
-            flying,
-            registers,
-            early_release=config.promote,
-        )
-
-    def _wide(self, config: GemmConfig) -> bool:
-        """Whether the producer needs more registers: many panels, or coordinates."""
-        many = self.swap_ab or self.products_in_flight > 1 or self.tile[1] > MOST_COLUMNS
-        return many or config.dual or config.batched or self.slices > 1
-
-    def most_slots(self, config: GemmConfig) -> int:
-        """Slots that shared memory has room for beside the panels on their way out."""
-        bm, bn = self.copied(config)
-        high = self.tile[0]
-        if self.swap_ab:
-            high = self.groups * (self.store_rows or high)
-        width = PANEL_BYTES
-        if self.in_cluster:  # each block stores its part of the columns
-            width = min(width, self.config(config).share * config.out.bytes)
-        panels = high * width * self.store_panels if self.store == "tma" else 0
-        aligned = BASE_BYTES if self.resident == 1 else 0
-        free = shared_limit(self.resident) - BARRIER_BYTES - aligned - panels
-        if self.in_cluster:
-            high = self.tile[1] if self.swap_ab else self.tile[0]
-            free -= SUM_BYTES * high * self.config(config).share * self.slices
-        return free // ((bm + bn * (1 + config.dual)) * STEP_BYTES * self.products_in_flight)
-
-    def copied(self, config: GemmConfig) -> tuple[int, int]:
-        """Rows of 128 bytes of a and b that a step brings, panels that are not full included."""
-        (bm, bn), size = self.tile, config.dtype.bytes
-        return (
-            bm if config.a == "mk" else padded(bm, size),
-            padded(bn, size) if config.b == "kn" else bn,
-        )
-
-    def takes(self, base: GemmConfig) -> bool:
-        """Whether the registers of a thread hold every sum, and shared memory two slots."""
-        bm, bn = self.tile
-        if self.products_in_flight > 1 and (not base.promote or base.dual):
-            return False
-        if self.slices > 1 and (base.batched or base.dual):
-            return False
-        tiles = 1 + base.dual + (self.products_in_flight if base.promote else 0)
-        sums = tiles * bm * bn // (self.groups * 128)
-        most = MOST_SUMS if self.resident == 1 else MOST_SHARED_SUMS
-        if self.groups > 2:
-            most = min(most, SUMS_BESIDE if self._wide(base) else SUMS_OF_THREE)
-        most -= READ_BACK if base.gate or base.residual else 0
-        if self.swap_ab and (base.gate or base.residual or base.out.bytes != PACKED_BYTES):
-            return False  # a thread would read or write one element at a time
-        return sums <= most and self.most_slots(base) >= 2
-
-    def launch(self, config: GemmConfig, sizes: Sizes, gpu: str) -> Launch:
-        """Of `m`, `n`, `k` and `batch`."""
-        return Launch(_program(config), self.plan(), {"one": 1, **sizes}, gpu)
-
-
 _program = lru_cache(maxsize=512)(gemm)
+
+
+def textbook(config: GemmConfig) -> Program:
+    """The program before rules and slices."""
+    return _program(replace(config, swap_ab=False, slices=1, in_cluster=False))
+
+
+def configured(base: GemmConfig, point: Point) -> GemmConfig:
+    """`base` with the tile, slices and rules of a point; a step of k is 128 bytes, unless the tile
+    says so too."""
+    known = dict(point.settings)
+    m, n, k = (*point.sizes("tile"), STEP_BYTES // base.dtype.bytes)[:3]
+    return replace(
+        base,
+        tile=(m, n, k),
+        slices=point.number("slices", int(known.get("slices", 1))),
+        in_cluster="slices" in point.options,
+        swap_ab=SWAP in point.rules,
+        products_in_flight=int(known.get("products_in_flight", 1)),
+    )
+
+
+def fitted(config: GemmConfig, point: Point) -> Point:
+    """A point for a configuration: sums outside of the tensor core end each step, and a thread that
+    loads for more arrays, or more dimensions of them, needs more registers."""
+    if config.promote and point.order == "inflight":
+        point = replace(point, order="lcsf-early")
+    told = "registers" in point.options or point.number("resident", 1) > 1
+    if (config.dual or config.batched) and not told and _groups(point) > 1:
+        point = point.having(f"registers={WIDE}")
+    return point
+
+
+def takes(base: GemmConfig, point: Point) -> bool:
+    """Whether the registers of a thread hold every sum, and shared memory two slots."""
+    known = {**point.options, **dict(point.settings)}
+    if "products_in_flight" in known and (not base.promote or base.dual):
+        return False
+    if "slices" in known and (base.batched or base.dual):
+        return False
+    config = configured(base, point)
+    bm, bn, _ = config.tile
+    tiles = 1 + base.dual + (config.products_in_flight if base.promote else 0)
+    groups = _groups(point)
+    sums = tiles * bm * bn // (groups * 128)
+    most = MOST_SUMS if point.number("resident", 1) == 1 else MOST_SHARED_SUMS
+    if groups > 2:
+        most = min(most, SUMS_BESIDE if "registers" in point.options else SUMS_OF_THREE)
+    most -= READ_BACK if base.gate or base.residual else 0
+    if config.swap_ab and (base.gate or base.residual or base.out.bytes != PACKED_BYTES):
+        return False  # a thread would read or write one element at a time
+    return sums <= most and most_slots(config, point) >= 2
+
+
+def most_slots(config: GemmConfig, point: Point) -> int:
+    """Slots that shared memory has room for beside the panels on their way out."""
+    resident = point.number("resident", 1)
+    high, wide, _ = config.tile
+    copied = copied_rows(config)
+    if config.swap_ab:
+        high, wide = wide, high
+    width = PANEL_BYTES
+    if config.in_cluster:  # each block stores its part of the columns
+        width = min(width, config.share * config.out.bytes)
+    stored = _groups(point) * point.number("rows", wide) if config.swap_ab else high
+    panels = stored * width * point.number("panels", 2) * (point.options.get("store") != "direct")
+    aligned = BASE_BYTES if resident == 1 else 0
+    free = shared_limit(resident) - BARRIER_BYTES - aligned - panels
+    if config.in_cluster:
+        free -= SUM_BYTES * high * config.share * config.slices
+    slot = (copied[0] + copied[1] * (1 + config.dual)) * STEP_BYTES
+    return free // (slot * config.products_in_flight)
+
+
+def copied_rows(config: GemmConfig) -> tuple[int, int]:
+    """Rows of 128 bytes of a and b that a step brings, panels that are not full included."""
+    (bm, bn, _), size = config.tile, config.dtype.bytes
+    return (
+        bm if config.a == "mk" else padded(bm, size),
+        padded(bn, size) if config.b == "kn" else bn,
+    )
+
+
+def _groups(point: Point) -> int:
+    """Compute groups: one for every 64 rows unless the point says how many."""
+    m, n, *_ = point.sizes("tile")
+    return point.number("groups", (n if SWAP in point.rules else m) // ROWS_PER_GROUP)
+
+
+def plan(config: GemmConfig, point: Point) -> LaunchPlan:
+    """How the grid is laid over the GPU before the point's options."""
+    del point
+    return LaunchPlan(split="n" if config.swap_ab else "m")
+
+
+def free(config: GemmConfig) -> Mapping[str, Sequence[str]]:
+    """The tiles of the table; where each step's product is added up outside of the tensor core, how
+    many of them are started together."""
+    found = (dict(one.point.settings)["tile"] for one in GEMM.variants.values())
+    known: dict[str, Sequence[str]] = {"tile": tuple(dict.fromkeys(found))}
+    if config.promote and not config.dual:
+        known["products_in_flight"] = ("1", "2")
+    return known
 
 
 def kinds(config: GemmConfig) -> Sequence[str]:
@@ -170,7 +148,18 @@ def kinds(config: GemmConfig) -> Sequence[str]:
     return [*leads, "16-bit"]
 
 
-GEMM = Table(Path(__file__).with_name("tuned.toml"), GemmChoice, kinds, "128x128")
+TEMPLATE = Template(
+    textbook,
+    free,
+    configured,
+    lambda config, point: _program(config),
+    plan,
+    fitted,
+    takes,
+    lambda point: "slices" not in dict(point.settings),
+    lambda config, sizes: ({"one": 1, **sizes}, {}),
+)
+GEMM = Table(Path(__file__).with_name("tuned.toml"), TEMPLATE, kinds, "128x128")
 
 
 @lru_cache(maxsize=1024)
@@ -181,10 +170,10 @@ def choose_gemm(
     base: GemmConfig | None = None,
     batch: int = 1,
     sliced: bool = False,
-) -> GemmChoice:
+) -> Variant:
     """The variant for a shape. `sliced` admits those of two kernels and a workspace
     (`program.combine`)."""
     if min(m, n, batch) < 1 or k < 0:
         raise InputError(f"gemm of m={m} n={n} k={k} batch={batch}: expected positive sizes")
     sizes = {"m": m, "n": n, "k": k, "batch": batch}
-    return GEMM.choose(base or GemmConfig(), sizes, lambda one: sliced or not one.workspace)
+    return GEMM.choose(base or GemmConfig(), sizes, lambda one: sliced or one.whole)

@@ -26,32 +26,38 @@ from warploom.kernels.recurrent.scalar import ScalarTask
 from warploom.tile import BF16, FP32, Array, DType, Op, Program, array, trace
 
 __all__ = ["RecurrentConfig", "default_launch", "default_schedule", "recurrent"]
-TOKENS, HEADS, STATES = "batch rows heads", "heads", "batch heads d e"
+HEADS, STATES = "heads", "batch heads d e"
 
 
 def recurrent(config: RecurrentConfig) -> Program:
     """The program of a configuration; scalar `scale`, above 0, multiplies q k^T."""
-    arrays = {name: array(BF16, "batch rows groups d") for name in ("q", "k")}
-    arrays |= {name: array(BF16, "batch rows heads e") for name in ("v", "o")}
-    more = {
-        "head": {"g": HEADS},
-        "token": {"g": TOKENS},
-        "step": {"dt": TOKENS, "a": HEADS},
-        "channel": {"g": f"{TOKENS} d"},
-    }
-    given = more.get(config.decay, {}) | ({"beta": TOKENS} if config.delta else {})
-    given |= {"skip": HEADS} if config.skip else {}
-    given |= {"initial": STATES} if config.initial else {}
-    given |= {"final": STATES} if config.final else {}
-    given |= {"bias": HEADS} if config.softplus else {}
-    kinds: dict[str, DType] = dict.fromkeys((TOKENS, f"{TOKENS} d"), config.gates)
-    arrays |= {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}
+    arrays = arrays_of(config, "batch rows")
     task = ChannelTask if config.decay == "channel" else DeltaTask if config.delta else ScalarTask
 
     def body(**given: Array) -> None:
         task(config, given).run()
 
     return trace(body, arrays, name="recurrent")
+
+
+def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
+    """The arrays of a configuration, in order; `rows` are the dimensions that count rows."""
+    arrays = {name: array(BF16, f"{rows} groups d") for name in ("q", "k")}
+    arrays |= {name: array(BF16, f"{rows} heads e") for name in ("v", "o")}
+    tokens = f"{rows} heads"
+    more = {
+        "head": {"g": HEADS},
+        "token": {"g": tokens},
+        "step": {"dt": tokens, "a": HEADS},
+        "channel": {"g": f"{tokens} d"},
+    }
+    given = more.get(config.decay, {}) | ({"beta": tokens} if config.delta else {})
+    given |= {"skip": HEADS} if config.skip else {}
+    given |= {"initial": STATES} if config.initial else {}
+    given |= {"final": STATES} if config.final else {}
+    given |= {"bias": HEADS} if config.softplus else {}
+    kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates)
+    return arrays | {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}
 
 
 def default_schedule(config: RecurrentConfig) -> KernelSchedule:

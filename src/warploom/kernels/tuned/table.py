@@ -17,44 +17,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, cast
 
-from warploom.codegen.ir.plan import KernelSchedule
+from warploom.autosched.points import Point
 from warploom.errors import InputError
+from warploom.kernels.tuned.variant import Sizes, Template, Variant
 from warploom.perf.launch_time import MODEL, Launch, LaunchTime
 from warploom.perf.replay import Ends, Prediction, Replay
-from warploom.tables import read_toml, read_variants
+from warploom.tables import read_toml
 
 GPU = "h200"  # where the rows were measured
 # Logarithms of sizes over which an error loses its weight. Of 1, 2, 4 and 8 this one lost least at
 # sizes left out (`python -m bench.tuned`).
 FADES = 4.0
-Sizes = Mapping[str, Any]  # a length may be a list of those of packed sequences
-
-
-class Variant(Protocol):
-    """A row of a table: the configuration and the schedule that a configuration gets."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def allow(self) -> tuple[str, ...]: ...
-
-    def takes(self, base: Any) -> bool: ...
-
-    def config(self, base: Any) -> Any: ...
-
-    def schedule(self, config: Any) -> KernelSchedule: ...
-
-    def launch(self, config: Any, sizes: Sizes, gpu: str) -> Launch: ...
-
-
-V = TypeVar("V", bound=Variant)
 
 
 @dataclass(frozen=True)
@@ -85,11 +64,15 @@ def _mean(size: int | Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is known of the variants for one kind of configuration: that of these settings."""
+    """What is known of the variants for one kind of configuration: that of these settings.
+
+    `program` tells the form of the program that it was recorded for (`Table.program`).
+    """
 
     settings: Mapping[str, str]
     replays: Mapping[str, Replay]
     rows: tuple[Row, ...]
+    program: str = ""
 
     def error(self, name: str, sizes: Sizes) -> float:
         """What a variant's prediction is multiplied by: its error at the nearest sizes where it was
@@ -108,26 +91,38 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Table(Generic[V]):
-    """A tuned table; `row` is the type of its variants.
+class Table:
+    """A tuned table.
 
+    template  what its points choose from
     kinds     the names under which a configuration may have been recorded, the best first
-    fallback  the variant of configurations that none of those recorded takes
+    fallback  the variant of configurations that none of those recorded takes; "" for a table that
+              may not have been written yet
+    program   what tells the program of a configuration from other forms of it, where it may change
+    more      variants beside those of the file
     """
 
     path: Path
-    row: type[V]
+    template: Template
     kinds: Callable[[Any], Sequence[str]]
-    fallback: str
+    fallback: str = ""
+    program: Callable[[Any], str] = lambda config: ""
+    more: Mapping[str, Variant] = field(default_factory=dict[str, Variant])
 
     @cached_property
     def _data(self) -> dict[str, Any]:
+        if not self.fallback and not self.path.exists():
+            return {"model": MODEL, "variants": {}, "kinds": {}}
         return read_toml(self.path)
 
     @cached_property
-    def variants(self) -> dict[str, V]:
+    def variants(self) -> dict[str, Variant]:
         """By name."""
-        return read_variants(self.path, self._data["variants"], self.row)
+        own = {
+            name: Variant(name, _point(f"{self.path}: {name}", data), self.template)
+            for name, data in self._data["variants"].items()
+        }
+        return {**own, **self.more}
 
     @property
     def current(self) -> bool:
@@ -154,14 +149,16 @@ class Table(Generic[V]):
         """What was recorded for configurations like this one, or nearest to it."""
         return next(self.known[name] for name in self.kinds(config) if name in self.known)
 
-    def find(self, name: str) -> V:
+    def find(self, name: str) -> Variant:
         """The variant of that name; raises `InputError` listing those there are."""
         if name not in self.variants:
             names = ", ".join(self.variants)
             raise InputError(f"{self.path.parent.name} variant {name!r}: expected one of {names}")
         return self.variants[name]
 
-    def choose(self, config: Any, sizes: Sizes, fits: Callable[[V], bool] = lambda _: True) -> V:
+    def choose(
+        self, config: Any, sizes: Sizes, fits: Callable[[Variant], bool] = lambda _: True
+    ) -> Variant:
         """The variant for a configuration and sizes, of those that `fits`."""
         kind = self.kind(config)
         names = [
@@ -193,7 +190,7 @@ class Table(Generic[V]):
         self, kind: Kind, names: Sequence[str], config: Any, sizes: Sizes, count: int = 1
     ) -> list[str]:
         """So many variants of least time, the fastest first; what cannot be one of them is left out
-        before its traffic is counted."""
+        before what L2 loses is counted."""
         launches = {name: self._launch(name, config, sizes) for name in names}
         errors = {name: kind.error(name, sizes) for name in names}
         least = {name: launches[name].least(kind.replays[name]) * errors[name] for name in names}
@@ -201,9 +198,25 @@ class Table(Generic[V]):
         for name in sorted(names, key=lambda name: least[name]):
             if len(found) == count and least[name] >= found[-1][0]:
                 break
+            floor = launches[name].floor(kind.replays[name]) * errors[name]
+            if len(found) == count and floor >= found[-1][0]:
+                continue
             time = launches[name].time(kind.replays[name]).microseconds * errors[name]
             found = sorted([*found, (time, name)])[:count]
         return [name for _, name in found]
+
+
+def _point(where: str, data: Mapping[str, Any]) -> Point:
+    if unknown := data.keys() - {one.name for one in fields(Point)}:
+        raise InputError(
+            f"{where}: no {min(unknown)!r}: expected {', '.join(one.name for one in fields(Point))}"
+        )
+    try:
+        return Point.from_json({**data, "settings": data["settings"].items()})
+    except (KeyError, AttributeError, TypeError):
+        raise InputError(
+            f"{where}: {dict(data)}, expected settings, order, and maybe rules, plan and allow"
+        ) from None
 
 
 def _kind(where: str, data: Mapping[str, Any]) -> Kind:
@@ -212,7 +225,7 @@ def _kind(where: str, data: Mapping[str, Any]) -> Kind:
     without = replays.keys() - {name for row in rows for name in row.predicted}
     if without:
         raise InputError(f"{where}: no row tells why {min(without)} is here")
-    return Kind(data["settings"], replays, rows)
+    return Kind(data["settings"], replays, rows, data.get("program", ""))
 
 
 def _replay(data: Mapping[str, Any]) -> Replay:
@@ -240,24 +253,24 @@ def _replay_data(replay: Replay) -> dict[str, Any]:
     return {"loops": loops, "ends": [round(one, 1) for one in astuple(replay.ends)]}
 
 
-def as_toml(variants: Mapping[str, Any], known: Mapping[str, Kind]) -> str:
+def as_toml(variants: Mapping[str, Variant], known: Mapping[str, Kind]) -> str:
     """A table as the text of its file."""
     lines = [
-        "# Written by `optimize NAME --record` and `python -m bench.tuned`, not by hand.",
+        "# Written by `optimize NAME --record`, not by hand.",
         f"model = {_toml(MODEL)}",
         "",
         "[variants]",
     ]
     for name, variant in variants.items():
-        columns = {
-            one.name: getattr(variant, one.name)
-            for one in fields(variant)
-            if one.name != "name" and getattr(variant, one.name) != one.default
-        }
-        lines.append(f"{_toml(name)} = {_toml(columns)}")
+        told = variant.point.to_json()
+        told = {**told, "settings": dict(variant.point.settings)}
+        told = {field: value for field, value in told.items() if value or field == "settings"}
+        lines.append(f"{_toml(name)} = {_toml(told)}")
     for name, kind in known.items():
         head = f"kinds.{_toml(name)}"
-        lines += ["", f"[{head}]", f"settings = {_toml(kind.settings)}", "", f"[{head}.replays]"]
+        lines += ["", f"[{head}]", f"settings = {_toml(kind.settings)}"]
+        lines += [f"program = {_toml(kind.program)}"] * bool(kind.program)
+        lines += ["", f"[{head}.replays]"]
         lines += [f"{_toml(one)} = {_toml(_replay_data(r))}" for one, r in kind.replays.items()]
         for row in kind.rows:
             lines += ["", f"[[{head}.rows]]"]

@@ -27,19 +27,23 @@ def check_gaps(original: Original, state: State) -> list[Finding]:
                 int(row[1]),
                 f"{int(now)} cycles after {original.name(int(row[0]))}, needs {int(row[2])} "
                 f"({resource_name(int(row[4]))})",
+                int(row[0]),
+                _more(int(row[2] - now)),
             )
         )
     edge = original.constraints.edge_gaps
     if len(edge):
         inside = times[position[edge[:, 0]]] - times[original.block_start[edge[:, 1]]]
         away = np.where(edge[:, 3] == 1, duration[edge[:, 1]] - inside, inside)
+        bad = away < edge[:, 2]
         found.extend(
             original.finding(
                 "BLOCK_EDGE",
                 int(row[0]),
                 f"needs {int(row[2])} cycles to the block's {'end' if row[3] else 'start'}",
+                remedy=f"{int(row[2] - now)} more cycles of stall between it and that edge",
             )
-            for row in edge[away < edge[:, 2]]
+            for row, now in zip(edge[bad], away[bad], strict=True)
         )
     return found
 
@@ -63,6 +67,9 @@ def check_across(original: Original, state: State) -> list[Finding]:
             int(row[1]),
             f"{int(now)} cycles of {original.name(int(row[0]))} and of its own block's start, "
             f"needs {int(row[2])}",
+            int(row[0]),
+            f"{int(row[2] - now)} more cycles of stall from the first to its block's end, or from "
+            "the second's block's start to the second",
         )
         for row, now in zip(rows[bad], distance[bad], strict=True)
     ] + [
@@ -70,10 +77,17 @@ def check_across(original: Original, state: State) -> list[Finding]:
             "BLOCK_DURATION",
             int(original.block_start[row[0]]),
             f"its block must last {int(row[1])} cycles for a result that passes through it",
+            remedy=f"stalls in the block that are {int(row[1] - duration[row[0]])} cycles longer",
         )
         for row in original.constraints.durations
         if duration[row[0]] < row[1]
     ]
+
+
+def _more(cycles: int) -> str:
+    return (
+        f"{cycles} more cycle{'' if cycles == 1 else 's'} of stall between the first and the second"
+    )
 
 
 class PipeSpacing:
@@ -131,6 +145,8 @@ class SpacingRules:
                     pair[1],
                     f"{int(distance[row])} cycles after {self.original.name(pair[0])} in the "
                     f"same pipe, the compiler keeps {int(need[row])}",
+                    pair[0],
+                    _more(int(need[row] - distance[row])),
                 )
             )
         return found

@@ -22,6 +22,8 @@ def check_order(original: Original, state: State) -> list[Finding]:
             int(later),
             f"must stay after {original.name(int(earlier))}"
             + (f" ({resource_name(int(resource))})" if rule == Rule.REGISTER_ORDER else ""),
+            int(earlier),
+            "the first before the second again",
         )
         for earlier, later, rule, resource in rows[bad]
     ]
@@ -54,6 +56,8 @@ def check_waits(original: Original, state: State) -> list[Finding]:
             Rule(int(row[4])).name,
             int(row[1]) if row[1] != BLOCK_EDGE else int(original.block_end[row[3]]) - 1,
             f"no wait for scoreboard {int(row[2])} after {original.name(int(row[0]))}",
+            int(row[0]),
+            f"a wait for scoreboard {int(row[2])} on the second, or on an instruction between",
         )
         for row in rows[bad]
     ]

@@ -87,10 +87,13 @@ class Original:
         # Pairs that the compiler itself lets await a scoreboard in the cycle after it was set.
         self.early = {(index, index + 1) for index in np.flatnonzero(early).tolist()}
 
-    def finding(self, rule: str, index: int, reason: str) -> Finding:
-        """A finding about an instruction, by its index as compiled."""
+    def finding(
+        self, rule: str, index: int, reason: str, other: int | None = None, remedy: str = ""
+    ) -> Finding:
+        """A finding about an instruction, and an `other` one, by their indices as compiled."""
         item = self.kernel.instructions[index]
-        return Finding(rule, item.offset, item.line.text, reason)
+        named = "" if other is None else self.name(other)
+        return Finding(rule, item.offset, item.line.text, reason, named, remedy)
 
     def name(self, index: int) -> str:
         """An instruction in words; a negative index is a block's edge."""

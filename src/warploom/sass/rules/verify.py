@@ -198,6 +198,38 @@ def verify(
     )
 
 
+def verify_all(
+    original: Cubin, candidate: Cubin, mode: AliasMode = AliasMode.STRICT
+) -> dict[str, Verdict]:
+    """The verdict on every kernel of a file, each with the rest of the file as it was.
+
+    What changed outside of all kernels is a finding of the first. Raises `InputError` when the two
+    are not for one architecture or do not have the same kernels.
+    """
+    if missing := set(original.kernels) ^ set(candidate.kernels):
+        raise InputError(
+            f"kernel {min(missing)} is not in both, {original.origin} and {candidate.origin}"
+        )
+    if len(original.kernels) == 1:
+        return {name: verify(original, candidate, name, mode) for name in original.kernels}
+    found: dict[str, Verdict] = {}
+    together = original
+    for name, code in candidate.kernels.items():
+        info = candidate.section_bytes(code.info) if code.info else None
+        if len(code.words) != len(original.kernels[name].words):
+            reason = f"{len(code.words)} instructions, not {len(original.kernels[name].words)}"
+            found[name] = Verdict(False, mode, (Finding("MULTISET", 0, name, reason),))
+            continue
+        alone = original.replace(original.kernels[name], code.words, info)
+        together = together.replace(together.kernels[name], code.words, info)
+        found[name] = verify(original, alone, name, mode)
+    if together.data != candidate.data and all(one.legal for one in found.values()):
+        first = next(iter(found))
+        outside = Finding("CONTAINER", 0, first, "bytes outside of all kernels changed")
+        found[first] = Verdict(False, mode, (outside,))
+    return found
+
+
 def counted(verdict: Verdict, before: Cubin, after: Cubin, kernel: str | None) -> Verdict:
     """A legal verdict with how far `after` is from `before`, in the words and numbers of a diff."""
     if not verdict.legal:

@@ -1,0 +1,249 @@
+"""Claim `invariance`: the same bits in any batch, and what they cost.
+
+    python -m bench.invariance build DIR               our kernels into the cache DIR, without a GPU
+    python -m bench.invariance run DIR --out OUT       on the GPU machine
+    python -m bench.invariance merge FILES             into bench/results/invariance.json
+
+A case is one of `bench.decode`, whose sequences stand alone first, each with a cache just as long
+as it needs, and then in `BATCHES` random batches: so many of them, in any order, some twice, in
+caches of any room. `gemm NxK` has rows for sequences. A row of the results counts the batches in
+which a bit of any result differs from alone (`checks.differing`), and those of the fastest form
+(`checks.otherwise`); `ours` is the rate of the batch invariant form beside the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import decode as cases
+from bench import kernel_bench as kb
+from bench import sitting
+from bench.decode import Case, operands, plan_of
+from warploom.codegen.compile.build import build
+from warploom.evidence import Evidence, write_rows
+from warploom.integrations.torch_op import NOMINAL_ROWS
+from warploom.kernels.attention.decode import (
+    PART,
+    combine,
+    combine_schedule,
+    decode,
+    decode_schedule,
+    planned,
+)
+from warploom.kernels.gemm import program as gemm
+from warploom.kernels.gemm.variant import choose_gemm
+from warploom.runtime.stats import median_interval
+
+RESULTS = Path(__file__).parent / "results" / "invariance.json"
+BATCHES = 10_000
+DECODE = (
+    "page16 16x4096 32/8 d128",
+    "page64 4x4096 32/8 d128",
+    "page64 1x16384 32/8 d128",
+    "page64 64x1024 32/8 d128",
+    "page16 16x4096 32/8 d64",
+)
+GEMMS = ("gemm 4096x4096", "gemm 6144x16384")
+CASES = (*DECODE, *GEMMS)
+ROWS = 512  # of a GEMM, at most
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # of which every number of parts is at most one
+Draw = Callable[[random.Random, bool], tuple[Any, Any]]  # with a form: (results, alone)
+
+
+@dataclass(frozen=True)
+class Forms:
+    """A case: a random batch with what its members gave alone, calls to time, and their work in
+    TFLOP or TB a second of a millisecond."""
+
+    draw: Draw
+    calls: dict[str, Callable[[], Any]]
+    size: float
+    compiler: str
+
+
+def gemm_sizes(name: str) -> tuple[int, int]:
+    """n and k of a case."""
+    n, k = name.split()[1].split("x")
+    return int(n), int(k)
+
+
+def build_all(names: tuple[str, ...]) -> None:
+    """Compile what the cases need; of a GEMM, for every number of rows."""
+    for name in names:
+        if name in GEMMS:
+            for rows in range(1, ROWS + 1):
+                _build_gemm(rows, *gemm_sizes(name))
+            _build_gemm(NOMINAL_ROWS, *gemm_sizes(name))
+            continue
+        case = Case(name)
+        equal = plan_of(replace(case.config, part=PART), case)
+        some = [planned(case.config, 1, 1, case.sizes[1], 1, splits) for splits in SPLITS]
+        for plan in (equal, *some):
+            build(decode(plan.config), decode_schedule(plan.config))
+            if plan.config.split:
+                build(combine(plan.config, plan.room), combine_schedule(plan.config, plan.room))
+        print(name, flush=True)
+
+
+def _build_gemm(m: int, n: int, k: int) -> str:
+    """Compile what a shape gets; gives the compiler."""
+    choice = choose_gemm(m, n, k, sliced=True)
+    config = choice.config(gemm.GemmConfig())
+    if config.workspace:
+        build(gemm.combine(config), gemm.combine_schedule(config))
+    built = build(gemm.gemm(config), choice.schedule(config), allow=choice.allow)
+    return built.resources.compiler
+
+
+def decode_forms(torch: Any, name: str) -> Forms:
+    """Sequences of random lengths over pages; the batch is a choice of rows of the page table."""
+    case = Case(name)
+    batch, keys, *_ = case.sizes
+    operator = importlib.import_module("warploom.integrations.torch_decode")
+    one = operands(torch, case)[0]
+    page = case.page or 1
+    torch.manual_seed(1)
+    lengths = torch.randint(1, keys + 1, (batch,), device="cuda").int()
+    needed = [-(-length // page) for length in lengths.tolist()]
+
+    def attend(picked: Any, columns: int, invariant: bool) -> Any:
+        return operator.attention_with_kvcache(
+            one["q"][picked], one["pages of k"], one["pages of v"], lengths[picked],
+            one["table"][picked, :columns].contiguous(), causal=case.config.causal,
+            batch_invariant=invariant,
+        )  # fmt: skip
+
+    own = torch.arange(batch, device="cuda")
+    alone = {
+        form: torch.cat([attend(own[n : n + 1], needed[n], form) for n in range(batch)])
+        for form in (True, False)
+    }
+
+    def draw(draws: random.Random, form: bool) -> tuple[Any, Any]:
+        picked = [draws.randrange(batch) for _ in range(draws.randint(1, 64))]
+        least = max(needed[n] for n in picked)
+        columns = draws.randint(least, one["table"].shape[1])
+        index = torch.tensor(picked, device="cuda")
+        return attend(index, columns, form), alone[form][index]
+
+    full = torch.full_like(lengths, keys)
+
+    def call(form: bool) -> Callable[[], Any]:
+        arguments = (one["q"], one["pages of k"], one["pages of v"], full, one["table"])
+        return lambda: operator.attention_with_kvcache(
+            *arguments, causal=case.config.causal, batch_invariant=form
+        )
+
+    size = 4 * batch * keys * case.sizes[3] * case.sizes[4] * 1e-9
+    plan = plan_of(replace(case.config, part=PART), case).config
+    compiler = build(decode(plan), decode_schedule(plan)).resources.compiler
+    return Forms(draw, {"invariant": call(True), "fastest": call(False)}, size, compiler)
+
+
+def gemm_forms(torch: Any, name: str) -> Forms:
+    """Rows of one matrix: a batch is a choice of them."""
+    n, k = gemm_sizes(name)
+    operator = importlib.import_module("warploom.integrations.torch_op")
+    a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((ROWS, k), (k, n)))
+    alone = {
+        form: torch.cat([operator.gemm(a[m : m + 1], b, batch_invariant=form) for m in range(ROWS)])
+        for form in (True, False)
+    }
+
+    def draw(draws: random.Random, form: bool) -> tuple[Any, Any]:
+        picked = [draws.randrange(ROWS) for _ in range(draws.randint(1, ROWS))]
+        index = torch.tensor(picked, device="cuda")
+        return operator.gemm(a[index], b, batch_invariant=form), alone[form][index]
+
+    calls = {
+        "invariant": lambda: operator.gemm(a, b, batch_invariant=True),
+        "fastest": lambda: operator.gemm(a, b),
+    }
+    return Forms(draw, calls, 2 * ROWS * n * k * 1e-9, _build_gemm(NOMINAL_ROWS, n, k))
+
+
+def differing(torch: Any, forms: Forms, form: bool, batches: int) -> int:
+    """The random batches in which some bit differs; counted on the GPU."""
+    draws, count = random.Random(0), torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(batches):
+        got, want = forms.draw(draws, form)
+        count += (got.view(torch.int16) != want.view(torch.int16)).any()
+    return int(count)
+
+
+def measured(torch: Any, name: str, batches: int) -> Evidence:
+    """One case, counted and timed."""
+    forms = (gemm_forms if name in GEMMS else decode_forms)(torch, name)
+    counts = {form: differing(torch, forms, form, batches) for form in (True, False)}
+    gpu = sitting.Gpu(torch, forms.calls)
+    gpu.again("fastest")
+    bursts = sitting.measure(gpu, cases.ROUNDS, False, 0)["bursts"]
+    samples: dict[str, list[float]] = {n: one["ms"] for n, one in bursts.items()}
+    middle, *interval = median_interval(samples["invariant"], samples["fastest"])
+    _, *same = median_interval(samples["fastest"], samples[sitting.CONTROL])
+    rates = {n: forms.size / sorted(ms)[len(ms) // 2] for n, ms in samples.items()}
+    return Evidence(
+        claim="invariance",
+        kernel=name.split(maxsplit=1)[0] if name in GEMMS else "decode",
+        shape=name,
+        dtype="bf16",
+        **kb.provenance(),
+        compiler=forms.compiler,
+        unit="TFLOP/s" if name in GEMMS else "TB/s",
+        better="higher",
+        ours=rates["invariant"],
+        baselines={"fastest form": rates["fastest"]},
+        ratio_to_best=middle,
+        ci95=(interval[0], interval[1]),
+        control=(same[0], same[1]),
+        samples=cases.ROUNDS,
+        checks={
+            "batches": batches,
+            "differing": counts[True],
+            "otherwise": counts[False],
+            "numerics": "fail" if counts[True] else "pass",
+        },
+    )
+
+
+def run(names: tuple[str, ...], batches: int, out: Path) -> None:
+    """Measure; what was measured is kept as it comes."""
+    torch = kb.load_torch()
+    rows: list[Evidence] = []
+    out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        rows.append(measured(torch, name, batches))
+        print(name, rows[-1].ours, rows[-1].ratio_to_best, rows[-1].checks, flush=True)
+        write_rows(out / "invariance.json", rows)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("build", "run", "merge"))
+    parser.add_argument("paths", nargs="*", type=Path, help="the cache, or files of rows to merge")
+    parser.add_argument("--only", default="", help="cases that contain one of these")
+    parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    args = parser.parse_args()
+    if args.what == "merge":
+        kb.merge(RESULTS, args.paths)
+        return
+    if args.paths:
+        os.environ["WARPLOOM_CACHE"] = str(args.paths[0].resolve())
+    names = tuple(name for name in CASES if any(one in name for one in args.only.split(",")))
+    if args.what == "build":
+        build_all(names)
+    else:
+        run(names, args.batches, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Problems and candidates, right, wrong and cheating, with the check that finds each."""

@@ -1,0 +1,47 @@
+"""`warploom judge`: a kernel that somebody else wrote, against a reference."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from warploom.cli.build import Json
+from warploom.errors import InputError
+from warploom.files import write_text_atomically
+from warploom.judge import judge as judge_candidate
+
+
+def judge(
+    candidate: Annotated[
+        str, typer.Argument(help="FILE.py:FUNCTION, FILE.toml (a launch) or a folder of a build")
+    ],
+    against: Annotated[str, typer.Option(metavar="FILE.py", help="the problem, FILE.py[:OBJECT]")],
+    on: Annotated[str, typer.Option(help="cpu, CUDA emulated; gpu: timed, too")] = "cpu",
+    gpu: Annotated[str, typer.Option(help="whose limit a time is compared with")] = "h200",
+    seed: Annotated[int, typer.Option(help="seed of the inputs")] = 0,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write one self-contained HTML page")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Is it right, is it faster, does it cheat? Exit 0 pass, 1 refused, 2 bad input."""
+    if seed < 0:
+        raise InputError(f"--seed {seed}, expected at least 0")
+    show = sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        if show:
+            print(f"\r\x1b[K{text}"[:120], end="", file=sys.stderr, flush=True)
+
+    verdict = judge_candidate(candidate, against, on, gpu, seed, say)
+    if show:
+        print("\r\x1b[K", end="", file=sys.stderr)
+    typer.echo(json.dumps(verdict.to_json()) if as_json else str(verdict))
+    if html is not None:
+        write_text_atomically(html, verdict.to_html())
+        print(f"wrote {html}", file=sys.stderr)
+    verdict.require()

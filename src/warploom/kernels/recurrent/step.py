@@ -1,0 +1,122 @@
+"""One row of recurrent attention, its state in place: a step of decoding.
+
+Arrays: `q, k: [batch, groups, d]`, `v, o: [batch, heads, e]`, `state: [batch, heads, d, e]` in fp32
+([batch, heads, e, d] for the steps of Mamba-2, as mamba_ssm has it), which is read and written;
+gates are those of `RecurrentConfig` without their rows. The state is moved twice and little else,
+so there is nothing for tensor cores: a task is some columns of a head's state, and sums along d are
+made over threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.errors import InputError
+from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.kernels.recurrent.program import STATES, arrays_of
+from warploom.tile import (
+    BF16,
+    FP32,
+    Array,
+    Program,
+    Tile,
+    array,
+    cdiv,
+    exp,
+    grid,
+    load,
+    log,
+    maximum,
+    scalar,
+    size,
+    span,
+    store,
+    sum_along,
+    trace,
+)
+
+COLUMNS = 64  # of a state, a task
+OF_MAMBA = "batch heads e d"
+
+
+def recurrent_step(config: RecurrentConfig) -> Program:
+    """The program of one row; scalar `scale` multiplies q k^T.
+
+    Raises `InputError` for a configuration with states of its own arrays (`initial`, `final`).
+    """
+    if config.initial or config.final:
+        raise InputError("recurrent step: its state is in place; expected no initial and no final")
+    arrays = arrays_of(config, "batch")
+    arrays["state"] = array(FP32, STATES if config.decay != "step" else OF_MAMBA)
+
+    def body(**given: Array) -> None:
+        _Step(config, given).run()
+
+    return trace(body, arrays, name="recurrent_step")
+
+
+def default_schedule(config: RecurrentConfig) -> SimtSchedule:
+    """The schedule that a configuration gets."""
+    return simt(recurrent_step(config))
+
+
+class _Step:
+    """Traces what one task does."""
+
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+        self.config, self.arrays = config, arrays
+        self.scale = scalar("scale")
+        blocks = cdiv(size("e"), COLUMNS)
+        self.batch, self.head, column = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
+        group = 0 if config.shared else self.head * size("groups") // size("heads")
+        self.depth = span(0, config.key_dim, "d")
+        self.values = span(column * COLUMNS, min(COLUMNS, config.value_dim), "e")
+        self.q, self.k = (
+            load(arrays[name], self.batch, group, self.depth).cast(FP32) for name in ("q", "k")
+        )
+        self.v = load(arrays["v"], self.batch, self.head, self.values).cast(FP32)
+
+    def run(self) -> None:
+        """All of it."""
+        config, sides = self.config, (self.depth, self.values)
+        where = self.batch, self.head, *(sides if config.decay != "step" else sides[::-1])
+        gate, weight = self.gate()
+        state = load(self.arrays["state"], *where)
+        if gate is not None:
+            state = state * gate
+        new = self.v
+        if config.delta:
+            new = new - sum_along(state * self.k, "d")
+        if weight is not None:
+            new = new * weight
+        state = state + (self.k * new if config.decay != "step" else new * self.k)
+        store(self.arrays["state"], *where, tile=state)
+        out = sum_along(state * self.q, "d") * self.scale
+        if config.skip:
+            out = out + self.v * self.number("skip")
+        store(self.arrays["o"], self.batch, self.head, self.values, tile=out.cast(BF16))
+
+    def gate(self) -> tuple[Tile | None, Tile | None]:
+        """(what the state is multiplied by, what the row is)."""
+        config, weight = self.config, None
+        if config.delta:
+            weight = self.number("beta", True)
+        if config.decay == "none":
+            return None, weight
+        if config.decay == "channel":
+            gates = load(self.arrays["g"], self.batch, self.head, self.depth)
+            return exp(gates.cast(FP32)), weight
+        if config.decay != "step":
+            return exp(self.number("g", config.decay == "token")), weight
+        step = self.number("dt", True)
+        if config.softplus:
+            raw = step + self.number("bias")
+            step = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
+        return exp(step * self.number("a")), step
+
+    def number(self, name: str, by_batch: bool = False) -> Tile:
+        """One of a head."""
+        where = (self.batch, self.head) if by_batch else (self.head,)
+        return load(self.arrays[name], *where).cast(FP32)

@@ -1,0 +1,98 @@
+"""The space of kernels: what the library's tables have is in it, and options that need another."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from warploom.autosched.plans import choices, planned, scheduled
+from warploom.autosched.points import Point
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.engine.points import Space
+from warploom.errors import InputError
+from warploom.kernels.gemm.program import GemmConfig, gemm
+from warploom.kernels.library import KERNELS
+
+PAGE = Path(__file__).parents[2] / "docs" / "optimize.md"
+TABLES = {name: one.table for name, one in KERNELS.items() if one.table is not None}
+
+
+def outside() -> set[str]:
+    """The variants of the tables that a page says are no point of the space."""
+    text = PAGE.read_text().partition("<!-- outside of the space -->")[2].partition("<!-- end -->")
+    return set(re.findall(r"`([^`]+)`", text[0].partition("|---")[2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [(name, label) for name, table in TABLES.items() for label in table.known]
+)
+def test_what_a_table_has_is_a_point_of_the_space(name, label):
+    """With the program that the rules make of the textbook; what is none stands in the page."""
+    table = TABLES[name]
+    kind = table.known[label]
+    space = Space(name, kind.settings)
+    variants = [table.variants[one] for one in kind.replays if one not in outside()]
+    variants = [one for one in variants if one.takes(space.base)]
+    points = [one.template.fit(space.base, one.point) for one in variants]
+    missing = [one.name for one, point in zip(variants, points, strict=True) if point not in space]
+    assert variants and not missing
+    for one, point in list(zip(variants, points, strict=True))[:3]:
+        program, plan = space.laid_out(space.rewritten(point), point)
+        assert (program, plan) == one.laid_out(one.config(space.base))
+
+
+def test_what_is_outside_of_the_space_is(name="gemm"):
+    space, table = Space(name, {}), TABLES[name]
+    assert outside() and not any(table.variants[one].point in space for one in outside())
+    assert not any(table.variants[one].whole for one in outside())
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("settings", (("tile", "128,248"),)),
+        ("settings", (("tile", "128,256"), ("stages", "2"))),
+        ("rules", ("lazy_rescale",)),
+        ("order", "pingpong"),
+        ("plan", ("task=prefetch",)),
+        ("plan", ("rows=40",)),
+        ("plan", ("cluster=m_tile:3",)),
+    ],
+)
+def test_what_is_no_point_is_not_in_the_space(change, value):
+    space, point = Space("gemm", {}), TABLES["gemm"].variants["128x256"].point
+    assert point in space and replace(point, **{change: value}) not in space
+
+
+def test_options_mean_what_they_say():
+    program = gemm(GemmConfig(tile=(128, 64, 64)))
+    point = Point(plan=("groups=1", "depth=3", "resident=2", "launch=dependent"))
+    made, plan = planned(program, LaunchPlan(), point.plan)
+    schedule = scheduled(made, "inflight", plan, point.plan, "h200")
+    assert made is program and schedule.launch.dependent and len(schedule.compute) == 1
+    assert set(schedule.any_loop.ring_depth.values()) == {3}
+    # Two groups have their rows; three have none.
+    assert choices(program)["groups"] == ("1",) and "rows" not in choices(program)
+    with pytest.raises(InputError, match=r"plan 'groups=3' of gemm: expected groups=1"):
+        planned(program, LaunchPlan(), ("groups=3",))
+    with pytest.raises(InputError, match=r"plan 'store=over' of gemm: expected store=direct"):
+        planned(program, LaunchPlan(), ("store=over",))
+    with pytest.raises(InputError, match="depth=3: the solver finds that itself"):
+        scheduled(program, "solve", plan, ("depth=3",), "h200")
+
+
+def test_slices_cut_the_program_once():
+    program = gemm(GemmConfig(tile=(64, 64, 64)))
+    made, plan = planned(program, LaunchPlan(), ("slices=4",))
+    assert plan.cluster == ("slices_tile", 4) and made.grid[0][0] == "slices_tile"
+    assert planned(made, LaunchPlan(), ("slices=4",)) == (made, plan)
+    two = gemm(GemmConfig(dual=True, tile=(64, 64, 64)))
+    assert "slices" not in choices(two)  # one sum only
+
+
+def test_options_of_a_point_are_changed_and_taken_away():
+    point = Point(plan=("raster=8", "panels=4"))
+    assert point.having("panels=", "depth=3").plan == ("raster=8", "depth=3")
+    assert point.having("panels=1").number("panels", 2) == 1
+    assert Point.from_json(point.to_json()) == point

@@ -1,0 +1,70 @@
+"""A formula as a kernel: derived, run by the interpreter, emulated, compiled."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.codegen import emulate
+
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.passes.lower import lower
+from warploom.derive.formula.evaluate import compare, evaluate, random_inputs
+from warploom.derive.formula.frontend import apply, build, contract, softmax, tensor
+from warploom.derive.lemmas.recurrence import recurrence
+from warploom.errors import InputError
+from warploom.kernels.check import checked
+from warploom.kernels.formula import formula_kernel, schedule_of
+from warploom.kernels.library import configure
+from warploom.kernels.user import load_kernel
+from warploom.objects import hold, load_object
+from warploom.tile import round_to
+
+EXAMPLE = f"{Path(__file__).resolve().parents[2]}/examples/derive_my_recurrence.py:diagram"
+
+
+def gla():
+    """A gate of its own for every channel, and a head narrower than a tile."""
+    q, k, v = tensor("q", "t h d"), tensor("k", "t h d"), tensor("v", "t h e")
+    gate = apply("exp", -apply("abs", tensor("g", "t h d")))
+    row = contract(k, v, out=("t", "h", "d", "e"))
+    state = recurrence("t", "h d e", lambda before: gate * before + row)
+    out = contract(q, state, out=("t", "h", "e"))
+    return build("gla", {"o": out}, {"t": 4096, "h": 16, "d": 32, "e": 48})
+
+
+def test_a_formula_runs_as_a_kernel_and_carries_its_derivation():
+    kernel = load_kernel(EXAMPLE)
+    assert "of this proven bound" in kernel.derivation
+    config, sizes = configure(EXAMPLE, {"t": "70", "h": "1"})
+    assert sizes == {"t": 70, "h": 1, "d": 64, "e": 64}
+    assert kernel.full_sizes()["t"] == 4096
+    result = checked(EXAMPLE, config, sizes).require()
+    assert result.judge == "the reference given" and result.bounds["o"] < 0.02
+
+
+def test_a_formula_of_several_programs_is_refused():
+    x = tensor("x", "m x")
+    two = build("two", {"o": softmax(x) @ tensor("w", "x n")}, {"m": 64, "x": 2**17, "n": 64})
+    name = hold(two, "two")
+    with pytest.raises(InputError, match="programs, expected one"):
+        load_kernel(name)
+
+
+def test_derived_recurrences_are_right_on_the_emulated_machine():
+    """Rows that fill no chunk; gates of either sign, and one for every channel."""
+    made = [formula_kernel(one) for one in (load_object(EXAMPLE), gla())]
+    programs = [one.program for one in made]
+    schedules = [schedule_of(*one.found.kernels, one.program) for one in made]
+    sources = [emit(lower(*pair)) for pair in zip(programs, schedules, strict=True)]
+    library = emulate.compile_all(sources, None)
+    for number, one in enumerate(made):
+        diagram = one.found.diagram
+        small = diagram.resized({"t": 90, "h": 1})
+        given = {
+            name: round_to(one.program.array(name).dtype, value.astype(np.float32))
+            for name, value in random_inputs(small, number).items()
+        }
+        want = evaluate(small, given)
+        given["o"] = np.full(want["o"].shape, np.nan)
+        got = emulate.run(library, number, sources[number], one.program, given)
+        assert compare({"o": got["o"].astype(float)}, want) < 8e-3
