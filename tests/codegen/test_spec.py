@@ -128,6 +128,8 @@ FAULTS = {
         ("tiny, turns", "take_turns", r"( *TurnWait\n)( *Issue mma.3\n)", r"\2\1"),
         ("tiny, turns", "take_turns", rf" *TurnWait\n( *{MMA_9}) *TurnPass\n", r"\1"),
         ("tiny", "take_turns", "( *)(Issue mma.3\n)", r"\1TurnWait\n\1\2\1TurnPass\n"),
+        # One group takes a turn more than the others.
+        ("tiny, turns", "take_turns", r"( *)(TurnPass\n)", r"\1\2\1TurnWait\n\1TurnPass\n", 1),
     ],
     "unfinished matmuls": [
         ("tiny", "joins", " *Join <= 0: product\n", ""),

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from warploom import tile as t
@@ -42,7 +43,7 @@ from warploom.kernels.gemm.program import GemmConfig, default_schedule
 from warploom.kernels.gemm.program import gemm as gemm_program
 from warploom.kernels.select import Selected
 from warploom.machine import load
-from warploom.perf.launch_time import Launch, LaunchTime, why_slower
+from warploom.perf.launch_time import WAVES, Launch, LaunchTime, _makespan, why_slower
 from warploom.perf.replay import Ends, Prediction, Replay
 
 FILE = "examples/textbook_attention.py:kernel"
@@ -306,6 +307,15 @@ def test_tasks_come_in_the_order_that_the_kernel_takes_them(plan) -> None:
     assert list(map(tuple, launch.order.tolist())) == expected
     # Seven columns in pairs: the eighth is taken, and nothing of it is stored.
     assert (len(expected) > rows * cols) == (axis == "n_tile")
+
+
+def test_rounds_are_followed_one_by_one_but_for_those_of_long_launches() -> None:
+    random, places = Random(3), 2
+    tasks = [random.uniform(1.0, 9.0) for _ in range(4 * WAVES)]
+    for count in (1, WAVES + 9, 2 * WAVES - 1, 2 * WAVES, 3 * WAVES, 4 * WAVES):
+        right = brute_force(tasks[:count], places, "dynamic")
+        most = 0.0 if count <= places * WAVES else 9.0
+        assert abs(_makespan(np.array(tasks[:count]), places, "dynamic") - right) <= most + 1e-6
 
 
 def test_more_tasks_than_are_counted_are_refused(monkeypatch) -> None:

@@ -29,6 +29,9 @@ def test_every_entry_has_rows(name):
     assert told == table.variants.keys()
     for kind in table.known.values():
         assert kind.rows
+        loops = [one for replay in kind.replays.values() for one in replay.loops.values()]
+        # What a table does not keep claims nothing.
+        assert {(one.bound, one.reason, one.flops) for one in loops} == {(0, "", 0)}
         for row in kind.rows:
             assert kind.replays.keys() >= row.predicted.keys() >= row.measured.keys()
             assert row.predicted and (row.source or not row.measured)
@@ -104,6 +107,15 @@ def test_other_sizes_get_the_variant_of_least_time(m, n, k):
     times = {name: time * kind.error(name, sizes) for name, time in times.items()}
     chosen = choose_gemm(m, n, k)
     assert times[chosen.name] <= min(times.values()) * 1.001
+
+
+@BOTH
+def test_a_variant_is_found_by_its_name(name):
+    table = TABLES[name]
+    for one in table.variants:
+        assert table.find(one).name == one
+    with pytest.raises(InputError, match=f"{name} variant 'nobody': expected one of .*{one}"):
+        table.find("nobody")
 
 
 def test_sizes_are_as_far_apart_as_their_logarithms():

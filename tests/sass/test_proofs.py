@@ -459,8 +459,9 @@ def test_a_loop_is_entered_by_falling_into_it(kernels_of: Kernels) -> None:
     for place in range(3, 8):
         other = put(kernel, replace(kernel.instructions[place], line=leaving.line))
         for header in range(3, 9):
-            said = {row.reason for row in rotation._loop(other, Rotation(header, 1, last))}
-            assert ("does not fall into the loop" in said) == (header - 1 == place)
+            found = list(rotation._loop(other, Rotation(header, 1, last)))
+            said = [row.offset for row in found if row.reason == "does not fall into the loop"]
+            assert said == ([kernel.instructions[place].offset] if header - 1 == place else [])
 
 
 def test_what_is_needed_after_the_loop_is_read_on_a_way_from_behind_its_latch(

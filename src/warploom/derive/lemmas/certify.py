@@ -214,9 +214,16 @@ def is_stable(lemma: Lemma, sources: Mapping[str, str]) -> bool:
     return True
 
 
+_HARD = (
+    (1.0, 0.0),
+    (300.0, 0.0),
+    (1.0, 1000.0),
+)
+
+
 def _hard_cases(leaves: tuple[str, ...]) -> list[tuple[str, float, float]]:
     """(leaf, scale, shift): one leaf at a time is plain, large, or far from zero."""
-    return [(n, a, b) for n in leaves for a, b in ((1.0, 0.0), (300.0, 0.0), (1.0, 1000.0))]
+    return [(n, a, b) for n in leaves for a, b in _HARD]
 
 
 def _bases(lemma: Lemma, sources: Mapping[str, str], stream: Stream) -> dict[str, Any]:
