@@ -43,6 +43,7 @@ ENTRY_POINTS = (
     ".integrations.torch_decode",
     ".integrations.torch_op",
     ".integrations.torch_recurrent",
+    ".integrations.torch_recurrent_step",
     ".integrations.torch_rows",
     ".integrations.triton",
     ".balance",  # what several levels of memory ask for, for the gallery of derivations

@@ -15,9 +15,8 @@ warploom optimize examples/derive_my_recurrence.py:diagram --effort quick -o out
 
 from __future__ import annotations
 
-from warploom.derive.derive import derive
+from warploom.derive import derive, recurrence
 from warploom.derive.formula.frontend import apply, build, contract, tensor
-from warploom.derive.lemmas.recurrence import recurrence
 
 q, k, v = tensor("q", "t h d"), tensor("k", "t h d"), tensor("v", "t h e")
 angle = tensor("angle", "t h", "fp32")

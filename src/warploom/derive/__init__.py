@@ -13,6 +13,7 @@ from warploom.derive.derive import Derivation, by_hand, derive
 from warploom.derive.formula.frontend import Expr, build, einsum, softmax, tensor
 from warploom.derive.formula.graph import Diagram
 from warploom.derive.formula.library import formula
+from warploom.derive.lemmas.recurrence import recurrence
 from warploom.derive.show.drawing import draw
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "draw",
     "einsum",
     "formula",
+    "recurrence",
     "softmax",
     "tensor",
 ]
