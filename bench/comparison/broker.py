@@ -118,7 +118,7 @@ class Broker:
         # Modules are imported once and every run is forked from there: 30 runs that import for
         # themselves take as long to start as to measure.
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["comparison.runs", "warploom.rl.player"])
+        self.context.set_forkserver_preload(["bench.comparison.runs", "warploom.rl.player"])
         self.requests: Any = self.context.Queue()
         self.states: dict[int, _State] = {}
         self.began = time.monotonic()

@@ -194,7 +194,7 @@ def test_exact_takes_no_variant_that_guesses():
             chosen = choose_attention(8192, base)
             assert not weighs_near(chosen.config(base))
             for choice in ATTENTION.variants.values():
-                assert choice.takes(base) <= (not weighs_near(choice))
+                assert choice.takes(base) <= (not weighs_near(choice.config(near)))
 
 
 @pytest.mark.parametrize("lse", [False, True])

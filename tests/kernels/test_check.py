@@ -179,19 +179,18 @@ def test_what_is_not_finite_has_its_place() -> None:
     """A number, an infinity and NaN, each in the place of each."""
     numbers = (2.0, np.inf, -np.inf, np.nan)
     want = np.array(numbers)
-    spread = Spread(FP32, want, np.full(4, 0.01), np.isfinite(want))
     for place in range(4):
         for number in numbers:
             got = want.copy()
             got[place] = number
             right = np.array_equal(got, want, equal_nan=True)
-            found = check._wrong("y", got, want, spread, np.ones(4, bool))
+            found = check.off_by_more("y", got, want, np.full(4, 0.01), np.ones(4, bool))
             assert [one.first for one in found] == ([] if right else [(place,)])
             moved = not np.array_equal(np.isfinite(got), np.isfinite(want))
-            assert check._error(got, want) == (np.inf if moved else 0.0)
+            assert check.relative_error(got, want) == (np.inf if moved else 0.0)
     want = np.array([3.0, np.inf, -4.0])
-    assert check._error(want + 0.5, want) == pytest.approx(0.5 * 2**0.5 / 5.0)
-    assert check._error(np.array([3.0, 4.0]), np.zeros(2)) == 5.0  # of nothing: as it is
+    assert check.relative_error(want + 0.5, want) == pytest.approx(0.5 * 2**0.5 / 5.0)
+    assert check.relative_error(np.array([3.0, 4.0]), np.zeros(2)) == 5.0  # of nothing: as it is
 
 
 def test_bounds_know_the_types() -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
@@ -103,7 +104,7 @@ class Sandbox:
         temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix="run"))
         self._link(self._clean, temporary)
         where = (str(self.root), str(self.folder / "src"), str(temporary))
-        process = _SERVER.Process(target=_pytest, args=(*where, tests, first, watched))
+        process = _server().Process(target=_pytest, args=(*where, tests, first, watched))
         process.start()
         started.add(process)
         try:
@@ -166,11 +167,26 @@ def _processor_seconds(session: int) -> float:
 
 # Every run is a fork of a process that has loaded pytest and the libraries that are the same with
 # and without a fault, but nothing of the package: half of the time of most runs is theirs.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
+_LOADED = (
     "pytest numpy hypothesis mpmath sympy elftools.elf.elffile typer rich.console jinja2 "
     "scipy.optimize".split()
 )
+_own: list[int] = []  # the process of the server, once it is started
+_starting = threading.Lock()
+
+
+def _server() -> Any:
+    """The context of that process. There is one server in a process, and one that somebody else has
+    started has loaded the package: it is stopped."""
+    context = multiprocessing.get_context("forkserver")
+    server: Any = forkserver._forkserver
+    with _starting:
+        if [server._forkserver_pid] != _own:
+            server._stop()
+            context.set_forkserver_preload(_LOADED)
+            server.ensure_running()
+            _own[:] = [server._forkserver_pid]
+    return context
 
 
 def _pytest(
