@@ -19,8 +19,7 @@ from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.gemm.program import GemmConfig, gemm
 from warploom.kernels.library import configure
 from warploom.kernels.select import select
-from warploom.tile import FP32, interpret
-from warploom.tile.rounding import Spread
+from warploom.tile import interpret
 
 SOURCE = """
 import numpy as np
