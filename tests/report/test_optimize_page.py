@@ -146,10 +146,11 @@ def test_losses_are_named_the_largest_first_and_none_is_endless() -> None:
     }
     vars(facts).update(known)
     assert [round(one.factor, 2) for one in facts.losses()] == [4.0, 2.0, 1.1]
-    assert facts.tries()[0].startswith("4.00 times as long: SMs without a task: 33 tasks for 132")
+    assert facts.tries()[0].startswith("SMs without a task: 33 tasks for 132")
+    assert "This costs a factor of 4.00: try " in facts.tries()[0]
     vars(facts)["predicted"] = LaunchTime(10.0, 33, 0, 1.0, 1.0, 1.0, 990.0)
     first, second, *_ = facts.tries()
-    assert first.startswith("All of the time: beginnings") and "990 of 1,980 MHz" in second
+    assert first.startswith("Beginnings and ends of tasks: 100.0%") and "990 of 1,980 MHz" in second
 
 
 def test_a_trace_stands_predicted_under_measured() -> None:

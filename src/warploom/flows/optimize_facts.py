@@ -262,8 +262,8 @@ class Facts:
         losses = self.losses()
         told: list[str] = []
         for one in losses[:3]:
-            lead = f"{one.factor:.2f} times as long" if one.factor < inf else "All of the time"
-            told.append(f"{lead}: {one.name}. Try {one.advice}.")
+            costs = f"This costs a factor of {one.factor:.2f}: try" if one.factor < inf else "Try"
+            told.append(f"{one.name[0].upper()}{one.name[1:]}. {costs} {one.advice}.")
         if self.result.measured is None:
             told.append("Run the same command on a machine with this GPU: it then measures.")
         return told
