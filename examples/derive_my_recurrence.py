@@ -9,7 +9,7 @@ to cut it into chunks: the floor reads the pair (decay, state) off the step and 
 
 warploom derive examples/derive_my_recurrence.py:diagram --gpu h200 --dtype bf16 --build out/turn
 warploom run examples/derive_my_recurrence.py:diagram --on cpu
-warploom emulate examples/derive_my_recurrence.py:diagram
+warploom emulate examples/derive_my_recurrence.py:diagram --seeds 2
 warploom optimize examples/derive_my_recurrence.py:diagram --effort quick -o out/turning
 """
 

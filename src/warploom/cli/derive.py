@@ -88,17 +88,7 @@ def derive(
         rows = [row.to_json() for row in found]
         typer.echo(json.dumps(rows, indent=1) if as_json else table(found))
     else:
-        one = derivation(asked, split, MAX_STREAMS if build is None else ONE)
-        made: tuple[DerivedKernel, ...] = ()
-        why = ""
-        if build is not None:
-            again = partial(derivation, asked, split, ONE)
-            one, made, why = build_fitting(one, again, one.dtype)
-        report(one, as_json, svg, steps)
-        if why and not as_json:
-            typer.echo(f"smaller   {why}")
-        if build is not None:
-            write_kernels(made, build, quiet=as_json)
+        _derive_one(asked, split, build, as_json, svg, steps)
 
 
 @dataclass(frozen=True)
@@ -117,6 +107,22 @@ class Asked:
     def several(self) -> bool:
         """Whether it is for several GPUs or types."""
         return len(self.gpus) > 1 or len(self.dtypes) > 1
+
+
+def _derive_one(
+    asked: Asked, split: bool, build: Path | None, as_json: bool, svg: Path | None, steps: bool
+) -> None:
+    """Derive for one machine and say it; with `build`, compile into that folder."""
+    one = derivation(asked, split, MAX_STREAMS if build is None else ONE)
+    made: tuple[DerivedKernel, ...] = ()
+    why = ""
+    if build is not None:
+        one, made, why = build_fitting(one, partial(derivation, asked, split, ONE), one.dtype)
+    report(one, as_json, svg, steps)
+    if why and not as_json:
+        typer.echo(f"smaller   {why}")
+    if build is not None:
+        write_kernels(made, build, quiet=as_json)
 
 
 def derivation(asked: Asked, split: bool, streams: int, share: float = 1.0) -> Derivation:
