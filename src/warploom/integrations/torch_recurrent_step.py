@@ -51,8 +51,9 @@ def _run(*args: Any) -> Any:
     v = tensors["v"]
     out = v.new_empty(v.shape)
     if out.numel():
-        make = lambda: build(step_program(config), default_schedule(config))  # noqa: E731
-        kernel = built_kernel(("step", config), v, make)
+        kernel = built_kernel(
+            ("step", config), v, lambda: build(step_program(config), default_schedule(config))
+        )
         kernel(tensors | {"o": out}, {"scale": args[-1]}, current_stream(v))
     return out
 
