@@ -109,13 +109,16 @@ def _run(
     return found
 
 
-class _Exact(DispatchMode):
-    """Keeps float64 where the reference converts to fp32 or wider; narrower types do round."""
+class EagerMode(DispatchMode):
+    """A mode under which nothing is compiled: `torch._dynamo` takes seconds to import."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled under this mode, and `torch._dynamo` takes seconds to import."""
         return False
+
+
+class _Exact(EagerMode):
+    """Keeps float64 where the reference converts to fp32 or wider; narrower types do round."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from warploom.judge.problem import EVERYTHING, torch
-from warploom.judge.tolerance import DispatchMode
+from warploom.judge.tolerance import EagerMode
 from warploom.runtime.buffers import POISON
 
 FunctionMode: Any = import_module("torch.overrides").TorchFunctionMode
@@ -85,17 +85,13 @@ class Watch:
             self.busy = False
 
 
-class Recorder(DispatchMode):
+class Recorder(EagerMode):
     """Notes the operations of torch that a call runs, and fills with NaN what it allocates without
     a value, so that nothing old in memory is taken for a result."""
 
     def __init__(self) -> None:
-        DispatchMode.__init__(self)
+        EagerMode.__init__(self)
         self.names: set[str] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
