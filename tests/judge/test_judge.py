@@ -172,6 +172,7 @@ def test_exit_codes_json_and_page(tmp_path):
         ("P:f --against P:rows", "is a function, expected a warploom.judge.Problem"),
         ("P:f --against P:softmax --on tpu", "--on 'tpu': expected cpu or gpu"),
         ("P:f --against P:softmax --seed -1", "--seed -1, expected at least 0"),
+        ("P:f --against P:softmax --gpu h100", "--gpu goes with --on gpu"),
         ("P:f --against P:softmax --on gpu", "torch finds no GPU here"),
     ],
 )

@@ -14,6 +14,8 @@ from warploom.errors import InputError
 from warploom.files import write_text_atomically
 from warploom.judge import judge as judge_candidate
 
+GPU = "h200"
+
 
 def judge(
     candidate: Annotated[
@@ -21,7 +23,12 @@ def judge(
     ],
     against: Annotated[str, typer.Option(metavar="FILE.py", help="the problem, FILE.py[:OBJECT]")],
     on: Annotated[str, typer.Option(help="cpu, CUDA emulated; gpu: timed, too")] = "cpu",
-    gpu: Annotated[str, typer.Option(help="whose limit a time is compared with")] = "h200",
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help=f"with --on gpu: whose limit a time is compared with; {GPU} unless given"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="seed of the inputs")] = 0,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write one self-contained HTML page")
@@ -29,6 +36,8 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Is it right, is it faster, does it cheat? Exit 0 pass, 1 refused, 2 bad input."""
+    if gpu is not None and on == "cpu":
+        raise InputError("--gpu goes with --on gpu: nothing is timed on a CPU")
     if seed < 0:
         raise InputError(f"--seed {seed}, expected at least 0")
     show = sys.stderr.isatty()
@@ -37,7 +46,7 @@ def judge(
         if show:
             print(f"\r\x1b[K{text}"[:120], end="", file=sys.stderr, flush=True)
 
-    verdict = judge_candidate(candidate, against, on, gpu, seed, say)
+    verdict = judge_candidate(candidate, against, on, gpu or GPU, seed, say)
     if show:
         print("\r\x1b[K", end="", file=sys.stderr)
     typer.echo(json.dumps(verdict.to_json()) if as_json else str(verdict))
