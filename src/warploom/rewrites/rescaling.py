@@ -96,8 +96,6 @@ class _Optimistic(Replay):
         self.first: dict[int, OnlineSoftmax] = {}
         for softmax in _softmaxes(program).values():
             assert softmax.packed.dst is not None
-            if softmax.packed.dst.type.dtype.bits != 16:
-                raise NotApplicable(f"{softmax.packed.where}: weights that are not of 16 bits")
             readers = [op for op in program.ops() if softmax.scores in op.srcs]
             if other := [
                 op for op in readers if op.id > softmax.own[0].id and op not in softmax.own
@@ -110,7 +108,10 @@ class _Optimistic(Replay):
 
     def op(self, op: Op) -> None:
         if op.id in self.first:
-            self._weigh(self.first[op.id])
+            softmax = self.first[op.id]
+            assert softmax.packed.dst is not None
+            narrow = softmax.packed.dst.type.dtype.bits == 8
+            (self._weigh_narrow if narrow else self._weigh)(softmax)
         elif op.id not in self.replaced:
             self.copy(op)
 
@@ -159,6 +160,38 @@ class _Optimistic(Replay):
                 acc = self.tile(var)
                 acc[:] = acc * rescale
         self.tiles[packed_to.name] = packed
+
+    def _weigh_narrow(self, softmax: OnlineSoftmax) -> None:
+        base, total, scores = (self.tile(v) for v in (softmax.base, softmax.total, softmax.scores))
+        packed_to = softmax.packed.dst
+        assert packed_to is not None
+        narrow, keys = packed_to.type.dtype, softmax.scores.type.size(softmax.axis)
+        lift = float(math.floor(math.log2(narrow.largest / keys)))
+
+        def scaled(tile: Tile) -> Tile:
+            scale = softmax.scale
+            if scale is None:
+                return tile
+            return tile * (self.tile(scale) if isinstance(scale, Var) else scale)
+
+        weights = exp2(scaled(scores) - base)
+        part, packed = sum_along(weights, softmax.axis), weights.cast(narrow)
+        right = (total > 0.0) & (part <= narrow.largest) & (part * 0.5 <= total)
+        block = scaled(max_along(scores, softmax.axis))
+        after = maximum(base, block - lift)
+        under = where(after.equals(-math.inf), 0.0, after) if softmax.masked else after
+        rescale = full(1.0, FP32, **dict(total.type.axes))
+        rescale[:] = where(right, rescale, exp2(base - under))
+        scores[:] = where(right, scores, exp2(scaled(scores) - under))
+        packed[:] = where(right, packed, scores.cast(narrow))
+        base[:] = where(right, base, after)
+        part[:] = where(right, part, sum_along(scores, softmax.axis))
+        total[:] = total * rescale + part
+        for var in softmax.sums:
+            if var != softmax.total:
+                acc = self.tile(var)
+                acc[:] = acc * rescale
+        self.tiles[packed_to.name] = packed.copy()
 
     def _is_a_result(self, softmax: OnlineSoftmax) -> bool:
         """Whether the sum of weights does more than normalise."""

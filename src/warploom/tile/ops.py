@@ -10,7 +10,7 @@
     reduce      one axis goes
     scan        along one axis, same type
     matmul      the axis both operands share is contracted, fp32 result
-    shape       transpose, rename, slice, cast, copy, gather
+    shape       transpose, rename, slice, cast, copy, gather, quad_order
     sink        store
 """
 
@@ -106,6 +106,7 @@ _ENTRIES = (
     OpSpec("rename", "shape", (1,)),
     OpSpec("slice", "shape", (1,)),
     OpSpec("gather", "shape", (2,)),
+    OpSpec("quad_order", "shape", (1,)),
     OpSpec("reduce_scatter", "cluster", (1,)),
     OpSpec("store", "sink", (1,)),
     OpSpec("store_add", "sink", (1,)),

@@ -111,7 +111,7 @@ class AttentionConfig:
                 "attention split_mask_loop=True with a window: no block is seen by all rows"
             )
         if self.optimistic_threshold and (
-            self.narrow or self.rescale_threshold or not 0 < self.optimistic_threshold <= 15
+            self.rescale_threshold or not 0 < self.optimistic_threshold <= 15
         ):
             raise InputError(
                 f"attention optimistic_threshold={self.optimistic_threshold} dtype={self.dtype} "
@@ -157,7 +157,7 @@ class AttentionConfig:
         if self.packed:
             rows, keys = ("row_tokens heads d", "key_tokens kv_heads d")
         specs = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
-        specs["v"] = array(self.dtype, "batch kv_heads d keys" if self.narrow else keys)
+        specs["v"] = array(self.dtype, "batch kv_heads d places" if self.narrow else keys)
         specs["o"] = array(BF16 if self.narrow else self.dtype, rows)
         if self.narrow:
             specs |= {f"scale_{x}": array(FP32, "one") for x in "qkv"}
@@ -208,7 +208,7 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
     rows, kv_head = span(i * bq, bq), head // config.group
 
     def value_block(j: Index) -> Tile:
-        keys = span(j * bk, bk)
+        keys = span(j * bk, bk, "keys")
         return load(v, batch, kv_head, *((d, keys) if config.narrow else (keys, d)))
 
     def put(out: Tile, natural: Tile | None) -> None:
@@ -276,7 +276,8 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         weights = exp2(scores * scale - under)
         total[:] = total * rescale + sum_along(weights, "keys")
         base[:] = highest
-        packed = weights.cast(config.dtype)
+        ordered = weights.quad_order("keys") if config.narrow else weights
+        packed = ordered.cast(config.dtype)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ task.value_block(j)
     none = total.equals(0.0)
