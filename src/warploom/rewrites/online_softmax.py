@@ -48,6 +48,11 @@ class OnlineSoftmax:
     own: tuple[Op, ...]
 
     @property
+    def ordered(self) -> bool:
+        """Whether weights are packed in the order of quads."""
+        return any(op.kind == "quad_order" for op in self.own)
+
+    @property
     def masked(self) -> bool:
         """Whether a block may have no score for a row."""
         return self.under is not None

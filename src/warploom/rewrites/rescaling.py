@@ -88,6 +88,13 @@ def optimistic_rescale(program: Program, powers: float) -> Program:
     return _Optimistic(program, powers).run()
 
 
+def packed_like(softmax: OnlineSoftmax, weights: Tile) -> Tile:
+    """Weights in the element type, and the order, that the program gives its own."""
+    assert softmax.packed.dst is not None
+    ordered = weights.quad_order(softmax.axis) if softmax.ordered else weights
+    return ordered.cast(softmax.packed.dst.type.dtype)
+
+
 class _Optimistic(Replay):
     def __init__(self, program: Program, powers: float) -> None:
         super().__init__(program)
@@ -175,7 +182,7 @@ class _Optimistic(Replay):
             return tile * (self.tile(scale) if isinstance(scale, Var) else scale)
 
         weights = exp2(scaled(scores) - base)
-        part, packed = sum_along(weights, softmax.axis), weights.cast(narrow)
+        part, packed = sum_along(weights, softmax.axis), packed_like(softmax, weights)
         right = (total > 0.0) & (part <= narrow.largest) & (part * 0.5 <= total)
         block = scaled(max_along(scores, softmax.axis))
         after = maximum(base, block - lift)
@@ -183,7 +190,7 @@ class _Optimistic(Replay):
         rescale = full(1.0, FP32, **dict(total.type.axes))
         rescale[:] = where(right, rescale, exp2(base - under))
         scores[:] = where(right, scores, exp2(scaled(scores) - under))
-        packed[:] = where(right, packed, scores.cast(narrow))
+        packed[:] = where(right, packed, packed_like(softmax, scores))
         base[:] = where(right, base, after)
         part[:] = where(right, part, sum_along(scores, softmax.axis))
         total[:] = total * rescale + part

@@ -202,7 +202,10 @@ def _chosen_fragment(values: Values, op: Op, names: Names) -> list[str]:
         return _fragment_word(values, var.type, inner.srcs[0], names)
 
     if op.kind == "copy":
-        return _fragment_words(values, op.dst, word(op.srcs[0]))
+        # As a move the compiler would bring it behind matmuls that read the old words, and drain
+        # them: 0 is added that it cannot know.
+        size = next(iter(values.placement.program.arrays)).dims[0]
+        return _fragment_words(values, op.dst, f"{word(op.srcs[0])} | ({c_name(size)} >> 31)")
     condition = values.element(op.srcs[0], At("tile", i="2 * i"), names)
     left, right = (word(src) for src in op.srcs[1:])
     return _fragment_words(values, op.dst, f"{condition} ? {left} : {right}")
