@@ -94,13 +94,37 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x80-dynamic16-split-lazy",
     ),
     "fp8 d128": (
-        "128x128-prefetch-cooperative-split",
         "128x224-prefetch-cooperative",
+        "128x128-overlap-early-optimistic",
+        "128x128-prefetch-early-optimistic",
+        "128x160-overlap-early-optimistic",
+        "128x160-prefetch-early-optimistic",
     ),
     "fp8 d128 causal": (
-        "128x128-dynamic16-cooperative",
-        "128x128-dynamic16-cooperative-split",
         "128x128-dynamic16-overlap",
+        "128x128-dynamic16-overlap-early-optimistic",
+        "128x160-dynamic16-overlap-early-optimistic",
+    ),
+    "fp8 d64": (
+        "192x128-prefetch",
+        "192x96-overlap-early-optimistic",
+        "128x160-overlap-early-optimistic",
+        "128x192-overlap-early-optimistic",
+        "128x192-prefetch-early-optimistic",
+    ),
+    "fp8 d64 causal": (
+        "192x96-dynamic16-overlap-early-optimistic",
+        "128x128-dynamic16-overlap-early-optimistic",
+        "128x160-dynamic16-overlap-early-optimistic",
+        "128x192-dynamic16-overlap-early-optimistic",
+    ),
+    "fp8 d256": (
+        "128x128-prefetch-early-lazy",
+        "128x96-prefetch-early-optimistic",
+    ),
+    "fp8 d256 causal": (
+        "128x64-dynamic16-cooperative",
+        "128x96-dynamic16-early-optimistic",
     ),
     "packed d128 causal": (
         "128x128-dynamic16-cooperative",
