@@ -39,10 +39,13 @@ def reference(config: AttentionConfig, values: dict[str, NDArray[Any]]) -> tuple
     if config.packed:
         return _packed(config, wide)
     if config.narrow:
-        wide["q"], wide["k"] = wide["q"] * wide["scale_q"][0], wide["k"] * wide["scale_k"][0]
         natural = natural_order(wide["v"])[..., : wide["k"].shape[-2]]
-        wide["v"] = np.swapaxes(natural, -1, -2) * wide["scale_v"][0]
-    return _dense(config, wide)
+        wide["v"] = np.swapaxes(natural, -1, -2)
+        for name in "qkv":
+            factor = wide[f"scale_{name}"]
+            wide[name] = wide[name] * (factor[..., None, None] if config.head_scales else factor[0])
+    out, lse = _dense(config, wide)
+    return out * wide["scale_o"][0] if config.result.bits == 8 else out, lse
 
 
 def _packed(config: AttentionConfig, wide: dict[str, Wide]) -> tuple[Wide, Wide]:

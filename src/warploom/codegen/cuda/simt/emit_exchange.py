@@ -98,6 +98,19 @@ def slice_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> li
     ]
 
 
+def quad_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:
+    """`into` = `source` in the order of quads along the axis (`typing.quad_places`)."""
+    kind = op.srcs[0].type
+    at = list(position(layout, form))
+    number = kind.names.index(op.axis)
+    x = f"({at[number]})"
+    at[number] = f"({x} & ~14 | ({x} & 2) << 2 | ({x} & 12) >> 1)"
+    return [
+        *put_lines(layout, kind, form, source),
+        *get_lines(layout, kind, kind, form, into, tuple(at)),
+    ]
+
+
 def gather_lines(
     layout: Layout, op: Op, form: str, source: str, index: str, into: str
 ) -> list[str]:
