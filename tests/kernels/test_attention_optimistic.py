@@ -21,7 +21,6 @@ from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import reference
 from warploom.tile import (
     BF16,
-    E4M3,
     FP16,
     FP32,
     array,

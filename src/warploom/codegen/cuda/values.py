@@ -232,7 +232,9 @@ class Values(RegisterTiles):
     def _narrow(self) -> bool:
         """Whether a matmul takes 8-bit weights from registers."""
         return any(
-            op.kind == "mma" and op.srcs[0].type.dtype.bits == 8 and self.placement.from_registers(op)
+            op.kind == "mma"
+            and op.srcs[0].type.dtype.bits == 8
+            and self.placement.from_registers(op)
             for op in self.placement.program.ops()
         )
 

@@ -26,8 +26,8 @@ from warploom.codegen.ir.layout import (
 )
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
-from warploom.tile.dtypes import FP8
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
+from warploom.tile.dtypes import FP8
 from warploom.tile.ops import OPS
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group

@@ -280,6 +280,7 @@ def _packed(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **r
         return block(v, j)
 
     queries = load(q, span(first + i * bq, bq, "rows"), head, d)
+
     def factor(of: str) -> Tile:
         return load(rest[f"scale_{of}"], 0)
 

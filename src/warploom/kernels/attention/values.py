@@ -8,7 +8,20 @@ in which threads hold weights (`Tile.quad_order`): place 16 n + 4 q + 2 h + c ha
 
 from __future__ import annotations
 
-from warploom.tile import E4M3, Array, DType, Program, array, cdiv, grid, load, size, span, store, trace
+from warploom.tile import (
+    E4M3,
+    Array,
+    DType,
+    Program,
+    array,
+    cdiv,
+    grid,
+    load,
+    size,
+    span,
+    store,
+    trace,
+)
 
 KEYS = 64  # of a task
 
