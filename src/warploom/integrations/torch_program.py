@@ -62,11 +62,12 @@ def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -
             _collected[0][key] = make()
         return cast("Kernel", Unlaunched(_collected[0][key].interface))
     device = tensor.device.index
-    if (*key, device) not in KERNELS:
+    kernel = KERNELS.get(whole := (*key, device))  # once: a key's hash takes microseconds
+    if kernel is None:
         packed = installed().kernel(key)
-        made = make().kernel(device) if packed is None else Kernel(*packed, device)
-        KERNELS[*key, device] = made
-    return KERNELS[*key, device]
+        kernel = make().kernel(device) if packed is None else Kernel(*packed, device)
+        KERNELS[whole] = kernel
+    return kernel
 
 
 @dataclass(frozen=True)
