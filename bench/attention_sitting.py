@@ -134,10 +134,10 @@ class Case:
         return kb.slug(f"{lead}d{self.words[1]} {self.words[2]} {self.choice().name}")
 
 
-def build_all() -> None:
-    """Compile what the cases need; `cases.json` says which kernel each gets."""
+def build_all(names: list[str]) -> None:
+    """Compile what cases need; `cases.json` says which kernel each gets."""
     table: dict[str, dict[str, Any]] = {}
-    for case in map(Case, CASES):
+    for case in map(Case, names):
         choice = case.choice()
         config = choice.config(case.config)
         table[case.name] = {"folder": case.folder, "variant": choice.name, "tile": config.tile}
@@ -392,7 +392,7 @@ def main() -> int:
     args.prepare = args.mode == "prepare"
     names = [name for name in CASES if any(o in name for o in args.only.split(","))]
     if args.mode == "build":
-        build_all()
+        build_all(names)
         return 0
     if args.mode == "merge":
         merge(args.files, RESULTS)
