@@ -233,10 +233,10 @@ def _backward(
         base = load(rest["base"], batch, head, rows)
         delta = load(rest["delta"], batch, head, rows)
         scores, grad = key_tile @ queries, value_tile @ grads
-        weights = exp2(scores * (config.factor * LOG2E) - base)
         if config.causal:
             seen = coordinate("keys", bk, j * bk) <= coordinate("rows", bq, i * bq + shift)
-            weights = where(seen, weights, 0.0)
+            scores[:] = where(seen, scores, -math.inf)
+        weights = exp2(scores * (config.factor * LOG2E) - base)
         if not config.late:
             dv += weights.cast(config.dtype) @ grads
         change = (weights * (grad - delta)).cast(config.dtype)
@@ -268,10 +268,10 @@ def _backward_rows(
         keys = span(j * bk, bk)
         key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
         scores, grad = queries @ key_tile, grads @ value_tile
-        weights = exp2(scores * (config.factor * LOG2E) - base)
         if config.causal:
             row_at = coordinate("rows", bq, i * bq + shift)
-            weights = where(row_at >= coordinate("keys", bk, j * bk), weights, 0.0)
+            scores[:] = where(row_at >= coordinate("keys", bk, j * bk), scores, -math.inf)
+        weights = exp2(scores * (config.factor * LOG2E) - base)
         dq += (weights * (grad - delta)).cast(config.dtype) @ key_tile
     store(rest["dq"], batch, head, rows, d, tile=(dq * config.factor).cast(config.dtype))
 
