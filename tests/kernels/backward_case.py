@@ -20,6 +20,10 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
         rows, keys = scores.shape[-2:]
         seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
         scores = np.where(seen, scores, -np.inf)
+    if config.window is not None:
+        rows, keys = scores.shape[-2:]
+        near = np.arange(keys) > np.arange(rows)[:, None] + keys - rows - config.window
+        scores = np.where(near, scores, -np.inf)
     top = np.max(scores, axis=-1, keepdims=True)
     exps = np.exp(scores - np.where(np.isinf(top), 0.0, top))
     total = exps.sum(-1, keepdims=True)
