@@ -30,7 +30,7 @@ from bench.attention_baselines import usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.attention.backward import BackwardConfig, kernel
+from warploom.kernels.attention.backward import PARTS, BackwardConfig, kernel
 
 CLAIM = "attention-backward"
 FOLDER = kb.ROOT / "out" / "bench" / "backward"
@@ -87,7 +87,7 @@ def configs(case: Case) -> dict[str, BackwardConfig]:
 def build_all() -> None:
     """Compile what the cases need."""
     for config in {c for case in map(Case, CASES) for c in configs(case).values()}:
-        for part in config.parts:
+        for part in PARTS:
             program, schedule, allow = kernel(config, part)
             into = folder(config, part)
             build(program, schedule, allow=allow).write(into)
@@ -96,7 +96,7 @@ def build_all() -> None:
 
 def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Call:
     """All kernels of one backward pass on one set of operands."""
-    parts = {part: Built.read(folder(config, part)) for part in config.parts}
+    parts = {part: Built.read(folder(config, part)) for part in PARTS}
     loaded = {part: one.kernel() for part, one in parts.items()}
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)

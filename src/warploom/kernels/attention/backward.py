@@ -8,13 +8,12 @@ Three programs after one another: `prepare` makes of o, dO and lse what `backwar
 zeroes `dq_sum`; `backward` gives dk and dv, and adds to `dq_sum` dq of every tile of keys, without
 the scale; `finish` makes dq of it. The compute groups share out the rows of dq, or those of its
 transpose where the head size is long enough for them. The order of these sums varies from run to
-run. `deterministic`, `backward` leaves dq alone, and `backward_rows` makes it in a pass of its own,
-one task for all keys of a tile of queries: seven matmuls in place of five, and the same bits in
-every run.
+run; `deterministic`, tiles of keys add in turn, which `turns` counts, and every run has the same
+bits.
 
 Arrays: `q, o, do, dq: [batch, heads, rows, d]`, `k, v, dk, dv: [batch, kv_heads, keys, d]`,
 `lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, rows, d]` or, transposed, block of
-rows after block of rows, `[batch, heads, blocks, d, block]`.
+rows after block of rows, `[batch, heads, blocks, d, block]`, and `turns: [batch, heads, blocks]`.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 ROWS = 64  # of a task of the programs without a matmul, where sums lie by rows
+PARTS = ("prepare", "main", "finish")  # the kernels of a backward pass, in order
 PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
 ALIGNED = 8  # elements of a head, of which the copy engine wants a multiple
 # (rows, keys) of a block of scores, by padded head size
 TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
-ROW_TILE = (128, 128)  # of `backward_rows`
 
 
 @dataclass(frozen=True)
@@ -116,15 +115,14 @@ class BackwardConfig:
         """The head size of a block's dq: transposed, the groups share it out in tiles of 64."""
         return -(-self.depth // self.tile[1]) * self.tile[1] if self.transposed else self.depth
 
+    def turns_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of `turns`, which begin at zero, for queries of that shape."""
+        return (*shape[:2], -(-shape[2] // self.tile[0]))
+
     @property
     def task_rows(self) -> int:
         """Rows of a task of the programs without a matmul: a block of transposed sums is one."""
         return self.tile[0] if self.transposed else ROWS
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The kernels of a backward pass, in order."""
-        return ("prepare", "main", "finish")
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of `dq_sum` for queries of that shape."""
@@ -152,14 +150,12 @@ Kernel = tuple[Program, KernelSchedule | SimtSchedule, tuple[str, ...]]
 
 
 def kernel(config: BackwardConfig, part: str) -> Kernel:
-    """One of `config.parts`: program, schedule, and what the compiler may do.
+    """One of `PARTS`: program, schedule, and what the compiler may do.
 
     Index arithmetic of tasks may spill a few words; loops do not.
     """
     if part == "main":
         return backward(config), backward_schedule(config), ("spills", "stack")
-    if part == "rows":
-        return backward_rows(config), rows_schedule(config), ()
     program = (prepare if part == "prepare" else finish)(config)
     return program, simt(program), ()
 
@@ -170,12 +166,6 @@ def backward(config: BackwardConfig | None = None) -> Program:
     turns = " turns" if chosen.deterministic else ""
     arrays = chosen.arrays(f"q do k v dk dv base delta dq_sum{turns}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
-
-
-def backward_rows(config: BackwardConfig) -> Program:
-    """The gradients of a tile of queries, from all keys."""
-    arrays = config.arrays("q do k v base delta dq")
-    return trace(_backward_rows, arrays, name="attention_backward_rows", config=config)
 
 
 def prepare(config: BackwardConfig) -> Program:
@@ -290,33 +280,6 @@ def _turn(config: BackwardConfig, row: Index, j: Index) -> Index:
     return j if config.window is None else j - maximum_index(0, row - config.window + 1) // bk
 
 
-def _backward_rows(
-    config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
-) -> None:
-    (bq, bk), d = ROW_TILE, span(0, config.depth)
-    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), bq))
-    rows, kv_head = span(i * bq, bq), head // config.group
-    queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)
-    base = load(rest["base"], batch, head, rows, edge=math.inf)
-    delta = load(rest["delta"], batch, head, rows)
-    dq = zeros(rows=bq, d=config.depth)
-    shift = size("keys") - size("rows")
-    last = minimum_index(size("keys"), maximum_index(0, i * bq + bq + shift))
-    first: Index | int = 0
-    if config.window is not None:
-        first = maximum_index(0, i * bq + shift - config.window + 1) // bk
-    for n in loop(maximum_index(0, cdiv(last if config.causal else size("keys"), bk) - first)):
-        j = first + n
-        keys = span(j * bk, bk)
-        key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
-        scores, grad = queries @ key_tile, grads @ value_tile
-        seen = _seen(config, (bq, i * bq + shift), (bk, j * bk))
-        scores[:] = where(seen if len(seen.axes) == 1 else seen.T, scores, -math.inf)
-        weights = exp2(scores * (config.factor * LOG2E) - base)
-        dq += (weights * (grad - delta)).cast(config.dtype) @ key_tile
-    store(rest["dq"], batch, head, rows, d, tile=(dq * config.factor).cast(config.dtype))
-
-
 def backward_schedule(config: BackwardConfig) -> KernelSchedule:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
@@ -334,9 +297,3 @@ def backward_schedule(config: BackwardConfig) -> KernelSchedule:
     )
     groups = config.tile[1] // 64
     return multistage(backward(config), 2, launch, groups, early_release=True, vectors=True)
-
-
-def rows_schedule(config: BackwardConfig) -> KernelSchedule:
-    """The same for `backward_rows`; the longest tasks come first under a causal mask."""
-    launch = LaunchPlan(split="rows", reverse=("rows_tile",) if config.causal else ())
-    return multistage(backward_rows(config), 2, launch, ROW_TILE[0] // 64, in_flight=0)
