@@ -30,7 +30,8 @@ from bench.attention_baselines import usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.attention.backward import PARTS, BackwardConfig, kernel
+from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.gradients import kernel, parts
 
 CLAIM = "attention-backward"
 FOLDER = kb.ROOT / "out" / "bench" / "backward"
@@ -87,7 +88,7 @@ def configs(case: Case) -> dict[str, BackwardConfig]:
 def build_all() -> None:
     """Compile what the cases need."""
     for config in {c for case in map(Case, CASES) for c in configs(case).values()}:
-        for part in PARTS:
+        for part in parts(config):
             program, schedule, allow = kernel(config, part)
             into = folder(config, part)
             build(program, schedule, allow=allow).write(into)
@@ -96,21 +97,27 @@ def build_all() -> None:
 
 def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Call:
     """All kernels of one backward pass on one set of operands."""
-    parts = {part: Built.read(folder(config, part)) for part in PARTS}
-    loaded = {part: one.kernel() for part, one in parts.items()}
+    built = {part: Built.read(folder(config, part)) for part in parts(config)}
+    loaded = {part: one.kernel() for part, one in built.items()}
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
     arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
-    room = config.sums_shape(data["q"].shape)
-    arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
+    if not config.long:
+        room = config.sums_shape(data["q"].shape)
+        arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
+    if config.deterministic and not config.long:
+        turns = config.turns_shape(data["q"].shape)
+        arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=device)
     arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     given = {
         part: {spec.name: arrays[spec.name] for spec in one.source.arrays}
-        for part, one in parts.items()
+        for part, one in built.items()
     }
 
     def call() -> Any:
         stream = torch.cuda.current_stream().cuda_stream
+        if "turns" in arrays:
+            arrays["turns"].zero_()
         for part, one in loaded.items():
             one(given[part], stream=stream)
         return tuple(arrays[f"d{name}"] for name in "qkv")

@@ -63,9 +63,8 @@ def backward_case(
     values: Values = {name: random.integers(-4, 5, shape) * 0.25 for name, shape in shapes.items()}
     want = gradients(config, values)
     values |= {name: want[name].astype(np.float32) for name in ("base", "delta")}
-    values["turns"] = np.zeros(config.turns_shape(shapes["q"]), np.int32)
-    block = config.tile[0]
-    sums = (-(-rows // block), d, block) if config.transposed else (rows, d)
-    values["dq_sum"] = np.zeros((batch, heads, *sums), np.float32)
+    if not config.long:
+        values["turns"] = np.zeros(config.turns_shape(shapes["q"]), np.int32)
+        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"]), np.float32)
     values |= {name: np.full(shapes["k"], np.nan, np.float32) for name in ("dk", "dv")}
     return values, want

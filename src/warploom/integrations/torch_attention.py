@@ -18,7 +18,8 @@ from warploom.integrations.torch_program import (
     operator,
     torch_module,
 )
-from warploom.kernels.attention.backward import PARTS, BackwardConfig, kernel
+from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.gradients import kernel, parts
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
@@ -85,12 +86,13 @@ def _run(*args: Any) -> tuple[Any, Any, Any]:
     room = (2, *config.vectors_shape(lse.shape))
     vectors = torch.empty(room, dtype=torch.float32, device=q.device)
     arrays["base"], arrays["delta"] = vectors[..., : lse.shape[-1]]
-    room = config.sums_shape(q.shape)
-    arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
-    if config.deterministic:
+    if not config.long:
+        room = config.sums_shape(q.shape)
+        arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
+    if config.deterministic and not config.long:
         turns = config.turns_shape(q.shape)
         arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
-    for part in PARTS:
+    for part in parts(config):
         one = built_kernel((config, part), q, partial(_build, config, part))
         given = {spec.name: arrays[spec.name] for spec in one.interface.arrays}
         one(given, stream=current_stream(q))

@@ -104,9 +104,7 @@ def store(
     current().append(kind, None, (tile.var,), array=target, spans=spans, turn=_turn(add, turn))
 
 
-def _turn(
-    add: bool, given: tuple[Array, Sequence[IndexLike], IndexLike] | None
-) -> Turn | None:
+def _turn(add: bool, given: tuple[Array, Sequence[IndexLike], IndexLike] | None) -> Turn | None:
     if given is None:
         return None
     counts, at, number = given

@@ -211,9 +211,8 @@ class StepCode:
         write = partial(self._iteration, role, code, self.values)
         first = write(rotated.first, counter, 0, declared)
         body = [f"unsigned {name}_at;" for name in waited]
-        for name in waited:
-            for line in self._vectors(self.block.ring(name)):
-                body.append(line.split(" = ")[0].replace("* const ", "* ") + ";")
+        vectors = [line for name in waited for line in self._vectors(self.block.ring(name))]
+        body += [line.split(" = ")[0].replace("* const ", "* ") + ";" for line in vectors]
         body += [
             f"int {counter} = {index}_start;",
             *first,

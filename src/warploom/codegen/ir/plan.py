@@ -135,16 +135,12 @@ class LaunchPlan:
                 f"launch plan: tile_scheduler='dynamic' with a cluster of {self.cluster[1]}: the "
                 "blocks of a cluster would take different tasks; use 'serpentine'"
             )
-        if self.overlap_next_task and (self.cluster[1] > 1 or not self.persistent):
+        alone = self.cluster[1] == 1 and self.persistent
+        if self.overlap_next_task and (not alone or self.rotate_loops):
             raise InputError(
-                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]} and "
-                f"persistent={self.persistent}, expected blocks that do several tasks, each by "
-                "itself"
-            )
-        if self.overlap_next_task and self.rotate_loops:
-            raise InputError(
-                "launch plan: rotate_loops with overlap_next_task, which begins a task's first "
-                "iteration elsewhere: expected one of the two"
+                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]}, "
+                f"persistent={self.persistent} and rotate_loops={self.rotate_loops}, expected "
+                "blocks that do several tasks, each by itself, and loops entered at their begin"
             )
         if self.staged_slots not in (1, 2):
             raise InputError(f"launch plan: staged_slots={self.staged_slots}, expected 1 or 2")

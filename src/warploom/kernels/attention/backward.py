@@ -24,8 +24,6 @@ from dataclasses import dataclass
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
@@ -57,11 +55,11 @@ from warploom.tile import (
 
 LOG2E = math.log2(math.e)
 ROWS = 64  # of a task of the programs without a matmul, where sums lie by rows
-PARTS = ("prepare", "main", "finish")  # the kernels of a backward pass, in order
 PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
 ALIGNED = 8  # elements of a head, of which the copy engine wants a multiple
 # (rows, keys) of a block of scores, by padded head size
 TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
+LONG = (192, 256)  # padded head sizes of `backward_passes`
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,11 @@ class BackwardConfig:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse heads that no tile here is for."""
-        if not 0 < self.head_dim <= max(TILES) or self.head_dim % ALIGNED:
+        """Refuse heads that no tile is for."""
+        if not 0 < self.head_dim <= max(LONG) or self.head_dim % ALIGNED:
             raise InputError(
                 f"attention backward of heads of {self.head_dim}: expected a multiple of {ALIGNED} "
-                f"up to {max(TILES)}"
+                f"up to {max(LONG)}"
             )
         if self.window is not None and self.window < 1:
             raise InputError(f"attention backward window={self.window}: expected >= 1")
@@ -93,7 +91,12 @@ class BackwardConfig:
     @property
     def depth(self) -> int:
         """The head size that tiles have: what lies beyond the head is read as zero."""
-        return min(size for size in TILES if size >= self.head_dim)
+        return min(size for size in (*TILES, *LONG) if size >= self.head_dim)
+
+    @property
+    def long(self) -> bool:
+        """Whether each gradient has a kernel of its own."""
+        return self.depth in LONG
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -108,7 +111,7 @@ class BackwardConfig:
     @property
     def transposed(self) -> bool:
         """Whether dq is summed with its rows last."""
-        return self.tile[0] < self.tile[1]
+        return not self.long and self.tile[0] < self.tile[1]
 
     @property
     def sum_depth(self) -> int:
@@ -146,20 +149,6 @@ class BackwardConfig:
         return {name: every[name] for name in names.split()}
 
 
-Kernel = tuple[Program, KernelSchedule | SimtSchedule, tuple[str, ...]]
-
-
-def kernel(config: BackwardConfig, part: str) -> Kernel:
-    """One of `PARTS`: program, schedule, and what the compiler may do.
-
-    Index arithmetic of tasks may spill a few words; loops do not.
-    """
-    if part == "main":
-        return backward(config), backward_schedule(config), ("spills", "stack")
-    program = (prepare if part == "prepare" else finish)(config)
-    return program, simt(program), ()
-
-
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
@@ -169,8 +158,9 @@ def backward(config: BackwardConfig | None = None) -> Program:
 
 
 def prepare(config: BackwardConfig) -> Program:
-    """What the backward pass needs to know of a row, and sums of zero."""
-    arrays = config.arrays("o do lse base delta dq_sum")
+    """What the backward pass needs to know of a row, and sums of zero where tasks add to them."""
+    sums = "" if config.long else " dq_sum"
+    arrays = config.arrays(f"o do lse base delta{sums}")
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
 
 
@@ -201,6 +191,8 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Ar
     base = where(sums.equals(-math.inf), math.inf, sums * LOG2E)
     store(made["base"], batch, head, rows, tile=base)
     store(made["delta"], batch, head, rows, tile=sum_along(out * grad, "d"))
+    if config.long:
+        return
     if config.transposed:
         none = zeros(d=config.depth, rows=config.task_rows)
         store(made["dq_sum"], batch, head, i, d, span(0, config.task_rows, "rows"), tile=none)
@@ -231,11 +223,7 @@ def _backward(
     if config.depth < config.sum_depth:  # zeros behind the head, for groups with equal shares
         wide = load(k, batch, kv_head, keys, span(0, config.sum_depth, "e"))
     shift = size("keys") - size("rows")
-    first = maximum_index(0, j * bk - shift) // bq if config.causal else 0
-    last = size("rows")
-    if config.window is not None:
-        last = maximum_index(0, minimum_index(last, j * bk + bk - 1 + config.window - shift))
-    blocks = maximum_index(0, cdiv(last, bq) - first)
+    first, blocks = row_blocks(config, j, config.tile)
     for n in loop(blocks * config.group):
         head = kv_head * config.group + (n // blocks if config.group > 1 else 0)
         i = first + (n % blocks if config.group > 1 else n)
@@ -244,7 +232,7 @@ def _backward(
         base = load(rest["base"], batch, head, rows)
         delta = load(rest["delta"], batch, head, rows)
         scores, grad = key_tile @ queries, value_tile @ grads
-        seen = _seen(config, (bq, i * bq + shift), (bk, j * bk))
+        seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk))
         scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.factor * LOG2E) - base)
         dv += weights.cast(config.dtype) @ grads
@@ -259,14 +247,48 @@ def _backward(
     store(rest["dv"], batch, kv_head, keys, d, tile=dv.cast(config.dtype))
 
 
-def _seen(config: BackwardConfig, rows: tuple[int, Index], keys: tuple[int, Index]) -> Tile:
-    """Which keys of a block its rows see: (length, first position) of each.
+def row_blocks(
+    config: BackwardConfig, j: Index, tile: tuple[int, int]
+) -> tuple[Index | int, Index]:
+    """(first block of rows, how many) that see a key of tile j; `tile`: rows and keys of each."""
+    (bq, bk), shift, last = tile, size("keys") - size("rows"), size("rows")
+    first = maximum_index(0, j * bk - shift) // bq if config.causal else 0
+    if config.window is not None:
+        last = maximum_index(0, minimum_index(last, j * bk + bk - 1 + config.window - shift))
+    return first, maximum_index(0, cdiv(last, bq) - first)
+
+
+def key_blocks(
+    config: BackwardConfig, i: Index, tile: tuple[int, int]
+) -> tuple[Index | int, Index]:
+    """(first block of keys, how many) that a row of tile i sees."""
+    (bq, bk), shift, last = tile, size("keys") - size("rows"), size("keys")
+    if config.causal:
+        last = maximum_index(0, minimum_index(last, i * bq + bq + shift))
+    first: Index | int = 0
+    if config.window is not None:
+        first = maximum_index(0, i * bq + shift - config.window + 1) // bk
+    return first, maximum_index(0, cdiv(last, bk) - first)
+
+
+Block = tuple[int, Index]  # length and first position
+
+
+def seen_by_keys(config: BackwardConfig, rows: Block, keys: Block) -> Tile:
+    """Which keys of a block its rows see, `[keys, rows]`, or `[keys]` where all rows see the same.
 
     Keys behind the last one are seen by no row: their scores of 0 could have an infinite weight.
     """
     row_at, key_at = coordinate("rows", *rows), coordinate("keys", *keys)
     seen = key_at <= row_at if config.causal else key_at < size("keys")
     return seen if config.window is None else seen & (key_at > row_at - config.window)
+
+
+def seen_by_rows(config: BackwardConfig, rows: Block, keys: Block) -> Tile:
+    """The same, `[rows, keys]` or `[keys]`."""
+    row_at, key_at = coordinate("rows", *rows), coordinate("keys", *keys)
+    seen = row_at >= key_at if config.causal else key_at < size("keys")
+    return seen if config.window is None else (row_at - config.window < key_at) & seen
 
 
 def _turn(config: BackwardConfig, row: Index, j: Index) -> Index:
