@@ -199,7 +199,7 @@ def test_a_store_in_turn_needs_a_warp_that_waits():
 
 def test_loops_entered_in_their_middle_start_one_iteration_ahead():
     launch = main_case("full")[1].launch
-    with pytest.raises(InputError, match="overlap_next_task with .* rotate_loops=True"):
+    with pytest.raises(InputError, match=r"overlap_next_task with .* rotate_loops=True"):
         replace(launch, overlap_next_task=True)
     program, schedule, *_ = main_case("full")
     text = emit(lower(program, schedule)).text
