@@ -235,7 +235,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     case = Case(name)
     data = operands(torch, case, options.dry)
     want = expected(torch, case.config, data)
-    built = {n: Built.read(folder(c, "main")) for n, c in configs(case).items()}
+    built = {n: Built.read(folder(c, parts(c)[1])) for n, c in configs(case).items()}
     refused: dict[str, str] = {}
     runs: dict[str, int] = {}
     off: dict[str, list[float]] = {}
@@ -262,7 +262,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "shape": case.name,
         "dtype": case.config.dtype.name,
-        "default": f"{case.config.tile[0]}x{case.config.tile[1]}",
+        "default": "a pass each" if case.config.long else "{}x{}".format(*case.config.tile),
         "compiler": built["default"].resources.compiler,
         "work": case.work,
         "baselines": ran,
