@@ -106,6 +106,9 @@ def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str])
     _ranges(op, symbols)
     if op.start is not None:
         _check_symbols("coordinate", op.start, symbols)
+    if op.turn is not None:
+        for place in (*op.turn.at, op.turn.number):
+            _check_symbols("turn", place, symbols)
     expected = result_type(program, op)
     if (expected is None) != (op.dst is None):
         raise InputError("an op has a destination exactly when it gives a tile")
