@@ -1,0 +1,144 @@
+"""The gradients of recurrent attention as a PyTorch operator, behind `torch_recurrent`.
+
+`gradients` is what autograd calls: one kernel, and sums over what it leaves in parts. Importing
+this module needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.codegen.compile.build import build
+from warploom.errors import InputError
+from warploom.integrations.torch_program import (
+    built_kernel,
+    current_stream,
+    operator,
+    torch_module,
+)
+from warploom.kernels.recurrent.backward import (
+    LANES,
+    backward_schedule,
+    given_dims,
+    recurrent_backward,
+    slots_of,
+)
+from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.kernels.recurrent.task import CHUNK
+from warploom.tile import BF16, FP32
+
+torch: Any = torch_module()
+READ = ("q", "k", "v", "do", "states", "g", "dt", "a", "bias", "skip", "final", "dfinal")
+WRITTEN = ("dq", "dk", "dv", "dg", "ddt", "da", "dbias", "dskip", "dinitial")
+SCHEMA = (
+    f"({', '.join(f'Tensor {x}' if n < 5 else f'Tensor? {x}' for n, x in enumerate(READ))}, "
+    f"bool initial, float scale) -> ({', '.join(['Tensor'] * len(WRITTEN))})"
+)
+
+
+def backward_config(tensors: dict[str, Any], initial: bool) -> RecurrentConfig:
+    """What the kernel of these tensors is."""
+    gate = tensors.get("g", tensors.get("dt"))
+    ranks = {1: "head", 3: "token", 4: "channel"}
+    decay = "none" if gate is None else "step" if "dt" in tensors else ranks[gate.dim()]
+    narrow = gate is not None and gate.dim() > 1 and gate.dtype is torch.bfloat16
+    q, v = tensors["q"], tensors["v"]
+    return RecurrentConfig(
+        decay=decay,
+        softplus="bias" in tensors,
+        gates=BF16 if narrow else FP32,
+        key_dim=q.shape[3],
+        value_dim=v.shape[3],
+        shared=q.shape[2] == 1,
+        skip="skip" in tensors,
+        initial=initial,
+        final="final" in tensors,
+    )
+
+
+def _written(tensors: dict[str, Any], config: RecurrentConfig) -> dict[str, Any]:
+    """The tensors that the kernel writes."""
+    q, v = tensors["q"], tensors["v"]
+    batch, rows, heads, e = v.shape
+    slots = slots_of(config, heads)
+    made = {x: q.new_empty((batch, rows, slots, q.shape[3])) for x in ("dq", "dk")}
+    made["dv"] = torch.empty_like(v, memory_format=torch.contiguous_format)
+    for name, dims in given_dims(config).items():
+        shape = (batch, slots, CHUNK) if dims == LANES else (batch, rows, slots)
+        made[name] = v.new_empty(shape, dtype=torch.float32)
+    if config.initial:
+        shape = (batch, heads, q.shape[3], e)
+        made["dinitial"] = v.new_empty(shape, dtype=torch.float32)
+    return made
+
+
+def _given(args: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], RecurrentConfig, float]:
+    initial, scale = args[len(READ) :]
+    named = zip(READ, args, strict=False)
+    tensors = {name: one for name, one in named if one is not None}
+    config = backward_config(tensors, initial)
+    return tensors, _written(tensors, config), config, scale
+
+
+def _all(made: dict[str, Any], like: Any) -> tuple[Any, ...]:
+    return tuple(made[x] if x in made else like.new_empty(0) for x in WRITTEN)
+
+
+def _run(*args: Any) -> tuple[Any, ...]:
+    tensors, made, config, scale = _given(args)
+    v = tensors["v"]
+    if v.numel() == 0:
+        for one in made.values():
+            one.zero_()
+        return _all(made, v)
+
+    def make() -> Any:
+        return build(recurrent_backward(config), backward_schedule(config), allow=("spills", "stack"))
+
+    kernel = built_kernel(("backward", config), v, make)
+    kernel(tensors | made, {"scale": scale}, current_stream(v))
+    return _all(made, v)
+
+
+def _fake(*args: Any) -> tuple[Any, ...]:
+    tensors, made, _, _ = _given(args)
+    return _all(made, tensors["v"])
+
+
+_operator = operator("warploom::recurrent_backward", SCHEMA, _run, _fake)
+
+
+def gradients(tensors: dict[str, Any], do: Any, dfinal: Any, scale: float) -> dict[str, Any]:
+    """The gradient of every tensor that `torch_recurrent`'s operator got, by its name.
+
+    `tensors` has them, and `states` and `final` as the operator left them; `do` is like v, `dfinal`
+    None where there is no final state. Raises `NotImplementedError` for what has no such kernel.
+    """
+    given = tensors | {"do": do.contiguous()}
+    if dfinal is None:
+        given.pop("final", None)
+    else:
+        given["dfinal"] = dfinal.contiguous()
+    made = _operator(*[given.get(x) for x in READ], "initial" in tensors, scale)
+    return finished(tensors, {x: one for x, one in zip(WRITTEN, made, strict=True)})
+
+
+def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """The gradients by the names of inputs, from what the kernel left in parts."""
+    heads, found = tensors["v"].shape[2], {"v": made["dv"]}
+    for name in ("q", "k"):
+        found[name] = _over_slots(made[f"d{name}"], 2, tensors[name].shape[2])
+    for name in ("g", "dt", "a", "bias", "skip"):
+        if name in tensors:
+            one, like = made[f"d{name}"], tensors[name]
+            by_row = like.dim() > 1
+            one = _over_slots(one, 2, heads) if by_row else _over_slots(one.sum((0, 2)), 0, heads)
+            found[name] = one.to(like.dtype)
+    return found | ({"initial": made["dinitial"]} if "initial" in tensors else {})
+
+
+def _over_slots(parts: Any, axis: int, count: int) -> Any:
+    """The sum over neighbouring slots, of which `count` are left."""
+    if parts.shape[axis] == count:
+        return parts
+    return parts.unflatten(axis, (count, parts.shape[axis] // count)).sum(axis + 1)
