@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     built_kernel,
@@ -21,6 +21,7 @@ from warploom.integrations.torch_program import (
     torch_module,
 )
 from warploom.integrations.torch_recurrent_backward import gradients
+from warploom.kernels.recurrent.backward import ALLOW
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32
@@ -113,7 +114,12 @@ def _run(*args: Any) -> tuple[Any, Any, Any]:
         state.copy_(tensors["initial"]) if config.initial else state.zero_()
     if out.numel() == 0:
         return out, state, kept
-    kernel = built_kernel((config,), v, lambda: build(recurrent(config), default_schedule(config)))
+    allow = ALLOW if keep else ()
+
+    def make() -> Built:
+        return build(recurrent(config), default_schedule(config), allow=allow)
+
+    kernel = built_kernel((config,), v, make)
     arrays = tensors | {"o": out} | ({"final": state} if final else {})
     arrays |= {"states": kept} if keep else {}
     kernel(arrays, {"scale": scale}, current_stream(v))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from warploom.codegen.compile.build import build
-from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     built_kernel,
     current_stream,
@@ -17,6 +16,7 @@ from warploom.integrations.torch_program import (
     torch_module,
 )
 from warploom.kernels.recurrent.backward import (
+    ALLOW,
     LANES,
     backward_schedule,
     given_dims,
@@ -93,7 +93,7 @@ def _run(*args: Any) -> tuple[Any, ...]:
         return _all(made, v)
 
     def make() -> Any:
-        return build(recurrent_backward(config), backward_schedule(config), allow=("spills", "stack"))
+        return build(recurrent_backward(config), backward_schedule(config), allow=ALLOW)
 
     kernel = built_kernel(("backward", config), v, make)
     kernel(tensors | made, {"scale": scale}, current_stream(v))
@@ -120,7 +120,7 @@ def gradients(tensors: dict[str, Any], do: Any, dfinal: Any, scale: float) -> di
     else:
         given["dfinal"] = dfinal.contiguous()
     made = _operator(*[given.get(x) for x in READ], "initial" in tensors, scale)
-    return finished(tensors, {x: one for x, one in zip(WRITTEN, made, strict=True)})
+    return finished(tensors, dict(zip(WRITTEN, made, strict=True)))
 
 
 def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:

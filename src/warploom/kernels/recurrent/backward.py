@@ -59,6 +59,7 @@ from warploom.tile import (
 )
 
 COLUMNS = 64  # of a task's state, along e; along d in parts of as many
+ALLOW = "spills", "stack"  # index arithmetic of tasks may spill a few words
 TOKENS, LANES = "batch rows slots", "batch slots lanes"
 
 
@@ -144,7 +145,8 @@ class _Backward(ScalarTask):
         self.slot = self.head * cdiv(size("e"), COLUMNS) + self.column
         self.grads = [self.last("dfinal", part) for part in self.parts]  # R, [e, d] each
         self.carried = zeros(t=CHUNK)  # <S', R>, the same for all
-        self.sums = {name: zeros(t=CHUNK) for name, dims in given_dims(config).items() if dims == LANES}
+        written = given_dims(config).items()
+        self.sums = {name: zeros(t=CHUNK) for name, dims in written if dims == LANES}
 
     def run(self) -> None:
         """All of it."""
@@ -209,10 +211,10 @@ class _Backward(ScalarTask):
         dv += seen @ chunk.do
         self.give("dv", chunk.c, "n", self.values, dv)
         added = [self.part_of(chunk, n, change) for n in range(len(self.parts))]
-        for grad, one in zip(self.grads, q, strict=True):
+        for n, one in enumerate(q):
             if weights is not None:
-                grad *= weights.whole
-            grad += self.before(chunk) @ one
+                self.grads[n] *= weights.whole
+            self.grads[n] += self.before(chunk) @ one
         if self.config.decay != "none":
             self.logarithms(chunk, added)
 
@@ -280,9 +282,7 @@ class _Backward(ScalarTask):
     def give(self, name: str, c: Index, axis: str, columns: Span, tile: Tile) -> None:
         """Store a tile [axis, columns] of chunk c."""
         place = self.head if name == "dv" else self.slot
-        store(
-            self.arrays[name], self.batch, rows(c, axis), place, columns, tile=tile.cast(BF16)
-        )
+        store(self.arrays[name], self.batch, rows(c, axis), place, columns, tile=tile.cast(BF16))
 
     def give_row(self, name: str, c: Index, vector: Tile) -> None:
         """Store a number of every row of chunk c."""
