@@ -64,21 +64,22 @@ class Pair:
     made: dict[str, Any]
     scale: float
 
+    def launch(self, torch: Any, kernel: Any) -> None:
+        """One kernel, with the arrays that it takes."""
+        every = self.given | self.made
+        arrays = {spec.name: every[spec.name] for spec in kernel.interface.arrays}
+        kernel(arrays, {"scale": self.scale}, int(torch.cuda.current_stream().cuda_stream))
+
     def forward(self, torch: Any) -> None:
         """The result and the states."""
-        self.kernels[0](self.given, {"scale": self.scale}, stream(torch))
+        self.launch(torch, self.kernels[0])
 
     def backward(self, torch: Any) -> dict[str, Any]:
         """The gradients, by the names of inputs."""
         glue = importlib.import_module("warploom.integrations.torch_recurrent_backward")
-        self.kernels[1](self.given | self.made, {"scale": self.scale}, stream(torch))
+        self.launch(torch, self.kernels[1])
         inputs = {x: one for x, one in self.given.items() if x not in ("o", "do", "states")}
         return glue.finished(inputs, self.made)
-
-
-def stream(torch: Any) -> int:
-    """The handle of the current stream."""
-    return int(torch.cuda.current_stream().cuda_stream)
 
 
 def pair(torch: Any, case: Case, kernels: tuple[Any, Any], shape: tuple[int, int, int]) -> Pair:
