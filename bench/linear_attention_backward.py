@@ -29,28 +29,28 @@ from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.backward import (
     ALLOW,
-    LANES,
     backward_schedule,
-    given_dims,
+    made_arrays,
+    parts_of,
     recurrent_backward,
-    slots_of,
+    sizes_of,
 )
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.runtime.stats import median_interval
+from warploom.tile import BF16
 
 RESULTS = Path(__file__).parent / "results" / "linear_attention_backward.json"
 CASES = {
     name: forward.CASES[name]
     for name in (
         "mamba-2", "mamba-2 with D", "simple gla d64", "linear d64", "decay d128",
-        "simple gla d128", "mamba-2 state 128",
+        "simple gla d128", "mamba-2 state 128", "gla d64",
     )
 }  # fmt: skip
 LONG = 4096  # rows of the longer check
 WRONG = 5e-3  # relative error in norm: operands, states and results are rounded to bf16
 WRONG_GATES = 2e-2  # the gradients of gates are small differences of large sums
-PARTS = "forward", "backward"
 BACKWARD = "ours, backward alone"
 
 
@@ -59,7 +59,7 @@ class Pair:
     """The kernels of a case, and what they run on."""
 
     case: Case
-    kernels: tuple[Any, Any]
+    kernels: tuple[Any, ...]
     given: dict[str, Any]
     made: dict[str, Any]
     scale: float
@@ -77,12 +77,13 @@ class Pair:
     def backward(self, torch: Any) -> dict[str, Any]:
         """The gradients, by the names of inputs."""
         glue = importlib.import_module("warploom.integrations.torch_recurrent_backward")
-        self.launch(torch, self.kernels[1])
+        for kernel in self.kernels[1:]:
+            self.launch(torch, kernel)
         inputs = {x: one for x, one in self.given.items() if x not in ("o", "do", "states")}
         return glue.finished(inputs, self.made)
 
 
-def pair(torch: Any, case: Case, kernels: tuple[Any, Any], shape: tuple[int, int, int]) -> Pair:
+def pair(torch: Any, case: Case, kernels: tuple[Any, ...], shape: tuple[int, int, int]) -> Pair:
     """Random inputs of a case, and room for what is made of them, of NaN."""
     (batch, heads, rows), config = shape, case.config
     given = forward.inputs(torch, case, batch, heads, rows)
@@ -94,16 +95,15 @@ def pair(torch: Any, case: Case, kernels: tuple[Any, Any], shape: tuple[int, int
 
     given["do"] = torch.randn(batch, rows, heads, e, **device).bfloat16()
     given["states"] = room(batch, -(-rows // CHUNK), heads, e, d)
-    slots = slots_of(config, heads)
-    made = {name: room(batch, rows, slots, d) for name in ("dq", "dk")}
-    made["dv"] = room(batch, rows, heads, e)
-    for name, dims in given_dims(config).items():
-        size = (batch, slots, CHUNK) if dims == LANES else (batch, rows, slots)
-        made[name] = room(*size, dtype=torch.float32)
+    sizes, kinds = sizes_of(config, *shape[::2], heads), {BF16: torch.bfloat16}
+    made = {
+        name: room(*(sizes[x] for x in one.dims), dtype=kinds.get(one.dtype, torch.float32))
+        for name, one in made_arrays(config).items()
+    }
     return Pair(case, kernels, given, made, d**-0.5)
 
 
-def errors(torch: Any, case: Case, kernels: tuple[Any, Any], rows: int) -> dict[str, float]:
+def errors(torch: Any, case: Case, kernels: tuple[Any, ...], rows: int) -> dict[str, float]:
     """The relative error in norm of every gradient, with two heads of one sequence."""
     here = pair(torch, case, kernels, (1, 2, rows))
     here.forward(torch)
@@ -173,10 +173,10 @@ def timed(torch: Any, here: Pair, args: argparse.Namespace) -> dict[str, list[fl
 
 
 def measured(
-    torch: Any, name: str, built: tuple[Built, Built], args: argparse.Namespace
+    torch: Any, name: str, built: tuple[Built, ...], args: argparse.Namespace
 ) -> Iterator[Evidence]:
     """The rows of one case."""
-    case, kernels = CASES[name], (built[0].kernel(), built[1].kernel())
+    case, kernels = CASES[name], tuple(one.kernel() for one in built)
     env = kb.environment()
     wrong = {rows: errors(torch, case, kernels, rows) for rows in (987, LONG)}
     right = all(
@@ -223,13 +223,14 @@ def measured(
         )
 
 
-def kernels_of(config: RecurrentConfig) -> tuple[Built, Built]:
-    """The forward pass that keeps states, and the backward pass."""
+def kernels_of(config: RecurrentConfig) -> dict[str, Built]:
+    """The forward pass that keeps states, and what a backward pass is."""
     kept = replace(config, states=True)
-    return (
-        build(recurrent(kept), default_schedule(kept), allow=ALLOW),
-        build(recurrent_backward(config), backward_schedule(config), allow=ALLOW),
-    )
+    found = {"forward": build(recurrent(kept), default_schedule(kept), allow=ALLOW)}
+    for part in parts_of(config):
+        program, schedule = recurrent_backward(config, part), backward_schedule(config, part)
+        found[part] = build(program, schedule, allow=ALLOW)
+    return found
 
 
 def main() -> None:
@@ -248,7 +249,7 @@ def main() -> None:
     (folder,) = args.where
     if args.what == "build":
         for name in args.only.split(","):
-            for part, built in zip(PARTS, kernels_of(CASES[name].config), strict=True):
+            for part, built in kernels_of(CASES[name].config).items():
                 built.write(folder / kb.slug(name) / part)
         return
     torch = kb.load_torch()
@@ -256,13 +257,14 @@ def main() -> None:
     found: list[Evidence] = []
     for name in args.only.split(","):
         try:
-            first, second = (Built.read(folder / kb.slug(name) / part) for part in PARTS)
-            for row in measured(torch, name, (first, second), args):
+            parts = ("forward", *parts_of(CASES[name].config))
+            kernels = tuple(Built.read(folder / kb.slug(name) / part) for part in parts)
+            for row in measured(torch, name, kernels, args):
                 found.append(row)
                 write_rows(args.out / "linear_attention_backward.json", found)
-                parts = row.checks["backward ms"], row.checks["percent of copy"]
+                times = row.checks["backward ms"], row.checks["percent of copy"]
                 print(row.kernel, row.shape, round(row.ours, 4), round(row.ratio_to_best, 2),
-                      *parts, row.checks, flush=True)  # fmt: skip
+                      *times, row.checks, flush=True)  # fmt: skip
         except RuntimeError as error:
             print(f"{name}: {error!r}"[:500], flush=True)
 

@@ -9,10 +9,15 @@ from tests.gpu.cases import distance
 from tests.kernels.test_recurrent import case
 
 from warploom import tile as t
-from warploom.kernels.recurrent.backward import backward_arrays, recurrent_backward, slots_of
+from warploom.kernels.recurrent.backward import (
+    backward_arrays,
+    made_arrays,
+    parts_of,
+    recurrent_backward,
+    sizes_of,
+)
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.reference import gradients, reference
-from warploom.kernels.recurrent.task import CHUNK
 
 Values = dict[str, NDArray[Any]]
 SCALE = 0.5
@@ -31,13 +36,23 @@ def backward_case(
     values["states"] = t.round_to(t.BF16, before["states"])
     if config.final:
         values["final"] = before["final"].astype(np.float32)
-    sizes = {"batch": 1, "rows": rows, "heads": heads, "slots": slots_of(config, heads)}
-    sizes |= {"lanes": CHUNK, "d": config.key_dim, "e": config.value_dim}
-    arrays = backward_arrays(config)
-    written = {op.array.name for op in recurrent_backward(config).ops() if op.kind == "store"}
-    for name in written:
-        values[name] = np.full([sizes[dim] for dim in arrays[name].dims], np.nan)
-    return {name: values[name] for name in arrays}, want
+    sizes = sizes_of(config, 1, rows, heads)
+    for name, one in made_arrays(config).items():
+        values[name] = np.full([sizes[dim] for dim in one.dims], np.nan)
+    return values, want
+
+
+def of_part(config: RecurrentConfig, values: Values, part: str) -> Values:
+    """The arrays of one kernel."""
+    return {name: values[name] for name in backward_arrays(config, part)}
+
+
+def interpreted(config: RecurrentConfig, values: Values) -> Values:
+    """What all kernels leave."""
+    for part in parts_of(config):
+        program = recurrent_backward(config, part)
+        values = values | t.interpret(program, of_part(config, values, part), {"scale": SCALE})
+    return values
 
 
 def summed(got: Values, want: Values) -> Values:

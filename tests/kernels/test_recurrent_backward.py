@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
-from tests.kernels.recurrent_backward_case import SCALE, backward_case, far
+from tests.kernels.recurrent_backward_case import (
+    SCALE,
+    backward_case,
+    far,
+    interpreted,
+    of_part,
+)
 from tests.kernels.test_recurrent import case
 
 from warploom import tile as t
@@ -15,7 +21,12 @@ from warploom.codegen.cuda.emit import emit
 from warploom.codegen.oracle.simulate import simulate
 from warploom.codegen.passes.lower import lower
 from warploom.errors import InputError
-from warploom.kernels.recurrent.backward import ALLOW, backward_schedule, recurrent_backward
+from warploom.kernels.recurrent.backward import (
+    ALLOW,
+    backward_schedule,
+    parts_of,
+    recurrent_backward,
+)
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
 from warploom.kernels.recurrent.reference import gradients, reference
 
@@ -27,12 +38,14 @@ CASES = {
         "step", softplus=True, shared=True, skip=True, initial=True, final=True
     ),
     "mamba-128": RecurrentConfig("step", key_dim=128, value_dim=64, skip=True),
+    "gla": RecurrentConfig(
+        "channel", gates=t.BF16, key_dim=48, value_dim=96, initial=True, final=True
+    ),
 }
 EVERY = CASES | {
-    "gla": RecurrentConfig("channel", gates=t.BF16, key_dim=16, initial=True, final=True),
     "delta": RecurrentConfig("token", delta=True, key_dim=16, initial=True, final=True),
 }
-EMITTED = "mamba", "mamba-128"
+EMITTED = ("mamba", "rows"), ("mamba-128", "rows"), ("gla", "keys"), ("gla", "queries")
 ROUNDING = 4e-3  # of weights, operands, states and results to bf16
 OF_GATES = 2e-2  # the gradients of gates are small differences of large sums
 
@@ -92,7 +105,8 @@ def test_the_gradients_are_those_of_autograd():
 @pytest.fixture(scope="module")
 def emitted():
     """Some cases by their default schedules."""
-    programs = [(recurrent_backward(CASES[x]), backward_schedule(CASES[x])) for x in EMITTED]
+    made = [(CASES[name], part) for name, part in EMITTED]
+    programs = [(recurrent_backward(*one), backward_schedule(*one)) for one in made]
     sources = [emit(lower(*one)) for one in programs]
     return sources, emulate.compile_all(sources, None)
 
@@ -100,20 +114,29 @@ def emitted():
 @pytest.mark.parametrize("name", CASES)
 def test_every_gradient_is_right(name):
     config, scale = CASES[name], {"scale": SCALE}
-    program, (values, want) = recurrent_backward(config), backward_case(config)
-    meant = t.interpret(program, values, scale)
+    values, want = backward_case(config)
+    meant = interpreted(config, values)
     assert right(far(meant, want))
-    ran = simulate(lower(program, backward_schedule(config)), values, scale, seed=1)
-    assert all(distance(ran[x], one) == 0 for x, one in meant.items())
+    for part in parts_of(config):
+        program, schedule = recurrent_backward(config, part), backward_schedule(config, part)
+        arrays = of_part(config, values, part)
+        if part == "queries":
+            arrays |= {x: meant[x] for x in ("dk", "ends")}
+        ran = simulate(lower(program, schedule), arrays, scale, seed=1)
+        assert all(distance(ran[x], meant[x]) == 0 for x in ran)
 
 
-@pytest.mark.parametrize("number", range(2), ids=lambda n: EMITTED[n])
+@pytest.mark.parametrize("number", range(len(EMITTED)), ids=lambda n: "-".join(EMITTED[n]))
 def test_the_emitted_code_gives_the_gradients(emitted, number):
     sources, library = emitted
-    config, scale = CASES[EMITTED[number]], {"scale": SCALE}
-    program, (values, _) = recurrent_backward(config), backward_case(config, 70)
-    meant = t.interpret(program, values, scale)
-    got = emulate.run(library, number, sources[number], program, values, scale, blocks=4)
+    (name, part), scale = EMITTED[number], {"scale": SCALE}
+    config = CASES[name]
+    values, _ = backward_case(config, 70)
+    if part == "queries":
+        values |= interpreted(config, values)
+    program, arrays = recurrent_backward(config, part), of_part(config, values, part)
+    meant = t.interpret(program, arrays, scale)
+    got = emulate.run(library, number, sources[number], program, arrays, scale, blocks=4)
     assert all(distance(got[x], one) < 1e-3 for x, one in meant.items())
 
 
@@ -129,9 +152,9 @@ def test_the_forward_pass_keeps_the_states():
 
 @pytest.mark.parametrize("rows", [1, 64, 65])
 def test_rows_that_fill_no_chunk_have_their_gradients(rows):
-    for config in (CASES["retention"], CASES["mamba"]):
+    for config in (CASES["retention"], CASES["mamba"], CASES["gla"]):
         values, want = backward_case(config, rows)
-        assert right(far(t.interpret(recurrent_backward(config), values, {"scale": SCALE}), want))
+        assert right(far(interpreted(config, values), want))
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 1.0, 30.0])
@@ -139,7 +162,7 @@ def test_decays_near_one_and_near_nothing_keep_their_gradients(decay):
     """Sums for a gate never leave its chunk: with decays near 1 they are as right as any."""
     config = replace(CASES["retention"], decay="token", key_dim=64)
     values, want = backward_case(config, 300, decay=decay)
-    found = far(t.interpret(recurrent_backward(config), values, {"scale": SCALE}), want)
+    found = far(interpreted(config, values), want)
     assert right(found), found
 
 
@@ -149,17 +172,18 @@ def test_a_wrong_input_makes_wrong_gradients(fault):
     config = CASES["retention"]
     values, want = backward_case(config)
     values[fault] = values[fault] * -1.0
-    assert not right(far(t.interpret(recurrent_backward(config), values, {"scale": SCALE}), want))
+    assert not right(far(interpreted(config, values), want))
 
 
-@pytest.mark.parametrize("name", EMITTED)
-def test_loops_do_not_wait_for_single_matmuls(name):
+@pytest.mark.parametrize(("name", "part"), EMITTED[1:3])
+def test_loops_do_not_wait_for_single_matmuls(name, part):
     """ptxas says so where it makes one matmul wait for another; `build` refuses it."""
-    config = CASES[name]
-    build(recurrent_backward(config), backward_schedule(config), allow=ALLOW)
+    program, schedule = (
+        make(CASES[name], part) for make in (recurrent_backward, backward_schedule)
+    )
+    build(program, schedule, allow=ALLOW)
 
 
 def test_what_has_no_such_kernel_is_refused():
-    for name in ("gla", "delta"):
-        with pytest.raises(InputError, match="expected no delta and one decay a row"):
-            recurrent_backward(EVERY[name])
+    with pytest.raises(InputError, match="recurrent backward of delta=True: expected no delta"):
+        recurrent_backward(EVERY["delta"])

@@ -140,11 +140,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, Any]) -> No
 def _backward(ctx: Any, do: Any, dfinal: Any, _: Any) -> tuple[Any, ...]:
     *inputs, final, states = ctx.saved_tensors
     tensors = _given(tuple(inputs))
-    gate = tensors.get("g")
-    if "beta" in tensors or (gate is not None and gate.dim() == 4):
+    if "beta" in tensors:
         raise NotImplementedError(
-            "warploom::recurrent has no backward kernel for decays of channels and delta rules; "
-            "call it under torch.no_grad() or use flash-linear-attention for training"
+            "warploom::recurrent has no backward kernel for delta rules; call it under "
+            "torch.no_grad() or use flash-linear-attention for training"
         )
     if not ctx.keep:
         raise InputError("warploom::recurrent was called without keep=True: expected its states")

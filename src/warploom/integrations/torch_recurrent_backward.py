@@ -17,14 +17,14 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.recurrent.backward import (
     ALLOW,
-    LANES,
+    backward_arrays,
     backward_schedule,
-    given_dims,
+    made_arrays,
+    parts_of,
     recurrent_backward,
-    slots_of,
+    sizes_of,
 )
 from warploom.kernels.recurrent.config import RecurrentConfig
-from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32
 
 torch: Any = torch_module()
@@ -57,19 +57,14 @@ def backward_config(tensors: dict[str, Any], initial: bool) -> RecurrentConfig:
 
 
 def _written(tensors: dict[str, Any], config: RecurrentConfig) -> dict[str, Any]:
-    """The tensors that the kernel writes."""
-    q, v = tensors["q"], tensors["v"]
-    batch, rows, heads, e = v.shape
-    slots = slots_of(config, heads)
-    made = {x: q.new_empty((batch, rows, slots, q.shape[3])) for x in ("dq", "dk")}
-    made["dv"] = torch.empty_like(v, memory_format=torch.contiguous_format)
-    for name, dims in given_dims(config).items():
-        shape = (batch, slots, CHUNK) if dims == LANES else (batch, rows, slots)
-        made[name] = v.new_empty(shape, dtype=torch.float32)
-    if config.initial:
-        shape = (batch, heads, q.shape[3], e)
-        made["dinitial"] = v.new_empty(shape, dtype=torch.float32)
-    return made
+    """The tensors that the kernels write."""
+    v = tensors["v"]
+    sizes = sizes_of(config, *v.shape[:3])
+    kinds = {BF16: torch.bfloat16, FP32: torch.float32}
+    return {
+        name: v.new_empty([sizes[dim] for dim in one.dims], dtype=kinds[one.dtype])
+        for name, one in made_arrays(config).items()
+    }
 
 
 def _given(args: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], RecurrentConfig, float]:
@@ -92,11 +87,16 @@ def _run(*args: Any) -> tuple[Any, ...]:
             one.zero_()
         return _all(made, v)
 
-    def make() -> Any:
-        return build(recurrent_backward(config), backward_schedule(config), allow=ALLOW)
+    every = tensors | made
+    for part in parts_of(config):
 
-    kernel = built_kernel(("backward", config), v, make)
-    kernel(tensors | made, {"scale": scale}, current_stream(v))
+        def make(part: str = part) -> Any:
+            program = recurrent_backward(config, part)
+            return build(program, backward_schedule(config, part), allow=ALLOW)
+
+        kernel = built_kernel(("backward", part, config), v, make)
+        arrays = {name: every[name] for name in backward_arrays(config, part)}
+        kernel(arrays, {"scale": scale}, current_stream(v))
     return _all(made, v)
 
 

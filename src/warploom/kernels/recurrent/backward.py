@@ -29,6 +29,8 @@ from warploom.autosched.schedules import schedule_named
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.derive.lower.chunks import LOG2E, Weights
 from warploom.errors import InputError
+from warploom.kernels.recurrent.backward_channel import ChannelKeys, ChannelQueries
+from warploom.kernels.recurrent.backward_task import COLUMNS, BackwardTask
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.program import STATES, arrays_of
 from warploom.kernels.recurrent.scalar import GATES, LEAST_STEP, ScalarTask
@@ -39,10 +41,8 @@ from warploom.tile import (
     Array,
     Index,
     Program,
-    Span,
     Tile,
     array,
-    cdiv,
     coordinate,
     cumsum,
     load,
@@ -58,51 +58,56 @@ from warploom.tile import (
     zeros,
 )
 
-COLUMNS = 64  # of a task's state, along e; along d in parts of as many
 ALLOW = "spills", "stack"  # index arithmetic of tasks may spill a few words
-TOKENS, LANES = "batch rows slots", "batch slots lanes"
+TOKENS, CHANNELS = "batch rows slots", "batch rows slots d"
+LANES, ENDS = "batch slots lanes", "batch edges slots d"
 
 
-def recurrent_backward(config: RecurrentConfig) -> Program:
-    """The program of a configuration; scalar `scale` as in `recurrent`.
+def parts_of(config: RecurrentConfig) -> tuple[str, ...]:
+    """The kernels of a backward pass, in order."""
+    return ("keys", "queries") if config.decay == "channel" else ("rows",)
 
-    Raises `InputError` for decays of channels and delta rules.
+
+def recurrent_backward(config: RecurrentConfig, part: str = "rows") -> Program:
+    """The program of one of `parts_of` a configuration; scalar `scale` as in `recurrent`.
+
+    Raises `InputError` for delta rules.
     """
-    if config.in_parts:
-        raise InputError(
-            f"recurrent backward of decay={config.decay!r} delta={config.delta}: expected no delta "
-            "and one decay a row"
-        )
+    if config.delta:
+        raise InputError("recurrent backward of delta=True: expected no delta")
 
     def body(**given: Array) -> None:
-        _Backward(config, given).run()
+        TASKS[part](config, given).run()
 
-    return trace(body, backward_arrays(config), name="recurrent_backward")
+    name = "recurrent_backward" + (f"_{part}" if part != "rows" else "")
+    return trace(body, backward_arrays(config, part), name=name)
 
 
-def backward_arrays(config: RecurrentConfig) -> dict[str, Array]:
-    """The arrays of a configuration, in order: what is read, then what is written."""
+def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, Array]:
+    """The arrays of a part of a configuration, in order: what is read, then what is written."""
     arrays = arrays_of(replace(config, states=True), "batch rows")
     del arrays["o"]
     kept = arrays.pop("states")
     arrays |= {"do": arrays["v"], "states": kept}
-    more = {
-        "dq": array(BF16, "batch rows slots d"),
-        "dk": array(BF16, "batch rows slots d"),
-        "dv": arrays["v"],
-    }
-    if config.final:
-        more["dfinal"] = array(FP32, STATES)
-    if config.initial:
-        more["dinitial"] = array(FP32, STATES)
-        del arrays["initial"]
-    more |= {name: array(FP32, dims) for name, dims in given_dims(config).items()}
-    return arrays | more
+    arrays.pop("initial", None)
+    made = {x: array(BF16, CHANNELS) for x in ("dq", "dk")} | {"dv": arrays["v"]}
+    states = {"dfinal": array(FP32, STATES)} if config.final else {}
+    states |= {"dinitial": array(FP32, STATES)} if config.initial else {}
+    made |= states
+    for name, dims in given_dims(config).items():
+        made[name] = array(BF16 if dims == CHANNELS else FP32, dims)
+    if part == "rows":
+        return arrays | made
+    made["ends"] = array(FP32, ENDS)
+    names = ("dk", "dv", "ends", *states) if part == "keys" else ("dk", "ends", "dq", "dg")
+    arrays = {x: one for x, one in arrays.items() if x != "final" or part == "keys"}
+    return arrays | {x: made[x] for x in names}
 
 
 def given_dims(config: RecurrentConfig) -> dict[str, str]:
     """The dimensions of the gradients of gates, by name."""
     gates = {"head": {"dg": LANES}, "token": {"dg": TOKENS}, "step": {"ddt": TOKENS, "da": LANES}}
+    gates["channel"] = {"dg": CHANNELS}
     given = gates.get(config.decay, {}) | ({"dbias": LANES} if config.softplus else {})
     return given | ({"dskip": LANES} if config.skip else {})
 
@@ -112,11 +117,28 @@ def slots_of(config: RecurrentConfig, heads: int) -> int:
     return heads * (-(-config.value_dim // COLUMNS))
 
 
-def backward_schedule(config: RecurrentConfig) -> KernelSchedule:
-    """The schedule of a configuration: two blocks on an SM, each with a head."""
-    plan = LaunchPlan(split="e", resident=2, store_panels=1)
-    name = "unpipelined" if config.depth > CHUNK else "multistage"
-    return schedule_named(recurrent_backward(config), name, plan)
+def made_arrays(config: RecurrentConfig) -> dict[str, Array]:
+    """What the kernels of a configuration write, in order; `ends` is theirs alone."""
+    made: dict[str, Array] = {}
+    for part in parts_of(config):
+        ops = recurrent_backward(config, part).ops()
+        written = {op.array.name for op in ops if op.kind == "store" and op.array is not None}
+        made |= {x: one for x, one in backward_arrays(config, part).items() if x in written}
+    return made
+
+
+def sizes_of(config: RecurrentConfig, batch: int, rows: int, heads: int) -> dict[str, int]:
+    """The sizes of the dimensions of `made_arrays`."""
+    slots, edges = slots_of(config, heads), -(-rows // CHUNK) + 1
+    sizes = {"batch": batch, "rows": rows, "heads": heads, "slots": slots, "edges": edges}
+    return sizes | {"lanes": CHUNK, "d": config.key_dim, "e": config.value_dim}
+
+
+def backward_schedule(config: RecurrentConfig, part: str = "rows") -> KernelSchedule:
+    """The schedule of a part of a configuration: two blocks on an SM, each with a head."""
+    plan = LaunchPlan(split="e" if part != "queries" else "m", resident=2, store_panels=1)
+    name = "multistage" if config.depth == CHUNK and part == "rows" else "unpipelined"
+    return schedule_named(recurrent_backward(config, part), name, plan)
 
 
 @dataclass(frozen=True)
@@ -136,13 +158,12 @@ class _Chunk:
     weights: Weights | None
 
 
-class _Backward(ScalarTask):
+class ScalarBackward(ScalarTask, BackwardTask):
     """Traces what one task does: the chunks of a head, for 64 columns of its values."""
 
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
-        super().__init__(replace(config, value_dim=min(config.value_dim, COLUMNS)), arrays)
+        super().__init__(config, arrays)
         self.parts = [span(at, CHUNK, "d") for at in range(0, config.depth, CHUNK)]
-        self.slot = self.head * cdiv(size("e"), COLUMNS) + self.column
         self.grads = [self.last("dfinal", part) for part in self.parts]  # R, [e, d] each
         self.carried = zeros(t=CHUNK)  # <S', R>, the same for all
         written = given_dims(config).items()
@@ -165,20 +186,11 @@ class _Backward(ScalarTask):
                 gates[1].assign(after)
         for name, tile in self.sums.items():
             store(self.arrays[name], self.batch, self.slot, span(0, CHUNK, "t"), tile=tile)
-        if self.config.initial:
-            for part, grad in zip(self.parts, self.grads, strict=True):
-                where_state = self.batch, self.head, part, self.values
-                store(self.arrays["dinitial"], *where_state, tile=grad.T)
-
-    def last(self, name: str, part: Span) -> Tile:
-        """Part of a state after the last row, [e, d]; zeros where there is none."""
-        if not self.config.final:
-            return zeros(e=COLUMNS, d=CHUNK)
-        return load(self.arrays[name], self.batch, self.head, part, self.values).T.copy()
+        for part, grad in zip(self.parts, self.grads, strict=True):
+            self.first(part, grad)
 
     def loaded(self, c: Index, gate: Tile | None) -> _Chunk:
         """Chunk c."""
-        kept = self.arrays["states"]
         vector = self.vector(gate, c) if gate is not None else None
         slope = None
         if gate is not None and self.bias is not None:
@@ -188,8 +200,8 @@ class _Backward(ScalarTask):
             [load(self.arrays["q"], self.batch, rows(c, "m"), self.group, d) for d in self.parts],
             [load(self.arrays["k"], self.batch, rows(c, "n"), self.group, d) for d in self.parts],
             self.value(c, "n"),
-            load(self.arrays["do"], self.batch, rows(c, "m"), self.head, self.values),
-            [load(kept, self.batch, c, self.head, self.values, d) for d in self.parts],
+            self.result(c),
+            [self.before(c, d) for d in self.parts],
             [grad.cast(BF16) for grad in self.grads],
             vector,
             slope,
@@ -214,7 +226,7 @@ class _Backward(ScalarTask):
         for n, one in enumerate(q):
             if weights is not None:
                 self.grads[n] *= weights.whole
-            self.grads[n] += self.before(chunk) @ one
+            self.grads[n] += self.weighed_do(chunk) @ one
         if self.config.decay != "none":
             self.logarithms(chunk, added)
 
@@ -243,7 +255,7 @@ class _Backward(ScalarTask):
         self.give("dq", chunk.c, "m", self.parts[number], dq)
         return sum_along(q.cast(FP32) * dq, "d"), sum_along(k.cast(FP32) * dk, "d")
 
-    def before(self, chunk: _Chunk) -> Tile:
+    def weighed_do(self, chunk: _Chunk) -> Tile:
         """The rows of do as the state before the chunk has their weight, [e, m]."""
         weight = chunk.weights.before.rename("t", "m") if chunk.weights is not None else self.scale
         return (chunk.do.T.cast(FP32) * weight).cast(BF16)
@@ -279,11 +291,6 @@ class _Backward(ScalarTask):
                 self.sums["dbias"] += change
             self.give_row("ddt", chunk.c, change)
 
-    def give(self, name: str, c: Index, axis: str, columns: Span, tile: Tile) -> None:
-        """Store a tile [axis, columns] of chunk c."""
-        place = self.head if name == "dv" else self.slot
-        store(self.arrays[name], self.batch, rows(c, axis), place, columns, tile=tile.cast(BF16))
-
     def give_row(self, name: str, c: Index, vector: Tile) -> None:
         """Store a number of every row of chunk c."""
         store(self.arrays[name], self.batch, rows(c, "t"), self.slot, tile=vector)
@@ -292,3 +299,6 @@ class _Backward(ScalarTask):
 def product(one: Tile, other: Tile) -> Tile:
     """The sum of all products of elements [e, d]."""
     return sum_along(sum_along(one * other, "d"), "e")
+
+
+TASKS = {"rows": ScalarBackward, "keys": ChannelKeys, "queries": ChannelQueries}

@@ -1,0 +1,154 @@
+"""Gradients under decays of its own for every channel of the keys (GLA), by two kernels.
+
+With w what a row of q and one of k are weighed by in a block of rows (`derive.lower.channels`),
+P = (k w)(q w)^T and dP = v dO^T there, both masked,
+
+    dk = sum of w (dP (q w)),  dq = sum of w (dP^T (k w))
+
+over the same blocks as the scores, and what states have in them as under scalar decays. One block
+of threads has no room for both, nor has it to: `ChannelKeys` goes through the chunks from the last
+to the first with the gradient of the state, and leaves <S, R> of the state before each chunk and
+after the last one in `ends`; `ChannelQueries` knows the states and makes dq, and dg of everything.
+"""
+
+from __future__ import annotations
+
+from warploom.derive.lower.channels import LEAST, MIDDLE, Channels, first_row
+from warploom.derive.lower.chunks import LOG2E
+from warploom.kernels.recurrent.backward_task import COLUMNS, BackwardTask
+from warploom.kernels.recurrent.task import CHUNK, rows
+from warploom.tile import (
+    BF16,
+    FP32,
+    INT32,
+    Index,
+    Tile,
+    coordinate,
+    exp2,
+    load,
+    loop,
+    maximum,
+    store,
+    sum_along,
+    where,
+    zeros,
+)
+
+
+class ChannelKeys(BackwardTask):
+    """Traces a task of the kernel for k, v and states. Rows of q are m, of k and v n, of gates j;
+    i are the rows of q as columns of scores."""
+
+    def run(self) -> None:
+        """All of it."""
+        self.channels = Channels(CHUNK, ("e", COLUMNS), ("i", "n", "j"))
+        self.grad = self.last("dfinal", self.depth)  # R, [e, d]
+        self.end_of(self.chunks, self.last("final", self.depth))
+        last = self.chunks - 1
+        for i in loop(self.chunks):
+            self.chunk(last - i)
+        self.first(self.depth, self.grad)
+
+    def chunk(self, c: Index) -> None:
+        """The gradients of chunk c; R moves on to the state before it."""
+        q, k, v = self.keys("q", c, "m"), self.keys("k", c, "n"), self.value(c, "n")
+        g = load(self.arrays["g"], self.batch, rows(c, "j"), self.head, self.depth)
+        do, state = self.result(c).rename("m", "i"), self.before(c, self.depth)
+        channels, after = self.channels, self.grad.cast(BF16)
+        change = ((v @ do) * self.scale).cast(BF16)
+        scores, dk = zeros(BF16, n=CHUNK, i=CHUNK), zeros(n=CHUNK, d=CHUNK)
+        weighed = zeros(BF16, i=CHUNK, d=CHUNK)
+
+        def block(own: Tile, past: Tile, half: int) -> None:
+            weighed.assign((q.cast(FP32) * own.rename("i", "m")).cast(BF16).rename("m", "i"))
+            past = past.rename("i", "n")
+            part = ((k.cast(FP32) * past).cast(BF16) @ weighed) * self.scale
+            scores.assign(where(seeing("n", "i", half), part.cast(BF16), scores))
+            dk.assign(dk + (where(seeing("n", "i", half), change, 0.0) @ weighed) * past)
+
+        for half in channels.halves:
+            weights = exp2(-abs(channels.between[half] @ g) * LOG2E)
+            block(weights, weights, half)
+        weighed.assign(maximum(g, LEAST).rename("j", "i"))
+        sums = (channels.inner @ weighed).rename("j", "i") * LOG2E
+        block(exp2(sums), exp2(-sums), 0)
+        whole, rest = sum_along(g.cast(FP32), "j"), channels.later @ g
+        ahead = exp2(rest.rename("i", "n") * LOG2E)
+        dk += (v @ after) * ahead
+        dv = (k.cast(FP32) * ahead).cast(BF16) @ after
+        dv += scores @ do
+        before = exp2((whole - rest.rename("i", "m")) * LOG2E) * self.scale
+        weighed.assign((q.cast(FP32) * before).cast(BF16).rename("m", "i"))
+        self.grad *= exp2(whole * LOG2E)
+        self.grad += do @ weighed
+        self.end_of(c, state.cast(FP32))
+        self.give("dk", c, "n", self.depth, dk)
+        self.give("dv", c, "n", self.values, dv)
+
+    def end_of(self, c: Index, state: Tile) -> None:
+        """Store <S, R> of the state before chunk c, of every channel."""
+        both = sum_along(state * self.grad, "e")
+        store(self.arrays["ends"], self.batch, c, self.slot, self.depth, tile=both)
+
+
+class ChannelQueries(BackwardTask):
+    """Traces a task of the kernel for q and gates. Rows are m, of gates i; j are those of k."""
+
+    def run(self) -> None:
+        """All of it."""
+        self.channels = Channels(CHUNK, ("e", COLUMNS), ("j", "n", "i"))
+        for c in loop(self.chunks):
+            self.chunk(c)
+
+    def chunk(self, c: Index) -> None:
+        """The gradients of chunk c."""
+        q, k, v = self.keys("q", c, "m"), self.keys("k", c, "m"), self.value(c, "j")
+        g = load(self.arrays["g"], self.batch, rows(c, "i"), self.head, self.depth)
+        dk = load(self.arrays["dk"], self.batch, rows(c, "m"), self.slot, self.depth)
+        do, channels = self.result(c), self.channels
+        change = ((do @ v) * self.scale).cast(BF16)
+        dq, weighed = do @ self.before(c, self.depth), zeros(BF16, j=CHUNK, d=CHUNK)
+        whole, rest = sum_along(g.cast(FP32), "i"), channels.later @ g
+        dq *= exp2((whole - rest.rename("j", "m")) * LOG2E) * self.scale
+
+        def block(own: Tile, past: Tile, half: int) -> None:
+            weighed.assign((k.cast(FP32) * past).cast(BF16).rename("m", "j"))
+            masked = where(seen("m", "j", half), change, 0.0)
+            dq.assign(dq + (masked @ weighed) * own)
+
+        for half in channels.halves:
+            weights = exp2(-abs(channels.between[half] @ g) * LOG2E).rename("j", "m")
+            block(weights, weights, half)
+        weighed.assign(maximum(g, LEAST).rename("i", "j"))
+        sums = (channels.inner @ weighed).rename("i", "m") * LOG2E
+        block(exp2(sums), exp2(-sums), 0)
+        own = q.cast(FP32) * dq - k.cast(FP32) * dk.cast(FP32)
+        later = (channels.later @ own.cast(BF16).rename("m", "i")).rename("j", "m")
+        ends = load(self.arrays["ends"], self.batch, c + 1, self.slot, self.depth)
+        self.give("dg", c, "m", self.depth, own + later + ends)
+        self.give("dq", c, "m", self.depth, dq)
+
+
+def seeing(past: str, now: str, half: int) -> Tile:
+    """Where row `now` sees row `past`, [past, now], in blocks of twice `half` rows, from the later
+    half the earlier one; 0: in the blocks that are taken whole."""
+    n, m = coordinate(past, CHUNK), coordinate(now, CHUNK)
+    row = n.cast(FP32)
+    if half:
+        later = first_row(row, half) + float(half)
+        later = where(row < later, later, 2.0 * CHUNK).cast(INT32)
+        return (later <= m) & (later + half > m)
+    last = (first_row(row, MIDDLE) + 2.0 * MIDDLE).cast(INT32)
+    return (n <= m) & (last > m)
+
+
+def seen(now: str, past: str, half: int) -> Tile:
+    """The same as [now, past]. What a row is compared with comes from the rows of the tile, of
+    which a thread has few."""
+    m, n = coordinate(now, CHUNK), coordinate(past, CHUNK)
+    row = m.cast(FP32)
+    first = first_row(row, half or MIDDLE)
+    if half:
+        first = where(row >= first + float(half), first, 2.0 * CHUNK).cast(INT32)
+        return (first <= n) & (first + half > n)
+    return (m >= n) & (first.cast(INT32) <= n)
