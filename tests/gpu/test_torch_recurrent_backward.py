@@ -62,6 +62,20 @@ def test_gradients_of_simple_gla_are_those_of_its_loop(kind, rows):
     judged(["q", "k", "v", "start", "g"][: len(got)], got, want)
 
 
+@pytest.mark.parametrize("rows", [1, 64, 500])
+def test_gradients_of_gla_are_those_of_its_loop(rows):
+    q, k, v = normal(2, rows, 2, 64), normal(2, rows, 2, 64) / 8, normal(2, rows, 4, 128)
+    g, start = decays(2, rows, 4, 64).bfloat16(), torch.randn(2, 4, 64, 128, device="cuda")
+    leaves = [x.requires_grad_() for x in (q, k, v, g, start)]
+    do, dfinal = normal(2, rows, 4, 128), torch.randn(2, 4, 64, 128, device="cuda")
+    got = torch.autograd.grad(ops.gla(q, k, v, g, 0.5, start, True), leaves, (do, dfinal))
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    ones = torch.ones(2, rows, 4, device="cuda", dtype=torch.float64)
+    right = loop_over_rows(*wide[:4], ones, 0.5, wide[4])
+    want = torch.autograd.grad(right, wide, (do.double(), dfinal.double()))
+    judged(["q", "k", "v", "g", "start"], got, want)
+
+
 @pytest.mark.parametrize("size", [64, 128])
 def test_gradients_of_mamba_with_all_that_it_takes(size):
     rows, heads = 300, 8
