@@ -34,8 +34,6 @@ def backward_case(
         values["dfinal"] = random.normal(size=values["final"].shape).astype(np.float32)
     want, before = gradients(config, values, SCALE), reference(kept, values, SCALE)
     values["states"] = t.round_to(t.BF16, before["states"])
-    if config.final:
-        values["final"] = before["final"].astype(np.float32)
     sizes = sizes_of(config, 1, rows, heads)
     for name, one in made_arrays(config).items():
         values[name] = np.full([sizes[dim] for dim in one.dims], np.nan)

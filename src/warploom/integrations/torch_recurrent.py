@@ -134,11 +134,11 @@ def _fake(*args: Any) -> tuple[Any, Any, Any]:
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, Any]) -> None:
     """What the backward pass needs of a call."""
     ctx.scale, ctx.final, ctx.keep = inputs[len(TENSORS) :]
-    ctx.save_for_backward(*inputs[: len(TENSORS)], *output[1:])
+    ctx.save_for_backward(*inputs[: len(TENSORS)], output[2])
 
 
 def _backward(ctx: Any, do: Any, dfinal: Any, _: Any) -> tuple[Any, ...]:
-    *inputs, final, states = ctx.saved_tensors
+    *inputs, states = ctx.saved_tensors
     tensors = _given(tuple(inputs))
     if "beta" in tensors:
         raise NotImplementedError(
@@ -147,8 +147,8 @@ def _backward(ctx: Any, do: Any, dfinal: Any, _: Any) -> tuple[Any, ...]:
         )
     if not ctx.keep:
         raise InputError("warploom::recurrent was called without keep=True: expected its states")
-    more = {"states": states} | ({"final": final} if ctx.final else {})
-    found = gradients(tensors | more, do, dfinal if ctx.final else None, ctx.scale)
+    tensors["states"] = states
+    found = gradients(tensors, do, dfinal if ctx.final else None, ctx.scale)
     return *[found.get(name) for name in TENSORS], None, None, None
 
 

@@ -28,7 +28,7 @@ from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.tile import BF16, FP32
 
 torch: Any = torch_module()
-READ = ("q", "k", "v", "do", "states", "g", "dt", "a", "bias", "skip", "final", "dfinal")
+READ = ("q", "k", "v", "do", "states", "g", "dt", "a", "bias", "skip", "dfinal")
 WRITTEN = ("dq", "dk", "dv", "dg", "ddt", "da", "dbias", "dskip", "dinitial")
 SCHEMA = (
     f"({', '.join(f'Tensor {x}' if n < 5 else f'Tensor? {x}' for n, x in enumerate(READ))}, "
@@ -52,7 +52,7 @@ def backward_config(tensors: dict[str, Any], initial: bool) -> RecurrentConfig:
         shared=q.shape[2] == 1,
         skip="skip" in tensors,
         initial=initial,
-        final="final" in tensors,
+        final="dfinal" in tensors,
     )
 
 
@@ -111,13 +111,11 @@ _operator = operator("warploom::recurrent_backward", SCHEMA, _run, _fake)
 def gradients(tensors: dict[str, Any], do: Any, dfinal: Any, scale: float) -> dict[str, Any]:
     """The gradient of every tensor that `torch_recurrent`'s operator got, by its name.
 
-    `tensors` has them, and `states` and `final` as the operator left them; `do` is like v, `dfinal`
+    `tensors` has them, and `states` as the operator left them; `do` is like v, `dfinal`
     None where there is no final state. Raises `NotImplementedError` for what has no such kernel.
     """
     given = tensors | {"do": do.contiguous()}
-    if dfinal is None:
-        given.pop("final", None)
-    else:
+    if dfinal is not None:
         given["dfinal"] = dfinal.contiguous()
     made = _operator(*[given.get(x) for x in READ], "initial" in tensors, scale)
     return finished(tensors, dict(zip(WRITTEN, made, strict=True)))

@@ -8,12 +8,12 @@ other by (`scale` and steps in it), b what they weigh S by, a what they have in 
     dq = dP k + b dO S^T,  dk = dP^T q + a v R^T,  dv = P^T dO + a k R
     R <- exp(total) R + (b q)^T dO
 
-which is the recurrence itself with its rows reversed. The gradient of a row's logarithm is what
-every later row of the chunk has as q dq - k dk, in sum, and <S', R> of the state after the chunk:
+which is the recurrence itself with its rows reversed. The gradient of a row's logarithm is <S, R>
+of the state before the chunk less what every earlier row of the chunk has as q dq - k dk, in sum:
 sums never leave a chunk, so a long sequence costs no accuracy.
 
-Arrays: those of `recurrent` without `o`; `do` like `v`; `states`, which `recurrent` leaves with
-`RecurrentConfig.states`; with `final`, `final` and its gradient `dfinal`. Written are
+Arrays: those of `recurrent` without `o`, `initial` and `final`; `do` like `v`; `states`, which
+`recurrent` leaves with `RecurrentConfig.states`; with `final` its gradient `dfinal`. Written are
 `dq, dk: [batch, rows, slots, d]` in bf16, a slot for every head and every 64 columns of its values,
 to be summed over slots that share a q and k; `dv: [batch, rows, heads, e]`; where there are such
 inputs `dinitial: [batch, heads, d, e]`, `dg` or `ddt: [batch, rows, slots]` in fp32, and
@@ -60,7 +60,7 @@ from warploom.tile import (
 
 ALLOW = "spills", "stack"  # index arithmetic of tasks may spill a few words
 TOKENS, CHANNELS = "batch rows slots", "batch rows slots d"
-LANES, ENDS = "batch slots lanes", "batch edges slots d"
+LANES, STARTS = "batch slots lanes", "batch chunks slots d"
 
 
 def parts_of(config: RecurrentConfig) -> tuple[str, ...]:
@@ -89,7 +89,8 @@ def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, Ar
     del arrays["o"]
     kept = arrays.pop("states")
     arrays |= {"do": arrays["v"], "states": kept}
-    arrays.pop("initial", None)
+    for state in ("initial", "final"):
+        arrays.pop(state, None)
     made = {x: array(BF16, CHANNELS) for x in ("dq", "dk")} | {"dv": arrays["v"]}
     states = {"dfinal": array(FP32, STATES)} if config.final else {}
     states |= {"dinitial": array(FP32, STATES)} if config.initial else {}
@@ -98,9 +99,8 @@ def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, Ar
         made[name] = array(BF16 if dims == CHANNELS else FP32, dims)
     if part == "rows":
         return arrays | made
-    made["ends"] = array(FP32, ENDS)
-    names = ("dk", "dv", "ends", *states) if part == "keys" else ("dk", "ends", "dq", "dg")
-    arrays = {x: one for x, one in arrays.items() if x != "final" or part == "keys"}
+    made["starts"] = array(FP32, STARTS)
+    names = ("dk", "dv", "starts", *states) if part == "keys" else ("dk", "starts", "dq", "dg")
     return arrays | {x: made[x] for x in names}
 
 
@@ -118,7 +118,7 @@ def slots_of(config: RecurrentConfig, heads: int) -> int:
 
 
 def made_arrays(config: RecurrentConfig) -> dict[str, Array]:
-    """What the kernels of a configuration write, in order; `ends` is theirs alone."""
+    """What the kernels of a configuration write, in order; `starts` is theirs alone."""
     made: dict[str, Array] = {}
     for part in parts_of(config):
         ops = recurrent_backward(config, part).ops()
@@ -129,8 +129,8 @@ def made_arrays(config: RecurrentConfig) -> dict[str, Array]:
 
 def sizes_of(config: RecurrentConfig, batch: int, rows: int, heads: int) -> dict[str, int]:
     """The sizes of the dimensions of `made_arrays`."""
-    slots, edges = slots_of(config, heads), -(-rows // CHUNK) + 1
-    sizes = {"batch": batch, "rows": rows, "heads": heads, "slots": slots, "edges": edges}
+    slots, chunks = slots_of(config, heads), -(-rows // CHUNK)
+    sizes = {"batch": batch, "rows": rows, "heads": heads, "slots": slots, "chunks": chunks}
     return sizes | {"lanes": CHUNK, "d": config.key_dim, "e": config.value_dim}
 
 
@@ -165,15 +165,11 @@ class ScalarBackward(ScalarTask, BackwardTask):
         super().__init__(config, arrays)
         self.parts = [span(at, CHUNK, "d") for at in range(0, config.depth, CHUNK)]
         self.grads = [self.last("dfinal", part) for part in self.parts]  # R, [e, d] each
-        self.carried = zeros(t=CHUNK)  # <S', R>, the same for all
         written = given_dims(config).items()
         self.sums = {name: zeros(t=CHUNK) for name, dims in written if dims == LANES}
 
     def run(self) -> None:
         """All of it."""
-        if self.config.final and self.config.decay != "none":
-            for part, grad in zip(self.parts, self.grads, strict=True):
-                self.carried += product(self.last("final", part), grad)
         last = self.chunks - 1
         gated = self.config.decay in GATES
         gates = [self.gate(last - n) for n in (0, 1)] if gated else []
@@ -267,11 +263,8 @@ class ScalarBackward(ScalarTask, BackwardTask):
             from_q, from_k = from_q + one, from_k + other
         from_q, from_k = from_q.rename("m", "t"), from_k.rename("n", "t")
         own = from_q - from_k
-        change = self.carried + (sum_along(own, "t") - cumsum(own, "t") + own)
-        self.gates_of(chunk, change, from_k)
-        self.carried.assign(zeros(t=CHUNK))
-        for state, grad in zip(chunk.states, self.grads, strict=True):
-            self.carried += product(state.cast(FP32), grad)
+        start = [product(s.cast(FP32), r) for s, r in zip(chunk.states, self.grads, strict=True)]
+        self.gates_of(chunk, sum(start[1:], start[0]) + (own - cumsum(own, "t")), from_k)
 
     def gates_of(self, chunk: _Chunk, change: Tile, from_k: Tile) -> None:
         """Store or add up the gradients of what the decays of a chunk are made from."""

@@ -7,8 +7,8 @@ P = (k w)(q w)^T and dP = v dO^T there, both masked,
 
 over the same blocks as the scores, and what states have in them as under scalar decays. One block
 of threads has no room for both, nor has it to: `ChannelKeys` goes through the chunks from the last
-to the first with the gradient of the state, and leaves <S, R> of the state before each chunk and
-after the last one in `ends`; `ChannelQueries` knows the states and makes dq, and dg of everything.
+to the first with the gradient of the state, and leaves <S, R> of the state before each chunk in
+`starts`; `ChannelQueries` knows the states and makes dq, and dg of everything.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class ChannelKeys(BackwardTask):
         """All of it."""
         self.channels = Channels(CHUNK, ("e", COLUMNS), ("i", "n", "j"))
         self.grad = self.last("dfinal", self.depth)  # R, [e, d]
-        self.end_of(self.chunks, self.last("final", self.depth))
         last = self.chunks - 1
         for i in loop(self.chunks):
             self.chunk(last - i)
@@ -81,51 +80,56 @@ class ChannelKeys(BackwardTask):
         weighed.assign((q.cast(FP32) * before).cast(BF16).rename("m", "i"))
         self.grad *= exp2(whole * LOG2E)
         self.grad += do @ weighed
-        self.end_of(c, state.cast(FP32))
+        # Read twice, so that it comes through a slot.
+        one, other = (state.cast(FP32) * (self.grad * 0.5) for _ in range(2))
+        both = sum_along(one + other, "e")
+        store(self.arrays["starts"], self.batch, c, self.slot, self.depth, tile=both)
         self.give("dk", c, "n", self.depth, dk)
         self.give("dv", c, "n", self.values, dv)
 
-    def end_of(self, c: Index, state: Tile) -> None:
-        """Store <S, R> of the state before chunk c, of every channel."""
-        both = sum_along(state * self.grad, "e")
-        store(self.arrays["ends"], self.batch, c, self.slot, self.depth, tile=both)
-
 
 class ChannelQueries(BackwardTask):
-    """Traces a task of the kernel for q and gates. Rows are m, of gates i; j are those of k."""
+    """Traces a task of the kernel for q and gates. Rows of q and k are m, and i as operands: all
+    of these lie in one place, one after the other."""
 
     def run(self) -> None:
         """All of it."""
         self.channels = Channels(CHUNK, ("e", COLUMNS), ("j", "n", "i"))
+        w, r = coordinate("i", CHUNK), coordinate("j", CHUNK)
+        self.upto = where(w <= r, 1.0, 0.0).cast(BF16)
+        self.inner = self.channels.relative(w, r, MIDDLE)
         for c in loop(self.chunks):
             self.chunk(c)
 
     def chunk(self, c: Index) -> None:
         """The gradients of chunk c."""
-        q, k, v = self.keys("q", c, "m"), self.keys("k", c, "m"), self.value(c, "j")
+        q, k, v = self.keys("q", c, "m"), self.keys("k", c, "m"), self.value(c, "i")
         g = load(self.arrays["g"], self.batch, rows(c, "i"), self.head, self.depth)
         dk = load(self.arrays["dk"], self.batch, rows(c, "m"), self.slot, self.depth)
         do, channels = self.result(c), self.channels
         change = ((do @ v) * self.scale).cast(BF16)
-        dq, weighed = do @ self.before(c, self.depth), zeros(BF16, j=CHUNK, d=CHUNK)
-        whole, rest = sum_along(g.cast(FP32), "i"), channels.later @ g
-        dq *= exp2((whole - rest.rename("j", "m")) * LOG2E) * self.scale
+        dq, operand = do @ self.before(c, self.depth), zeros(BF16, i=CHUNK, d=CHUNK)
+        dq *= exp2((self.upto @ g).rename("j", "m") * LOG2E) * self.scale
 
         def block(own: Tile, past: Tile, half: int) -> None:
-            weighed.assign((k.cast(FP32) * past).cast(BF16).rename("m", "j"))
-            masked = where(seen("m", "j", half), change, 0.0)
-            dq.assign(dq + (masked @ weighed) * own)
+            operand.assign((k.cast(FP32) * past).cast(BF16).rename("m", "i"))
+            masked = where(seen("m", "i", half), change, 0.0)
+            dq.assign(dq + (masked @ operand) * own)
 
         for half in channels.halves:
             weights = exp2(-abs(channels.between[half] @ g) * LOG2E).rename("j", "m")
             block(weights, weights, half)
-        weighed.assign(maximum(g, LEAST).rename("i", "j"))
-        sums = (channels.inner @ weighed).rename("i", "m") * LOG2E
+        operand.assign(maximum(g, LEAST))
+        sums = (self.inner @ operand).rename("j", "m") * LOG2E
         block(exp2(sums), exp2(-sums), 0)
-        own = q.cast(FP32) * dq - k.cast(FP32) * dk.cast(FP32)
-        later = (channels.later @ own.cast(BF16).rename("m", "i")).rename("j", "m")
-        ends = load(self.arrays["ends"], self.batch, c + 1, self.slot, self.depth)
-        self.give("dg", c, "m", self.depth, own + later + ends)
+
+        def own() -> Tile:
+            return q.cast(FP32) * dq - k.cast(FP32) * dk.cast(FP32)
+
+        operand.assign(own().cast(BF16).rename("m", "i"))
+        earlier = (self.upto @ operand).rename("j", "m")
+        start = load(self.arrays["starts"], self.batch, c, self.slot, self.depth)
+        self.give("dg", c, "m", self.depth, own() - earlier + start)
         self.give("dq", c, "m", self.depth, dq)
 
 
