@@ -2,8 +2,8 @@
 
 `linear_attention`, `retention`, `simple_gla`, `gla`, `delta_rule` and `gated_delta_rule` take what
 flash-linear-attention's functions of these names take, `mamba_chunk_scan_combined` what mamba_ssm's
-does. Tensors are used where they
-lie; only states of Mamba change their axes. Forward; importing this module needs torch.
+does. Tensors are used where they lie; only states of Mamba change their axes. All but the delta
+rules have gradients (`torch_recurrent_backward`); importing this module needs torch.
 """
 
 from __future__ import annotations
