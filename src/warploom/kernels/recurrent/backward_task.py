@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from warploom.kernels.recurrent.config import RecurrentConfig
-from warploom.kernels.recurrent.task import Task, rows
+from warploom.kernels.recurrent.task import CHUNK, Task, rows
 from warploom.tile import BF16, Array, Index, Span, Tile, cdiv, load, size, store, zeros
 
 COLUMNS = 64  # of a task's state, along e
@@ -22,7 +22,7 @@ class BackwardTask(Task):
     def last(self, name: str, part: Span) -> Tile:
         """Part of a state after the last row, [e, d]; zeros where there is none."""
         if not self.config.final:
-            return zeros(e=COLUMNS, d=part.size)
+            return zeros(e=COLUMNS, d=CHUNK)
         return load(self.arrays[name], self.batch, self.head, part, self.values).T.copy()
 
     def before(self, c: Index, part: Span) -> Tile:

@@ -61,7 +61,7 @@ def reference(
     out = np.zeros(given.v.shape)
     kept: list[Wide] = []
     state = _start(config, given)
-    for i in range(out.shape[1]):
+    for i in range(given.q.shape[1]):
         if i % CHUNK == 0:
             kept.append(state.swapaxes(-1, -2))
         state = _moved(given, i, state)[0]
