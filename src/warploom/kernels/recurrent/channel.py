@@ -17,6 +17,7 @@ class ChannelTask(Task):
         for i in loop(self.chunks):
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "m"), self.value(i, "m")
             where_g = self.batch, rows(i, "w"), self.head, self.depth
+            self.keep(i, state)
             out = channels.step(state, q, k, v, load(self.arrays["g"], *where_g))
             out *= self.scale
             self.put(i, out)

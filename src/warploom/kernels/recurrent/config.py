@@ -32,6 +32,8 @@ class RecurrentConfig:
     skip        o += skip_h v, skip: [heads] (Mamba-2's D)
     initial     the state before the first row is given: [batch, heads, d, e]
     final       the state after the last row is stored: [batch, heads, d, e]
+    states      the state before every chunk of 64 rows is stored, as gradients need it:
+                [batch, chunks, heads, e, d] in bf16
     """
 
     decay: str = "token"
@@ -44,6 +46,7 @@ class RecurrentConfig:
     skip: bool = False
     initial: bool = False
     final: bool = False
+    states: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning or no tile."""

@@ -45,6 +45,7 @@ class DeltaTask(Task):
                 summed(now["g"].cast(FP32).rename("r", "t") * LOG2E) if decays else 2 * (None,)
             )
             solved = self.solved(k, beta, sums)
+            self.keep(i, state)
             before = state.cast(BF16)
             old = before @ k
             old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
