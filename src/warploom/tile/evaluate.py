@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
 from warploom.tile.ir import Array, Op, Span, TileType
-from warploom.tile.ops import OPS
+from warploom.tile.ops import BLOCK, OPS
 
 Value = NDArray[Any]
 
@@ -90,6 +90,8 @@ def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Va
         return sources[0]
     if op.kind == "transpose":
         return sources[0].T
+    if op.kind == "lower_inverse":
+        return _lower_inverse(sources[0])
     axis = source.names.index(op.axis)
     if op.kind == "slice":
         start = int(op.value or 0)
@@ -101,6 +103,19 @@ def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Va
     meaning = OPS[op.kind].meaning
     assert meaning is not None
     return meaning(sources[0], axis=axis)
+
+
+def _lower_inverse(value: Value) -> Value:
+    """By forward substitution, all blocks at once: row c is done when the rows above it are in."""
+    count = value.shape[0] // BLOCK
+    blocks = value.reshape(count, BLOCK, count, BLOCK)[range(count), :, range(count)]
+    low = np.tril(blocks, -1)
+    inverse = np.broadcast_to(np.eye(BLOCK, dtype=value.dtype), low.shape).copy()
+    for c in range(BLOCK - 1):
+        inverse -= low[:, :, c, None] * inverse[:, c, None]
+    found = np.zeros((count, BLOCK, count, BLOCK), value.dtype)
+    found[range(count), :, range(count)] = inverse
+    return found.reshape(value.shape)
 
 
 def _gather(op: Op, sources: Sequence[Value], axis: int) -> Value:

@@ -204,6 +204,11 @@ class Trace:
         if group == "scan":
             whole = within(given[0], op.axis, None, self.extents)
             return combined([whole, _position(op.dst, op.axis)])
+        if group == "blocks":
+            whole, places = given[0], [_position(op.dst, axis) for axis in op.dst.type.names]
+            for axis in op.dst.type.names:
+                whole = within(whole, axis, None, self.extents)
+            return combined([whole, *places])
         if op.kind == "gather":
             return combined([within(given[0], op.axis, None, self.extents), given[1]])
         if op.kind == "reduce_scatter":

@@ -75,7 +75,7 @@ class RecurrentConfig:
     @property
     def depth(self) -> int:
         """Of the state's tile along d, with zeros where a head is shorter."""
-        return 128 if self.key_dim > SHORT else SHORT
+        return 128 if self.key_dim > 64 else 64
 
     @property
     def columns(self) -> int:

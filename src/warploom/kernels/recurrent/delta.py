@@ -24,9 +24,11 @@ from warploom.tile import (
     coordinate,
     exp2,
     loop,
+    lower_inverse,
     where,
 )
 
+BLOCK = 16  # rows of the blocks on the diagonal that a warp inverts by itself
 NOWHERE = 2.0 * CHUNK  # a column that no chunk has
 
 
@@ -79,10 +81,10 @@ class DeltaTask(Task):
             low *= exp2(sums.rename("t", "r") - sums.rename("t", "n"))
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
         low = where(r > n, low * beta.rename("t", "r"), 0.0)
-        inverse = where(under(r, n, 1), -low, where(r.equals(n), 1.0, 0.0))
+        inverse = lower_inverse(low)
         narrow, rest = inverse.cast(FP16), (-low).cast(FP16).rename("r", "u")
         right = narrow.rename("r", "u")
-        blocks = 2
+        blocks = BLOCK
         while blocks < CHUNK:
             # Of D L the blocks under the diagonal are D L'.
             product = where(under(r, n, blocks), narrow.rename("n", "u") @ rest, 0.0)
