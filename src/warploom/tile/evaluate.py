@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
 from warploom.tile.ir import Array, Op, Span, TileType
-from warploom.tile.ops import BLOCK, OPS
+from warploom.tile.ops import BLOCK, OPS, TAKEN_OFF
 
 Value = NDArray[Any]
 
@@ -72,7 +72,9 @@ def matmul(op: Op, sources: Sequence[Value]) -> Value:
     assert op.dst is not None
     sums = storage_of(op.dst.type.dtype)
     product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(sums)
-    return product + sources[2] if len(sources) == 3 else product
+    if len(sources) == 2:
+        return product
+    return sources[2] - product if op.value == TAKEN_OFF else sources[2] + product
 
 
 def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Value:

@@ -348,6 +348,10 @@ class Complex:
         """Both parts in another element type."""
         return Complex(self.re.cast(dtype), self.im.cast(dtype))
 
+    def rename(self, axis: str, name: str) -> Complex:
+        """Both parts with an axis under another name."""
+        return Complex(self.re.rename(axis, name), self.im.rename(axis, name))
+
     def copy(self) -> Complex:
         """The present value as a pair of its own."""
         return Complex(self.re.copy(), self.im.copy())

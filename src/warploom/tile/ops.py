@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numpy = Callable[..., Any]
+TAKEN_OFF = -1  # the value of a matmul whose product is taken off what it adds to
 BLOCK = 16  # rows and columns of the blocks on a diagonal
 
 
