@@ -17,13 +17,11 @@ class ConvolutionConfig:
     length   N, of the transform: 512, 1024, 2048 or 4096
     causal   sequences have N / 2 elements and are followed by zeros, so nothing comes round; they
              have N elements and come round otherwise
-    gated    y is multiplied by a gate of its shape
     pairs    pairs of sequences of a task, one after the other
     """
 
     length: int = 4096
     causal: bool = True
-    gated: bool = False
     pairs: int = 4
 
     def __post_init__(self) -> None:
@@ -43,6 +41,11 @@ class ConvolutionConfig:
     def square(self) -> bool:
         """Whether both transforms have one length, and so one matrix."""
         return self.factor == COLUMNS
+
+    @property
+    def taps(self) -> int:
+        """Elements of a sequence, and of a kernel at most."""
+        return self.length // 2 if self.causal else self.length
 
     @property
     def taken(self) -> int:

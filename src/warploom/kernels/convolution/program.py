@@ -47,8 +47,6 @@ def long_convolution(config: ConvolutionConfig) -> Program:
     arrays |= {f"twiddle_{part}": array(BF16, "f b") for part in PARTS}
     for name, dims in MATRICES.items():
         arrays |= {f"{name}_{part}": array(BF16, dims) for part in PARTS}
-    if config.gated:
-        arrays["gate"] = array(BF16, "batch rows b")
 
     def body(**given: Array) -> None:
         _task(config, given)
@@ -57,16 +55,16 @@ def long_convolution(config: ConvolutionConfig) -> Program:
 
 
 def default_schedule(config: ConvolutionConfig) -> KernelSchedule:
-    """The schedule that a configuration gets: two blocks on an SM, for which only x has room for
-    a second slot."""
-    store = "direct" if config.causal else "tma"
-    plan = LaunchPlan(split="f", resident=2, store=store, store_panels=1)
+    """The schedule that a configuration gets: two blocks on an SM, beside which only x has room for
+    a second slot, where no matrix takes it, and stores have none."""
+    plan = LaunchPlan(split="f", resident=2, store="direct")
     program = long_convolution(config)
     made = multistage(program, 1, plan, 1, 0)
     ((index, schedule),) = made.loops.items()
     (loop,) = program.loops()
     loads = [op for op in loop.body if isinstance(op, Op) and op.kind == "load"]
-    rows = {op.label: 2 for op in loads if op.array is not None and op.array.name == "x"}
+    slots = 2 if config.square or config.causal else 1
+    rows = {op.label: slots for op in loads if op.array is not None and op.array.name == "x"}
     depths = {**schedule.ring_depth, **rows}
     return replace(made, loops={index: replace(schedule, ring_depth=depths)})
 

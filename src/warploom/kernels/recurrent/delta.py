@@ -41,12 +41,18 @@ class DeltaTask(Task):
         names = ("beta", "g") if decays else ("beta",)
         now, later = ({name: self.gates(name, i, "r") for name in names} for i in (0, 1))
         for i in loop(self.chunks):
-            q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
+            k, q, v = self.keys("k", i, "n"), self.keys("q", i, "m"), self.value(i, "n")
+            # What needs no solution runs beside the work on the first product.
+            low = k.rename("n", "r") @ k
+            scores = k @ q
+            after = {name: self.gates(name, i + 2, "r") for name in names}
             beta = now["beta"].cast(FP32).rename("r", "t")
             sums, whole = (
                 summed(now["g"].cast(FP32).rename("r", "t") * LOG2E) if decays else 2 * (None,)
             )
-            solved = self.solved(k, beta, sums)
+            low = self.below(low, beta, sums)
+            seen = self.seen(scores, sums)
+            solved = self.solved(low, beta)
             before = state.cast(BF16)
             old = before @ k
             old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
@@ -56,11 +62,10 @@ class DeltaTask(Task):
             if sums is not None and whole is not None:
                 added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
                 state *= exp2(whole)
-            state += added @ k
             out = before @ q
+            state += added @ k
             out *= (exp2(sums) * self.scale).rename("t", "m") if sums is not None else self.scale
-            out += fresh @ self.seen(k @ q, sums)
-            after = {name: self.gates(name, i + 2, "r") for name in names}
+            out += fresh @ seen
             self.put(i, out)
             for name in names:
                 now[name].assign(later[name])
@@ -74,13 +79,16 @@ class DeltaTask(Task):
             scores = scores * exp2(-sums.rename("t", "n") + sums.rename("t", "m"))
         return where(n <= m, scores * self.scale, 0.0).cast(BF16)
 
-    def solved(self, k: Tile, beta: Tile, sums: Tile | None) -> Tile:
-        """T beta, [r, n]."""
-        low = k.rename("n", "r") @ k
+    def below(self, low: Tile, beta: Tile, sums: Tile | None) -> Tile:
+        """L, [r, n], from the products of keys."""
         if sums is not None:
-            low *= exp2(sums.rename("t", "r") - sums.rename("t", "n"))
+            low = low * exp2(sums.rename("t", "r") - sums.rename("t", "n"))
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
-        low = where(r > n, low * beta.rename("t", "r"), 0.0)
+        return where(r > n, low * beta.rename("t", "r"), 0.0)
+
+    def solved(self, low: Tile, beta: Tile) -> Tile:
+        """T beta, [r, n]."""
+        r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
         inverse = lower_inverse(low)
         narrow, rest = inverse.cast(FP16), (-low).cast(FP16).rename("r", "u")
         right = narrow.rename("r", "u")
