@@ -45,7 +45,6 @@ class DeltaTask(Task):
             # What needs no solution runs beside the work on the first product.
             low = k.rename("n", "r") @ k
             scores = k @ q
-            after = {name: self.gates(name, i + 2, "r") for name in names}
             beta = now["beta"].cast(FP32).rename("r", "t")
             sums, whole = (
                 summed(now["g"].cast(FP32).rename("r", "t") * LOG2E) if decays else 2 * (None,)
@@ -56,16 +55,17 @@ class DeltaTask(Task):
             before = state.cast(BF16)
             old = before @ k
             old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
+            out = state.cast(BF16) @ q
             new = v @ solved
             new += old.cast(BF16) @ solved  # [e, r]
             fresh = added = new.cast(BF16).rename("r", "n")
             if sums is not None and whole is not None:
                 added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
                 state *= exp2(whole)
-            out = before @ q
             state += added @ k
             out *= (exp2(sums) * self.scale).rename("t", "m") if sums is not None else self.scale
             out += fresh @ seen
+            after = {name: self.gates(name, i + 2, "r") for name in names}
             self.put(i, out)
             for name in names:
                 now[name].assign(later[name])
