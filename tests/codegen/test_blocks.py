@@ -1,5 +1,5 @@
-"""Inverses of blocks on the diagonal, and products that are taken off a sum: the interpreter against
-float64, the emitted kernels against the interpreter."""
+"""Inverses of blocks on the diagonal, and products that are taken off a sum: the interpreter
+against float64, the emitted kernels against the interpreter."""
 
 import re
 

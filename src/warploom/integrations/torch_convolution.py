@@ -23,7 +23,8 @@ from warploom.integrations.torch_program import (
 )
 from warploom.kernels.convolution.config import COLUMNS, FACTORS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices
-from warploom.kernels.convolution.program import default_schedule, long_convolution as program
+from warploom.kernels.convolution.program import default_schedule
+from warploom.kernels.convolution.program import long_convolution as program
 
 torch: Any = torch_module()
 SCHEMA = "(Tensor x, Tensor kernel_re, Tensor kernel_im, bool causal) -> Tensor"

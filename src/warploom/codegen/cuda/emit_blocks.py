@@ -57,17 +57,16 @@ def lower_inverse_lines(values: Values, op: Op, names: Names) -> list[str]:
 def _column(c: int) -> list[str]:
     """Take row c off the rows below it. Rows above 8 have nothing in columns from 8 on, and are
     above all rows from 8 on."""
-    late = c // 8
-    everyone = "0xffffffffu"
+    late, take = c // 8, "__shfl_sync(0xffffffffu, "
     row, column = f"{c % 8 * 4} + lane % 4", f"(lane & ~3) + {c % 8 // 2}"
     lines = [
-        f"const float by{h}_at = __shfl_sync({everyone}, low_at[{4 * late + 2 * h + c % 2}], {column});"
+        f"const float by{h}_at = {take}low_at[{4 * late + 2 * h + c % 2}], {column});"
         for h in range(late, 2)
     ]
     for j in range(late + 1):
         for b in range(2):
             place = 4 * j + b
-            done = f"__shfl_sync({everyone}, inverse_at[{place + 2 * late}], {row})"
+            done = f"{take}inverse_at[{place + 2 * late}], {row})"
             lines.append(f"const float done{place}_at = {done};")
             lines += [
                 f"inverse_at[{place + 2 * h}] -= by{h}_at * done{place}_at;" for h in range(late, 2)

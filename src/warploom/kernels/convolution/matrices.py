@@ -31,14 +31,12 @@ def matrices(config: ConvolutionConfig) -> Mapping[str, Real]:
     """
     factor, each = config.factor, config.factor // (2 if config.causal else 1)
     together = np.eye(ROWS // factor)
-    own = _transform(factor)
-    found = {
+    own, zeros = _transform(factor), np.zeros((ROWS - config.taken, ROWS))
+    found: dict[str, Wide] = {
         "left": np.kron(together, own[:, :each]),
         "right": _transform(COLUMNS),
-        "back": np.zeros((ROWS, ROWS), np.complex128),
+        "back": np.concatenate([np.kron(together, own[:each].conj()), zeros]),
     }
-    back = np.kron(together, own[:each].conj())
-    found["back"][: len(back)] = back
     named: dict[str, Real] = {}
     for name, matrix in found.items():
         named |= {f"{name}_re": _narrow(matrix.real), f"{name}_im": _narrow(matrix.imag)}
