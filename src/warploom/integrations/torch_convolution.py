@@ -73,7 +73,9 @@ def long_convolution(x: Any, kernel: Any, causal: bool = True) -> Any:
         raise InputError(
             f"long_convolution of x {list(x.shape)}: expected [batch, heads, elements]"
         )
-    bands = kernel if isinstance(kernel, tuple) else kernel_spectrum(kernel, x.shape[-1], causal)
+    bands: tuple[Any, Any] = (
+        kernel if isinstance(kernel, tuple) else kernel_spectrum(kernel, x.shape[-1], causal)
+    )
     return _operator(x, *bands, causal)
 
 

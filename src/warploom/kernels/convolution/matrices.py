@@ -11,6 +11,7 @@ its own block of the matrices from the left.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from warploom.kernels.convolution.config import COLUMNS, ROWS, ConvolutionConfig
 from warploom.tile import BF16, round_to
 
 Real = NDArray[np.float32]
-Wide = NDArray[np.complex128]
+Wide = NDArray[Any]  # of complex128
 
 
 def matrices(config: ConvolutionConfig) -> Mapping[str, Real]:
@@ -30,18 +31,18 @@ def matrices(config: ConvolutionConfig) -> Mapping[str, Real]:
     Both directions together divide by N, each product by the root of its length.
     """
     factor, each = config.factor, config.factor // (2 if config.causal else 1)
-    together = np.eye(ROWS // factor)
+    count = ROWS // factor
     own, zeros = _transform(factor), np.zeros((ROWS - config.taken, ROWS))
     found: dict[str, Wide] = {
-        "left": np.kron(together, own[:, :each]),
+        "left": _blocks(own[:, :each], count),
         "right": _transform(COLUMNS),
-        "back": np.concatenate([np.kron(together, own[:each].conj()), zeros]),
+        "back": np.concatenate([_blocks(own[:each].conj(), count), zeros]),
     }
     named: dict[str, Real] = {}
     for name, matrix in found.items():
         named |= {f"{name}_re": _narrow(matrix.real), f"{name}_im": _narrow(matrix.imag)}
     turn = np.outer(np.arange(factor), np.arange(COLUMNS)) / config.length
-    twiddle = np.tile(np.exp(-2j * np.pi * turn), (ROWS // factor, 1))
+    twiddle = np.tile(np.exp(-2j * np.pi * turn), (count, 1))
     return named | {"twiddle_re": _narrow(twiddle.real), "twiddle_im": _narrow(twiddle.imag)}
 
 
@@ -51,6 +52,11 @@ def spectrum(config: ConvolutionConfig, kernel: NDArray[np.floating]) -> Wide:
     wide = np.fft.fft(kernel.astype(np.float64), config.length, axis=-1)
     split = wide.reshape(len(kernel), COLUMNS, config.factor)
     return split.transpose(0, 2, 1).reshape(-1, COLUMNS)
+
+
+def _blocks(matrix: Wide, count: int) -> Wide:
+    """A matrix with `count` of this one along its diagonal."""
+    return np.kron(np.eye(count), matrix)
 
 
 def _transform(length: int) -> Wide:
