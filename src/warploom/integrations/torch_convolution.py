@@ -73,10 +73,9 @@ def long_convolution(x: Any, kernel: Any, causal: bool = True) -> Any:
         raise InputError(
             f"long_convolution of x {list(x.shape)}: expected [batch, heads, elements]"
         )
-    bands: tuple[Any, Any] = (
-        kernel if isinstance(kernel, tuple) else kernel_spectrum(kernel, x.shape[-1], causal)
-    )
-    return _operator(x, *bands, causal)
+    given = not torch.is_tensor(kernel)
+    re, im = kernel if given else kernel_spectrum(kernel, x.shape[-1], causal)
+    return _operator(x, re, im, causal)
 
 
 def _checked(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> ConvolutionConfig:

@@ -40,10 +40,13 @@ def matrices(config: ConvolutionConfig) -> Mapping[str, Real]:
     }
     named: dict[str, Real] = {}
     for name, matrix in found.items():
-        named |= {f"{name}_re": _narrow(matrix.real), f"{name}_im": _narrow(matrix.imag)}
+        named |= {f"{name}_re": _narrow(np.real(matrix)), f"{name}_im": _narrow(np.imag(matrix))}
     turn = np.outer(np.arange(factor), np.arange(COLUMNS)) / config.length
     twiddle = np.tile(np.exp(-2j * np.pi * turn), (count, 1))
-    return named | {"twiddle_re": _narrow(twiddle.real), "twiddle_im": _narrow(twiddle.imag)}
+    return named | {
+        "twiddle_re": _narrow(np.real(twiddle)),
+        "twiddle_im": _narrow(np.imag(twiddle)),
+    }
 
 
 def spectrum(config: ConvolutionConfig, kernel: NDArray[np.floating]) -> Wide:
