@@ -7,8 +7,8 @@ T = (1 + L)^-1, the rows that are added to the state are
 
 and the rest is what scalar decays do. T comes from blocks of twice the size, beginning with the
 16 rows of a warp (`lower_inverse`): of the inverses D of the blocks of s rows, those of 2 s rows
-are D - D L' D, where L' is L in the blocks under the diagonal. All numbers are parts of inverses, so none grows beyond them, as powers
-of L do; they are fp16, which has three bits more than bf16.
+are D - D L' D, where L' is L in the blocks under the diagonal. All numbers are parts of inverses,
+so none grows beyond them, as powers of L do; they are fp16, which has three bits more than bf16.
 """
 
 from __future__ import annotations
