@@ -204,7 +204,7 @@ def gated_delta_rule(
 ) -> tuple[Any, Any]:
     """The delta rule under decays of every row: g (logarithms) and beta are [B, T, H].
 
-    Keys have norms of about 1; K is at most 64. Otherwise as `simple_gla`.
+    Keys have norms of about 1; K is at most 128. Otherwise as `simple_gla`.
     """
     beta = beta if g is None else beta.to(g.dtype)
     return _called(q, k, v, g, beta, default_scale(q, scale), initial_state, output_final_state)

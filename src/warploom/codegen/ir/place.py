@@ -365,8 +365,11 @@ def _check_whole(placement: Placement, op: Op) -> None:
 
 def runs_along(op: Op, axis: str) -> bool:
     """Whether an op needs elements of other places along an axis."""
+    group = OPS[op.kind].group
+    if group == "blocks":
+        return axis in op.srcs[0].type.names
     return op.axis == axis and (
-        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice", "rename")
+        group in ("reduce", "scan") or op.kind in ("gather", "slice", "rename")
     )
 
 
