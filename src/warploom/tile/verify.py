@@ -205,6 +205,8 @@ def _shape(program: Program, op: Op, sources: list[TileType]) -> TileType:
     if op.kind == "rename":
         (name,) = [own for own in written.type.names if own not in sources[0].names] or [op.axis]
         return rules.rename_type(sources[0], op.axis, name)
+    if op.kind == "quad_order":
+        return rules.quad_order_type(sources[0], op.axis)
     if op.kind == "slice":
         start = int(op.value or 0)
         return rules.slice_type(sources[0], op.axis, start, written.type.size(op.axis))
