@@ -10,6 +10,7 @@ schedule places; the emitter expands inlined ops into their reader's expression.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from warploom.errors import InputError
@@ -28,6 +29,12 @@ class Fusion:
 
     inlined: dict[str, Op]
     kept: frozenset[int]
+
+    def keeping(self, ops: Iterable[Op]) -> Fusion:
+        """The same, but these are not inlined."""
+        kept = {op.dst.name: op.id for op in ops if op.dst is not None}
+        inlined = {name: op for name, op in self.inlined.items() if name not in kept}
+        return Fusion(inlined, self.kept | frozenset(kept.values()))
 
     def sources(self, op: Op) -> tuple[Var, ...]:
         """The variables `op` reads once inlined sources are expanded, each once."""
