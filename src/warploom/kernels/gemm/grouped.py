@@ -71,6 +71,8 @@ class GroupedConfig:
     b        "nk" or "kn" (16-bit elements only)
     swiglu   b has 2 n columns, and c = silu(a b[:n]) * (a b[n:])
     tile     rows and columns of a task
+    products_in_flight  with block scales, products of 128 that are started together, so that the
+             sums of one are scaled and added while the others run
     """
 
     dtype: DType = BF16
@@ -80,6 +82,7 @@ class GroupedConfig:
     b: str = "nk"
     swiglu: bool = False
     tile: tuple[int, int] = (128, 128)
+    products_in_flight: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
@@ -99,6 +102,17 @@ class GroupedConfig:
                 f"grouped gemm tile of {self.tile[1]} columns with block scales: expected a divisor "
                 f"of {SCALED}"
             )
+        together = self.products_in_flight
+        if together < 1 or (together > 1 and (self.scales != "blocks" or self.swiglu)):
+            raise InputError(
+                f"grouped gemm products_in_flight={together}: expected >= 1, and 1 without block "
+                "scales or with swiglu"
+            )
+
+    @property
+    def step(self) -> int:
+        """Elements of k in a step."""
+        return STEP_BYTES // self.dtype.bytes
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -144,7 +158,7 @@ class _Task:
 
 def _task(config: GroupedConfig, rest: dict[str, Array]) -> _Task:
     bm, bn = config.tile
-    steps = cdiv(size("k"), STEP_BYTES // config.dtype.bytes)
+    steps = cdiv(size("k"), config.step)
     rows, columns = cdiv(size("m"), bm), cdiv(size("n"), bn)
     if config.groups == "none":
         m, n = grid(m=rows, n=columns)
@@ -162,28 +176,40 @@ def _task(config: GroupedConfig, rest: dict[str, Array]) -> _Task:
 
 def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array) -> None:
     bm, bn = config.tile
-    bk = STEP_BYTES // config.dtype.bytes
     task = _task(config, rest)
     rows, cols = span(task.first, bm, "m"), span(task.column, bn, "n")
     sums = [zeros(m=bm, n=bn) for _ in range(1 + config.swiglu)]
-    for i in loop(task.steps):
-        depth = span(i * bk, bk)
-        at = load(a, *task.of_a, rows, depth)
-        for half, acc in enumerate(sums):
-            own = span(task.column + half * size("n"), bn, "n")
-            sides = (own, depth) if config.b == "nk" else (depth, own)
-            product = at @ load(b, *task.of_b, *sides)
-            if config.scales == "blocks":
-                block = (task.column + half * size("n")) // SCALED
-                scale = load(rest["scale_a"], *task.of_a, i, rows)
-                scale = scale * load(rest["scale_b"], *task.of_b, block, i)
-                acc[:] = acc + product * scale
-            else:
-                acc += product
+    together = config.products_in_flight
+    for i in loop((task.steps + (together - 1)) // together):
+        products: list[tuple[Tile, Tile, Tile]] = []
+        for part in range(together):
+            step = i * together + part
+            depth = span(step * config.step, config.step)
+            at = load(a, *task.of_a, rows, depth)
+            for half, acc in enumerate(sums):
+                own = span(task.column + half * size("n"), bn, "n")
+                sides = (own, depth) if config.b == "nk" else (depth, own)
+                product = at @ load(b, *task.of_b, *sides)
+                if config.scales != "blocks":
+                    acc += product
+                    continue
+                products.append((acc, product, _block_scale(config, half, step, task, rest)))
+        for acc, product, scale in products:
+            acc[:] = acc + product * scale
     results = [_by_rows(config, acc, half, task, rest) for half, acc in enumerate(sums)]
     out = silu(results[0]) * results[1] if config.swiglu else results[0]
     kept = span(task.first, bm, "m", stop=task.stop)
     store(c, *task.of_a, kept, cols, tile=out.cast(config.out))
+
+
+def _block_scale(
+    config: GroupedConfig, half: int, step: Index, task: _Task, rest: dict[str, Array]
+) -> Tile:
+    """The factors of a block's product, one a row."""
+    rows = span(task.first, config.tile[0], "m")
+    block = (task.column + half * size("n")) // SCALED
+    of_b = load(rest["scale_b"], *task.of_b, block, step)
+    return load(rest["scale_a"], *task.of_a, step, rows) * of_b
 
 
 def _by_rows(
@@ -213,8 +239,9 @@ def _work_list(ends: Array, tasks: Array, experts: int, rows: int) -> None:
     every = span(0, experts)
     end = load(ends, every)
     count = end - load(ends, span(-1, experts))
-    # Whole numbers below 2^24: the quotient of fp32 by a power of two, cut off, is exact.
-    tiles = ((count + (rows - 1)).cast(FP32) * (1.0 / rows)).cast(INT32)
+    # Half a row keeps the quotient away from whole numbers, where fp32 would have to be exact: up
+    # to 2^22 rows it is cut off to the right one.
+    tiles = (((count + (rows - 1)).cast(FP32) + 0.5) * (1.0 / rows)).cast(INT32)
     upto = cumsum(tiles, "experts")
     own = coordinate("tiles", LISTED, block * LISTED)
     before = own >= upto
@@ -235,13 +262,20 @@ def work_schedule(experts: int) -> SimtSchedule:
     return SimtSchedule("tasks", 128, lanes, 1, LaunchPlan(persistent=False, dependent=True))
 
 
-def grouped_schedule(config: GroupedConfig, depth: int = 4, plan: LaunchPlan | None = None) -> KernelSchedule:
-    """Load-compute-finish; the producer brings the scales of a's rows beside its blocks."""
+def grouped_schedule(
+    config: GroupedConfig,
+    depth: int = 4,
+    plan: LaunchPlan | None = None,
+    vectors: bool = True,
+    registers: tuple[int, int] | None = None,
+) -> KernelSchedule:
+    """Load-compute-finish; with `vectors` the producer brings the scales of a's rows beside its
+    blocks, which takes a pitch of 16 bytes."""
     plan = plan or LaunchPlan(supergroup=8, store_panels=1, dependent=True)
     groups = config.tile[0] // ROWS_PER_GROUP
     plan = plan.with_options(split="m" if groups > 1 else "")
     promoted = config.scales == "blocks"
     return multistage(
-        grouped(config), depth, plan, groups, int(not promoted), early_release=promoted,
-        vectors=promoted,
+        grouped(config), depth, plan, groups, int(not promoted), registers, promoted,
+        vectors=promoted and vectors,
     )  # fmt: skip
