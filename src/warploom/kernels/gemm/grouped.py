@@ -180,36 +180,65 @@ def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array)
     rows, cols = span(task.first, bm, "m"), span(task.column, bn, "n")
     sums = [zeros(m=bm, n=bn) for _ in range(1 + config.swiglu)]
     together = config.products_in_flight
+    of_b = _scales_of_b(config, task, 0, rest)
     for i in loop((task.steps + (together - 1)) // together):
-        products: list[tuple[Tile, Tile, Tile]] = []
+        # Read an iteration ahead, so that they have arrived when they are wanted.
+        ahead = _scales_of_b(config, task, i + 1, rest)
+        products: list[Tile] = []
+        factors: list[Tile] = []
         for part in range(together):
-            step = i * together + part
-            depth = span(step * config.step, config.step)
+            depth = span((i * together + part) * config.step, config.step)
             at = load(a, *task.of_a, rows, depth)
-            for half, acc in enumerate(sums):
+            for half in range(len(sums)):
                 own = span(task.column + half * size("n"), bn, "n")
                 sides = (own, depth) if config.b == "nk" else (depth, own)
                 product = at @ load(b, *task.of_b, *sides)
                 if config.scales != "blocks":
-                    acc += product
+                    sums[half] += product
                     continue
-                products.append((acc, product, _block_scale(config, half, step, task, rest)))
-        for acc, product, scale in products:
-            acc[:] = acc + product * scale
+                products.append(product)
+                if not factors:  # made while the first product runs
+                    factors = _factors(config, task, i, of_b, rest)
+        for number, (product, factor) in enumerate(zip(products, factors, strict=True)):
+            acc = sums[number % len(sums)]
+            acc[:] = acc + product * factor
+        for scale, following in zip(of_b, ahead, strict=True):
+            scale[:] = following
     results = [_by_rows(config, acc, half, task, rest) for half, acc in enumerate(sums)]
     out = silu(results[0]) * results[1] if config.swiglu else results[0]
     kept = span(task.first, bm, "m", stop=task.stop)
     store(c, *task.of_a, kept, cols, tile=out.cast(config.out))
 
 
-def _block_scale(
-    config: GroupedConfig, half: int, step: Index, task: _Task, rest: dict[str, Array]
-) -> Tile:
-    """The factors of a block's product, one a row."""
+def _scales_of_b(
+    config: GroupedConfig, task: _Task, i: Index | int, rest: dict[str, Array]
+) -> list[Tile]:
+    """The block scales of b for the products of an iteration."""
+    if config.scales != "blocks":
+        return []
+    together = config.products_in_flight
+    return [
+        load(
+            rest["scale_b"],
+            *task.of_b,
+            (task.column + half * size("n")) // SCALED,
+            i * together + part,
+        )
+        for part in range(together)
+        for half in range(1 + config.swiglu)
+    ]
+
+
+def _factors(
+    config: GroupedConfig, task: _Task, i: Index, of_b: list[Tile], rest: dict[str, Array]
+) -> list[Tile]:
+    """The factors of the products of an iteration, one a row."""
     rows = span(task.first, config.tile[0], "m")
-    block = (task.column + half * size("n")) // SCALED
-    of_b = load(rest["scale_b"], *task.of_b, block, step)
-    return load(rest["scale_a"], *task.of_a, step, rows) * of_b
+    found: list[Tile] = []
+    for part in range(config.products_in_flight):
+        of_a = load(rest["scale_a"], *task.of_a, i * config.products_in_flight + part, rows)
+        found += [of_a * of_b[len(found) + half] for half in range(1 + config.swiglu)]
+    return found
 
 
 def _by_rows(
