@@ -63,7 +63,7 @@ def test_interpreter_and_simulator_give_the_product(name):
 
 def test_emitted_kernels_give_the_product():
     cluster = LaunchPlan(store_panels=1, cluster=("n_tile", 2), supergroup=8)
-    plans = {name: None for name in CASES} | {"rows of experts": cluster, "blocks": cluster}
+    plans = dict.fromkeys(CASES) | {"rows of experts": cluster, "blocks": cluster}
     blocks = [
         lower(grouped(c), grouped_schedule(c, 2, plans[name])) for name, (c, *_) in CASES.items()
     ]

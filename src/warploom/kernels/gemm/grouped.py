@@ -39,7 +39,6 @@ from warploom.tile import (
     grid,
     load,
     loop,
-    maximum,
     maximum_index,
     min_along,
     minimum,
@@ -71,8 +70,10 @@ class GroupedConfig:
     b        "nk" or "kn" (16-bit elements only)
     swiglu   b has 2 n columns, and c = silu(a b[:n]) * (a b[n:])
     tile     rows and columns of a task
-    products_in_flight  with block scales, products of 128 that are started together, so that the
-             sums of one are scaled and added while the others run
+    promote  every step of k is summed outside of the tensor core, whose fp8 sums keep 14 bits; with
+             block scales it always is
+    products_in_flight  promoted products that are started together, so that the sums of one are
+             added while the others run
     """
 
     dtype: DType = BF16
@@ -82,14 +83,15 @@ class GroupedConfig:
     b: str = "nk"
     swiglu: bool = False
     tile: tuple[int, int] = (128, 128)
+    promote: bool = False
     products_in_flight: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what no kernel here is for."""
         if self.groups not in GROUPS or self.scales not in SCALES or self.b not in ("nk", "kn"):
             raise InputError(
-                f"grouped gemm groups={self.groups!r} scales={self.scales!r} b={self.b!r}: expected "
-                f"{'|'.join(GROUPS)}, {'|'.join(SCALES)} and nk|kn"
+                f"grouped gemm groups={self.groups!r} scales={self.scales!r} b={self.b!r}: "
+                f"expected {'|'.join(GROUPS)}, {'|'.join(SCALES)} and nk|kn"
             )
         if self.dtype.bits == 8 and self.b != "nk":
             raise InputError(f"grouped gemm of {self.dtype} with b={self.b!r}: expected b='nk'")
@@ -99,15 +101,20 @@ class GroupedConfig:
             )
         if self.scales == "blocks" and SCALED % self.tile[1]:
             raise InputError(
-                f"grouped gemm tile of {self.tile[1]} columns with block scales: expected a divisor "
-                f"of {SCALED}"
+                f"grouped gemm tile of {self.tile[1]} columns with block scales: expected a "
+                f"divisor of {SCALED}"
             )
         together = self.products_in_flight
-        if together < 1 or (together > 1 and (self.scales != "blocks" or self.swiglu)):
+        if together < 1 or (together > 1 and (not self.promoted or self.swiglu)):
             raise InputError(
-                f"grouped gemm products_in_flight={together}: expected >= 1, and 1 without block "
-                "scales or with swiglu"
+                f"grouped gemm products_in_flight={together}: expected >= 1, and 1 unless promoted "
+                "or with swiglu"
             )
+
+    @property
+    def promoted(self) -> bool:
+        """Whether products are summed outside of the tensor core."""
+        return self.promote or self.scales == "blocks"
 
     @property
     def step(self) -> int:
@@ -193,15 +200,15 @@ def _grouped(a: Array, b: Array, c: Array, config: GroupedConfig, **rest: Array)
                 own = span(task.column + half * size("n"), bn, "n")
                 sides = (own, depth) if config.b == "nk" else (depth, own)
                 product = at @ load(b, *task.of_b, *sides)
-                if config.scales != "blocks":
+                if not config.promoted:
                     sums[half] += product
                     continue
                 products.append(product)
-                if not factors:  # made while the first product runs
+                if of_b and not factors:  # made while the first product runs
                     factors = _factors(config, task, i, of_b, rest)
-        for number, (product, factor) in enumerate(zip(products, factors, strict=True)):
+        for number, product in enumerate(products):
             acc = sums[number % len(sums)]
-            acc[:] = acc + product * factor
+            acc[:] = acc + (product * factors[number] if factors else product)
         for scale, following in zip(of_b, ahead, strict=True):
             scale[:] = following
     results = [_by_rows(config, acc, half, task, rest) for half, acc in enumerate(sums)]
@@ -303,8 +310,7 @@ def grouped_schedule(
     plan = plan or LaunchPlan(supergroup=8, store_panels=1, dependent=True)
     groups = config.tile[0] // ROWS_PER_GROUP
     plan = plan.with_options(split="m" if groups > 1 else "")
-    promoted = config.scales == "blocks"
     return multistage(
-        grouped(config), depth, plan, groups, int(not promoted), registers, promoted,
-        vectors=promoted and vectors,
+        grouped(config), depth, plan, groups, int(not config.promoted), registers, config.promoted,
+        vectors=config.scales == "blocks" and vectors,
     )  # fmt: skip
