@@ -308,7 +308,7 @@ def evidence(
     plan, size = case.plan, 2 if case.kind == "grouped" else 1
     checks = {
         "numerics": "pass" if errors["warploom"] < WRONG else "fail",
-        "errors": {name: float(f"{errors[name]:.2g}") for name in ("warploom", *same)},
+        "errors": {n: float(f"{errors[n]:.2g}") for n in ("warploom", *same) if n != BY_ROWS},
         "us": round(1e3 * ms["warploom"], 2),
         "TB/s of weights": round(experts * n * k * size / ms["warploom"] * 1e-9, 3),
         "refused": refused,

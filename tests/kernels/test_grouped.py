@@ -26,6 +26,10 @@ RAGGED = (70, 0, 1, 130)
 # name -> (config, rows of the experts, n, k)
 CASES = {
     "blocks": (GroupedConfig(**BLOCKS), (140,), 200, 300),
+    "blocks, two in flight": (GroupedConfig(**BLOCKS, products_in_flight=2), (140,), 136, 300),
+    "promoted rows": (
+        GroupedConfig(dtype=t.E4M3, scales="rows", promote=True), (140,), 136, 300,
+    ),
     "blocks, 64 rows": (GroupedConfig(**BLOCKS, tile=(64, 64)), (100,), 136, 256),
     "rows of experts": (GroupedConfig(groups="rows"), RAGGED, 136, 72),
     "rows of experts, kn": (GroupedConfig(groups="rows", b="kn"), RAGGED, 72, 136),
@@ -61,15 +65,17 @@ def test_interpreter_and_simulator_give_the_product(name):
     assert np.array_equal(got["c"], expected["c"], equal_nan=True)
 
 
+EMITTED = ("blocks", "rows of experts", "rows of experts, blocks", "masked, blocks", "swiglu")
+
+
 def test_emitted_kernels_give_the_product():
     cluster = LaunchPlan(store_panels=1, cluster=("n_tile", 2), supergroup=8)
-    plans = dict.fromkeys(CASES) | {"rows of experts": cluster, "blocks": cluster}
-    blocks = [
-        lower(grouped(c), grouped_schedule(c, 2, plans[name])) for name, (c, *_) in CASES.items()
-    ]
+    plans = dict.fromkeys(EMITTED) | {"rows of experts": cluster, "blocks": cluster}
+    chosen = {name: CASES[name][0] for name in EMITTED}
+    blocks = [lower(grouped(c), grouped_schedule(c, 2, plans[name])) for name, c in chosen.items()]
     sources = [emit(block) for block in blocks]
     library = emulate.compile_all(sources, None)
-    for number, (name, block) in enumerate(zip(CASES, blocks, strict=True)):
+    for number, (name, block) in enumerate(zip(EMITTED, blocks, strict=True)):
         config, counts, n, k = CASES[name]
         arrays, want = grouped_case(config, counts, n, k)
         program = block.placement.program
