@@ -56,7 +56,7 @@ from warploom.tile import (
 
 SCALED = 128  # elements that a block scale is for, along each axis
 STEP_BYTES = 128  # of k in a step
-LISTED = 64  # tasks that a block of `work_list` writes
+LISTED = 16  # tasks that a block of `work_list` writes
 GROUPS = ("none", "rows", "masked")
 SCALES = ("none", "rows", "blocks")
 
