@@ -271,7 +271,7 @@ def _check_readers(
             continue
         kind = op.srcs[0].type if op.dst is None else op.dst.type
         plain = works_on_elements(op) and set(kind.names) == set(found[0].type.names)
-        wide = kind.dtype.bits != 8 and found[0].type.dtype.bytes == 2
+        wide = kind.dtype.bits != 8 and (found[0].type.dtype.bytes == 2 or op.kind == "cast")
         if not plain or not wide or min(kind.shape) % SLOT_COLUMNS:
             raise InputError(
                 f"{op.where}: {op.kind} of {kind} reads {found[0].name}: {found[0].type}, which is "
