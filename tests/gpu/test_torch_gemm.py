@@ -98,6 +98,14 @@ def test_masked_experts():
         assert not count or close(got[expert, :count], x[expert, :count] @ w[expert])
 
 
+@pytest.mark.parametrize("m", [1, 16, 100, 200])
+def test_weights_of_8_bits(m):
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
+        a = torch.randn(m, K, device="cuda").bfloat16()
+        b, scale = torch.randn(N, K, device="cuda").to(kind).t(), torch.rand(N, device="cuda")
+        assert close(gemm.weight_only_mm(a, b, scale), a.double() @ b.double() * scale)
+
+
 def test_a_graph_follows_the_rows_of_experts():
     a = torch.randn(652, K, device="cuda").bfloat16()
     b = torch.randn(5, N, K, device="cuda").bfloat16().transpose(1, 2)

@@ -15,6 +15,7 @@ from warploom.integrations.torch_gemm import (  # noqa: E402
     masked_grouped_mm,
     scaled_grouped_mm,
     scaled_mm,
+    weight_only_mm,
 )
 from warploom.kernels.gemm.grouped import GroupedConfig, grouped, work_list  # noqa: E402
 
@@ -46,7 +47,16 @@ def test_shapes_and_types_of_results():
         assert found.shape == (70, 136) and found.dtype is torch.bfloat16
 
 
+def test_shapes_of_products_with_8_bit_weights():
+    found = weight_only_mm(meta(7, 64), weights(40, 64, dtype=F8), meta(40, dtype=torch.float32))
+    assert found.shape == (7, 40) and found.dtype is torch.bfloat16
+
+
 REFUSED = {
+    "one a column": lambda: weight_only_mm(meta(7, 64), weights(40, 64, dtype=F8), meta(40)),
+    "expected 16 and 8 bits": lambda: weight_only_mm(
+        meta(7, 64), weights(40, 64), meta(40, dtype=torch.float32)
+    ),
     "expected mat_a .m, k. and mat_b .experts, k, n.": lambda: grouped_mm(
         meta(70, 64), weights(40, 64), OFFS
     ),
