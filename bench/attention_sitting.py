@@ -35,7 +35,6 @@ from bench import sitting as st
 from bench.attention_baselines import Lifted, baselines_of, usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
-from warploom.evidence import write_rows
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
 from warploom.kernels.attention.variants import choose_attention
@@ -342,14 +341,14 @@ def _prepare(args: argparse.Namespace, names: list[str]) -> int:
 
 
 def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings, in place of all that were there."""
+    """The rows of sittings; those of shapes that were not timed stay."""
     bursts, short = st.rows_of(paths, "attention-forward", st.seen_in_bursts)
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
-    write_rows(results / "attention_forward.json", st.with_note(bursts, note))
+    kb.put(results / "attention_forward.json", st.with_note(bursts, note))
     alone, less = st.rows_of(paths, "attention-alone", st.seen_alone)
     note = f"alone for {st.ALONE} s after {st.SETTLE} s"
     if alone:
-        write_rows(results / "attention_alone.json", st.with_note(alone, note))
+        kb.put(results / "attention_alone.json", st.with_note(alone, note))
     print(f"{len(bursts)} rows of bursts, {len(alone)} alone, from {len(paths)} sittings")
     for line in dict.fromkeys(short + less):
         print(f"left out: {line}")

@@ -201,7 +201,8 @@ def schedule():
 
 def test_a_program_becomes_an_operator(fake):
     made = torch_program.torch_program("warploom_tests::scaled", program(), schedule())
-    assert str(made._opoverload._schema).endswith("(Tensor x, float factor) -> Tensor")
+    schema = torch.ops.warploom_tests.scaled.default._schema
+    assert str(schema).endswith("(Tensor x, float factor) -> Tensor")
     result = made(make(5, 32, dtype=torch.float32), 2.0)
     assert result.shape == (5, 32) and result.dtype is torch.float32
     with pytest.raises(InputError, match="given with shape"):
