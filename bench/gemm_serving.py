@@ -6,12 +6,14 @@
 
 A case is `blocks MxNxK` (fp8, scales of 1 x 128 and 128 x 128), `grouped MODEL LAYER TOKENS` (bf16,
 the rows of a mixture of experts one expert after another; `up` and `down` are its two layers), or
-`grouped8 ...`, the same in fp8 with block scales. Routers are uneven: the shares of experts are as
-0.2 to 1.2, and every 17th of many has none. A call of ours includes the kernel that makes the list
-of tasks on the GPU; Triton's is given. Operands alternate that are larger than L2 together. Bursts
-in shuffled rounds, with a second copy of the first library's as A/A control. "by rows" is torch's
-product of the same fp8 elements with a scale a row, summed in the tensor core: it has less to do.
-Where torch has no other (grouped), it is the baseline, else a check.
+`grouped8 ...`, the same in fp8 with block scales; `few MxNxK` is bf16 of few rows, `weights8` the
+same with fp8 weights, beside torch's product with bf16 ones, which are twice as many bytes. Routers
+are uneven: the shares of experts are as 0.2 to 1.2, and every 17th of many has none. A call of ours
+includes the kernel that makes the list of tasks on the GPU; Triton's is given. Operands alternate
+that are larger than L2 together. Bursts in shuffled rounds, with a second copy of the first
+library's as A/A control. "by rows" is torch's product of the same fp8 elements with a scale a row,
+summed in the tensor core: it has less to do. Where torch has no other (grouped8), it is the
+baseline, else a check.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from typing import Any
 from bench import kernel_bench as kb
 from bench import sitting
 from warploom.codegen.compile.build import build
+from warploom.codegen.ir.plan import KernelSchedule
 from warploom.errors import InputError
 from warploom.evidence import Evidence, read_rows, write_rows
 from warploom.kernels.gemm.grouped import (
@@ -41,9 +44,17 @@ from warploom.kernels.gemm.grouped import (
     work_list,
     work_schedule,
 )
-from warploom.kernels.gemm.grouped_plan import GroupedPlan, plan_grouped
+from warploom.kernels.gemm.grouped_plan import plan_grouped
+from warploom.kernels.gemm.program import GemmConfig, combine, combine_schedule, gemm
+from warploom.kernels.gemm.variant import choose_gemm
+from warploom.kernels.gemm.weight_only import (
+    WeightOnlyConfig,
+    plan_weight_only,
+    weight_only,
+    weight_only_schedule,
+)
 from warploom.runtime.stats import median_interval
-from warploom.tile import E4M3
+from warploom.tile import E4M3, Program
 
 RESULTS = Path(__file__).parent / "results" / "gemm_serving.json"
 ROUNDS = 9
@@ -67,13 +78,17 @@ PUBLISHED = {
     "blocks 4096x24576x1536": 1263,
     "blocks 4096x2112x7168": 1296,
 }
+NARROW = ((4096, 4096), (28672, 4096), (4096, 14336))  # n, k
 LARGE = ((7168, 2048), (7168, 16384), (4096, 7168), (24576, 1536), (2112, 7168))
 CASES = (
     *(f"blocks {m}x{n}x{k}" for m in (4096, 128) for n, k in LARGE),
     *(f"grouped {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
     *(f"grouped {model} up 128" for model in MODELS),
     *(f"grouped8 {model} {layer} 4096" for model in MODELS for layer in ("up", "down")),
+    *(f"few {m}x{n}x{k}" for m in (1, 16, 64, 128) for n, k in NARROW),
+    *(f"weights8 {m}x{n}x{k}" for m in (1, 16, 64) for n, k in NARROW),
 )
+TYPES = {"grouped": "bf16", "few": "bf16", "weights8": "bf16, e4m3 weights"}
 BY_ROWS = "torch, by rows"
 Call = Callable[[], Any]
 
@@ -86,14 +101,14 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """blocks, grouped or grouped8."""
+        """blocks, grouped, grouped8, few or weights8."""
         return self.name.split()[0]
 
     @cached_property
     def sizes(self) -> tuple[int, int, int, int]:
         """Experts, rows of all together, n, k."""
         words = self.name.split()
-        if self.kind == "blocks":
+        if "grouped" not in self.kind:
             m, n, k = (int(one) for one in words[1].split("x"))
             return 1, m, n, k
         if len(words) != 4 or words[1] not in MODELS or words[2] not in ("up", "down"):
@@ -103,28 +118,43 @@ class Case:
         return experts, int(words[3]) * taken, n, k
 
     @property
-    def config(self) -> GroupedConfig:
-        """What the operator asks for."""
-        groups = "none" if self.kind == "blocks" else "rows"
-        if self.kind == "grouped":
-            return GroupedConfig(groups=groups)
-        return GroupedConfig(dtype=E4M3, groups=groups, scales="blocks", promote=True)
+    def width(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.kind in ("grouped", "few") else 1
 
     @property
-    def plan(self) -> GroupedPlan:
-        """What the operator runs."""
+    def kernel(self) -> tuple[str, Program, KernelSchedule]:
+        """What the operator runs: tile, program, schedule."""
         experts, rows, n, k = self.sizes
-        return plan_grouped(self.config, rows // experts, n, k, experts, self.kind != "grouped")
+        if self.kind == "weights8":
+            few = plan_weight_only(WeightOnlyConfig(), rows, n)
+            return str(few.tile), weight_only(few), weight_only_schedule(few)
+        if self.kind == "few":
+            choice = choose_gemm(rows, n, k, GemmConfig(b="nk"), 1, sliced=True)
+            own = choice.config(GemmConfig(b="nk"))
+            return choice.name, gemm(own), choice.schedule(own)
+        config = GroupedConfig(groups="none" if self.kind == "blocks" else "rows")
+        if self.kind != "grouped":
+            config = replace(config, dtype=E4M3, scales="blocks", promote=True)
+        plan = plan_grouped(config, rows // experts, n, k, experts, self.kind != "grouped")
+        return str(plan.config.tile), grouped(plan.config), plan.schedule()
 
 
 def build_all(cases: tuple[Case, ...]) -> None:
     """Compile what the cases need."""
     for case in cases:
-        plan, experts = case.plan, case.sizes[0]
-        build(grouped(plan.config), plan.schedule())
-        if plan.config.groups == "rows":
-            build(work_list(experts, plan.config.tile[0]), work_schedule(experts))
-        print(case.name, plan, flush=True)
+        tile, program, schedule = case.kernel
+        build(program, schedule)
+        rows = min(op.dst.type.shape[0] for op in program.ops() if op.kind == "mma" and op.dst)
+        if "grouped" in case.kind:
+            build(work_list(case.sizes[0], rows), work_schedule(case.sizes[0]))
+        if case.kind == "few":
+            _, rows, n, k = case.sizes
+            choice = choose_gemm(rows, n, k, GemmConfig(b="nk"), 1, sliced=True)
+            own = choice.config(GemmConfig(b="nk"))
+            if own.workspace:
+                build(combine(own), combine_schedule(own))
+        print(case.name, tile, flush=True)
 
 
 def counts_of(torch: Any, experts: int, rows: int) -> Any:
@@ -151,10 +181,13 @@ def operands(torch: Any, case: Case, number: int) -> dict[str, Any]:
     counts = counts_of(torch, experts, rows) if experts > 1 else torch.tensor([rows])
     found: dict[str, Any] = {"counts": counts.tolist()}
     found["ends"] = counts.cumsum(0).int().cuda()
-    if case.kind == "grouped":
+    if case.kind in ("grouped", "few", "weights8"):
         found["a"] = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
         found["b"] = torch.randn(experts, n, k, device="cuda", dtype=torch.bfloat16)
         found["b"] *= k**-0.5
+        if case.kind == "weights8":
+            found["wide"] = (found["b"] * 8).to(torch.float8_e4m3fn).bfloat16()
+            found["b"] = found["wide"].to(torch.float8_e4m3fn)
         return found
     found["b"], _ = scaled(torch, experts, n, k)
     wide, deep = -(-n // SCALED), -(-k // SCALED)
@@ -171,6 +204,12 @@ def own_call(case: Case, t: Mapping[str, Any]) -> Call:
     weights = t["b"].transpose(-1, -2)
     if case.kind == "grouped":
         return lambda: module.grouped_mm(t["a"], weights, t["ends"])
+    if case.kind == "few":
+        operators = importlib.import_module("warploom.integrations.torch_op")
+        return lambda: operators.gemm(t["a"], weights[0])
+    if case.kind == "weights8":
+        ones = t["ends"].new_ones(weights.shape[-1]).float()
+        return lambda: module.weight_only_mm(t["a"], weights[0], ones)
     scale_b = t["scale_b"].transpose(-1, -2)
     if case.kind == "grouped8":
         return lambda: module.scaled_grouped_mm(t["a"], weights, t["scale_a"], scale_b, t["ends"])
@@ -189,6 +228,9 @@ def libraries(torch: Any, case: Case, t: Mapping[str, Any], out: Any) -> dict[st
 
         found = triton.candidates(torch, t["a"], t["b"], out, lists)
         return {"torch": lambda: torch._grouped_mm(t["a"], weights, offs=t["ends"]), **found}
+    if case.kind in ("few", "weights8"):
+        wide = t.get("wide", t["b"])[0].t()
+        return {"torch": lambda: torch.mm(t["a"], wide)}
     rows = torch.ones(t["a"].shape[0], device="cuda")
     columns = torch.ones(t["b"].shape[:2], device="cuda")
     fast = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
@@ -254,7 +296,7 @@ def measured(torch: Any, case: Case) -> Evidence:
     gc.collect()
     torch.cuda.empty_cache()
     experts, rows, n, k = case.sizes
-    size = experts * n * k * (2 if case.kind == "grouped" else 1)
+    size = experts * n * k * case.width
     sets = [
         operands(torch, case, i) for i in range(max(1, min(MOST_COPIES, int(BEYOND_L2 / size))))
     ]
@@ -305,12 +347,12 @@ def evidence(
     best = max(same, key=lambda name: same[name])
     middle, *interval = median_interval(samples["warploom"], samples[best])
     _, *again = median_interval(samples[control], samples[sitting.CONTROL])
-    plan, size = case.plan, 2 if case.kind == "grouped" else 1
+    tile, program, schedule = case.kernel
     checks = {
         "numerics": "pass" if errors["warploom"] < WRONG else "fail",
         "errors": {n: float(f"{errors[n]:.2g}") for n in ("warploom", *same) if n != BY_ROWS},
         "us": round(1e3 * ms["warploom"], 2),
-        "TB/s of weights": round(experts * n * k * size / ms["warploom"] * 1e-9, 3),
+        "TB/s of weights": round(experts * n * k * case.width / ms["warploom"] * 1e-9, 3),
         "refused": refused,
     }
     checks |= {name: round(rate, 1) for name, rate in rivals.items() if name not in same}
@@ -320,9 +362,9 @@ def evidence(
         claim="gemm-serving",
         kernel=case.kind,
         shape=case.name,
-        dtype="bf16" if case.kind == "grouped" else "e4m3, block scales",
+        dtype=TYPES.get(case.kind, "e4m3, block scales"),
         **kb.provenance(),
-        compiler=build(grouped(plan.config), plan.schedule()).resources.compiler,
+        compiler=build(program, schedule).resources.compiler,
         unit="TFLOP/s",
         better="higher",
         ours=rates["warploom"],
@@ -332,8 +374,7 @@ def evidence(
         control=(again[0], again[1]),
         samples=ROUNDS,
         checks=checks,
-        notes=f"experts {experts}, rows {rows}, n {n}, k {k}; tile "
-        f"{'x'.join(map(str, plan.config.tile))}",
+        notes=f"experts {experts}, rows {rows}, n {n}, k {k}; tile {tile}",
     )
 
 
