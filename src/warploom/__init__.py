@@ -6,10 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warploom.flows.notebook import build, optimize, run, tune
+    from warploom.integrations.torch_kernel import kernel
     from warploom.integrations.triton_swap import install, tuned, uninstall
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "build", "install", "optimize", "run", "tune", "tuned", "uninstall"]
+__all__ = [
+    "__version__",
+    "build",
+    "install",
+    "kernel",
+    "optimize",
+    "run",
+    "tune",
+    "tuned",
+    "uninstall",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from warploom.flows import notebook  # noqa: PLC0415 - keeps the import light
 
         return getattr(notebook, name)
+    if name == "kernel":
+        from warploom.integrations import torch_kernel  # noqa: PLC0415 - keeps the import light
+
+        return torch_kernel.kernel
     if name in ("install", "tuned", "uninstall"):
         from warploom.integrations import triton_swap  # noqa: PLC0415 - keeps the import light
 
