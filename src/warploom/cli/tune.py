@@ -86,9 +86,7 @@ def tune(
     chosen = read_target(target, kernel, launch, arch, settings_of(sizes))
     report = _searched(chosen, settings, out, console)
     manifest = report.files["manifest"]
-    print(
-        json.dumps(json.loads(manifest.read_text()), indent=1) if json_output else summary(report)
-    )
+    print(json.dumps(json.loads(manifest.read_text()), indent=1) if json_output else str(report))
 
 
 def _searched(target: Target, settings: TuneSettings, out: Path, console: Console) -> TuneReport:
@@ -161,41 +159,3 @@ def _measure(text: str) -> str:
     except WarploomError:
         return "model"
     return "gpu"
-
-
-def summary(report: TuneReport) -> str:
-    """The result in a few lines, with where it lies."""
-    search = report.search
-    measured = report.settings.measure == "gpu"
-    failed = search.scored - search.outcomes["ok"]
-    refused = search.tally["refused by the editor"] + search.tally["refused by the verifier"]
-    lines = [
-        f"{search.scored} candidates scored in {search.seconds:.1f} s, {refused} refused by the "
-        f"static rules, {failed} failed"
-        + (
-            " (interrupted: the best so far was kept, the same command goes on)"
-            if search.interrupted
-            else ""
-        ),
-        f"static verdict: {report.verdict}",
-    ]
-    if len(report.lineage) > 1:
-        lines.append(f"lineage, proved: {'; '.join(step.why for step in report.lineage)}")
-    if report.check is not None:
-        lines.append(f"tested verdict: {'pass' if report.check.passed else report.check.detail}")
-    if report.errors:
-        worst = ", ".join(f"{name} {error:.1e}" for name, error in report.errors.items())
-        lines.append(f"error against float64: {worst}")
-    if report.timing is not None:
-        lines.append(f"A/A control: {report.timing.control}")
-    if not report.changed:
-        lines.append("no win: nothing was faster than the original")
-    else:
-        kind = "measured" if measured else "modelled (not a measurement)"
-        lines.append(f"speed-up: {report.speedup:.4f}x {kind}")
-    lines.append(f"result: {report.files['cubin']}, {report.files['diff']}")
-    if "kernel" in report.files:
-        lines.append(f"the kernel with this machine code: {report.files['kernel']}")
-    if "store" in report.files:
-        lines.append(f"deploy: warploom.install({str(report.files['store'])!r})")
-    return "\n".join(lines)
