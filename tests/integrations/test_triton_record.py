@@ -79,7 +79,7 @@ def test_a_script_without_a_gpu_goes_as_far_as_it_needs_no_value(script: Path) -
     assert rows["add"]["arguments"] == "x_ptr fp32[10, 96], y_ptr fp32[10, 96], n=960, block=128"
     assert rows["add"]["grid"] == [8, 1, 1] and "first configuration" in rows["twice"]["note"]
     assert "'what' is str" in rows["odd"]["refused"]
-    assert "add-2     1" in done.stderr and "stopped early" in done.stderr
+    assert "add-2   1" in done.stderr and "stopped early" in done.stderr
     kept = script.parent / "out/kernels/twice/original.cubin"
     assert kept.read_bytes() == (script.parent / "out/recorded/twice.cubin").read_bytes()
 
