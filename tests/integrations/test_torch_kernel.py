@@ -60,10 +60,8 @@ def test_types_and_sizes_are_those_of_the_tensors(product, dtype):
 def test_what_a_call_would_launch_is_built_for_its_types(product):
     with torch_program.collecting() as built:
         product(meta(8, 8, dtype=torch.float16), meta(8, 8, dtype=torch.float16), 1.0, tile=64)
-        (operator,) = product.operators.values()
-        torch_program.RUNS[operator._qualname](
-            meta(8, 8, dtype=torch.float16), meta(8, 8, dtype=torch.float16), 1.0
-        )
+        ((_, run, _),) = product.operators.values()
+        run(meta(8, 8, dtype=torch.float16), meta(8, 8, dtype=torch.float16), 1.0)
     (made,) = built.values()
     assert {one.dtype for one in made.interface.arrays} == {t.FP16}
 

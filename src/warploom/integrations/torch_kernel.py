@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
+    RUNS,
     allowed_type,
     check_devices,
     result_shapes,
@@ -41,8 +42,10 @@ from warploom.tile import BF16, Array, DType, Program, array, interpret, trace
 from warploom.tile.dtypes import DTYPES
 
 LIBRARY = "warploom_kernels"
-OPERATORS: dict[str, Any] = {}
-"""Every operator that was registered, by its name."""
+Operator = tuple[Any, Callable[..., Any], Any]
+OPERATORS: dict[str, Operator] = {}
+"""Every operator that was registered, by its name, with what runs it past torch's dispatcher, and
+torch."""
 GPUS = {9: "h200", 8: "a100"}  # by the major number of a capability: whose code runs there
 Named = Mapping[str, Any]
 
@@ -61,7 +64,7 @@ class TileKernel(UserKernel):
     declared: Mapping[str, Array | str] = field(default_factory=dict[str, Array | str])
     home: str = ""
     entries: dict[Any, Entry] = field(default_factory=dict[Any, Entry], compare=False)
-    operators: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False)
+    operators: dict[Any, Operator] = field(default_factory=dict[Any, Operator], compare=False)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """What the program writes, as new tensors: one, or a tuple in the program's order.
@@ -89,7 +92,10 @@ class TileKernel(UserKernel):
         key = (*form, *sizes.values(), str(device))
         if key not in self.operators:
             self.operators[key] = self._operator(entry, sizes, settings, _gpu(self.name, device))
-        return self.operators[key](*given.values(), *numbers.values())
+        operator, run, torch = self.operators[key]
+        if not torch.compiler.is_compiling() and all(_plain(x, torch) for x in given.values()):
+            operator = run
+        return operator(*given.values(), *numbers.values())
 
     def interpret(self, *args: Any, **named: Any) -> Any:
         """What a call gives, as NumPy arrays, by the interpreter: on any computer, of arrays or
@@ -166,6 +172,11 @@ class TileKernel(UserKernel):
 
     def _check_place(self, given: Named) -> None:
         """Refuse what is no tensor, and tensors on no GPU."""
+        if not all(getattr(value, "is_cuda", False) for value in given.values()):
+            self._refuse(given)
+        check_devices(self.name, given)
+
+    def _refuse(self, given: Named) -> None:
         takes = ", ".join(given)
         for name, value in given.items():
             if not (hasattr(value, "data_ptr") and hasattr(value, "device")):
@@ -181,7 +192,6 @@ class TileKernel(UserKernel):
                 f"{self.name}.interpret({takes}) gives its results on this CPU, and "
                 f"warploom.run({self.name}, on='emulated') runs its CUDA C++"
             )
-        check_devices(self.name, given)
 
     def _type(self, name: str, tensor: Any) -> DType:
         """The element type of a tensor; raises `InputError` where another one was declared."""
@@ -227,9 +237,8 @@ class TileKernel(UserKernel):
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         name = f"{LIBRARY}::{self.name}_{digest}"
         if name not in OPERATORS:
-            OPERATORS[name] = torch_program(
-                name, found.program, found.schedule, found.arch, found.allow
-            )
+            made = torch_program(name, found.program, found.schedule, found.arch, found.allow)
+            OPERATORS[name] = made, RUNS[name], torch_module()
         return OPERATORS[name]
 
 
@@ -319,6 +328,12 @@ def _home(function: Callable[..., object]) -> str:
     if code is None or not code.co_filename.endswith(".py") or not name.isidentifier():
         return f"{PYTHON}{getattr(function, '__name__', 'kernel')}"
     return f"{code.co_filename}:{name}"
+
+
+def _plain(tensor: Any, torch: Any) -> bool:
+    """Whether a tensor is neither a wrapper of another one nor part of a graph of gradients: then
+    nothing is lost where torch's dispatcher, which takes longer than a launch, is not asked."""
+    return type(tensor) is torch.Tensor and tensor.is_cuda and not tensor.requires_grad
 
 
 def _gpu(name: str, device: Any) -> str:
