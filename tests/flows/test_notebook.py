@@ -119,7 +119,7 @@ def test_results_are_short_where_python_shows_them() -> None:
     assert len(repr(built)) < 200 and "registers" in repr(built)
     assert repr(scaled()) == str(scaled())
     assert found.require() is found and "no fault under seed 1" in found._repr_html_()
-    assert "<svg" in solved._repr_html_() and "II " in repr(solved)
+    assert "data:image/svg" in solved._repr_html_() and "II " in repr(solved)
 
 
 def test_a_fault_is_a_result_with_its_lines(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import math
 from collections.abc import Callable
@@ -80,8 +81,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The steady state as a picture, and what is proved of it, for notebooks."""
-        drawn = picture.svg(self.graph, self.target, self.schedule)
-        return f"{drawn}<pre>{html.escape(str(self.schedule))}</pre>"
+        drawn = picture.svg(self.graph, self.target, self.schedule).encode()
+        image = f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}"
+        return f'<img src="{image}"/><pre>{html.escape(str(self.schedule))}</pre>'
 
 
 def file_problem(path: Path, request: Request) -> Problem:
