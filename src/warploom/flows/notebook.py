@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warploom.codegen.compile.build import Built
 from warploom.derive.derive import Derivation
@@ -26,8 +26,6 @@ from warploom.flows.schedule import problem_of
 from warploom.flows.targets import read_target
 from warploom.flows.tune import tune as run_tune
 from warploom.flows.tuned import TuneReport, TuneSettings
-from warploom.judge import Verdict
-from warploom.judge import judge as run_judge
 from warploom.kernels.check import CheckResult, checked
 from warploom.kernels.library import configure
 from warploom.kernels.select import DEFAULT, select
@@ -35,6 +33,9 @@ from warploom.kernels.user import UserKernel
 from warploom.objects import hold
 from warploom.schedule import service
 from warploom.tile import Program
+
+if TYPE_CHECKING:
+    from warploom.judge import Verdict
 
 PLACES = ("cpu", "emulated", "gpu")
 Kernel = str | Program | UserKernel | Callable[..., Program]
@@ -220,6 +221,8 @@ def judge(
 
     Raises what `warploom.judge.judge` raises; a candidate that is wrong is a verdict.
     """
+    from warploom.judge import judge as run_judge  # noqa: PLC0415 - it needs torch, no other does
+
     return run_judge(str(candidate), str(against), on, gpu, seed)
 
 
