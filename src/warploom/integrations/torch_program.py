@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError, ToolMissing
 from warploom.integrations.exports.pack import installed
 from warploom.integrations.torch_direct import Signature, direct
@@ -202,7 +203,7 @@ def result_shapes(
 def torch_program(
     name: str,
     program: Program,
-    schedule: KernelSchedule,
+    schedule: KernelSchedule | SimtSchedule,
     arch: str = "sm_90a",
     allow: tuple[str, ...] = (),
 ) -> Any:
