@@ -240,6 +240,18 @@ class Launch:
                 found[loop] += size / KIB * rates[strip.op.label]
         return found
 
+    @property
+    def loaded(self) -> float:
+        """Bytes that all tasks load, from wherever they lie."""
+        return sum(
+            float((strip.bytes * self._times(strip) * np.ones(len(self.order))).sum())
+            for strip in self.strips
+        )
+
+    def _times(self, strip: Strip) -> Numbers:
+        """How often each task loads it."""
+        return np.prod([self.trips[n] for n in strip.loops], axis=0)
+
     @cached_property
     def traffic(self) -> float:
         """Bytes from and to DRAM: what a wave of tasks loads stays in L2 until as much was loaded
@@ -267,10 +279,7 @@ class Launch:
         """What waves of tasks ask for, load by load."""
         wave = self.places * self.plan.cluster[1]
         sizes = [
-            strip.bytes
-            * np.prod([self.trips[n] for n in strip.loops], axis=0)
-            * np.ones(len(self.order))
-            for strip in self.strips
+            strip.bytes * self._times(strip) * np.ones(len(self.order)) for strip in self.strips
         ]
         return [
             _largest(key[: self._followed], size[: self._followed], wave)
