@@ -398,11 +398,10 @@ class _Search:
 
     def _submit(self, point: Point) -> Future[Outcome]:
         if self.pool is None:
+            context = get_context("forkserver")  # whose processes have imported all this already
+            context.set_forkserver_preload(["__main__", __name__])
             self.pool = ProcessPoolExecutor(
-                self.workers,
-                mp_context=get_context("spawn"),
-                initializer=_end_with,
-                initargs=(os.getpid(),),
+                self.workers, mp_context=context, initializer=_end_with_search
             )
         return self.pool.submit(
             _limited, self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
@@ -510,8 +509,10 @@ def _limited(
         signal.alarm(0)
 
 
-def _end_with(parent: int) -> None:
-    """Let this worker end when the search's process is gone, however it ended."""
+def _end_with_search() -> None:
+    """Let this worker end when the search's process is gone, however it ended: then the server that
+    it was forked from goes too."""
+    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
