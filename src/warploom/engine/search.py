@@ -32,7 +32,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from math import floor, inf, log, prod
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 from warploom import toolchain
 from warploom.autosched.plans import (
@@ -510,13 +510,11 @@ def _limited(
 
 
 def _end_with_search() -> None:
-    """Let this worker end when the search's process is gone, however it ended: then the server that
-    it was forked from goes too."""
-    parent = os.getppid()
+    """Let this worker end when the search's process is gone, however it ended."""
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
+        if (parent := parent_process()) is not None:
+            parent.join()
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the search's to tell
