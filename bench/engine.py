@@ -42,6 +42,7 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space
 from warploom.engine.search import (
     BEST_OF,
+    FIRST,
     SECONDS,
     Outcome,
     bound_of,
@@ -157,7 +158,9 @@ def ablate(out: Path, effort: str, titles: Sequence[str]) -> None:
     """What the whole engine finds for each case, and what it finds without each of its parts."""
     best_of = BEST_OF[effort]
     SECONDS[NO_SOLVER], BEST_OF[NO_SOLVER] = SECONDS[effort], (*best_of[:-1], 0)
+    FIRST[NO_SOLVER] = FIRST[effort]
     for title, case in cases(0, titles or CASES).items():
+        began = time.monotonic()
         sizes, space = case.sizes, case.space
         spaces = dict.fromkeys((NO_MACHINE_CODE, NO_REPLAY, NO_SOLVER), space)
         spaces[NO_REWRITES] = Plain(space.name, space.given)
@@ -174,7 +177,7 @@ def ablate(out: Path, effort: str, titles: Sequence[str]) -> None:
             built.write(folder)
             note[what] = {"point": str(point), "tried": len(found.found)}
             note[what]["predicted"] = predicted(selected, built.cubin, sizes)
-            print(title, what, note[what], flush=True)
+            print(f"{time.monotonic() - began:5.0f} s", title, what, note[what], flush=True)
             if what == NO_MACHINE_CODE:
                 tuned = ordered(folder, built)
                 tuned.write(folder.with_name(WHOLE))
