@@ -162,11 +162,12 @@ def ablate(out: Path, effort: str, titles: Sequence[str]) -> None:
     for title, case in cases(0, titles or CASES).items():
         began = time.monotonic()
         sizes, space = case.sizes, case.space
-        spaces = dict.fromkeys((NO_MACHINE_CODE, NO_REPLAY, NO_SOLVER), space)
+        spaces: dict[str, Space] = dict.fromkeys((NO_MACHINE_CODE, NO_REPLAY, NO_SOLVER), space)
         spaces[NO_REWRITES] = Plain(space.name, space.given)
+        among = out / "ablated" / case.folder
         note: dict[str, Any] = {}
         for what, space in spaces.items():
-            folder = out / "ablated" / case.folder / what.replace(" ", "_")
+            folder = among / what.replace(" ", "_")
             kind = NO_SOLVER if what == NO_SOLVER else effort
             evaluate = by_bounds if what == NO_REPLAY else None
             with closing(PointStore(folder / "points.sqlite")) as store:
@@ -184,7 +185,7 @@ def ablate(out: Path, effort: str, titles: Sequence[str]) -> None:
                 whole = predicted(selected, tuned.cubin, sizes)
                 note[WHOLE] = {**note[what], "predicted": whole}
                 print(title, WHOLE, note[WHOLE], flush=True)
-        write_text_atomically(folder.with_name("case.json"), json.dumps(note, indent=1))
+        write_text_atomically(among / "case.json", json.dumps(note, indent=1))
 
 
 def predicted(selected: Selected, cubin: bytes, sizes: Mapping[str, int]) -> float:
@@ -275,7 +276,7 @@ def exact(torch: Any, case: Case, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
     b, h, at = (
         torch.randint(sizes[x], (DRAWN,), device="cuda") for x in ("batch", "heads", "rows")
     )
-    found = []
+    found: list[Any] = []
     for batch, head, row in zip(b.tolist(), h.tolist(), at.tolist(), strict=True):
         keys = row + 1 if case.known["causal"] else sizes["keys"]
         k, v = (arrays[x][batch, head, :keys].double() for x in "kv")
@@ -291,14 +292,14 @@ def build(out: Path, effort: str, some: Mapping[str, Case]) -> None:
             explored = search(case.space, case.sizes, "h200", store, effort)
         print(f"{title}: {explored}", flush=True)
         folder = out / case.folder
-        rows = []
+        rows: list[dict[str, Any]] = []
         for number, found in enumerate(explored.useful[:TIMED]):
             case.space.selected(found.point, "h200").build().write(folder / str(number))
             rows.append({"point": str(found.point), "predicted": found.microseconds})
         case.library().write(folder / TABLE.replace(" ", "_"))
         note = {"points": rows, "tried": len(explored.found), "pruned": explored.pruned}
         (folder / "case.json").write_text(json.dumps(note, indent=1))
-        print(f"  {rows[0]}", flush=True)
+        print(f"  {rows[0] if rows else 'nothing found'}", flush=True)
 
 
 def row(torch: Any, case: Case, folder: Path) -> Evidence:
@@ -405,7 +406,7 @@ def run(
 
 def summary(rows: Sequence[Evidence]) -> str:
     """Geometric means of the ratios, by program."""
-    means = []
+    means: list[str] = []
     for name in dict.fromkeys(one.kernel for one in rows):
         ratios = [one.ratio_to_best for one in rows if one.kernel == name]
         means.append(f"{name} {statistics.geometric_mean(ratios):.3f} of {len(ratios)}")
