@@ -42,7 +42,9 @@ ENTRY_POINTS = (
     ".rl.pretrain",  # python -m warploom.rl.pretrain
     ".integrations.torch_attention_fp8",
     ".integrations.torch_decode",
+    ".integrations.torch_gemm",
     ".integrations.torch_op",
+    ".integrations.torch_convolution",
     ".integrations.torch_recurrent",
     ".integrations.torch_recurrent_step",
     ".integrations.torch_rows",

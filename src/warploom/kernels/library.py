@@ -237,7 +237,7 @@ KERNELS: dict[str, Entry] = {
 def entry(name: str) -> Entry:
     """The kernel of that name; raises `InputError` listing those there are."""
     if names_object(name):
-        return _user_entry(load_kernel(name))
+        return user_entry(load_kernel(name))
     if name not in KERNELS:
         raise InputError(
             f"kernel {name!r}: expected one of {', '.join(sorted(KERNELS))}, or FILE.py:OBJECT"
@@ -245,7 +245,8 @@ def entry(name: str) -> Entry:
     return KERNELS[name]
 
 
-def _user_entry(kernel: UserKernel) -> Entry:
+def user_entry(kernel: UserKernel) -> Entry:
+    """What the library has of its own kernels, of a user's."""
     template = own.template(kernel)
     table = own.table(kernel, template)
     return Entry(

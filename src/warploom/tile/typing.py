@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from warploom.errors import InputError
 from warploom.tile.dtypes import BOOL, FP8, FP32, HALVES, INT32
 from warploom.tile.ir import Array, Span, TileType
-from warploom.tile.ops import OpSpec
+from warploom.tile.ops import BLOCK, OpSpec
 
 MATMUL_TYPES = (*HALVES, *FP8)  # their products are added up in fp32
 
@@ -89,6 +89,16 @@ def scan_type(kind: str, source: TileType, axis: str) -> TileType:
     """The type of a scan along `axis`: the source's."""
     require_axis(kind, source, axis)
     _require_numbers(kind, source)
+    return source
+
+
+def blocks_type(kind: str, source: TileType) -> TileType:
+    """The type of what is made of the blocks on the diagonal: the source's."""
+    sizes = set(source.shape)
+    if source.dtype is not FP32 or len(source.axes) != 2 or len(sizes) > 1 or sizes.pop() % BLOCK:
+        raise InputError(
+            f"{kind} of {source}: expected fp32 and two axes of one length, a multiple of {BLOCK}"
+        )
     return source
 
 

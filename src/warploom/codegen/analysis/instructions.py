@@ -67,6 +67,7 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     # Shuffles and accesses of shared and global memory are counted among the half-rate ones.
     "cumsum": (3.4, 3.6, 0),
     "argmax": (2, 12.8, 0),
+    "lower_inverse": (2, 4.5, 0),
     "gather": (3.2, 4.8, 0),
     "slice": (0, 4, 0),  # a part that is no whole group of columns; others cost nothing
     "store": (0.5, 4, 0),

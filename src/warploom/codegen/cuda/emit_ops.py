@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from warploom.codegen.analysis.exchanges import crosses_rows, exchanges, over_lanes
 from warploom.codegen.analysis.register_tiles import LANES, PACKED
+from warploom.codegen.cuda.emit_blocks import lower_inverse_lines
 from warploom.codegen.cuda.emit_cols import argmax_lines, cumsum_lines, slice_lines
 from warploom.codegen.cuda.emit_exchange import exchange_lines
 from warploom.codegen.cuda.emit_lanes import ALONG_LANES
@@ -56,6 +57,8 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
         return reduce_lines(values, op, names)
     if op.kind in ALONG_COLUMNS:
         return ALONG_COLUMNS[op.kind](values, op, names)
+    if op.kind == "lower_inverse":
+        return lower_inverse_lines(values, op, names)
     if op.kind == "cast" and values.is_fragment(op.dst):
         return fragment_lines(values, op, names)
     if op.kind in ("where", "copy") and values.is_fragment(op.dst):

@@ -176,7 +176,8 @@ class Values(RegisterTiles):
             return rounded(inner, text) if rounds else text
         form, name = self.form(var.type), c_name(var.name)
         if self.placement.is_shared(var) and len(var.type.axes) == 1:
-            return f"{var.name}_slot[{self.col(at)}]"
+            axis = var.type.names[0]
+            return f"{var.name}_slot[{self.place(axis, var.type.size(axis), at)}]"
         if self.placement.is_shared(var):
             return f"half_{var.type.dtype}({name}_words[({at.i}) >> 1 & 3], ({at.i}) & 1)"
         if form == "scalar":

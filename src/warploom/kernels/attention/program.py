@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from warploom.autosched.named import overlapped
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
@@ -194,8 +195,9 @@ def attention(config: AttentionConfig | None = None) -> Program:
     """The tile program of attention forward: the textbook, and what the configuration makes of it
     by the rules of `warploom.rewrites`."""
     chosen = config or AttentionConfig()
-    program, cluster = textbook(chosen), ("rows_tile", chosen.cluster_m)
-    program = skip_masked_blocks(program, cluster)
+    cluster = ("rows_tile", chosen.cluster_m)
+    plain = replace(chosen, split_mask_loop=False, rescale_threshold=0.0, optimistic_threshold=0.0)
+    program = _skipped(plain)
     if chosen.split_mask_loop:
         program = split_mask_loop(program, cluster)
     if chosen.rescale_threshold:
@@ -203,6 +205,12 @@ def attention(config: AttentionConfig | None = None) -> Program:
     if chosen.optimistic_threshold:
         program = optimistic_rescale(program, chosen.optimistic_threshold)
     return program
+
+
+@lru_cache(maxsize=128)
+def _skipped(config: AttentionConfig) -> Program:
+    """The textbook without the blocks that are masked: several variants begin with it."""
+    return skip_masked_blocks(textbook(config), ("rows_tile", config.cluster_m))
 
 
 def textbook(config: AttentionConfig) -> Program:
