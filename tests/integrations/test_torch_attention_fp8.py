@@ -47,5 +47,5 @@ def test_what_no_kernel_takes_is_refused(tensors):
         (q, k, v, factors(2, 4), one, one),
         (q, k, v, one, one, factors(1, dtype=torch.float16)),
     ):
-        with pytest.raises(InputError, match="attention_fp8 .*expected"):
+        with pytest.raises(InputError, match=r"attention_fp8 .*expected"):
             fp8.attention_fp8(*changed)
