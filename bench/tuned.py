@@ -47,6 +47,7 @@ TABLES: Mapping[str, tuple[Table, tuple[str, ...]]] = {
     "attention": (ATTENTION, ("attention_variants.json", MODEL, "attention_forward.json", BESIDE)),
     "gemm": (GEMM, ("gemm.json", MODEL, "gemm_sittings.json", BESIDE)),
 }
+EARLIER = "an earlier kernel"  # in the notes of a row: what it measured is built no more
 BATCH = 3  # of the batched products of `bench.gemm`
 ROUNDS, BEST, CONTROL = 12, 2, "again"
 SHAPES, TOLD = 80, 2  # so many sizes of products drawn at random, and the fastest variants of each
@@ -65,6 +66,8 @@ class Time:
 
 def attention_time(row: Evidence) -> Time | None:
     """What a row says of a variant of attention; None: it is of another kernel."""
+    if EARLIER in row.notes:
+        return None
     if row.unit == "us" and row.kernel.startswith("attention "):
         head, mask, lengths = row.shape.split()
         batch, heads, rows = map(int, lengths.split("x"))
