@@ -176,7 +176,9 @@ def array(dtype: DType, dims: str, fragments: bool = False) -> Array:
     for name in names:
         a_name(name, "array dimension")
     if fragments and (len(names) < 2 or dtype.name != "fp32"):
-        raise refuse(f"array of {dtype}[{dims}] in fragments: expected fp32, two dimensions or more")
+        raise refuse(
+            f"array of {dtype}[{dims}] in fragments: expected fp32, two dimensions or more"
+        )
     return Array("", dtype, names, fragments)
 
 

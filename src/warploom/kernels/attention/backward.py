@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
@@ -59,8 +60,28 @@ PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
 ALIGNED = 8  # elements of a head, of which the copy engine wants a multiple
 # (rows, keys) of a block of scores, by padded head size
 TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
-SHORT = 64  # the head size up to which a mask costs less in every block than a branch around it
-LATE = False
+
+
+class Style(NamedTuple):
+    """How the loop over queries is written, which decides what ptxas makes of its registers.
+
+    late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
+    ahead   an iteration's first matmul starts before the end of the one before
+    branch  blocks that need no mask are told apart, rather than masked like the others
+    """
+
+    late: bool = False
+    ahead: bool = True
+    branch: bool = True
+
+
+# By padded head size and whether there is a causal mask, as measured.
+STYLES: dict[tuple[int, bool], Style] = {
+    (64, False): Style(late=True, ahead=False),
+    (64, True): Style(branch=False),
+}
+# Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
+PAIRED: dict[int, tuple[int, int]] = {64: (1024, 8192), 128: (2048, 8192)}
 LONG = (192, 256)  # padded head sizes of `backward_passes`
 
 
@@ -70,7 +91,8 @@ class BackwardConfig:
     sqrt(head_dim)), and whether every sum has one order.
 
     A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
-    multiple of a tile's, so that only a causal mask or a window hides any.
+    multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
+    go out in pairs of a long and a short one, which L2 must have room for (`fitted`).
     """
 
     dtype: DType = BF16
@@ -81,6 +103,7 @@ class BackwardConfig:
     scale: float | None = None
     deterministic: bool = False
     whole_keys: bool = False
+    paired: bool = False
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -123,9 +146,9 @@ class BackwardConfig:
         return self.causal or self.window is not None or not self.whole_keys
 
     @property
-    def late(self) -> bool:
-        """Whether dv is added to behind dS: its matmul then runs beside the groups' meeting."""
-        return LATE
+    def style(self) -> Style:
+        """How its loop is written."""
+        return STYLES.get((self.depth, self.causal), Style())
 
     @property
     def sum_depth(self) -> int:
@@ -162,6 +185,14 @@ class BackwardConfig:
         every["dq_sum"] = array(FP32, f"batch heads blocks {block}", fragments=True)
         every["none"] = array(FP32, f"batch heads blocks {block}")
         return {name: every[name] for name in names.split()}
+
+
+def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
+    """What kernels of a configuration are for that many rows and keys of a sequence."""
+    low, high = PAIRED.get(config.depth, (1, 0))
+    paired = config.causal and not config.deterministic and low <= rows <= high
+    whole = not config.long and keys % config.tile[1] == 0
+    return replace(config, whole_keys=whole, paired=paired)
 
 
 def backward(config: BackwardConfig | None = None) -> Program:
@@ -257,15 +288,15 @@ def _backward(
         delta = load(rest["delta"], batch, head, rows)
         scores, grad = key_tile @ queries, value_tile @ grads
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk))
-        if config.masked and config.depth > SHORT:
+        if config.masked and config.style.branch:
             scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.factor * LOG2E) - base)
-        if config.masked and config.depth <= SHORT:
+        if config.masked and not config.style.branch:
             weights = where(seen, weights, 0.0)
-        if not config.late:
+        if not config.style.late:
             dv += weights.cast(config.dtype) @ grads
         change = (weights * (grad - delta)).cast(config.dtype)
-        if config.late:
+        if config.style.late:
             dv += weights.cast(config.dtype) @ grads
         dq = wide @ change if config.transposed else change @ key_tile
         dk += change @ queries
@@ -335,17 +366,25 @@ def _turn(config: BackwardConfig, row: Index, j: Index) -> Index:
 def backward_schedule(config: BackwardConfig) -> KernelSchedule:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
-    Causal tasks go to the next free SM, which reads and adds to few heads at a time. An order of
-    pairs, "serpentine", has all heads at work at once: heads of 128 gained 2 % at 8192 rows on an
-    H200, and lost a quarter at 16384, whose sums L2 does not hold.
+    Causal tasks go to the next free SM, which reads and adds to few heads at a time. Pairs of tasks
+    are of equal length, but have more heads at work: 16384 rows of heads of 128 lost a third on an
+    H200, where L2 does not hold their sums.
     """
+    scheduler = "static" if not config.causal else "serpentine" if config.paired else "dynamic"
     launch = LaunchPlan(
         split="keys",
-        tile_scheduler="dynamic" if config.causal else "static",
+        tile_scheduler=scheduler,
         staged_slots=2,
         store_warps=True,
         reverse=("keys_tile",) if config.deterministic and config.causal else (),
-        rotate_loops=True,
+        rotate_loops=config.style.ahead,
     )
-    groups = config.tile[1] // 64
-    return multistage(backward(config), 2, launch, groups, early_release=True, vectors=True)
+    return multistage(
+        backward(config),
+        2,
+        launch,
+        config.tile[1] // 64,
+        in_flight=int(config.style.ahead),
+        early_release=config.style.ahead or config.causal,
+        vectors=True,
+    )
