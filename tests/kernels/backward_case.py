@@ -57,7 +57,8 @@ def from_fragments(sums: NDArray[Any]) -> NDArray[Any]:
     """The last two dimensions of an array in fragments, in order: warp by warp 16 rows, a thread's
     two columns and the two 8 rows below."""
     *lead, rows, cols = sums.shape
-    parts = sums.reshape(*lead, rows // 64, cols // 8, 4, 8, 4, 2, 2)  # part, 8 cols, warp, row, ...
+    # part, 8 columns, warp, row of 8, pair of columns, upper or lower, column
+    parts = sums.reshape(*lead, rows // 64, cols // 8, 4, 8, 4, 2, 2)
     n = len(lead)
     axes = [*range(n), *(n + k for k in (0, 2, 5, 3, 1, 4, 6))]
     return parts.transpose(axes).reshape(sums.shape)
