@@ -230,6 +230,9 @@ class Program:
         """Every distinct dimension name, in order of first appearance."""
         return tuple(dict.fromkeys(dim for array in self.arrays for dim in array.dims))
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 

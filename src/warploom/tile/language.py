@@ -255,6 +255,17 @@ def cumsum(x: Tile, axis: str) -> Tile:
     return emit("cumsum", x.type, (x.var,), stem="cumsum", axis=axis)
 
 
+def lower_inverse(x: Tile) -> Tile:
+    """Inverses of the unit lower triangular blocks of 16 x 16 on the diagonal; 0 elsewhere.
+
+    `x: fp32[r, n]`, both a multiple of 16 long. Of a block only what is below its diagonal counts:
+    with L of those elements its place gets (1 + L)^-1, by forward substitution in fp32.
+    """
+    a_tile(x, "lower_inverse")
+    checked(rules.blocks_type, "lower_inverse", x.type)
+    return emit("lower_inverse", x.type, (x.var,), stem="inverse", axis=x.type.names[1])
+
+
 def gather(x: Tile, index: Tile, axis: str) -> Tile:
     """Take along `axis` the positions in the int32 tile `index`; positions outside are refused."""
     a_tile(x, "gather")
@@ -360,6 +371,10 @@ class Complex:
     def cast(self, dtype: DType) -> Complex:
         """Both parts in another element type."""
         return Complex(self.re.cast(dtype), self.im.cast(dtype))
+
+    def rename(self, axis: str, name: str) -> Complex:
+        """Both parts with an axis under another name."""
+        return Complex(self.re.rename(axis, name), self.im.rename(axis, name))
 
     def copy(self) -> Complex:
         """The present value as a pair of its own."""

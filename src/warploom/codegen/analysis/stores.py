@@ -207,7 +207,7 @@ def is_wide(placement: Placement, op: Op) -> bool:
         and kind.names == tuple(s.axis for s in op.spans if s.size is not None)
         and not placement.transposed(kind)
         and kind.shape[1] >= QUAD_COLUMNS
-        and all(span.stop is None for span in op.spans)
+        and op.spans[-1].stop is None
         and op.spans[-1].size is not None
         and multiple_of(op.spans[-1].start) % COLUMN_GROUP == 0
     )

@@ -442,9 +442,9 @@ class StepCode:
     def _store(self, values: Values, op: Op, names: Names) -> list[str]:
         path = self.facts.stores[op.id]
         if path.panels is not None:
-            map_name, carried = self.facts.parameters.stores.get(op.id, ""), path.carried
-            lines = store_lines(path.panels, map_name, values, op, names, self.helpers, carried)
-            if self.plan.store_warps and not carried:  # one room for the panels of all stores
+            map_name = self.facts.parameters.stores.get(op.id, "")
+            lines = store_lines(path.panels, map_name, values, op, names, self.helpers, path)
+            if self.plan.store_warps and not path.carried:  # one room for the panels of all stores
                 lines = [f"barrier_wait(carried_empty + part * 8, {CARRIED});", *lines]
         elif path.wide:
             lines = wide_store_lines(values, op, names)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from warploom.codegen.analysis.stores import StorePanels
-from warploom.codegen.cuda.emit_ops import direct_store_lines
+from warploom.codegen.analysis.stores import StorePanels, StorePath
+from warploom.codegen.cuda.emit_ops import direct_store_lines, wide_store_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.lines import indent
@@ -65,16 +65,16 @@ def store_lines(
     op: Op,
     names: Names,
     helpers: dict[str, str],
-    carried: bool = False,
+    path: StorePath,
 ) -> list[str]:
     """Write a register tile panel by panel to shared memory and start its copy to global memory,
-    or where it is `carried` hand the panels to the warp that does.
+    or where it is carried hand the panels to the warp that does.
 
     Adds the copy's device function to `helpers`.
     """
     assert op.array is not None
     kind = op.srcs[0].type
-    # A box cannot end early: the last tile of a range is written element by element.
+    # A box cannot end early: the last tile of a range is written from the registers.
     whole: list[str] = []
     for span in op.spans:
         if span.stop is not None:
@@ -86,14 +86,14 @@ def store_lines(
             whole.append(f"{last} <= {c_index(span.stop, names)}")
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
     store = _store(panels, map_name, values, stopless, names, helpers)
-    lines = store.handed() if carried else store.lines()
+    lines = store.handed() if path.carried else store.lines()
     if not whole:
         return lines
     return [
         f"if ({' && '.join(whole)}) {{",
         *indent(lines),
         "} else {",
-        *indent(direct_store_lines(values, op, names)),
+        *indent((wide_store_lines if path.wide else direct_store_lines)(values, op, names)),
         "}",
     ]
 

@@ -112,10 +112,13 @@ DEVICE void turn_pass(int* count) {
 }"""
 
 
-def wgmma(n: int, dtype: str, registers: bool, transposed: tuple[bool, bool]) -> tuple[str, str]:
+def wgmma(
+    n: int, dtype: str, registers: bool, transposed: tuple[bool, bool], taken_off: bool = False
+) -> tuple[str, str]:
     """Name and text of one m64 wgmma; A from registers or shared memory.
 
-    `transposed` sets the MN-major bits of A and B (16-bit types only).
+    `transposed` sets the MN-major bits of A and B (16-bit types only); `taken_off`: the product is
+    taken off the sums.
     """
     kind = "f16" if dtype == "fp16" else dtype
     sixteen = dtype in HALVES
@@ -124,6 +127,8 @@ def wgmma(n: int, dtype: str, registers: bool, transposed: tuple[bool, bool]) ->
     name = f"wgmma_m64n{n}_{dtype}_{'rs' if registers else 'ss'}"
     if any(transposed):
         name += "_" + "".join("t" if flag else "n" for flag in transposed)
+    if taken_off:
+        name += "_off"
     lines = [
         ", ".join(f"%{i}" for i in range(start, min(start + 16, count)))
         for start in range(0, count, 16)
@@ -139,7 +144,7 @@ def wgmma(n: int, dtype: str, registers: bool, transposed: tuple[bool, bool]) ->
         after = count + 4
     else:
         a_args, a_holes, a_uses, after = "unsigned long long a", f"%{count}", '"l"(a)', count + 1
-    bits = ["p", "1", "1"]
+    bits = ["p", "-1" if taken_off else "1", "1"]
     if sixteen:
         bits += [] if registers else [str(int(transposed[0]))]
         bits += [str(int(transposed[1]))]

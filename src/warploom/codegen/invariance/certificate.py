@@ -338,6 +338,7 @@ def _loops(body: Sequence[Op | Loop]) -> Iterator[Loop]:
 INSIDE = {
     "matmul": "within the tensor core, as its instruction and the tile have it",
     "reduce": "registers of a thread, then threads of a row, as the layout has them",
+    "blocks": "columns of a block in order",
     "scan": "registers of a thread, then threads of a row, as the layout has them",
 }
 
