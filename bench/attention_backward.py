@@ -30,7 +30,7 @@ from bench.attention_baselines import usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.backward import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 
 CLAIM = "attention-backward"
@@ -81,7 +81,8 @@ class Case:
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    name = f"d{config.head_dim} {mask} {config.group} {config.deterministic} {part}"
+    kind = f"{config.deterministic} {config.paired}"
+    name = f"d{config.head_dim} {mask} {config.group} {kind} {part}"
     return FOLDER / kb.slug(name)
 
 
@@ -89,7 +90,7 @@ def configs(case: Case) -> dict[str, BackwardConfig]:
     """Our candidates."""
     own = case.config
     return {
-        name: replace(own, deterministic=same)
+        name: fitted(replace(own, deterministic=same), case.shape[2], case.shape[2])
         for name, same in OWN.items()
         if not (same and own.long)  # whose default is
     }

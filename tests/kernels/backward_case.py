@@ -48,8 +48,20 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
 def summed(config: BackwardConfig, sums: NDArray[Any], rows: int) -> NDArray[Any]:
     """dq from its sums."""
     if config.transposed:
-        sums = sums.swapaxes(-1, -2).reshape(*sums.shape[:2], -1, config.head_dim)
-    return config.factor * sums[:, :, :rows]
+        sums = sums.swapaxes(-1, -2)
+    sums = sums.reshape(*sums.shape[:2], -1, sums.shape[-1])
+    return config.factor * sums[:, :, :rows, : config.head_dim]
+
+
+def from_fragments(sums: NDArray[Any]) -> NDArray[Any]:
+    """The last two dimensions of an array in fragments, in order: warp by warp 16 rows, a thread's
+    two columns and the two 8 rows below."""
+    *lead, rows, cols = sums.shape
+    # part, 8 columns, warp, row of 8, pair of columns, upper or lower, column
+    parts = sums.reshape(*lead, rows // 64, cols // 8, 4, 8, 4, 2, 2)
+    n = len(lead)
+    axes = [*range(n), *(n + k for k in (0, 2, 5, 3, 1, 4, 6))]
+    return parts.transpose(axes).reshape(sums.shape)
 
 
 def backward_case(

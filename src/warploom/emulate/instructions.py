@@ -429,6 +429,13 @@ FORMS: list[tuple[str, Make]] = [
             f"{call.u32(2)});"
         ),
     ),
+    (
+        r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32",
+        lambda call: (
+            f"machine::bulk_store((void*)({call.mem(0, 'uint64_t')}), {call.mem(1)}, "
+            f"{call.u32(2)}, true);"
+        ),
+    ),
     (r"cp\.async\.bulk\.commit_group", _said("machine::bulk_commit();")),
     (r"cp\.async\.bulk\.wait_group\.read", _said("machine::bulk_wait({u0}, true);")),
     (r"cp\.async\.bulk\.wait_group", _said("machine::bulk_wait({u0}, false);")),

@@ -20,7 +20,7 @@ from warploom.integrations.torch_program import (
     planned,
     torch_module,
 )
-from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.backward import BackwardConfig, fitted
 from warploom.kernels.attention.gradients import kernel, parts
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
@@ -43,7 +43,7 @@ def config_of(
     deterministic: bool,
 ) -> BackwardConfig:
     """The kernels that shapes need; raises `InputError` where there are none."""
-    return BackwardConfig(
+    config = BackwardConfig(
         dtype=dtype(element_type(q.dtype)),
         head_dim=q.shape[3],
         causal=causal,
@@ -52,6 +52,7 @@ def config_of(
         scale=scale,
         deterministic=deterministic,
     )
+    return fitted(config, q.shape[2], k.shape[2])
 
 
 def _check(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:

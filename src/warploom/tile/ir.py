@@ -77,14 +77,20 @@ class Array:
 
     Two dimensions of one name are equal. The innermost is contiguous unless `strides` of the call
     say otherwise, which the launch checks.
+
+    With `fragments` the tiles of the last two dimensions lie in memory as the registers of a matmul
+    hold them: each 64 rows, and in these each 8 columns, are 128 threads' four elements. What
+    hands such an array from kernel to kernel stores it without turning tiles into rows.
     """
 
     name: str
     dtype: DType
     dims: tuple[str, ...]
+    fragments: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(self.dims)}]"
+        order = " in fragments" if self.fragments else ""
+        return f"{self.name}: {self.dtype}[{', '.join(self.dims)}]{order}"
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,9 @@ def _arrays_of(arrays: Mapping[str, Any]) -> Mapping[str, Array]:
     return arrays
 
 
-def array(dtype: DType, dims: str) -> Array:
-    """An array parameter: its element type and the names of its dimensions, `"m k"`."""
+def array(dtype: DType, dims: str, fragments: bool = False) -> Array:
+    """An array parameter: its element type and the names of its dimensions, `"m k"`; `fragments`:
+    the order of its elements in memory is that of a matmul's registers (`Array`)."""
     given: Any = dtype
     if not isinstance(given, DType):
         raise refuse(f"array of {shown(given)}: expected an element type, such as BF16")
@@ -174,7 +175,11 @@ def array(dtype: DType, dims: str) -> Array:
         raise refuse(f"array dimensions {dims!r}: expected distinct names, such as 'm k'")
     for name in names:
         a_name(name, "array dimension")
-    return Array("", dtype, names)
+    if fragments and (len(names) < 2 or dtype.name != "fp32"):
+        raise refuse(
+            f"array of {dtype}[{dims}] in fragments: expected fp32, two dimensions or more"
+        )
+    return Array("", dtype, names, fragments)
 
 
 def size(dim: str) -> Index:

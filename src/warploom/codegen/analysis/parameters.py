@@ -99,6 +99,8 @@ def kernel_parameters(block: BlockProgram, paths: Mapping[int, StorePath]) -> Pa
         if op.dst is not None and op.id not in copies:
             copies[op.id] = _tile_copy(block, op, maps)
         elif op.kind in STORES and (panels := paths[op.id].panels) is not None:
+            if op.array is not None and op.array.fragments:
+                continue
             tile = panels.tile
             stores[op.id] = maps.name_of(op, tile.rows, tile.cols, tile.width)
     direct = _direct(block, paths)
@@ -270,7 +272,7 @@ def _direct(block: BlockProgram, paths: Mapping[int, StorePath]) -> tuple[str, .
     for op in program.ops():
         if op.array is None or _is_filled(block, op):
             continue
-        stopped = any(span.stop is not None for span in op.spans)
+        stopped = any(span.stop is not None for span in op.spans) or op.array.fragments
         if op.kind in STORES and paths[op.id].panels is not None and not stopped:
             continue
         found[op.array.name] = None

@@ -98,6 +98,7 @@ def store_paths(
     for op in _carried(placement, plan, found):
         found[op.id] = replace(found[op.id], carried=True)
     for op in stores:
+        _check_fragments(placement, op, found[op.id])
         if op.turn is not None and not found[op.id].carried:
             raise InputError(
                 f"{op.where}: a store in turn needs store_warps, whose warps wait for it; a group "
@@ -153,6 +154,25 @@ def _carried(placement: Placement, plan: LaunchPlan, paths: Mapping[int, StorePa
             f"most {MOST_CARRIERS} groups"
         )
     return found
+
+
+def _check_fragments(placement: Placement, op: Op, path: StorePath) -> None:
+    """Raise where a store into fragments is not of all columns, and of whole parts of 64 rows."""
+    if op.array is None or not op.array.fragments:
+        return
+    kind, (*_, rows, cols) = placement.local(op.srcs[0].type), op.spans
+    whole = rows.size is not None and cols.size is not None and str(cols.start) == "0"
+    if (
+        not path.carried
+        or not whole
+        or kind.shape[0] % ROWS_PER_GROUP
+        or multiple_of(rows.start) % ROWS_PER_GROUP
+        or placement.transposed(op.srcs[0].type)
+    ):
+        raise InputError(
+            f"{op.where}: store of {op.srcs[0].type} to {op.array}: expected store_warps, and in "
+            f"each group a multiple of {ROWS_PER_GROUP} rows and all columns"
+        )
 
 
 def panel_bytes(plan: LaunchPlan, paths: Mapping[int, StorePath]) -> int:

@@ -163,7 +163,7 @@ class StepCode:
             for op in self.carried(loop):
                 panels = self.facts.stores[op.id].panels
                 assert panels is not None
-                map_name = self.facts.parameters.stores[op.id]
+                map_name = self.facts.parameters.stores.get(op.id, "")
                 names = {index: counter}
                 copy = carried_lines(panels, map_name, self.values, op, names, self.helpers)
                 lines += [
@@ -442,7 +442,7 @@ class StepCode:
     def _store(self, values: Values, op: Op, names: Names) -> list[str]:
         path = self.facts.stores[op.id]
         if path.panels is not None:
-            map_name = self.facts.parameters.stores[op.id]
+            map_name = self.facts.parameters.stores.get(op.id, "")
             lines = store_lines(path.panels, map_name, values, op, names, self.helpers, path)
             if self.plan.store_warps and not path.carried:  # one room for the panels of all stores
                 lines = [f"barrier_wait(carried_empty + part * 8, {CARRIED});", *lines]

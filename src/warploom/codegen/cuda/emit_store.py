@@ -11,7 +11,7 @@ from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.prelude import TURN_PASS, TURN_WAIT, tma_store
+from warploom.codegen.cuda.prelude import BULK_ADD, TURN_PASS, TURN_WAIT, tma_store
 from warploom.codegen.cuda.tasks import element_of
 from warploom.codegen.cuda.values import At, Values, c_index
 from warploom.codegen.ir.layout import SWIZZLES
@@ -22,6 +22,7 @@ Names = dict[str, str]
 LEADER = "if (threadIdx.x % 128 == 0)"
 
 
+PIECE = 2048  # bytes of 8 columns of 64 rows of fp32
 CARRIED = "carried_parity ^ 1"  # of the barrier that says that the last copy has read
 
 
@@ -34,9 +35,7 @@ def carried_lines(
     helpers: dict[str, str],
 ) -> list[str]:
     """What the warp that copies a group's panels does: wait for them, copy, give them back."""
-    call, text = tma_store(len(op.spans), op.kind == "store_add")
-    helpers[call] = text
-    store = _Store(panels, f"{call}(&{map_name}", values, op, names)
+    store = _store(panels, map_name, values, op, names, helpers)
     before, behind = list[str](), list[str]()
     if op.turn is not None:
         helpers["turn_wait"], helpers["turn_pass"] = TURN_WAIT, TURN_PASS
@@ -75,8 +74,6 @@ def store_lines(
     """
     assert op.array is not None
     kind = op.srcs[0].type
-    call, text = tma_store(len(op.spans), op.kind == "store_add")
-    helpers[call] = text
     # A box cannot end early: the last tile of a range is written from the registers.
     whole: list[str] = []
     for span in op.spans:
@@ -88,7 +85,7 @@ def store_lines(
             last = f"{c_index(span.start, names)} + {first} + {size}"
             whole.append(f"{last} <= {c_index(span.stop, names)}")
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
-    store = _Store(panels, f"{call}(&{map_name}", values, stopless, names)
+    store = _store(panels, map_name, values, stopless, names, helpers)
     lines = store.handed() if path.carried else store.lines()
     if not whole:
         return lines
@@ -99,6 +96,24 @@ def store_lines(
         *indent((wide_store_lines if path.wide else direct_store_lines)(values, op, names)),
         "}",
     ]
+
+
+def _store(
+    panels: StorePanels,
+    map_name: str,
+    values: Values,
+    op: Op,
+    names: Names,
+    helpers: dict[str, str],
+) -> _Store:
+    """A store; adds the device functions that it calls to `helpers`."""
+    assert op.array is not None
+    if op.array.fragments:
+        helpers["bulk_add"] = BULK_ADD
+        return _Fragments(panels, "", values, op, names)
+    call, text = tma_store(len(op.spans), op.kind == "store_add")
+    helpers[call] = text
+    return _Store(panels, f"{call}(&{map_name}", values, op, names)
 
 
 class _Store:
@@ -223,6 +238,42 @@ class _Store:
     def _panel(self, origin: tuple[int, int]) -> list[str]:
         lines = _transposed_lines if self.panels.transposed else _panel_lines
         return lines(self.values, self.op, self.panels, origin, self.names)
+
+
+class _Fragments(_Store):
+    """A store as the registers hold the tile: four elements of a thread behind those of the thread
+    before, in one piece for the group."""
+
+    def _written(self) -> list[str]:
+        kind = self.values.placement.local(self.op.srcs[0].type)
+        source, groups = self.op.srcs[0], kind.shape[1] // 8
+        four = [
+            self.values.element(source, At("tile", i=f"4 * j + {n}"), self.names) for n in range(4)
+        ]
+        return [
+            "#pragma unroll",
+            f"for (int t = 0; t < {self.values.blocks(source.type)}; ++t)",
+            "#pragma unroll",
+            f"  for (int j = 0; j < {groups}; ++j)",
+            f"    store_shared_quad({self.base} + (t * {groups} + j) * {PIECE} + "
+            f"threadIdx.x % 128 * 16, {', '.join(four)});",
+        ]
+
+    def copies(self) -> list[str]:
+        """One copy of all that the group has written."""
+        op = self.op
+        kind = self.values.placement.local(op.srcs[0].type)
+        array, size = op.array, kind.shape[0] * kind.shape[1]
+        assert array is not None
+        first = c_index(op.spans[-2].start, self.names)
+        first += f" + {self.values.first_row(kind.names[0], op.srcs[0].type.shape[0])}"
+        starts = [span.start for span in op.spans[:-2]]
+        place = [
+            f"static_cast<long long>({c_index(start, self.names)}) * {array.name}_stride{dim}"
+            for dim, start in enumerate(starts)
+        ]
+        to = " + ".join([f"{array.name}_data", *place, f"({first}) * {kind.shape[1]}"])
+        return [f"  bulk_add({to}, {self.base}, {4 * size});"]
 
 
 def _panel_lines(

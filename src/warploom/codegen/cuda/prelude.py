@@ -86,6 +86,15 @@ DEVICE void {name}(const TensorMap* map, unsigned from, {coords}) {{
     return name, text
 
 
+BULK_ADD = """\
+DEVICE void store_shared_quad(unsigned at, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+DEVICE void bulk_add(float* to, unsigned from, unsigned bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}"""
 TURN_WAIT = """\
 // Until so many stores have added to a place; what they added is seen by the copies that follow.
 DEVICE void turn_wait(const int* count, int number) {

@@ -322,7 +322,9 @@ static void add_element(unsigned char* to, const unsigned char* from, int kind) 
 static void store_reads(Store& one) {
   one.read = true;
   if (one.to) {
-    memcpy(one.to, at(one.place, one.bytes), one.bytes);
+    const unsigned char* from = at(one.place, one.bytes);
+    if (!one.add) memcpy(one.to, from, one.bytes);
+    else for (u32 n = 0; n < one.bytes; n += 4) add_element(one.to + n, from + n, kFp32);
     return;
   }
   const TensorView& map = one.map;
@@ -358,14 +360,14 @@ void tma_store(const void* map, u32 from, const int* coordinates, int rank, bool
   one.place = global_of(from), one.add = add, one.site = site_here();
   issue(one);
 }
-void bulk_store(void* to, u32 from, u32 bytes) {
+void bulk_store(void* to, u32 from, u32 bytes, bool add) {
   ENTER;
   if (from % 16 || bytes % 16 ||
       uintptr_t(to) % 16) fail("a bulk copy that is not of multiples of 16 bytes");
   watch(to, bytes, true);
   Store one{};
   one.to = static_cast<unsigned char*>(to), one.place = global_of(from), one.bytes = bytes,
-      one.site = site_here();
+      one.add = add, one.site = site_here();
   issue(one);
 }
 void bulk_commit() {

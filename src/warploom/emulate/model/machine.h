@@ -71,7 +71,7 @@ void registers(bool more, u32 count);
 void tma_load(u32 to, const void* map, const int* at, int rank, u32 bar, u32 mask);
 void tma_store(const void* map, u32 from, const int* at, int rank, bool add);
 void bulk_load(u32 to, const void* from, u32 bytes, u32 bar);
-void bulk_store(void* to, u32 from, u32 bytes);
+void bulk_store(void* to, u32 from, u32 bytes, bool add = false);  // of fp32
 void bulk_commit();
 void bulk_wait(u32 pending, bool read);
 void copy_async(u32 to, const void* from, u32 bytes, u32 count);

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
@@ -59,6 +60,28 @@ PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
 ALIGNED = 8  # elements of a head, of which the copy engine wants a multiple
 # (rows, keys) of a block of scores, by padded head size
 TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
+
+
+class Style(NamedTuple):
+    """How the loop over queries is written, which decides what ptxas makes of its registers.
+
+    late    dv is added to behind dS, so that its matmul runs beside the groups' meeting
+    ahead   an iteration's first matmul starts before the end of the one before
+    branch  blocks that need no mask are told apart, rather than masked like the others
+    """
+
+    late: bool = False
+    ahead: bool = True
+    branch: bool = True
+
+
+# By padded head size and whether there is a causal mask, as measured.
+STYLES: dict[tuple[int, bool], Style] = {
+    (64, False): Style(late=True, ahead=False),
+    (64, True): Style(branch=False),
+}
+# Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
+PAIRED: dict[int, tuple[int, int]] = {64: (1024, 8192), 128: (2048, 8192)}
 LONG = (192, 256)  # padded head sizes of `backward_passes`
 
 
@@ -67,7 +90,9 @@ class BackwardConfig:
     """What is static: element type, head size, masks, query heads of a key head, scale (None: 1 /
     sqrt(head_dim)), and whether every sum has one order.
 
-    A row at position p sees keys p - window + 1 ... p; None: all.
+    A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
+    multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
+    go out in pairs of a long and a short one, which L2 must have room for (`fitted`).
     """
 
     dtype: DType = BF16
@@ -77,6 +102,8 @@ class BackwardConfig:
     group: int = 1
     scale: float | None = None
     deterministic: bool = False
+    whole_keys: bool = False
+    paired: bool = False
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -114,6 +141,16 @@ class BackwardConfig:
         return not self.long and self.tile[0] < self.tile[1]
 
     @property
+    def masked(self) -> bool:
+        """Whether some rows do not see all keys of a block."""
+        return self.causal or self.window is not None or not self.whole_keys
+
+    @property
+    def style(self) -> Style:
+        """How its loop is written."""
+        return STYLES.get((self.depth, self.causal), Style())
+
+    @property
     def sum_depth(self) -> int:
         """The head size of a block's dq: transposed, the groups share it out in tiles of 64."""
         return -(-self.depth // self.tile[1]) * self.tile[1] if self.transposed else self.depth
@@ -129,9 +166,9 @@ class BackwardConfig:
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of `dq_sum` for queries of that shape."""
-        batch, heads, rows, depth = shape
         block = self.tile[0]
-        return (batch, heads, -(-rows // block), depth, block) if self.transposed else tuple(shape)
+        last = (self.sum_depth, block) if self.transposed else (block, self.depth)
+        return (*shape[:2], -(-shape[2] // block), *last)
 
     def vectors_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Room of `base` and `delta` for lse of that shape: a pitch that the copy engine takes."""
@@ -143,10 +180,19 @@ class BackwardConfig:
         every: dict[str, Array] = dict.fromkeys("q o do dq".split(), array(self.dtype, rows))
         every |= dict.fromkeys("k v dk dv".split(), array(self.dtype, keys))
         every |= dict.fromkeys("lse base delta".split(), array(FP32, row))
-        blocks = "batch heads blocks d block"
+        block = "e block" if self.transposed else "block e"
         every["turns"] = array(INT32, "batch heads blocks")
-        every["dq_sum"] = array(FP32, blocks if self.transposed else rows)
+        every["dq_sum"] = array(FP32, f"batch heads blocks {block}", fragments=True)
+        every["none"] = array(FP32, f"batch heads blocks {block}")
         return {name: every[name] for name in names.split()}
+
+
+def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
+    """What kernels of a configuration are for that many rows and keys of a sequence."""
+    low, high = PAIRED.get(config.depth, (1, 0))
+    paired = config.causal and not config.deterministic and low <= rows <= high
+    whole = not config.long and keys % config.tile[1] == 0
+    return replace(config, whole_keys=whole, paired=paired)
 
 
 def backward(config: BackwardConfig | None = None) -> Program:
@@ -159,8 +205,9 @@ def backward(config: BackwardConfig | None = None) -> Program:
 
 def prepare(config: BackwardConfig) -> Program:
     """What the backward pass needs to know of a row, and sums of zero where tasks add to them."""
-    sums = "" if config.long else " dq_sum"
-    arrays = config.arrays(f"o do lse base delta{sums}")
+    arrays = config.arrays("o do lse base delta")
+    if not config.long:
+        arrays |= {"dq_sum": config.arrays("none")["none"]}  # zeros have no order
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
 
 
@@ -178,10 +225,10 @@ def _task(config: BackwardConfig) -> tuple[Index, Index, Index, Span, Span]:
 
 def _sums_at(config: BackwardConfig, i: Index) -> tuple[Span | Index, ...]:
     """Where the sums of block i of the rows are, after batch and head."""
-    rows, d = config.tile[0], span(0, config.depth)
-    if config.sum_depth > config.depth:
-        d = span(0, config.sum_depth, "e")
-    return (i, d, span(0, rows, "rows")) if config.transposed else (span(i * rows, rows), d)
+    rows = span(0, config.tile[0], "rows")
+    if not config.transposed:
+        return i, rows, span(0, config.depth, "d")
+    return i, span(0, config.sum_depth, "d" if config.sum_depth == config.depth else "e"), rows
 
 
 def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Array) -> None:
@@ -194,18 +241,26 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Ar
     if config.long:
         return
     if config.transposed:
-        none = zeros(d=config.depth, rows=config.task_rows)
-        store(made["dq_sum"], batch, head, i, d, span(0, config.task_rows, "rows"), tile=none)
+        none = zeros(e=config.sum_depth, rows=config.task_rows)
+        at = (i, span(0, config.sum_depth, "e"), span(0, config.task_rows, "rows"))
     else:
-        store(made["dq_sum"], batch, head, rows, d, tile=zeros(rows=ROWS, d=config.depth))
+        none, at = zeros(rows=ROWS, d=config.depth), _rows_of_sums(config, i)
+    store(made["dq_sum"], batch, head, *at, tile=none)
+
+
+def _rows_of_sums(config: BackwardConfig, i: Index) -> tuple[Index, Span, Span]:
+    """Where the sums of the rows of a task are, where blocks have several tasks."""
+    tasks = config.tile[0] // ROWS
+    return i // tasks, span(i % tasks * ROWS, ROWS, "rows"), span(0, config.depth, "d")
 
 
 def _finish(config: BackwardConfig, dq_sum: Array, dq: Array) -> None:
     batch, head, i, rows, d = _task(config)
     if config.transposed:
-        sums = load(dq_sum, batch, head, i, d, span(0, config.task_rows, "rows")).T
+        columns = span(0, config.depth, "d")
+        sums = load(dq_sum, batch, head, i, columns, span(0, config.task_rows, "rows")).T
     else:
-        sums = load(dq_sum, batch, head, rows, d)
+        sums = load(dq_sum, batch, head, *_rows_of_sums(config, i))
     store(dq, batch, head, rows, d, tile=(sums * config.factor).cast(config.dtype))
 
 
@@ -233,10 +288,16 @@ def _backward(
         delta = load(rest["delta"], batch, head, rows)
         scores, grad = key_tile @ queries, value_tile @ grads
         seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk))
-        scores[:] = where(seen, scores, -math.inf)
+        if config.masked and config.style.branch:
+            scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.factor * LOG2E) - base)
-        dv += weights.cast(config.dtype) @ grads
+        if config.masked and not config.style.branch:
+            weights = where(seen, weights, 0.0)
+        if not config.style.late:
+            dv += weights.cast(config.dtype) @ grads
         change = (weights * (grad - delta)).cast(config.dtype)
+        if config.style.late:
+            dv += weights.cast(config.dtype) @ grads
         dq = wide @ change if config.transposed else change @ key_tile
         dk += change @ queries
         turn = None
@@ -305,17 +366,25 @@ def _turn(config: BackwardConfig, row: Index, j: Index) -> Index:
 def backward_schedule(config: BackwardConfig) -> KernelSchedule:
     """Program order, with the matmuls of an iteration in flight until their results are read.
 
-    Causal tasks go to the next free SM, which reads and adds to few heads at a time. An order of
-    pairs, "serpentine", has all heads at work at once: heads of 128 gained 2 % at 8192 rows on an
-    H200, and lost a quarter at 16384, whose sums L2 does not hold.
+    Causal tasks go to the next free SM, which reads and adds to few heads at a time. Pairs of tasks
+    are of equal length, but have more heads at work: 16384 rows of heads of 128 lost a third on an
+    H200, where L2 does not hold their sums.
     """
+    scheduler = "static" if not config.causal else "serpentine" if config.paired else "dynamic"
     launch = LaunchPlan(
         split="keys",
-        tile_scheduler="dynamic" if config.causal else "static",
+        tile_scheduler=scheduler,
         staged_slots=2,
         store_warps=True,
         reverse=("keys_tile",) if config.deterministic and config.causal else (),
-        rotate_loops=True,
+        rotate_loops=config.style.ahead,
     )
-    groups = config.tile[1] // 64
-    return multistage(backward(config), 2, launch, groups, early_release=True, vectors=True)
+    return multistage(
+        backward(config),
+        2,
+        launch,
+        config.tile[1] // 64,
+        in_flight=int(config.style.ahead),
+        early_release=config.style.ahead or config.causal,
+        vectors=True,
+    )

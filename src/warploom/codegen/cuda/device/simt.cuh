@@ -128,6 +128,26 @@ DEVICE void read_whole(Line<T, kCount>& x, const T* line, int place, int length,
     copy_bytes<kCount * int(sizeof(T))>(x.words, line + place);
 }
 
+//@ read_fragments
+// Neighbours of a row from column `place` on, an even one, of an array that is kept as the registers
+// of matmuls hold it: 64 rows after 64 rows, in these 8 columns after 8 columns, of which each
+// thread has two in a row and two 8 rows below.
+template <class T, int kCount, class X>
+DEVICE void read_fragments(Line<T, kCount>& x, const T* data, int row, int place, int columns,
+                           bool inside, X edge) {
+  edge_line(x, edge);
+  const int of_row = row / 64 * 64 * columns + row % 64 / 16 * 128 + row % 8 * 16 + row % 16 / 8 * 2;
+#pragma unroll
+  for (int h = 0; h < kCount; h += 2) {
+    const int col = place + h;
+    if (!inside || unsigned(col) >= unsigned(columns)) continue;
+    const float2 pair =
+        *reinterpret_cast<const float2*>(data + of_row + col / 8 * 512 + col % 8 * 2);
+    x.put(h, pair.x);
+    x.put(h + 1, pair.y);
+  }
+}
+
 //@ read_any
 // Some of them may be outside, `step` apart, or the line at no multiple of its size.
 template <class T, int kCount, class X>

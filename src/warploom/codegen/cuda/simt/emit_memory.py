@@ -11,6 +11,7 @@ from warploom.codegen.cuda.simt.places import row
 from warploom.codegen.cuda.values import c_index, literal
 from warploom.codegen.simt.ahead import Slot
 from warploom.codegen.simt.forms import COL, ROW, SCALAR, TILE, Layout
+from warploom.errors import InputError
 from warploom.tile import Op, TileType
 from warploom.tile.dtypes import dtype
 
@@ -165,9 +166,22 @@ class Access:
 
     def load_lines(self, name: str) -> list[str]:
         """Lines `name` from memory."""
+        if self.place.array.fragments:
+            return self.each(f"read_fragments({name}{self.at}, {self._fragments()});")
         return self.cases(
             lambda how: f"read_{how}({name}{self.at}, {self.places(how)}, {self.edge()});"
         )
+
+    def _fragments(self) -> str:
+        """The arguments that say where a line is in an array in fragments."""
+        place = self.place
+        if place.row is None or place.col is None or self.vector % 2:
+            raise InputError(
+                f"{self.op.where}: load of {self.kind} from {self.op.array} by {self.vector}: "
+                "expected a tile of its last two dimensions, an even number of elements at a time"
+            )
+        at = f"{place.row[1]} + {row(self.layout)}"
+        return f"{place.base}, {at}, {self.first}, {self.length}, {self.inside()}, {self.edge()}"
 
     def value_lines(self, name: str, into: str) -> list[str]:
         """The tile `into` from lines."""
@@ -181,6 +195,8 @@ class Access:
             COL: ["thread_row == 0"] if self.layout.schedule.rows > 1 else [],
             SCALAR: ["thread_col == 0 && thread_row == 0"],
         }[self.form]
+        if self.place.array.fragments:
+            raise InputError(f"{self.op.where}: only matmul kernels store to {self.op.array}")
         if self.op.kind == "store_add":
             call = f"add_line<{self.vector}>({self.values(name)}, {self.places('any', *only)});"
             return self.each(call)
