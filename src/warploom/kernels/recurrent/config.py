@@ -33,7 +33,9 @@ class RecurrentConfig:
     initial     the state before the first row is given: [batch, heads, d, e]
     final       the state after the last row is stored: [batch, heads, d, e]
     states      the state before every chunk of 64 rows is stored, as gradients need it:
-                [batch, chunks, heads, e, d] in bf16
+                [batch, chunks, heads, e, d] in bf16; with delta also what the rows add, `fresh`,
+                and `inverse` of `kernels.recurrent.delta`: [batch, chunks, slots, 64, 64], a slot
+                for every head and 64 columns of its values
     """
 
     decay: str = "token"

@@ -14,7 +14,7 @@ of L do; they are fp16, which has three bits more than bf16.
 from __future__ import annotations
 
 from warploom.derive.lower.chunks import LOG2E, summed
-from warploom.kernels.recurrent.task import CHUNK, Task
+from warploom.kernels.recurrent.task import CHUNK, Task, rows
 from warploom.tile import (
     BF16,
     FP16,
@@ -24,6 +24,8 @@ from warploom.tile import (
     coordinate,
     exp2,
     loop,
+    span,
+    store,
     where,
 )
 
@@ -44,13 +46,21 @@ class DeltaTask(Task):
             sums, whole = (
                 summed(now["g"].cast(FP32).rename("r", "t") * LOG2E) if decays else 2 * (None,)
             )
-            solved = self.solved(k, beta, sums)
+            inverse = self.inverse(k, beta, sums)
+            if self.config.states:
+                square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
+                kept = self.batch, i, self.slot, *square
+                store(self.arrays["inverse"], *kept, tile=inverse.cast(BF16))
+            solved = (inverse * beta.rename("t", "n")).cast(BF16)
             self.keep(i, state)
             before = state.cast(BF16)
             old = before @ k
             old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
             new = v @ solved
             new += old.cast(BF16) @ solved  # [e, r]
+            if self.config.states:
+                where_u = self.batch, rows(i, "n"), self.head, self.values
+                store(self.arrays["fresh"], *where_u, tile=new.T.cast(BF16).rename("r", "n"))
             fresh = added = new.cast(BF16).rename("r", "n")
             if sums is not None and whole is not None:
                 added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
@@ -73,8 +83,8 @@ class DeltaTask(Task):
             scores = scores * exp2(-sums.rename("t", "n") + sums.rename("t", "m"))
         return where(n <= m, scores * self.scale, 0.0).cast(BF16)
 
-    def solved(self, k: Tile, beta: Tile, sums: Tile | None) -> Tile:
-        """T beta, [r, n]."""
+    def inverse(self, k: Tile, beta: Tile, sums: Tile | None) -> Tile:
+        """T, [r, n]."""
         low = k.rename("n", "r") @ k
         if sums is not None:
             low *= exp2(sums.rename("t", "r") - sums.rename("t", "n"))
@@ -92,7 +102,7 @@ class DeltaTask(Task):
             if blocks < CHUNK:
                 narrow = inverse.cast(FP16)
                 right.assign(narrow.rename("r", "u"))
-        return (inverse * beta.rename("t", "n")).cast(BF16)
+        return inverse
 
 
 def under(r: Tile, n: Tile, size: int) -> Tile:
