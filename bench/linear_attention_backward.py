@@ -99,7 +99,7 @@ def pair(torch: Any, case: Case, kernels: tuple[Any, ...], shape: tuple[int, int
         if one.name not in given:
             given[one.name] = room(one)
     made = {name: room(one) for name, one in made_arrays(config).items()}
-    return Pair(case, kernels, given, made, d**-0.5)
+    return Pair(case, kernels, given, made, config.key_dim**-0.5)
 
 
 def errors(torch: Any, case: Case, kernels: tuple[Any, ...], rows: int) -> dict[str, float]:
@@ -128,6 +128,8 @@ def theirs(torch: Any, here: Pair) -> Callable[[], Any]:
         case = replace(case, config=replace(case.config, decay="token", skip=False))
     if case.config.decay == "head":
         given["g"] = given["g"].expand(given["v"].shape[:3]).contiguous()
+    if "beta" in given:
+        given["beta"] = given["beta"].bfloat16()
     names = [x for x in ("q", "k", "v", "g", "beta") if x in given]
     leaves = [given[x].detach().requires_grad_() for x in names]
     given |= dict(zip(names, leaves, strict=True))
