@@ -37,9 +37,12 @@ def test_gla_and_delta_rules_have_the_layouts_of_flash_linear_attention():
         assert out.shape == v.shape and state.shape == (2, 8, 64, 128)
     with pytest.raises(InputError, match="recurrent gates=fp32: expected bf16"):
         ops.gla(q, q, v, wide(2, 100, 8, 64))
-    long = make(2, 100, 4, 128)
+    long, longer = make(2, 100, 4, 128), make(2, 100, 4, 136)
+    assert ops.delta_rule(long, long, v, beta)[0].shape == v.shape
     with pytest.raises(InputError, match="key_dim=128: expected a multiple of 8, at most 64"):
-        ops.delta_rule(long, long, v, beta)
+        ops.gla(long, long, v, make(2, 100, 8, 128))
+    with pytest.raises(InputError, match="key_dim=136: expected a multiple of 8, at most 128"):
+        ops.delta_rule(longer, longer, v, beta)
 
 
 def test_results_have_the_layouts_of_mamba_ssm():
@@ -130,3 +133,6 @@ def test_gradients_of_delta_rules_are_like_their_tensors():
         check(*ops.gated_delta_rule(q, k, v, g, beta, None, start, True))
         check = trained(q, k, v, beta)
         check(ops.delta_rule(q, k, v, beta)[0])
+    q, beta = make(1, 100, 4, 128).requires_grad_(), make(1, 100, 4)
+    with pytest.raises(NotImplementedError, match="no backward kernel for delta rules with keys"):
+        ops.delta_rule(q, q, q, beta)[0].sum().backward()

@@ -189,9 +189,8 @@ def test_loops_do_not_wait_for_single_matmuls(name, part):
     build(program, schedule, allow=ALLOW)
 
 
-@pytest.mark.parametrize("name", ["gla", "delta"])
-def test_keys_that_no_kernel_is_for_are_refused(name):
-    wide = replace(CASES[name])
-    object.__setattr__(wide, "key_dim", 128)  # as a forward pass may take
-    with pytest.raises(InputError, match="key_dim=128: expected at most 64"):
-        recurrent_backward(wide, parts_of(wide)[0])
+def test_keys_that_no_kernel_is_for_are_refused():
+    long = RecurrentConfig("none", delta=True, key_dim=128)
+    for refused in (lambda: recurrent_backward(long, "values"), lambda: replace(long, states=True)):
+        with pytest.raises(InputError, match="key_dim=128: expected at most 64"):
+            refused()

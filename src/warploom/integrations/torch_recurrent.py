@@ -150,7 +150,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
 def _backward(ctx: Any, do: Any, dfinal: Any, *_: Any) -> tuple[Any, ...]:
     inputs, kept = ctx.saved_tensors[: len(TENSORS)], ctx.saved_tensors[len(TENSORS) :]
     if not ctx.keep:
-        raise InputError("warploom::recurrent was called without keep=True: expected its states")
+        raise NotImplementedError(
+            "warploom::recurrent has no backward kernel for delta rules with keys above 64, and none "
+            "without keep=True; call it under torch.no_grad()"
+        )
     tensors = _given(inputs)
     more = dict(zip(KEPT, kept, strict=True))
     more = more if "beta" in tensors else {"states": more["states"]}
@@ -210,7 +213,7 @@ def gated_delta_rule(
 ) -> tuple[Any, Any]:
     """The delta rule under decays of every row: g (logarithms) and beta are [B, T, H].
 
-    Keys have norms of about 1; K is at most 64. Otherwise as `simple_gla`.
+    Keys have norms of about 1; K is at most 128. Otherwise as `simple_gla`.
     """
     beta = beta if g is None else beta.to(g.dtype)
     return _called(q, k, v, g, beta, default_scale(q, scale), initial_state, output_final_state)
@@ -243,7 +246,8 @@ def _called(
 
 def _call(given: tuple[Any, ...], scale: float, final: bool) -> tuple[Any, Any]:
     """o and the final state; the states that gradients need are kept where there will be some."""
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    keep = trained and not (given[TENSORS.index("beta")] is not None and given[0].shape[-1] > CHUNK)
     return _operator(*given, scale, final, keep)[:2]
 
 

@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.derive.lower.chunks import LOG2E, Weights
-from warploom.errors import InputError
 from warploom.kernels.recurrent.backward_channel import ChannelKeys, ChannelQueries
 from warploom.kernels.recurrent.backward_delta import DeltaRest, DeltaValues
 from warploom.kernels.recurrent.backward_task import COLUMNS, BackwardTask
@@ -75,13 +74,8 @@ def parts_of(config: RecurrentConfig) -> tuple[str, ...]:
 def recurrent_backward(config: RecurrentConfig, part: str = "rows") -> Program:
     """The program of one of `parts_of` a configuration; scalar `scale` as in `recurrent`.
 
-    Raises `InputError` for d above 64 with decays of channels or a delta rule.
+    Raises `InputError` for d above 64 with a delta rule.
     """
-    if config.in_parts and config.key_dim > CHUNK:
-        raise InputError(
-            f"recurrent backward of decay={config.decay!r} delta={config.delta} "
-            f"key_dim={config.key_dim}: expected at most {CHUNK}"
-        )
 
     def body(**given: Array) -> None:
         TASKS[part](config, given).run()
@@ -92,7 +86,7 @@ def recurrent_backward(config: RecurrentConfig, part: str = "rows") -> Program:
 
 def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, Array]:
     """The arrays of a part of a configuration, in order: what is read, then what is written."""
-    arrays = arrays_of(replace(config, states=True), "batch rows")
+    arrays = arrays_of(replace(config, states=True), "batch rows")  # refuses what has none
     arrays["do"] = arrays.pop("o")
     for state in ("initial", "final"):
         arrays.pop(state, None)

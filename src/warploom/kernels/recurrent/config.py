@@ -8,7 +8,7 @@ from warploom.errors import InputError
 from warploom.tile import BF16, FP32, DType
 
 DECAYS = ("none", "head", "token", "step", "channel")
-SHORT = 64  # the largest d of a task that keeps more than the state and its result in registers
+SHORT = 64  # the largest d of a state that fits a tile of one compute group beside all else
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RecurrentConfig:
                 where S is the state it is added to; keys have norms of about 1
     softplus    the dt of a "step" is softplus(dt + bias), bias: [heads]
     gates       the element type of g, dt and beta of every row; a "channel" has bf16
-    key_dim     d, a multiple of 8, at most 128; with "channel" or delta at most 64
+    key_dim     d, a multiple of 8, at most 128; with "channel" at most 64
     value_dim   e, a multiple of 8; a task has 64 or 128 of them
     shared      all heads have one q and k: groups is 1
     skip        o += skip_h v, skip: [heads] (Mamba-2's D)
@@ -64,10 +64,14 @@ class RecurrentConfig:
         if self.gates not in kinds:
             listed = " or ".join(kind.name for kind in kinds)
             raise InputError(f"recurrent gates={self.gates}: expected {listed}")
-        most = SHORT if self.in_parts else 128
+        most = SHORT if self.decay == "channel" else 128
         if not 0 < self.key_dim <= most or self.key_dim % 8:
             raise InputError(
                 f"recurrent key_dim={self.key_dim}: expected a multiple of 8, at most {most}"
+            )
+        if self.states and self.delta and self.key_dim > SHORT:
+            raise InputError(
+                f"recurrent states=True delta=True key_dim={self.key_dim}: expected at most {SHORT}"
             )
         if self.value_dim <= 0 or self.value_dim % 8:
             raise InputError(f"recurrent value_dim={self.value_dim}: expected a multiple of 8")
@@ -84,5 +88,6 @@ class RecurrentConfig:
 
     @property
     def columns(self) -> int:
-        """Of the state's tile along e."""
-        return 128 if self.value_dim > 64 and not self.in_parts else 64
+        """Of the state's tile along e; with 128 two groups share it out."""
+        wide = self.key_dim > SHORT if self.delta else self.value_dim > 64
+        return 128 if wide and self.decay != "channel" else 64
