@@ -151,7 +151,7 @@ def _backward(ctx: Any, do: Any, dfinal: Any, *_: Any) -> tuple[Any, ...]:
     inputs, kept = ctx.saved_tensors[: len(TENSORS)], ctx.saved_tensors[len(TENSORS) :]
     if not ctx.keep:
         raise NotImplementedError(
-            "warploom::recurrent has no backward kernel for delta rules with keys above 64, and none "
+            "warploom::recurrent has no backward kernel for delta rules with keys above 64, nor "
             "without keep=True; call it under torch.no_grad()"
         )
     tensors = _given(inputs)
