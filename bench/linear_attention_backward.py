@@ -24,7 +24,7 @@ from typing import Any
 
 from bench import kernel_bench as kb
 from bench import linear_attention as forward
-from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, ROWS, Case
+from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, Case
 from warploom.codegen.compile.build import Built, build
 from warploom.evidence import Evidence, write_rows
 from warploom.kernels.recurrent.backward import (
@@ -48,6 +48,7 @@ CASES = {
         "gated delta rule d64", "delta rule d64",
     )
 }  # fmt: skip
+ROWS = (1024, 4096)
 LONG = 2048  # rows of the longer check
 WRONG = 5e-3  # relative error in norm: operands, states and results are rounded to bf16
 WRONG_GATES = 4e-2  # gradients of gates, and of a over all rows, are differences of large sums
