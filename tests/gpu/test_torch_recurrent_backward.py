@@ -19,15 +19,18 @@ def decays(*shape):
     return torch.nn.functional.logsigmoid(torch.randn(shape, device="cuda")) / 8
 
 
-def loop_over_rows(q, k, v, g, weights, scale, state):
-    """o and the last state in float64; g: [batch, rows, heads] or with d behind."""
+def loop_over_rows(q, k, v, g, weights, scale, state, erased=0.0):
+    """o and the last state in float64; g: [batch, rows, heads] or with d behind; with `erased` 1 by
+    the delta rule."""
     heads = v.shape[2]
     q, k = (x.double().repeat_interleave(heads // x.shape[2], 2) for x in (q, k))
     gates, v, out = torch.exp(g.double()), v.double(), []
     gates = gates if gates.dim() == 4 else gates[..., None].expand(q.shape)
     for i in range(v.shape[1]):
-        new = weights[:, i, :, None] * v[:, i]
-        state = gates[:, i, :, :, None] * state + k[:, i, :, :, None] * new[:, :, None]
+        state = gates[:, i, :, :, None] * state
+        known = erased * torch.einsum("bhd,bhde->bhe", k[:, i], state)
+        new = weights[:, i, :, None] * (v[:, i] - known)
+        state = state + k[:, i, :, :, None] * new[:, :, None]
         out.append(scale * torch.einsum("bhd,bhde->bhe", q[:, i], state))
     return torch.stack(out, 1), state
 
@@ -74,6 +77,26 @@ def test_gradients_of_gla_are_those_of_its_loop(rows):
     right = loop_over_rows(*wide[:4], ones, 0.5, wide[4])
     want = torch.autograd.grad(right, wide, (do.double(), dfinal.double()))
     judged(["q", "k", "v", "g", "start"], got, want)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("rows", [1, 64, 500])
+def test_gradients_of_delta_rules_are_those_of_their_loops(rows, gated):
+    q, v, start = normal(2, rows, 2, 64), normal(2, rows, 4, 128), normal(2, 4, 64, 128).float()
+    k = torch.nn.functional.normalize(normal(2, rows, 2, 64).float(), dim=-1).bfloat16()
+    beta, g = torch.rand(2, rows, 4, device="cuda"), decays(2, rows, 4)
+    leaves = [x.requires_grad_() for x in (q, k, v, beta, start, *([g] if gated else []))]
+    do, dfinal = normal(2, rows, 4, 128), torch.randn(2, 4, 64, 128, device="cuda")
+    if gated:
+        results = ops.gated_delta_rule(q, k, v, g, beta, 0.5, start, True)
+    else:
+        results = ops.delta_rule(q, k, v, beta, 0.5, start, True)
+    got = torch.autograd.grad(results, leaves, (do, dfinal))
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    gates = wide[5] if gated else torch.zeros_like(wide[3])
+    right = loop_over_rows(*wide[:3], gates, wide[3], 0.5, wide[4], 1.0)
+    want = torch.autograd.grad(right, wide, (do.double(), dfinal.double()))
+    judged(["q", "k", "v", "beta", "start", "g"][: len(got)], got, want)
 
 
 @pytest.mark.parametrize("size", [64, 128])
@@ -124,10 +147,3 @@ def test_opcheck():
     given = (q, k, v, g, None, None, None, None, None, None, 1.0, True, True)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.warploom.recurrent.default, given, test_utils=checks)
-
-
-def test_gradients_of_delta_rules_are_refused_by_name():
-    q = normal(1, 100, 4, 64).requires_grad_()
-    beta = torch.rand(1, 100, 4, device="cuda")
-    with pytest.raises(NotImplementedError, match="no backward kernel"):
-        ops.delta_rule(q, q, q, beta)[0].sum().backward()

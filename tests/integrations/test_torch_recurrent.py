@@ -120,7 +120,19 @@ def test_gradients_of_mamba_are_like_their_tensors():
     check(ops.mamba_chunk_scan_combined(x, dt, a, b, c, D=skip, dt_bias=bias, dt_softplus=True))
 
 
-def test_gradients_of_delta_rules_are_refused():
-    q, beta = make(1, 100, 4, 64).requires_grad_(), make(1, 100, 4)
-    with pytest.raises(NotImplementedError, match="no backward kernel for delta rules"):
+def test_gradients_of_delta_rules_are_like_their_tensors():
+    for gates in (wide, make):
+        q, k, v, start = (
+            make(2, 70, 4, 64),
+            make(2, 70, 4, 64),
+            make(2, 70, 8, 128),
+            wide(2, 8, 64, 128),
+        )
+        g, beta = gates(2, 70, 8), gates(2, 70, 8)
+        check = trained(q, k, v, g, beta, start)
+        check(*ops.gated_delta_rule(q, k, v, g, beta, None, start, True))
+        check = trained(q, k, v, beta)
+        check(ops.delta_rule(q, k, v, beta)[0])
+    q, beta = make(1, 100, 4, 128).requires_grad_(), make(1, 100, 4)
+    with pytest.raises(NotImplementedError, match="no backward kernel for delta rules with keys"):
         ops.delta_rule(q, q, q, beta)[0].sum().backward()

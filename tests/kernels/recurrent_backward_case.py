@@ -17,7 +17,8 @@ from warploom.kernels.recurrent.backward import (
     sizes_of,
 )
 from warploom.kernels.recurrent.config import RecurrentConfig
-from warploom.kernels.recurrent.reference import gradients, reference
+from warploom.kernels.recurrent.program import recurrent
+from warploom.kernels.recurrent.reference import gradients
 
 Values = dict[str, NDArray[Any]]
 SCALE = 0.5
@@ -28,13 +29,16 @@ def backward_case(
 ) -> tuple[Values, Values]:
     """(arrays of the kernel, the gradients by the names of inputs); what is written is NaN."""
     kept, random = replace(config, states=True), np.random.default_rng(5)
-    values = case(kept, rows, heads, **more)
+    values, sizes = case(kept, rows, heads, **more), sizes_of(config, 1, rows, heads)
+    program = recurrent(kept)
+    for one in program.arrays:
+        if one.name not in values:
+            values[one.name] = np.full([sizes[dim] for dim in one.dims], np.nan)
+    values |= t.interpret(program, values, {"scale": SCALE})
     values["do"] = t.round_to(t.BF16, random.normal(size=values.pop("o").shape))
     if config.final:
         values["dfinal"] = random.normal(size=values["final"].shape).astype(np.float32)
-    want, before = gradients(config, values, SCALE), reference(kept, values, SCALE)
-    values["states"] = t.round_to(t.BF16, before["states"])
-    sizes = sizes_of(config, 1, rows, heads)
+    want = gradients(config, values, SCALE)
     for name, one in made_arrays(config).items():
         values[name] = np.full([sizes[dim] for dim in one.dims], np.nan)
     return values, want

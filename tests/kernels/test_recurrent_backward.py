@@ -26,6 +26,7 @@ from warploom.kernels.recurrent.backward import (
     backward_schedule,
     parts_of,
     recurrent_backward,
+    sizes_of,
 )
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
 from warploom.kernels.recurrent.reference import gradients, reference
@@ -41,12 +42,15 @@ CASES = {
     "gla": RecurrentConfig(
         "channel", gates=t.BF16, key_dim=48, value_dim=96, initial=True, final=True
     ),
+    "delta": RecurrentConfig("none", delta=True, gates=t.BF16, value_dim=128, final=True),
+    "gated-delta": RecurrentConfig("token", delta=True, key_dim=32, initial=True, final=True),
 }
-EVERY = CASES | {
-    "delta": RecurrentConfig("token", delta=True, key_dim=16, initial=True, final=True),
-}
-EMITTED = ("mamba", "rows"), ("mamba-128", "rows"), ("gla", "keys"), ("gla", "queries")
-ROUNDING = 4e-3  # of weights, operands, states and results to bf16
+EMITTED = (
+    ("mamba", "rows"), ("mamba-128", "rows"), ("gla", "keys"), ("gla", "queries"),
+    ("gated-delta", "values"), ("gated-delta", "rest"),
+)  # fmt: skip
+SECOND = {"queries": ("dk", "starts"), "rest": ("dv", "after", "starts")}  # what they read
+ROUNDING = 5e-3  # of weights, operands, states and results to bf16
 OF_GATES = 2e-2  # the gradients of gates are small differences of large sums
 
 
@@ -65,9 +69,9 @@ def small(config, rows=9):
     return values
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", CASES)
 def test_the_gradients_are_those_of_finite_differences(name):
-    config = EVERY[name]
+    config = CASES[name]
     values = small(config)
     want, random, step = gradients(config, values, SCALE), np.random.default_rng(1), 1e-6
 
@@ -85,7 +89,7 @@ def test_the_gradients_are_those_of_finite_differences(name):
 
 def test_the_gradients_are_those_of_autograd():
     torch = pytest.importorskip("torch")
-    config = EVERY["delta"]
+    config = CASES["gated-delta"]
     values = small(config, 20)
     given = {name: torch.from_numpy(one).requires_grad_() for name, one in values.items()}
     state, out = given["initial"], []
@@ -120,8 +124,8 @@ def test_every_gradient_is_right(name):
     for part in parts_of(config):
         program, schedule = recurrent_backward(config, part), backward_schedule(config, part)
         arrays = of_part(config, values, part)
-        if part == "queries":
-            arrays |= {x: meant[x] for x in ("dk", "starts")}
+        if part in SECOND:
+            arrays |= {x: meant[x] for x in SECOND[part] if x in arrays}
         ran = simulate(lower(program, schedule), arrays, scale, seed=1)
         assert all(distance(ran[x], meant[x]) == 0 for x in ran)
 
@@ -132,7 +136,7 @@ def test_the_emitted_code_gives_the_gradients(emitted, number):
     (name, part), scale = EMITTED[number], {"scale": SCALE}
     config = CASES[name]
     values, _ = backward_case(config, 70)
-    if part == "queries":
+    if part in SECOND:
         values |= interpreted(config, values)
     program, arrays = recurrent_backward(config, part), of_part(config, values, part)
     meant = t.interpret(program, arrays, scale)
@@ -141,10 +145,11 @@ def test_the_emitted_code_gives_the_gradients(emitted, number):
 
 
 def test_the_forward_pass_keeps_the_states():
-    for config in (CASES["mamba"], CASES["retention"], EVERY["delta"]):
+    for config in (CASES["mamba"], CASES["retention"], CASES["gated-delta"]):
         kept = replace(config, states=True)
-        values = case(kept, 150)
-        values["states"] = np.full((1, 3, 2, kept.value_dim, kept.key_dim), np.nan)
+        values, sizes = case(kept, 150), sizes_of(config, 1, 150, 2)
+        for one in (x for x in recurrent(kept).arrays if x.name not in values):
+            values[one.name] = np.full([sizes[dim] for dim in one.dims], np.nan)
         got = simulate(lower(recurrent(kept), default_schedule(kept)), values, {"scale": SCALE})
         for name, want in reference(kept, values, SCALE).items():
             assert distance(got[name], want) < ROUNDING, name
@@ -152,7 +157,7 @@ def test_the_forward_pass_keeps_the_states():
 
 @pytest.mark.parametrize("rows", [1, 64, 65])
 def test_rows_that_fill_no_chunk_have_their_gradients(rows):
-    for config in (CASES["retention"], CASES["mamba"], CASES["gla"]):
+    for config in (CASES[x] for x in ("retention", "mamba", "gla", "gated-delta")):
         values, want = backward_case(config, rows)
         assert right(far(interpreted(config, values), want))
 
@@ -166,16 +171,16 @@ def test_decays_near_one_and_near_nothing_keep_their_gradients(decay):
     assert right(found), found
 
 
-@pytest.mark.parametrize("fault", ["states", "dfinal", "do"])
+@pytest.mark.parametrize("fault", ["states", "dfinal", "do", "inverse", "fresh"])
 def test_a_wrong_input_makes_wrong_gradients(fault):
     """What the comparison must notice: each input counts."""
-    config = CASES["retention"]
+    config = CASES["gated-delta" if fault in ("inverse", "fresh") else "retention"]
     values, want = backward_case(config)
     values[fault] = values[fault] * -1.0
     assert not right(far(interpreted(config, values), want))
 
 
-@pytest.mark.parametrize(("name", "part"), EMITTED[1:3])
+@pytest.mark.parametrize(("name", "part"), [EMITTED[1], EMITTED[4]])
 def test_loops_do_not_wait_for_single_matmuls(name, part):
     """ptxas says so where it makes one matmul wait for another; `build` refuses it."""
     program, schedule = (
@@ -184,6 +189,8 @@ def test_loops_do_not_wait_for_single_matmuls(name, part):
     build(program, schedule, allow=ALLOW)
 
 
-def test_what_has_no_such_kernel_is_refused():
-    with pytest.raises(InputError, match="recurrent backward of delta=True: expected no delta"):
-        recurrent_backward(EVERY["delta"])
+def test_keys_that_no_kernel_is_for_are_refused():
+    long = RecurrentConfig("none", delta=True, key_dim=128)
+    for refused in (lambda: recurrent_backward(long, "values"), lambda: replace(long, states=True)):
+        with pytest.raises(InputError, match="key_dim=128: expected at most 64"):
+            refused()

@@ -2,8 +2,8 @@
 
 `linear_attention`, `retention`, `simple_gla`, `gla`, `delta_rule` and `gated_delta_rule` take what
 flash-linear-attention's functions of these names take, `mamba_chunk_scan_combined` what mamba_ssm's
-does. Tensors are used where they lie; only states of Mamba change their axes. All but the delta
-rules have gradients (`torch_recurrent_backward`); importing this module needs torch.
+does. Tensors are used where they lie; only states of Mamba change their axes. All have gradients
+(`torch_recurrent_backward`); importing this module needs torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from warploom.integrations.torch_program import (
     torch_module,
 )
 from warploom.integrations.torch_recurrent_backward import gradients
-from warploom.kernels.recurrent.backward import ALLOW
+from warploom.kernels.recurrent.backward import ALLOW, slots_of
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
 from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32
@@ -30,8 +30,9 @@ torch: Any = torch_module()
 SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? dt, Tensor? a, Tensor? bias, Tensor? skip, "
     "Tensor? beta, Tensor? initial, float scale, bool final, bool keep=False) "
-    "-> (Tensor, Tensor, Tensor)"
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
+KEPT = "states", "inverse", "fresh"
 TENSORS = ("q", "k", "v", "g", "dt", "a", "bias", "skip", "beta", "initial")
 
 
@@ -90,12 +91,19 @@ def config_of(tensors: dict[str, Any], final: bool, keep: bool = False) -> Recur
     )
 
 
-def _results(tensors: dict[str, Any], config: RecurrentConfig) -> tuple[Any, Any, Any]:
+def _results(tensors: dict[str, Any], config: RecurrentConfig) -> tuple[Any, ...]:
+    """o, the final state, and what gradients need (`KEPT`); empty where it is not asked for."""
     q, v = tensors["q"], tensors["v"]
     batch, rows, heads, e = v.shape
-    shape = (batch, heads, q.shape[3], e) if config.final else (0,)
-    kept = (batch, -(-rows // CHUNK), heads, e, q.shape[3]) if config.states else (0,)
-    return v.new_empty(v.shape), v.new_empty(shape, dtype=torch.float32), v.new_empty(kept)
+    chunks, delta = -(-rows // CHUNK), config.states and config.delta
+    final = (batch, heads, q.shape[3], e) if config.final else (0,)
+    states = (batch, chunks, heads, e, q.shape[3]) if config.states else (0,)
+    inverse = (batch, chunks, slots_of(config, heads), CHUNK, CHUNK) if delta else (0,)
+    return (
+        v.new_empty(v.shape),
+        v.new_empty(final, dtype=torch.float32),
+        *(v.new_empty(shape) for shape in (states, inverse, v.shape if delta else (0,))),
+    )
 
 
 def _given(args: tuple[Any, ...]) -> dict[str, Any]:
@@ -103,17 +111,17 @@ def _given(args: tuple[Any, ...]) -> dict[str, Any]:
     return {name: one for name, one in named if one is not None}
 
 
-def _run(*args: Any) -> tuple[Any, Any, Any]:
+def _run(*args: Any) -> tuple[Any, ...]:
     tensors, (scale, final, keep) = _given(args), args[len(TENSORS) :]
     config = config_of(tensors, final, keep)
     if not scale > 0:
         raise InputError(f"recurrent attention scale={scale}: expected a number above 0")
-    out, state, kept = _results(tensors, config)
-    v = tensors["v"]
+    results = _results(tensors, config)
+    v, (out, state) = tensors["v"], results[:2]
     if v.shape[1] == 0 and final:
         state.copy_(tensors["initial"]) if config.initial else state.zero_()
     if out.numel() == 0:
-        return out, state, kept
+        return results
     allow = ALLOW if keep else ()
 
     def make() -> Built:
@@ -121,34 +129,35 @@ def _run(*args: Any) -> tuple[Any, Any, Any]:
 
     kernel = built_kernel((config,), v, make)
     arrays = tensors | {"o": out} | ({"final": state} if final else {})
-    arrays |= {"states": kept} if keep else {}
+    if keep:
+        kept = dict(zip(KEPT, results[2:], strict=True))
+        arrays |= kept if config.delta else {"states": kept["states"]}
     kernel(arrays, {"scale": scale}, current_stream(v))
-    return out, state, kept
+    return results
 
 
-def _fake(*args: Any) -> tuple[Any, Any, Any]:
+def _fake(*args: Any) -> tuple[Any, ...]:
     tensors, (_, final, keep) = _given(args), args[len(TENSORS) :]
     return _results(tensors, config_of(tensors, final, keep))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, Any]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     """What the backward pass needs of a call."""
     ctx.scale, ctx.final, ctx.keep = inputs[len(TENSORS) :]
-    ctx.save_for_backward(*inputs[: len(TENSORS)], output[2])
+    ctx.save_for_backward(*inputs[: len(TENSORS)], *output[2:])
 
 
-def _backward(ctx: Any, do: Any, dfinal: Any, _: Any) -> tuple[Any, ...]:
-    *inputs, states = ctx.saved_tensors
-    tensors = _given(tuple(inputs))
-    if "beta" in tensors:
-        raise NotImplementedError(
-            "warploom::recurrent has no backward kernel for delta rules; call it under "
-            "torch.no_grad() or use flash-linear-attention for training"
-        )
+def _backward(ctx: Any, do: Any, dfinal: Any, *_: Any) -> tuple[Any, ...]:
+    inputs, kept = ctx.saved_tensors[: len(TENSORS)], ctx.saved_tensors[len(TENSORS) :]
     if not ctx.keep:
-        raise InputError("warploom::recurrent was called without keep=True: expected its states")
-    tensors["states"] = states
-    found = gradients(tensors, do, dfinal if ctx.final else None, ctx.scale)
+        raise NotImplementedError(
+            "warploom::recurrent has no backward kernel for delta rules with keys above 64, nor "
+            "without keep=True; call it under torch.no_grad()"
+        )
+    tensors = _given(inputs)
+    more = dict(zip(KEPT, kept, strict=True))
+    more = more if "beta" in tensors else {"states": more["states"]}
+    found = gradients(tensors | more, do, dfinal if ctx.final else None, ctx.scale)
     return *[found.get(name) for name in TENSORS], None, None, None
 
 
@@ -237,7 +246,8 @@ def _called(
 
 def _call(given: tuple[Any, ...], scale: float, final: bool) -> tuple[Any, Any]:
     """o and the final state; the states that gradients need are kept where there will be some."""
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    trained = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    keep = trained and not (given[TENSORS.index("beta")] is not None and given[0].shape[-1] > CHUNK)
     return _operator(*given, scale, final, keep)[:2]
 
 

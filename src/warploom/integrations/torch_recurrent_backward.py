@@ -28,8 +28,9 @@ from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.tile import BF16, FP32
 
 torch: Any = torch_module()
-READ = ("q", "k", "v", "do", "states", "g", "dt", "a", "bias", "skip", "dfinal")
-WRITTEN = ("dq", "dk", "dv", "dg", "ddt", "da", "dbias", "dskip", "dinitial")
+READ = ("q", "k", "v", "do", "states", "g", "dt", "a", "bias", "skip", "beta",
+        "inverse", "fresh", "dfinal")  # fmt: skip
+WRITTEN = ("dq", "dk", "dv", "dg", "ddt", "da", "dbias", "dskip", "dbeta", "dinitial")
 SCHEMA = (
     f"({', '.join(f'Tensor {x}' if n < 5 else f'Tensor? {x}' for n, x in enumerate(READ))}, "
     f"bool initial, float scale) -> ({', '.join(['Tensor'] * len(WRITTEN))})"
@@ -41,10 +42,12 @@ def backward_config(tensors: dict[str, Any], initial: bool) -> RecurrentConfig:
     gate = tensors.get("g", tensors.get("dt"))
     ranks = {1: "head", 3: "token", 4: "channel"}
     decay = "none" if gate is None else "step" if "dt" in tensors else ranks[gate.dim()]
-    narrow = gate is not None and gate.dim() > 1 and gate.dtype is torch.bfloat16
+    gates = [one for one in (gate, tensors.get("beta")) if one is not None and one.dim() > 1]
+    narrow = any(one.dtype is torch.bfloat16 for one in gates)
     q, v = tensors["q"], tensors["v"]
     return RecurrentConfig(
         decay=decay,
+        delta="beta" in tensors,
         softplus="bias" in tensors,
         gates=BF16 if narrow else FP32,
         key_dim=q.shape[3],
@@ -111,8 +114,8 @@ _operator = operator("warploom::recurrent_backward", SCHEMA, _run, _fake)
 def gradients(tensors: dict[str, Any], do: Any, dfinal: Any, scale: float) -> dict[str, Any]:
     """The gradient of every tensor that `torch_recurrent`'s operator got, by its name.
 
-    `tensors` has them, and `states` as the operator left them; `do` is like v, `dfinal`
-    None where there is no final state. Raises `NotImplementedError` for what has no such kernel.
+    `tensors` has them, and what the operator kept (`KEPT`) as it left it; `do` is like v, `dfinal`
+    None where there is no final state.
     """
     given = tensors | {"do": do.contiguous()}
     if dfinal is not None:
@@ -126,7 +129,7 @@ def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     heads, found = tensors["v"].shape[2], {"v": made["dv"]}
     for name in ("q", "k"):
         found[name] = _over_slots(made[f"d{name}"], 2, tensors[name].shape[2])
-    for name in ("g", "dt", "a", "bias", "skip"):
+    for name in ("g", "dt", "a", "bias", "skip", "beta"):
         if name in tensors:
             one, like = made[f"d{name}"], tensors[name]
             by_row = like.dim() > 1
@@ -139,4 +142,9 @@ def _over_slots(parts: Any, axis: int, count: int) -> Any:
     """The sum over neighbouring slots, of which `count` are left."""
     if parts.shape[axis] == count:
         return parts
-    return parts.unflatten(axis, (count, parts.shape[axis] // count)).sum(axis + 1)
+    several = parts.unflatten(axis, (count, parts.shape[axis] // count))
+    if several.shape[axis + 1] == 2:
+        # torch's sum over so few is a reduction, at a fraction of the rate of its addition.
+        first, second = several.unbind(axis + 1)
+        return first + second
+    return several.sum(axis + 1)

@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 from warploom.autosched.schedules import schedule_named
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
 from warploom.derive.lower.chunks import LOG2E, Weights
-from warploom.errors import InputError
 from warploom.kernels.recurrent.backward_channel import ChannelKeys, ChannelQueries
+from warploom.kernels.recurrent.backward_delta import DeltaRest, DeltaValues
 from warploom.kernels.recurrent.backward_task import COLUMNS, BackwardTask
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.program import STATES, arrays_of
@@ -61,20 +61,21 @@ from warploom.tile import (
 ALLOW = "spills", "stack"  # index arithmetic of tasks may spill a few words
 TOKENS, CHANNELS = "batch rows slots", "batch rows slots d"
 LANES, STARTS = "batch slots lanes", "batch chunks slots d"
+NUMBERS = "batch chunks slots"
 
 
 def parts_of(config: RecurrentConfig) -> tuple[str, ...]:
     """The kernels of a backward pass, in order."""
+    if config.delta:
+        return "values", "rest"
     return ("keys", "queries") if config.decay == "channel" else ("rows",)
 
 
 def recurrent_backward(config: RecurrentConfig, part: str = "rows") -> Program:
     """The program of one of `parts_of` a configuration; scalar `scale` as in `recurrent`.
 
-    Raises `InputError` for delta rules.
+    Raises `InputError` for d above 64 with a delta rule.
     """
-    if config.delta:
-        raise InputError("recurrent backward of delta=True: expected no delta")
 
     def body(**given: Array) -> None:
         TASKS[part](config, given).run()
@@ -85,30 +86,39 @@ def recurrent_backward(config: RecurrentConfig, part: str = "rows") -> Program:
 
 def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, Array]:
     """The arrays of a part of a configuration, in order: what is read, then what is written."""
-    arrays = arrays_of(replace(config, states=True), "batch rows")
-    del arrays["o"]
-    kept = arrays.pop("states")
-    arrays |= {"do": arrays["v"], "states": kept}
+    arrays = arrays_of(replace(config, states=True), "batch rows")  # refuses what has none
+    arrays["do"] = arrays.pop("o")
     for state in ("initial", "final"):
         arrays.pop(state, None)
-    made = {x: array(BF16, CHANNELS) for x in ("dq", "dk")} | {"dv": arrays["v"]}
+    kept, value = arrays["states"], arrays["v"]
     states = {"dfinal": array(FP32, STATES)} if config.final else {}
     states |= {"dinitial": array(FP32, STATES)} if config.initial else {}
-    made |= states
+    made = {x: array(BF16, CHANNELS) for x in ("dq", "dk")} | {"dv": value} | states
     for name, dims in given_dims(config).items():
         made[name] = array(BF16 if dims == CHANNELS else FP32, dims)
     if part == "rows":
         return arrays | made
-    made["starts"] = array(FP32, STARTS)
-    names = ("dk", "dv", "starts", *states) if part == "keys" else ("dk", "starts", "dq", "dg")
-    return arrays | {x: made[x] for x in names}
+    starts = array(FP32, STARTS if config.decay == "channel" else NUMBERS)
+    between = {"starts": starts} if config.decay != "none" else {}
+    gates = list(given_dims(config))
+    if part == "keys":
+        return arrays | {x: made[x] for x in ("dk", "dv", *states)} | between
+    if part == "queries":
+        return arrays | between | {x: made[x] for x in ("dk", "dq", *gates)}
+    between["after"] = kept
+    needed = ("v", "fresh") if part == "values" else ("v", "inverse")
+    arrays = {x: one for x, one in arrays.items() if x not in needed}
+    if part == "values":
+        return arrays | {"dv": value} | states | between
+    return arrays | {"dv": value} | between | {x: made[x] for x in ("dq", "dk", *gates)}
 
 
 def given_dims(config: RecurrentConfig) -> dict[str, str]:
     """The dimensions of the gradients of gates, by name."""
     gates = {"head": {"dg": LANES}, "token": {"dg": TOKENS}, "step": {"ddt": TOKENS, "da": LANES}}
     gates["channel"] = {"dg": CHANNELS}
-    given = gates.get(config.decay, {}) | ({"dbias": LANES} if config.softplus else {})
+    given = gates.get(config.decay, {}) | ({"dbeta": TOKENS} if config.delta else {})
+    given |= {"dbias": LANES} if config.softplus else {}
     return given | ({"dskip": LANES} if config.skip else {})
 
 
@@ -128,15 +138,18 @@ def made_arrays(config: RecurrentConfig) -> dict[str, Array]:
 
 
 def sizes_of(config: RecurrentConfig, batch: int, rows: int, heads: int) -> dict[str, int]:
-    """The sizes of the dimensions of `made_arrays`."""
+    """The sizes of the dimensions of `made_arrays`, and of what `recurrent` keeps."""
     slots, chunks = slots_of(config, heads), -(-rows // CHUNK)
     sizes = {"batch": batch, "rows": rows, "heads": heads, "slots": slots, "chunks": chunks}
-    return sizes | {"lanes": CHUNK, "d": config.key_dim, "e": config.value_dim}
+    sizes |= dict.fromkeys(("lanes", "r", "n"), CHUNK)
+    return sizes | {"d": config.key_dim, "e": config.value_dim}
 
 
 def backward_schedule(config: RecurrentConfig, part: str = "rows") -> KernelSchedule:
     """The schedule of a part of a configuration: two blocks on an SM, each with a head."""
-    plan = LaunchPlan(split="e" if part != "queries" else "m", resident=2, store_panels=1)
+    plan = LaunchPlan(
+        split={"queries": "m", "rest": "m"}.get(part, "e"), resident=2, store_panels=1
+    )
     name = "multistage" if config.depth == CHUNK and part == "rows" else "unpipelined"
     return schedule_named(recurrent_backward(config, part), name, plan)
 
@@ -284,14 +297,16 @@ class ScalarBackward(ScalarTask, BackwardTask):
                 self.sums["dbias"] += change
             self.give_row("ddt", chunk.c, change)
 
-    def give_row(self, name: str, c: Index, vector: Tile) -> None:
-        """Store a number of every row of chunk c."""
-        store(self.arrays[name], self.batch, rows(c, "t"), self.slot, tile=vector)
-
 
 def product(one: Tile, other: Tile) -> Tile:
     """The sum of all products of elements [e, d]."""
     return sum_along(sum_along(one * other, "d"), "e")
 
 
-TASKS = {"rows": ScalarBackward, "keys": ChannelKeys, "queries": ChannelQueries}
+TASKS = {
+    "rows": ScalarBackward,
+    "keys": ChannelKeys,
+    "queries": ChannelQueries,
+    "values": DeltaValues,
+    "rest": DeltaRest,
+}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from warploom.kernels.recurrent.config import RecurrentConfig
 from warploom.kernels.recurrent.task import CHUNK, Task, rows
-from warploom.tile import BF16, Array, Index, Span, Tile, cdiv, load, size, store, zeros
+from warploom.tile import BF16, Array, Index, Span, Tile, load, store, zeros
 
 COLUMNS = 64  # of a task's state, along e
 
@@ -17,7 +17,6 @@ class BackwardTask(Task):
 
     def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
         super().__init__(replace(config, value_dim=min(config.value_dim, COLUMNS)), arrays)
-        self.slot = self.head * cdiv(size("e"), COLUMNS) + self.column
 
     def last(self, name: str, part: Span) -> Tile:
         """Part of a state after the last row, [e, d]; zeros where there is none."""
@@ -38,6 +37,10 @@ class BackwardTask(Task):
         place = self.head if name == "dv" else self.slot
         where_it = self.batch, rows(c, axis), place, columns
         store(self.arrays[name], *where_it, tile=tile.cast(BF16))
+
+    def give_row(self, name: str, c: Index, vector: Tile) -> None:
+        """Store a number of every row of chunk c, [t]."""
+        store(self.arrays[name], self.batch, rows(c, "t"), self.slot, tile=vector)
 
     def first(self, part: Span, grad: Tile) -> None:
         """Store part of the gradient of the state before the first row where it was given."""

@@ -33,7 +33,9 @@ class RecurrentConfig:
     initial     the state before the first row is given: [batch, heads, d, e]
     final       the state after the last row is stored: [batch, heads, d, e]
     states      the state before every chunk of 64 rows is stored, as gradients need it:
-                [batch, chunks, heads, e, d] in bf16
+                [batch, chunks, heads, e, d] in bf16; with delta also what the rows add, `fresh`,
+                and `inverse` of `kernels.recurrent.delta`: [batch, chunks, slots, 64, 64], a slot
+                for every head and 64 columns of its values
     """
 
     decay: str = "token"
@@ -66,6 +68,10 @@ class RecurrentConfig:
         if not 0 < self.key_dim <= most or self.key_dim % 8:
             raise InputError(
                 f"recurrent key_dim={self.key_dim}: expected a multiple of 8, at most {most}"
+            )
+        if self.states and self.delta and self.key_dim > SHORT:
+            raise InputError(
+                f"recurrent states=True delta=True key_dim={self.key_dim}: expected at most {SHORT}"
             )
         if self.value_dim <= 0 or self.value_dim % 8:
             raise InputError(f"recurrent value_dim={self.value_dim}: expected a multiple of 8")

@@ -14,7 +14,7 @@ so none grows beyond them, as powers of L do; they are fp16, which has three bit
 from __future__ import annotations
 
 from warploom.derive.lower.chunks import LOG2E, summed
-from warploom.kernels.recurrent.task import CHUNK, Task
+from warploom.kernels.recurrent.task import CHUNK, Task, rows
 from warploom.tile import (
     BF16,
     FP16,
@@ -25,6 +25,8 @@ from warploom.tile import (
     exp2,
     loop,
     lower_inverse,
+    span,
+    store,
     where,
 )
 
@@ -51,7 +53,12 @@ class DeltaTask(Task):
             )
             low = self.below(low, beta, sums)
             seen = self.seen(scores, sums)
-            solved = self.solved(low, beta)
+            inverse = self.inverse(low)
+            if self.config.states:
+                square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
+                kept = self.batch, i, self.slot, *square
+                store(self.arrays["inverse"], *kept, tile=inverse.cast(BF16))
+            solved = (inverse * beta.rename("t", "n")).cast(BF16)
             self.keep(i, state)
             before = state.cast(BF16)
             old = before @ k
@@ -59,6 +66,9 @@ class DeltaTask(Task):
             out = state.cast(BF16) @ q
             new = v @ solved
             new += old.cast(BF16) @ solved  # [e, r]
+            if self.config.states:
+                where_u = self.batch, rows(i, "n"), self.head, self.values
+                store(self.arrays["fresh"], *where_u, tile=new.T.cast(BF16).rename("r", "n"))
             fresh = added = new.cast(BF16).rename("r", "n")
             if sums is not None and whole is not None:
                 added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
@@ -87,8 +97,8 @@ class DeltaTask(Task):
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
         return where(r > n, low * beta.rename("t", "r"), 0.0)
 
-    def solved(self, low: Tile, beta: Tile) -> Tile:
-        """T beta, [r, n]."""
+    def inverse(self, low: Tile) -> Tile:
+        """T, [r, n]."""
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
         inverse = lower_inverse(low)
         narrow, rest = inverse.cast(FP16), (-low).cast(FP16).rename("r", "u")
@@ -102,7 +112,7 @@ class DeltaTask(Task):
             if blocks < CHUNK:
                 narrow = inverse.cast(FP16)
                 right.assign(narrow.rename("r", "u"))
-        return (inverse * beta.rename("t", "n")).cast(BF16)
+        return inverse
 
 
 def under(r: Tile, n: Tile, size: int) -> Tile:

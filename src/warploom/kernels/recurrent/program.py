@@ -27,6 +27,7 @@ from warploom.tile import BF16, FP32, Array, DType, Op, Program, array, trace
 
 __all__ = ["RecurrentConfig", "default_launch", "default_schedule", "recurrent"]
 HEADS, STATES, KEPT = "heads", "batch heads d e", "batch chunks heads e d"
+INVERSE, FRESH = "batch chunks slots r n", "batch rows heads e"
 
 
 def recurrent(config: RecurrentConfig) -> Program:
@@ -56,8 +57,10 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
     given |= {"initial": STATES} if config.initial else {}
     given |= {"final": STATES} if config.final else {}
     given |= {"bias": HEADS} if config.softplus else {}
-    given |= {"states": KEPT} if config.states else {}
-    kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates) | {KEPT: BF16}
+    more = {"inverse": INVERSE, "fresh": FRESH} if config.delta else {}
+    given |= {"states": KEPT} | more if config.states else {}
+    kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates)
+    kinds |= dict.fromkeys((KEPT, INVERSE, FRESH), BF16)
     return arrays | {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}
 
 

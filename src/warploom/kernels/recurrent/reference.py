@@ -56,7 +56,7 @@ def reference(
     config: RecurrentConfig, values: Mapping[str, NDArray[Any]], scale: float = 1.0
 ) -> dict[str, Wide]:
     """{"o": ..., "final": ..., "states": ...} in float64, the latter two where the configuration
-    has them; `values` has the arrays in their element types."""
+    has them (and without `fresh` and `inverse`); `values` has the arrays in their element types."""
     given = _rows(config, values)
     out = np.zeros(given.v.shape)
     kept: list[Wide] = []

@@ -37,6 +37,7 @@ class Task:
         blocks = cdiv(size("e"), config.columns)
         places = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
         self.batch, self.head, self.column = places
+        self.slot = self.head * blocks + self.column  # of what every task has a part of
         # What does not depend on the head is loaded once for a cluster of them.
         own = self.head * size("groups") // size("heads")
         self.group: Index | int = 0 if config.shared else own

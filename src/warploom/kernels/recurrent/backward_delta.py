@@ -1,0 +1,157 @@
+"""Gradients of the delta rule, by two kernels.
+
+A chunk's rows add u = T beta x to the state, x = v - exp(a) k S and T = (1 + L)^-1, which the
+forward pass keeps beside the states (`kernels.recurrent.delta`). With R the gradient of the state
+after the chunk and P, b as under scalar decays,
+
+    du = P^T dO + exp(total - a) k R,  dv = dx = beta T^T du
+    R <- exp(total) R + (b q)^T dO - (exp(a) k)^T dx
+
+which `DeltaValues` does from the last chunk to the first, leaving every R. The rest needs no order:
+a k is written, like the k of linear attention with u as its values, and it is read,
+
+    dk (read) = -exp(a) dx S^T + M k,  dk (written) += M^T k,  M_rn = -(dx_r u_n) exp(a_r - a_n)
+
+for n < r; dbeta = dx u / beta^2 of a row, and dg is made of q dq + k dk (read) - k dk (written).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from warploom.derive.lower.chunks import LOG2E, summed
+from warploom.kernels.recurrent.backward_task import BackwardTask
+from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.kernels.recurrent.task import CHUNK, rows
+from warploom.tile import (
+    BF16,
+    FP32,
+    Array,
+    Index,
+    Tile,
+    coordinate,
+    cumsum,
+    exp2,
+    load,
+    loop,
+    maximum,
+    span,
+    store,
+    sum_along,
+    where,
+)
+
+LEAST_BETA = 2.0**-60  # of a beta that is divided by
+
+
+class _Delta(BackwardTask):
+    """What both kernels have of a chunk's gates."""
+
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+        super().__init__(config, arrays)
+        self.decays = config.decay == "token"
+
+    def vector(self, name: str, c: Index) -> Tile:
+        """The gate of every row of chunk c, [t]."""
+        return self.gates(name, c, "n").cast(FP32).rename("n", "t")
+
+    def sums(self, c: Index) -> tuple[Tile, Tile] | None:
+        """Running sums of logarithms to base 2, and their total."""
+        return summed(self.vector("g", c) * LOG2E) if self.decays else None
+
+    def between(self, sums: tuple[Tile, Tile] | None, later: str, strictly: bool) -> Tile:
+        """By what row `later` weighs row n, [n, later]; 0 for later ones, and with `strictly` for
+        itself."""
+        n, m = coordinate("n", CHUNK), coordinate(later, CHUNK)
+        weight: Tile | float = 1.0
+        if sums is not None:
+            weight = exp2(-sums[0].rename("t", "n") + sums[0].rename("t", later))
+        return where(n < m if strictly else n <= m, weight, 0.0)
+
+
+class DeltaValues(_Delta):
+    """Traces a task of the kernel for v and states."""
+
+    def run(self) -> None:
+        """All of it."""
+        self.grad = self.last("dfinal", self.depth)  # R, [e, d]
+        last = self.chunks - 1
+        for i in loop(self.chunks):
+            self.chunk(last - i)
+        self.first(self.depth, self.grad)
+
+    def chunk(self, c: Index) -> None:
+        """dv of chunk c; R moves on to the state before it."""
+        q, k, do = self.keys("q", c, "m"), self.keys("k", c, "n"), self.result(c)
+        square = span(0, CHUNK, "r"), span(0, CHUNK, "n")
+        inverse = load(self.arrays["inverse"], self.batch, c, self.slot, *square)
+        state = self.before(c, self.depth)
+        sums, beta = self.sums(c), self.vector("beta", c)
+        after = self.grad.cast(BF16)
+        kept = self.batch, c, self.head, self.values, self.depth
+        store(self.arrays["after"], *kept, tile=after)
+        seen = ((k @ q) * self.between(sums, "m", False) * self.scale).cast(BF16)
+        du = k @ after
+        if sums is not None:
+            du *= exp2(sums[1] - sums[0]).rename("t", "n")
+        du += seen @ do
+        dx = inverse @ du.cast(BF16).rename("n", "r")
+        dx *= beta.rename("t", "n")
+        self.give("dv", c, "n", self.values, dx)
+        weighed = dx * -exp2(sums[0]).rename("t", "n") if sums is not None else -dx
+        before = exp2(sums[0]).rename("t", "m") * self.scale if sums is not None else self.scale
+        if sums is not None:
+            self.grad *= exp2(sums[1])
+        self.grad += (do.T.cast(FP32) * before).cast(BF16) @ q
+        self.grad += weighed.cast(BF16) @ k
+        if self.decays:
+            # Read twice, so that it comes through a slot.
+            one, other = (state.cast(FP32) * (self.grad * 0.5) for _ in range(2))
+            both = sum_along(sum_along(one + other, "d"), "e")
+            store(self.arrays["starts"], self.batch, c, self.slot, tile=both)
+
+
+class DeltaRest(_Delta):
+    """Traces a task of the kernel for q, k and gates."""
+
+    def run(self) -> None:
+        """All of it."""
+        for c in loop(self.chunks):
+            self.chunk(c)
+
+    def chunk(self, c: Index) -> None:
+        """The gradients of chunk c."""
+        q, k, do = self.keys("q", c, "m"), self.keys("k", c, "n"), self.result(c)
+        dx, fresh = (
+            load(self.arrays[name], self.batch, rows(c, axis), self.head, self.values)
+            for name, axis in (("dv", "r"), ("fresh", "n"))
+        )
+        state = self.before(c, self.depth)
+        kept = self.batch, c, self.head, self.values, self.depth
+        after, sums = load(self.arrays["after"], *kept), self.sums(c)
+        change = ((fresh @ do) * self.between(sums, "m", False) * self.scale).cast(BF16)
+        both = fresh @ dx  # [n, r]
+        same = coordinate("n", CHUNK).equals(coordinate("r", CHUNK))
+        of_row = sum_along(where(same, both, 0.0), "r").rename("n", "t")
+        solved = (-both * self.between(sums, "r", True)).cast(BF16)
+        dq = do @ state
+        dq *= exp2(sums[0]).rename("t", "m") * self.scale if sums is not None else self.scale
+        dq += change @ k
+        self.give("dq", c, "m", self.depth, dq)
+        written = fresh @ after
+        if sums is not None:
+            written *= exp2(sums[1] - sums[0]).rename("t", "n")
+        written += change @ q
+        written += solved @ k.rename("n", "r")
+        read = dx @ state
+        read *= -exp2(sums[0]).rename("t", "r") if sums is not None else -1.0
+        read += solved @ k
+        read = read.rename("r", "n")
+        self.give("dk", c, "n", self.depth, written + read)
+        beta = maximum(self.vector("beta", c), LEAST_BETA)
+        self.give_row("dbeta", c, of_row / beta / beta)
+        if self.decays:
+            own = sum_along(q.cast(FP32) * dq, "d").rename("m", "t")
+            own += sum_along(k.cast(FP32) * (read - written), "d").rename("n", "t")
+            start = load(self.arrays["starts"], self.batch, c, self.slot)
+            self.give_row("dg", c, start + (own - cumsum(own, "t")))
