@@ -81,7 +81,7 @@ class Case:
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    kind = f"{config.deterministic} {config.paired}"
+    kind = f"{config.deterministic} {config.paired} {config.split}"
     name = f"d{config.head_dim} {mask} {config.group} {kind} {part}"
     return FOLDER / kb.slug(name)
 
@@ -113,10 +113,10 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
     arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
-    if not config.long:
+    if config.sums:
         room = config.sums_shape(data["q"].shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
-    if config.deterministic and not config.long:
+    if config.deterministic and config.sums:
         turns = config.turns_shape(data["q"].shape)
         arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=device)
     arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}

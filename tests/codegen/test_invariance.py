@@ -49,8 +49,8 @@ def gemm_kernel(config):
 
 
 def main_kernel(deterministic):
-    config = backward.BackwardConfig(deterministic=deterministic, causal=True)
-    program, schedule, _ = backward.kernel(config, "main")
+    config = backward.BackwardConfig(deterministic=deterministic, causal=True, split=deterministic)
+    program, schedule = backward.backward(config), backward.backward_schedule(config)
     return kernel(program, schedule)
 
 

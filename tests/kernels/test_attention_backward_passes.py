@@ -1,5 +1,7 @@
 """Gradients of long heads, a pass each, against float64: interpreted and as emitted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.codegen import emulate
@@ -8,7 +10,7 @@ from tests.kernels.backward_case import backward_case
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.passes.lower import lower
-from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.backward import BackwardConfig, fitted
 from warploom.kernels.attention.backward_passes import ARRAYS
 from warploom.kernels.attention.gradients import kernel, parts
 
@@ -18,13 +20,14 @@ CASES = {
     "causal": (BackwardConfig(head_dim=256, causal=True, group=2), 140, 100, 2),
     "window": (BackwardConfig(head_dim=160, causal=True, window=30), 150, 160, 1),
 }
+SPLIT = (BackwardConfig(head_dim=64, deterministic=True, split=True, group=2), 200, 150, 2)
 GRADIENT = {"values": "dv", "keys": "dk", "queries": "dq"}
 BOUND = 6e-3  # of the largest element
 
 
 def made(name, part):
     """(program, emitted kernel, arrays, the name of its gradient, the gradient)."""
-    config, rows, keys, heads = CASES[name]
+    config, rows, keys, heads = CASES.get(name, SPLIT)
     values, want = backward_case(config, rows, keys, heads=heads)
     values["dq"] = np.full(want["dq"].shape, np.nan)
     program, schedule, _ = kernel(config, part)
@@ -36,10 +39,11 @@ def made(name, part):
 @pytest.fixture(scope="module")
 def kernels():
     cases = [made(name, part) for name in CASES for part in GRADIENT]
+    cases.append(made("split", "queries"))
     return emulate.compile_all([case[1] for case in cases], None), cases
 
 
-@pytest.mark.parametrize("number", range(len(CASES) * len(GRADIENT)))
+@pytest.mark.parametrize("number", range(len(CASES) * len(GRADIENT) + 1))
 def test_each_pass_gives_its_gradient(kernels, number):
     library, cases = kernels
     program, source, arrays, name, want = cases[number]
@@ -53,3 +57,14 @@ def test_each_pass_gives_its_gradient(kernels, number):
 def test_long_heads_have_a_kernel_for_each_gradient():
     assert parts(BackwardConfig(head_dim=128)) == ("prepare", "main", "finish")
     assert parts(BackwardConfig(head_dim=136)) == ("prepare", *GRADIENT)
+
+
+def test_short_sequences_without_a_causal_mask_have_no_turns():
+    same = BackwardConfig(deterministic=True)
+    assert parts(fitted(same, 4096, 4096)) == ("prepare", "main", "queries")
+    assert parts(fitted(same, 16384, 16384)) == ("prepare", "main", "finish")
+    causal = replace(same, causal=True)
+    assert parts(fitted(causal, 4096, 4096)) == ("prepare", "main", "finish")
+    assert fitted(replace(causal, deterministic=False), 4096, 4100) == replace(
+        causal, deterministic=False, paired=True
+    )

@@ -109,10 +109,10 @@ def _run(*args: Any) -> tuple[Any, Any, Any]:
     room = (2, *config.vectors_shape(lse.shape))
     vectors = torch.empty(room, dtype=torch.float32, device=q.device)
     arrays["base"], arrays["delta"] = vectors.narrow(-1, 0, lse.shape[-1]).unbind(0)
-    if not config.long:
+    if config.sums:
         room = config.sums_shape(q.shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
-    if config.deterministic and not config.long:
+    if config.deterministic and config.sums:
         turns = config.turns_shape(q.shape)
         arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
     stream = current_stream(q)

@@ -75,11 +75,15 @@ class Style(NamedTuple):
     branch: bool = True
 
 
-# By padded head size and whether there is a causal mask, as measured.
+# By padded head size and whether there is a causal mask, as measured; else `Style()`.
 STYLES: dict[tuple[int, bool], Style] = {
     (64, False): Style(late=True, ahead=False),
-    (64, True): Style(branch=False),
+    (64, True): Style(late=True, ahead=False),
+    (96, False): Style(late=True, ahead=False),
+    (96, True): Style(late=True, ahead=False),
+    (128, False): Style(late=True, ahead=False),
 }
+IN_TURN = 16384  # rows from which sums without a causal mask are added in turn
 # Rows, from the first to the last number, for which causal tasks go out in pairs, by head size.
 PAIRED: dict[int, tuple[int, int]] = {64: (1024, 8192), 128: (2048, 8192)}
 LONG = (192, 256)  # padded head sizes of `backward_passes`
@@ -92,7 +96,8 @@ class BackwardConfig:
 
     A row at position p sees keys p - window + 1 ... p; None: all. `whole_keys`: their number is a
     multiple of a tile's, so that only a causal mask or a window hides any. `paired`: causal tasks
-    go out in pairs of a long and a short one, which L2 must have room for (`fitted`).
+    go out in pairs of a long and a short one, which L2 must have room for. `split`: dq has a kernel
+    of its own, which makes the scores again; a way to one order of sums. `fitted` chooses.
     """
 
     dtype: DType = BF16
@@ -104,6 +109,7 @@ class BackwardConfig:
     deterministic: bool = False
     whole_keys: bool = False
     paired: bool = False
+    split: bool = False
 
     def __post_init__(self) -> None:
         """Refuse heads that no tile is for."""
@@ -139,6 +145,11 @@ class BackwardConfig:
     def transposed(self) -> bool:
         """Whether dq is summed with its rows last."""
         return not self.long and self.tile[0] < self.tile[1]
+
+    @property
+    def sums(self) -> bool:
+        """Whether tasks add up dq in memory."""
+        return not (self.long or self.split)
 
     @property
     def masked(self) -> bool:
@@ -182,7 +193,8 @@ class BackwardConfig:
         every |= dict.fromkeys("lse base delta".split(), array(FP32, row))
         block = "e block" if self.transposed else "block e"
         every["turns"] = array(INT32, "batch heads blocks")
-        every["dq_sum"] = array(FP32, f"batch heads blocks {block}", fragments=True)
+        fragments = not self.transposed  # which `finish` would have to turn out of fragments
+        every["dq_sum"] = array(FP32, f"batch heads blocks {block}", fragments=fragments)
         every["none"] = array(FP32, f"batch heads blocks {block}")
         return {name: every[name] for name in names.split()}
 
@@ -192,21 +204,23 @@ def fitted(config: BackwardConfig, rows: int, keys: int) -> BackwardConfig:
     low, high = PAIRED.get(config.depth, (1, 0))
     paired = config.causal and not config.deterministic and low <= rows <= high
     whole = not config.long and keys % config.tile[1] == 0
-    return replace(config, whole_keys=whole, paired=paired)
+    # Tiles that begin at the same rows wait for one another at first: long sequences hide it.
+    split = config.deterministic and not (config.long or config.causal) and rows < IN_TURN
+    return replace(config, whole_keys=whole, paired=paired, split=split)
 
 
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
-    turns = " turns" if chosen.deterministic else ""
-    arrays = chosen.arrays(f"q do k v dk dv base delta dq_sum{turns}")
+    sums = "" if chosen.split else " dq_sum turns" if chosen.deterministic else " dq_sum"
+    arrays = chosen.arrays(f"q do k v dk dv base delta{sums}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
 
 
 def prepare(config: BackwardConfig) -> Program:
     """What the backward pass needs to know of a row, and sums of zero where tasks add to them."""
     arrays = config.arrays("o do lse base delta")
-    if not config.long:
+    if config.sums:
         arrays |= {"dq_sum": config.arrays("none")["none"]}  # zeros have no order
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
 
@@ -238,7 +252,7 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Ar
     base = where(sums.equals(-math.inf), math.inf, sums * LOG2E)
     store(made["base"], batch, head, rows, tile=base)
     store(made["delta"], batch, head, rows, tile=sum_along(out * grad, "d"))
-    if config.long:
+    if not config.sums:
         return
     if config.transposed:
         none = zeros(e=config.sum_depth, rows=config.task_rows)
@@ -275,7 +289,7 @@ def _backward(
     key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
     dk, dv = zeros(keys=bk, d=config.depth), zeros(keys=bk, d=config.depth)
     wide = key_tile
-    if config.depth < config.sum_depth:  # zeros behind the head, for groups with equal shares
+    if config.sums and config.depth < config.sum_depth:
         wide = load(k, batch, kv_head, keys, span(0, config.sum_depth, "e"))
     shift = size("keys") - size("rows")
     first, blocks = row_blocks(config, j, config.tile)
@@ -298,6 +312,9 @@ def _backward(
         change = (weights * (grad - delta)).cast(config.dtype)
         if config.style.late:
             dv += weights.cast(config.dtype) @ grads
+        if config.split:
+            dk += change @ queries
+            continue
         dq = wide @ change if config.transposed else change @ key_tile
         dk += change @ queries
         turn = None
@@ -375,7 +392,7 @@ def backward_schedule(config: BackwardConfig) -> KernelSchedule:
         split="keys",
         tile_scheduler=scheduler,
         staged_slots=2,
-        store_warps=True,
+        store_warps=not config.split,
         reverse=("keys_tile",) if config.deterministic and config.causal else (),
         rotate_loops=config.style.ahead,
     )

@@ -1,4 +1,5 @@
-"""Gradients of attention for heads too long for one kernel: a pass for each of dv, dk and dq.
+"""Gradients of attention for heads too long for one kernel: a pass for each of dv, dk and dq. That
+of dq also serves shorter heads whose sums have one order (`BackwardConfig.split`).
 
 The sums of one gradient of a head of 256 take 128 registers a thread, so that each has a kernel of
 its own, which makes the scores again: eight matmuls in place of five. No sum is shared by tasks,
@@ -38,6 +39,7 @@ from warploom.tile import (
 TILE = 128  # rows or keys of a task, of two groups
 # Rows or keys of a block: what of it lies in shared memory has two slots.
 BLOCKS = {"values": 64, "keys": 32, "queries": 32}
+SHORT = 128  # keys of a block of "queries" where heads are not long
 ARRAYS = {
     "values": "q do k dv base",
     "keys": "q do k v dk base delta",
@@ -103,7 +105,7 @@ def _queries(
     config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
 ) -> None:
     """dq of a tile of queries."""
-    bk, d = BLOCKS["queries"], span(0, config.depth)
+    bk, d = BLOCKS["queries"] if config.long else SHORT, span(0, config.depth)
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), TILE))
     rows, kv_head = span(i * TILE, TILE), head // config.group
     queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)

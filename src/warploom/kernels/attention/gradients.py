@@ -20,7 +20,9 @@ Kernel = tuple[Program, KernelSchedule | SimtSchedule, tuple[str, ...]]
 
 def parts(config: BackwardConfig) -> tuple[str, ...]:
     """The names of its kernels."""
-    return ("prepare", *BLOCKS) if config.long else ("prepare", "main", "finish")
+    if config.long:
+        return ("prepare", *BLOCKS)
+    return ("prepare", "main", "queries" if config.split else "finish")
 
 
 def kernel(config: BackwardConfig, part: str) -> Kernel:
