@@ -79,7 +79,7 @@ def test_attention_reads_the_layout_of_a_projection():
 
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("depth", [64, 80, 96, 128, 256])
 def test_gradients_of_attention(depth, causal, same):
     q, k, v = matrix(2, 4, 333, depth), matrix(2, 2, 333, depth), matrix(2, 2, 333, depth)
     grad = matrix(*q.shape)
@@ -99,6 +99,23 @@ def test_gradients_of_attention(depth, causal, same):
     torch.nn.functional.scaled_dot_product_attention(
         want[0], keys, values, is_causal=causal
     ).backward(grad.double())
+    for x, y in zip(ours, want, strict=True):
+        assert close(x.grad, y.grad, 6e-3)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_gradients_of_attention_with_a_window(same):
+    q, k, v = matrix(2, 4, 333, 64), matrix(2, 4, 333, 64), matrix(2, 4, 333, 64)
+    grad = matrix(*q.shape)
+    ours = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch.use_deterministic_algorithms(same)
+    try:
+        torch_op.attention(*ours, causal=True, window=70).backward(grad)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    seen = torch.ones(333, 333, dtype=torch.bool, device=q.device).tril().triu(-69)
+    want = [x.double().requires_grad_() for x in (q, k, v)]
+    torch.nn.functional.scaled_dot_product_attention(*want, attn_mask=seen).backward(grad.double())
     for x, y in zip(ours, want, strict=True):
         assert close(x.grad, y.grad, 6e-3)
 
