@@ -61,7 +61,7 @@ def fuse(program: Program) -> Fusion:
         root[op.id] = {op.id}
         if op.dst is None or len(writers[op.dst.name]) != 1:
             continue
-        if op.kind == "load" and op.array in stored:
+        if op.kind == "load" and (op.array in stored or op.dst.name in slots):
             continue
         roots = set[int]().union(*(root[use.id] for use in uses))
         fits = _inlinable(op, uses, roots, body_of, program.body)
@@ -85,7 +85,8 @@ def fuse(program: Program) -> Fusion:
 
 def slot_loads(program: Program) -> frozenset[str]:
     """The loads that rings of shared memory hold, by their tiles: what matmuls read, and in a loop
-    around a matmul 16-bit tiles that several ops read element by element and nothing else does."""
+    around a matmul 16-bit tiles that several ops, or one that transposes them, read element by
+    element and nothing else does."""
     readers: dict[str, list[Op]] = defaultdict(list)
     for op in program.ops():
         for src in op.srcs:
@@ -102,7 +103,9 @@ def slot_loads(program: Program) -> frozenset[str]:
             plain = all(
                 works_on_elements(use) and _shape_of(use) == set(kind.names) for use in uses
             )
-            if fits and plain and len(uses) > 1 and not any(use.kind == "copy" for use in uses):
+            # One that is read across comes by rows, and is turned on its way into registers.
+            asked = len(uses) > 1 or any(use.kind == "transpose" for use in uses)
+            if fits and plain and asked and not any(use.kind == "copy" for use in uses):
                 found.add(name)
     return frozenset(found)
 
