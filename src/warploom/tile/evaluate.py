@@ -17,6 +17,7 @@ from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
 from warploom.tile.ir import Array, Op, Span, TileType
 from warploom.tile.ops import BLOCK, OPS, TAKEN_OFF
+from warploom.tile.typing import quad_places
 
 Value = NDArray[Any]
 
@@ -95,6 +96,8 @@ def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Va
     if op.kind == "lower_inverse":
         return _lower_inverse(sources[0])
     axis = source.names.index(op.axis)
+    if op.kind == "quad_order":
+        return np.take(sources[0], quad_places(kind.size(op.axis)), axis=axis)
     if op.kind == "slice":
         start = int(op.value or 0)
         return np.take(sources[0], np.arange(start, start + kind.size(op.axis)), axis=axis)

@@ -11,7 +11,7 @@ from warploom.tile import typing as rules
 from warploom.tile.blame import a_name, refuse, shown
 from warploom.tile.dtypes import FP32, INT32, DType
 from warploom.tile.index import Index, IndexLike, as_index
-from warploom.tile.ir import Array, Span, TileType
+from warploom.tile.ir import Array, Span, TileType, Turn
 from warploom.tile.tiles import (
     Tile,
     a_number,
@@ -81,15 +81,39 @@ def load(source: Array, *where: Place, edge: float = 0.0) -> Tile:
     return emit("load", kind, (), stem=f"{source.name}_t", array=source, spans=spans, value=edge)
 
 
-def store(target: Array, *where: Span | IndexLike, tile: Tile, add: bool = False) -> None:
-    """Write (or add) a tile to a range of an array; elements outside of the array are dropped."""
+def store(
+    target: Array,
+    *where: Span | IndexLike,
+    tile: Tile,
+    add: bool = False,
+    turn: tuple[Array, Sequence[IndexLike], IndexLike] | None = None,
+) -> None:
+    """Write (or add) a tile to a range of an array; elements outside of the array are dropped.
+
+    What tasks add to one place adds up in any order, unless each says which its `turn` is:
+    `turn=(counts, (i, j), n)` adds when `counts[i, j]`, an int32 array of zeros, says that n have,
+    and counts. All that add to a place have the turns 0, 1, 2, ... there, each in a task that comes
+    behind those of the turns before it.
+    """
     spans = _spans(target, where)
     a_tile(tile, "store")
     given: Any = add
     if not isinstance(given, bool):
         raise refuse(f"store add={shown(given)}: expected True or False")
     kind = "store_add" if add else "store"
-    current().append(kind, None, (tile.var,), array=target, spans=spans)
+    current().append(kind, None, (tile.var,), array=target, spans=spans, turn=_turn(add, turn))
+
+
+def _turn(add: bool, given: tuple[Array, Sequence[IndexLike], IndexLike] | None) -> Turn | None:
+    if given is None:
+        return None
+    counts, at, number = given
+    if not add or counts.dtype != INT32 or len(at) != len(counts.dims):
+        raise refuse(
+            f"store turn={len(at)} indices of {counts}: expected add=True, an int32 array and an "
+            "index for each of its dimensions"
+        )
+    return Turn(counts, tuple(map(as_index, at)), as_index(number))
 
 
 def zeros(dtype: DType = FP32, **axes: int) -> Tile:

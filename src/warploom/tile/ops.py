@@ -11,7 +11,7 @@
     scan        along one axis, same type
     blocks      the 16 x 16 blocks on the diagonal, same type
     matmul      the axis both operands share is contracted, fp32 result
-    shape       transpose, rename, slice, cast, copy, gather
+    shape       transpose, rename, slice, cast, copy, gather, quad_order
     sink        store
 """
 
@@ -110,6 +110,7 @@ _ENTRIES = (
     OpSpec("rename", "shape", (1,)),
     OpSpec("slice", "shape", (1,)),
     OpSpec("gather", "shape", (2,)),
+    OpSpec("quad_order", "shape", (1,)),
     OpSpec("reduce_scatter", "cluster", (1,)),
     OpSpec("store", "sink", (1,)),
     OpSpec("store_add", "sink", (1,)),

@@ -106,6 +106,9 @@ def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str])
     _ranges(op, symbols)
     if op.start is not None:
         _check_symbols("coordinate", op.start, symbols)
+    if op.turn is not None:
+        for place in (*op.turn.at, op.turn.number):
+            _check_symbols("turn", place, symbols)
     expected = result_type(program, op)
     if (expected is None) != (op.dst is None):
         raise InputError("an op has a destination exactly when it gives a tile")
@@ -202,6 +205,8 @@ def _shape(program: Program, op: Op, sources: list[TileType]) -> TileType:
     if op.kind == "rename":
         (name,) = [own for own in written.type.names if own not in sources[0].names] or [op.axis]
         return rules.rename_type(sources[0], op.axis, name)
+    if op.kind == "quad_order":
+        return rules.quad_order_type(sources[0], op.axis)
     if op.kind == "slice":
         start = int(op.value or 0)
         return rules.slice_type(sources[0], op.axis, start, written.type.size(op.axis))

@@ -28,6 +28,7 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     "load": (0, 4, 0),  # address, bounds, the load itself
     "copy": (0, 0, 0),  # a register gets another name
     "transpose": (0, 0, 0),  # the axes do
+    "quad_order": (0, 0, 0),  # threads give what they hold
     "rename": (0.5, 1, 0),  # a vector from rows to columns; others cost nothing
     "abs": (0, 0, 0),  # operand modifiers
     "neg": (0, 0, 0),

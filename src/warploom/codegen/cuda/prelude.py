@@ -86,6 +86,23 @@ DEVICE void {name}(const TensorMap* map, unsigned from, {coords}) {{
     return name, text
 
 
+TURN_WAIT = """\
+// Until so many stores have added to a place; what they added is seen by the copies that follow.
+DEVICE void turn_wait(const int* count, int number) {
+  int seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
+  } while (seen < number);
+}"""
+TURN_PASS = """\
+// One store more has added: its copies are complete.
+DEVICE void turn_pass(int* count) {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  __threadfence();
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
+}"""
+
+
 def wgmma(
     n: int, dtype: str, registers: bool, transposed: tuple[bool, bool], taken_off: bool = False
 ) -> tuple[str, str]:

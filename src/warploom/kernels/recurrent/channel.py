@@ -18,6 +18,7 @@ class ChannelTask(Task):
             # What has one slot comes last: copies are started in this order.
             g = load(self.arrays["g"], self.batch, rows(i, "w"), self.head, self.depth)
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "m"), self.value(i, "m")
+            self.keep(i, state)
             out = channels.step(state, q, k, v, g)
             out *= self.scale
             self.put(i, out)

@@ -34,6 +34,8 @@ class RecurrentConfig:
     final       the state after the last row is stored: [batch, heads, d, e]
     output      there is an o; without it there is no q either, and `final` is all that is found
                 (no delta, no decay of channels)
+    states      the state before every chunk of 64 rows is stored, as gradients need it:
+                [batch, chunks, heads, e, d] in bf16
     """
 
     decay: str = "token"
@@ -47,6 +49,7 @@ class RecurrentConfig:
     initial: bool = False
     final: bool = False
     output: bool = True
+    states: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning or no tile."""

@@ -52,6 +52,7 @@ class DeltaTask(Task):
             low = self.below(low, beta, sums)
             seen = self.seen(scores, sums)
             solved = self.solved(low, beta)
+            self.keep(i, state)
             before = state.cast(BF16)
             old = before @ k
             old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0

@@ -27,7 +27,7 @@ from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32, Array, DType, Op, Program, array, trace
 
 __all__ = ["RecurrentConfig", "default_launch", "default_schedule", "recurrent"]
-HEADS, STATES = "heads", "batch heads d e"
+HEADS, STATES, KEPT = "heads", "batch heads d e", "batch chunks heads e d"
 
 
 def recurrent(config: RecurrentConfig) -> Program:
@@ -59,7 +59,8 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
     given |= {"bias": HEADS} if config.softplus else {}
     if not config.output:
         del arrays["q"], arrays["o"]
-    kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates)
+    given |= {"states": KEPT} if config.states else {}
+    kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates) | {KEPT: BF16}
     return arrays | {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}
 
 
@@ -67,7 +68,8 @@ def default_schedule(config: RecurrentConfig) -> KernelSchedule:
     """The schedule that a configuration gets."""
     program, plan = recurrent(config), default_launch(config)
     if config.decay != "channel":
-        gated = config.decay in ("token", "step") and config.depth == CHUNK and not config.delta
+        gated = config.decay in ("token", "step") and config.depth == CHUNK
+        gated = gated and not (config.delta or config.states)
         return schedule_named(program, "inflight" if gated else "lcsf", plan)
     # Beside all its operands two blocks have room for one slot of v, which is needed last.
     made = multistage(program, 2, plan, 1, 0)

@@ -69,10 +69,11 @@ class ScalarTask(Task):
         config, state = self.config, self.state()
         ahead = _Ahead(self) if config.decay in GATES else None
         if not config.output:
-            self.states(state, ahead)
+            self.add_up(state, ahead)
             return
         for i in loop(self.chunks):
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
+            self.keep(i, state)
             # ptxas waits for a matmul of loaded operands before one that takes registers, of which
             # a deep state has so many that they are better free again soon.
             scores = k @ q if config.depth > CHUNK else None
@@ -93,7 +94,7 @@ class ScalarTask(Task):
                 ahead.turn(after)
         self.end(state)
 
-    def states(self, state: Tile, ahead: _Ahead | None) -> None:
+    def add_up(self, state: Tile, ahead: _Ahead | None) -> None:
         """Only what rows add to the state."""
         for i in loop(self.chunks):
             k, v = self.keys("k", i, "n"), self.value(i, "n")
@@ -121,11 +122,19 @@ class ScalarTask(Task):
 
     def weights(self, gate: Tile, i: Index | int) -> Weights:
         """From the gates of chunk i."""
+        return self.weights_of(self.vector(gate, i))
+
+    def vector(self, gate: Tile, i: Index | int) -> Tile:
+        """The g or dt of chunk i along an axis of their own."""
         vector = gate.cast(FP32).rename("n", "t")
         if self.bias is not None:
             raw = vector + self.bias
             soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
             vector = where(coordinate("t", CHUNK, i * CHUNK) < size("rows"), soft, 0.0)
+        return vector
+
+    def weights_of(self, vector: Tile) -> Weights:
+        """From the g or dt of a chunk."""
         sums, whole = summed(vector * self.rate)
         # With a step a row is added dt times.
         step = self.config.decay == "step"
