@@ -56,9 +56,9 @@ class DeltaTask(Task):
             before = state.cast(BF16)
             old = before @ k
             old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
-            out = state.cast(BF16) @ q
             new = v @ solved
             new += old.cast(BF16) @ solved  # [e, r]
+            out = state.cast(BF16) @ q
             fresh = added = new.cast(BF16).rename("r", "n")
             if sums is not None and whole is not None:
                 added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
