@@ -136,7 +136,7 @@ class Case:
         config = GroupedConfig(groups="none" if self.kind == "blocks" else "rows")
         if self.kind != "grouped":
             config = replace(config, dtype=E4M3, scales="blocks", promote=True)
-        plan = plan_grouped(config, rows // experts, n, k, experts, self.kind != "grouped")
+        plan = plan_grouped(config, rows // experts, n, k, self.kind != "grouped")
         return str(plan.config.tile), grouped(plan.config), plan.schedule()
 
 

@@ -6,7 +6,6 @@ from tests.codegen import emulate
 from tests.kernels.grouped_case import grouped_case, listed
 
 from warploom import tile as t
-from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import emitted
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
@@ -25,7 +24,8 @@ BLOCKS = {"dtype": t.E4M3, "scales": "blocks"}
 RAGGED = (70, 0, 1, 130)
 # name -> (config, rows of the experts, n, k)
 CASES = {
-    "blocks": (GroupedConfig(**BLOCKS), (140,), 200, 300),
+    "blocks": (GroupedConfig(**BLOCKS, brought=True), (140,), 200, 300),
+    "blocks, wide": (GroupedConfig(**BLOCKS, tile=(64, 256)), (100,), 200, 300),
     "blocks, two in flight": (GroupedConfig(**BLOCKS, products_in_flight=2), (140,), 136, 300),
     "promoted rows": (
         GroupedConfig(dtype=t.E4M3, scales="rows", promote=True), (140,), 136, 300,
@@ -38,7 +38,7 @@ CASES = {
         GroupedConfig(groups="rows", dtype=t.E4M3, scales="rows", tile=(64, 128)), RAGGED, 136, 144,
     ),
     "masked": (GroupedConfig(groups="masked", tile=(64, 128)), RAGGED, 136, 72),
-    "masked, blocks": (GroupedConfig(groups="masked", **BLOCKS), RAGGED, 136, 300),
+    "masked, blocks": (GroupedConfig(groups="masked", **BLOCKS, brought=True), RAGGED, 136, 300),
     "swiglu": (GroupedConfig(groups="rows", swiglu=True, tile=(64, 64)), RAGGED, 72, 72),
     "swiglu, blocks": (
         GroupedConfig(groups="rows", swiglu=True, **BLOCKS, tile=(64, 128)), RAGGED, 128, 272,
@@ -112,17 +112,23 @@ def test_the_emitted_list_of_tasks():
 
 
 def test_vectors_along_rows_come_by_the_producer():
-    config = GroupedConfig(**BLOCKS)
-    program = grouped(config)
-    brought = emitted(program, grouped_schedule(config)).text
-    read = emitted(program, multistage(program, 4, LaunchPlan(split="m"), in_flight=0)).text
-    assert "scale_a_map" in brought and "scale_a_data" not in brought
-    assert "scale_a_map" not in read and "scale_a_data" in read
+    texts = [
+        emitted(grouped(one), grouped_schedule(one)).text
+        for one in (GroupedConfig(**BLOCKS, brought=True), GroupedConfig(**BLOCKS))
+    ]
+    assert "scale_a_map" in texts[0] and "scale_a_data" not in texts[0]
+    assert "scale_a_map" not in texts[1] and "scale_a_data" in texts[1]
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"groups": "each"}, {"scales": "blocks"}, {**BLOCKS, "b": "kn"}, {**BLOCKS, "tile": (64, 96)}],
+    [
+        {"groups": "each"},
+        {"scales": "blocks"},
+        {**BLOCKS, "b": "kn"},
+        {**BLOCKS, "tile": (64, 96)},
+        {**BLOCKS, "groups": "rows", "brought": True},
+    ],
 )
 def test_what_no_kernel_is_for_is_refused(options):
     with pytest.raises(InputError, match="grouped gemm"):

@@ -148,14 +148,14 @@ def _run(*args: Any) -> Any:
         arrays["scale_a"] = scale_a.reshape(mat_a.shape[:-1]).contiguous()
         columns = (*mat_b.shape[:-2], mat_b.shape[-1])
         arrays["scale_b"] = scale_b.reshape(columns).contiguous()
-    brought = False
+    aligned = False
     if config.scales == "blocks":
         arrays["scale_a"] = _last(scale_a.transpose(-1, -2))
         arrays["scale_b"] = _last(scale_b.transpose(-1, -2))
-        brought = arrays["scale_a"].stride(-2) % PITCH == 0
+        aligned = arrays["scale_a"].stride(-2) % PITCH == 0
     experts = 1 if config.groups == "none" else mat_b.shape[0]
     rows = expected_rows or (mat_a.shape[-2] // (experts if offs is not None else 1))
-    plan = plan_grouped(config, rows, out.shape[-1], mat_a.shape[-1], experts, brought)
+    plan = plan_grouped(config, rows, out.shape[-1], mat_a.shape[-1], aligned)
     if lengths is not None:
         arrays["lengths"] = lengths
     if offs is not None:
