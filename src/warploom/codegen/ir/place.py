@@ -218,8 +218,8 @@ def _brought(load: Op) -> SharedTile:
     start = load.spans[-1].start
     if multiple_of(start) * load.dst.type.dtype.bytes % CHUNK:
         raise InputError(
-            f"{load.where}: {load.dst} from {start} on: the copy engine brings vectors that begin at "
-            f"multiples of {CHUNK} B; let the compute groups load it"
+            f"{load.where}: {load.dst} from {start} on: the copy engine brings vectors that begin "
+            f"at multiples of {CHUNK} B; let the compute groups load it"
         )
     try:
         return vector_tile(load.dst.type)
