@@ -46,7 +46,7 @@ def test_opcheck_of_gemm_with_gradients():
 
 def test_opcheck_of_attention():
     torch.library.opcheck(torch.ops.warploom.attention.default, heads(), {"causal": True})
-    torch.library.opcheck(torch_op.attention_with_lse, heads(), {"causal": True})
+    torch.library.opcheck(torch.ops.warploom.attention_with_lse.default, heads(), {"causal": True})
 
 
 def test_gemm_of_transposed_views_copies_nothing():

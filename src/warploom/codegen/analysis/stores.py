@@ -97,6 +97,12 @@ def store_paths(
         )
     for op in _carried(placement, plan, found):
         found[op.id] = replace(found[op.id], carried=True)
+    for op in stores:
+        if op.turn is not None and not found[op.id].carried:
+            raise InputError(
+                f"{op.where}: a store in turn needs store_warps, whose warps wait for it; a group "
+                "that waited would hold up its matmuls"
+            )
     slot = _operand_slot(placement, plan, rings)
     if slot is not None:
         for op in stores:

@@ -11,7 +11,8 @@ from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.prelude import tma_store
+from warploom.codegen.cuda.prelude import TURN_PASS, TURN_WAIT, tma_store
+from warploom.codegen.cuda.tasks import element_of
 from warploom.codegen.cuda.values import At, Values, c_index
 from warploom.codegen.ir.layout import SWIZZLES
 from warploom.codegen.ir.place import ROWS_PER_GROUP
@@ -36,15 +37,24 @@ def carried_lines(
     call, text = tma_store(len(op.spans), op.kind == "store_add")
     helpers[call] = text
     store = _Store(panels, f"{call}(&{map_name}", values, op, names)
+    before, behind = list[str](), list[str]()
+    if op.turn is not None:
+        helpers["turn_wait"], helpers["turn_pass"] = TURN_WAIT, TURN_PASS
+        count = element_of(op.turn.counts, op.turn.at, names)
+        number = f"{c_index(op.turn.number, names)} * {values.placement.parts}"
+        before = [f"  turn_wait({count}, {number});  // every group adds its part in turn"]
+        behind = [f"  turn_pass({count});"]
     return [
         "barrier_wait(carried_full + part * 8, carried_parity);",
         "carried_parity ^= 1;",
         "if (lane == 0) {",
+        *before,
         "  fence_async();  // here and not in the group, which it would hold up",
         *store.copies(),
         "  store_commit();",
         "  store_wait_read<0>();",
         "  barrier_arrive(carried_empty + part * 8);",
+        *behind,
         "}",
     ]
 

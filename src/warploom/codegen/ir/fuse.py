@@ -153,6 +153,8 @@ def _inlinable(
         return False
     if op.kind in FREE:
         return True
+    if op.kind == "quad_order":
+        return all(use.kind == "cast" and use.dst and use.dst.type.dtype.bits == 8 for use in uses)
     if OPS[op.kind].group not in ELEMENTWISE and op.kind not in ("cast", "load", "transpose"):
         return False
     if any(body_of[number] != body_of[op.id] for number in roots):

@@ -28,6 +28,7 @@ from warploom.codegen.ir.layout import (
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
+from warploom.tile.dtypes import FP8
 from warploom.tile.index import multiple_of
 from warploom.tile.ops import OPS
 
@@ -98,8 +99,12 @@ class Placement:
 
     @cached_property
     def left_operands(self) -> frozenset[str]:
-        """The first operands of matmuls, by name."""
-        return frozenset(op.srcs[0].name for op in self.program.ops() if op.kind == "mma")
+        """The first operands of matmuls by name, and the 8-bit tiles that they are copied from."""
+        found = {op.srcs[0].name for op in self.program.ops() if op.kind == "mma"}
+        for op in reversed(tuple(self.program.ops())):
+            if op.kind in ("copy", "where") and op.dst is not None and op.dst.name in found:
+                found |= {src.name for src in op.srcs if src.type.dtype.name in FP8}
+        return frozenset(found)
 
     @property
     def part_size(self) -> int:
@@ -374,8 +379,11 @@ def _check_whole(placement: Placement, op: Op) -> None:
 
 def runs_along(op: Op, axis: str) -> bool:
     """Whether an op needs elements of other places along an axis."""
+    group = OPS[op.kind].group
+    if group == "blocks":
+        return axis in op.srcs[0].type.names
     return op.axis == axis and (
-        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice", "rename")
+        group in ("reduce", "scan") or op.kind in ("gather", "slice", "rename")
     )
 
 
