@@ -1,11 +1,14 @@
 """Grouped and scaled GEMM against float64: interpreted, under random interleavings, as emitted."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.kernels.grouped_case import grouped_case, listed
 
 from warploom import tile as t
+from warploom.autosched.named import multistage
 from warploom.codegen.compile.build import emitted
 from warploom.codegen.cuda.emit import emit
 from warploom.codegen.ir.plan import LaunchPlan
@@ -118,6 +121,28 @@ def test_vectors_along_rows_come_by_the_producer():
     ]
     assert "scale_a_map" in texts[0] and "scale_a_data" not in texts[0]
     assert "scale_a_map" not in texts[1] and "scale_a_data" in texts[1]
+
+
+def test_a_vector_that_begins_at_any_row_is_not_copied():
+    def body(a, b, scale, c, shift):
+        (i,) = t.grid(m=t.cdiv(t.size("m"), 64))
+        rows, acc = t.span(i * 64 + shift, 64), t.zeros(m=64, n=64)
+        for j in t.loop(t.cdiv(t.size("k"), 64)):
+            depth = t.span(j * 64, 64)
+            product = t.load(a, rows, depth) @ t.load(b, t.span(0, 64), depth)
+            acc[:] = acc + product * t.load(scale, j, rows)
+        t.store(c, rows, t.span(0, 64), tile=acc)
+
+    kinds = {"a": t.array(t.BF16, "m k"), "b": t.array(t.BF16, "n k")}
+    kinds |= {"scale": t.array(t.FP32, "depth m"), "c": t.array(t.FP32, "m n")}
+    for shift in (4, 1):
+        program = t.trace(body, kinds, name="shifted", shift=shift)
+        made = partial(multistage, program, 2, LaunchPlan(), 1, 0, vectors=True)
+        if shift == 4:
+            assert made()
+            continue
+        with pytest.raises(InputError, match="begin at multiples of 16 B"):
+            made()
 
 
 @pytest.mark.parametrize(
