@@ -95,8 +95,7 @@ def tune(
     if is_script(target):
         if kernel or launch or sizes:
             raise InputError(f"--kernel, --launch and --set go with other targets; {target} is run")
-        console.say(f"running {target}: its Triton kernels are noted as it launches them")
-        found = record(Path(target), arguments or [], out / "recorded", arch)
+        found = record(Path(target), arguments or [], out / "recorded", arch, console.say)
         _script(found, found.chosen(only or []), listing, settings, out, console, json_output)
         return
     if only or listing or arguments:
