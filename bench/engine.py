@@ -1,12 +1,14 @@
 """What `optimize` finds for textbook programs, beside the library's tuned tables.
 
-    python -m bench.engine build DIR          search without a GPU, build what it found
-    python -m bench.engine run DIR --out OUT  on a GPU machine: rows of claim `engine-user`
-    python -m bench.engine merge FILE         into bench/results/engine.json
+    python -m bench.engine build DIR --seed N  search without a GPU, build what it found
+    python -m bench.engine run DIR --out OUT   on a GPU machine: rows of claim `engine-user`
+    python -m bench.engine merge FILE          into bench/results/engine.json
 
-The search sees no GPU: a row's ours is the kernel that it predicts to be fastest, in microseconds,
+Cases are those of `bench.engine_model`: the benchmarks' shapes and twenty drawn with the seed. The
+search sees no GPU: a row's ours is the kernel that it predicts to be fastest, in microseconds,
 and its ratio is tuned table / ours. The next ones are timed beside it in shuffled rounds of bursts,
-so that a row also says what the model's order was worth: the best of all that were timed.
+so that a row also says what the model's order was worth: the best of all that were timed. Results
+are compared with float64 in rows drawn at random, and with the table's kernel everywhere.
 
     python -m bench.engine build DIR --ablate          the whole engine, and without each part of it
     python -m bench.engine run DIR --ablate --out OUT  rows of claim `engine-search`
@@ -22,22 +24,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import engine_model, sitting
 from bench import kernel_bench as kb
-from bench import sitting
-from bench.front_door import operands
+from bench.engine_model import operands, shape_of
 from warploom.autosched.points import Point
 from warploom.codegen.compile.build import Built
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space
 from warploom.engine.search import (
     BEST_OF,
+    FIRST,
     SECONDS,
     Outcome,
     bound_of,
@@ -60,15 +65,15 @@ from warploom.runtime.stats import median_interval
 
 RESULTS = Path(__file__).parent / "results"
 ATTENTION, GEMM = "examples/textbook_attention.py:kernel", "examples/textbook_gemm.py:kernel"
-CASES: dict[str, tuple[str, dict[str, int]]] = {
-    "attention 128 causal 4096": (ATTENTION, {"batch": 4, "heads": 16, "rows": 4096}),
-    "attention 128 causal 16384": (ATTENTION, {"batch": 1, "heads": 16, "rows": 16384}),
-    "attention 128 full 8192": (ATTENTION, {"batch": 2, "heads": 16, "rows": 8192}),
-    "gemm 4096x4096x4096": (GEMM, {"m": 4096, "n": 4096, "k": 4096}),
-    "gemm 8192x8192x8192": (GEMM, {"m": 8192, "n": 8192, "k": 8192}),
-}
-ROUNDS, TIMED = 40, 6
+CASES = (
+    "attention 128 causal 4x16x4096",
+    "attention 128 full 2x16x8192",
+    "gemm 4096x4096x4096",
+)  # of the ablations
+ROUNDS, TIMED = 16, 3
 FAR = 0.02  # of a result from another kernel's, over its largest element
+WRONG = 0.01  # of drawn rows from float64, in norm
+DRAWN = 64  # rows of a result that are compared with float64
 TABLE = "tuned table"
 WHOLE, NO_MACHINE_CODE, NO_REPLAY = "engine", "without machine-code search", "without replay"
 NO_REWRITES, NO_SOLVER = "without rewrites", "without solved orders"
@@ -101,26 +106,68 @@ def by_bounds(
         return {"refused": str(error)}
 
 
-def settings_of(title: str) -> tuple[str, dict[str, int], dict[str, str]]:
-    """Of a case: the program, all sizes of its arrays, and the settings of the program."""
-    name, sizes = CASES[title]
-    if "rows" not in sizes:
-        return name, sizes, {}
-    known = {**sizes, "keys": sizes["rows"], "d": 128}
-    return name, known, {"causal": str("causal" in title).lower()}
+@dataclass(frozen=True)
+class Case:
+    """A textbook at a shape: the settings of its program, and the sizes of its arrays."""
+
+    name: str
+    shape: str
+    origin: str
+    known: Mapping[str, int]
+
+    @property
+    def title(self) -> str:
+        """Program and shape."""
+        return f"{self.name} {self.shape}"
+
+    @property
+    def folder(self) -> str:
+        """Where what was built for it lies."""
+        return self.title.replace(" ", "_")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Dimensions of its arrays."""
+        found = {key: size for key, size in self.known.items() if key != "causal"}
+        return found | ({"keys": found["rows"]} if "rows" in found else {})
+
+    @property
+    def space(self) -> Space:
+        """What is searched."""
+        if self.name == "gemm":
+            return Space(GEMM, {})
+        causal = str(bool(self.known["causal"])).lower()
+        return Space(ATTENTION, {"dim": str(self.known["d"]), "causal": causal})
+
+    def library(self) -> Built:
+        """The kernel that the tuned table chooses."""
+        settings = {key: str(size) for key, size in self.sizes.items()}
+        if self.name == "attention":
+            settings["head_dim"] = settings.pop("d")
+            settings["causal"] = str(bool(self.known["causal"])).lower()
+        return select(self.name, settings).build()
+
+
+def cases(seed: int, only: Sequence[str] = ()) -> dict[str, Case]:
+    """By title, those whose title begins with one of the words, if there are any."""
+    found = [Case(n, shape_of(known), o, known) for n, o, known in engine_model.cases(seed)]
+    return {one.title: one for one in found if not only or one.title.startswith(tuple(only))}
 
 
 def ablate(out: Path, effort: str, titles: Sequence[str]) -> None:
     """What the whole engine finds for each case, and what it finds without each of its parts."""
     best_of = BEST_OF[effort]
     SECONDS[NO_SOLVER], BEST_OF[NO_SOLVER] = SECONDS[effort], (*best_of[:-1], 0)
-    for title in titles:
-        name, sizes, settings = settings_of(title)
-        spaces = {one: Space(name, settings) for one in (NO_MACHINE_CODE, NO_REPLAY, NO_SOLVER)}
-        spaces[NO_REWRITES] = Plain(name, settings)
+    FIRST[NO_SOLVER] = FIRST[effort]
+    for title, case in cases(0, titles or CASES).items():
+        began = time.monotonic()
+        sizes, space = case.sizes, case.space
+        spaces: dict[str, Space] = dict.fromkeys((NO_MACHINE_CODE, NO_REPLAY, NO_SOLVER), space)
+        spaces[NO_REWRITES] = Plain(space.name, space.given)
+        among = out / "ablated" / case.folder
         note: dict[str, Any] = {}
         for what, space in spaces.items():
-            folder = out / "ablated" / title.replace(" ", "_") / what.replace(" ", "_")
+            folder = among / what.replace(" ", "_")
             kind = NO_SOLVER if what == NO_SOLVER else effort
             evaluate = by_bounds if what == NO_REPLAY else None
             with closing(PointStore(folder / "points.sqlite")) as store:
@@ -131,14 +178,14 @@ def ablate(out: Path, effort: str, titles: Sequence[str]) -> None:
             built.write(folder)
             note[what] = {"point": str(point), "tried": len(found.found)}
             note[what]["predicted"] = predicted(selected, built.cubin, sizes)
-            print(title, what, note[what], flush=True)
+            print(f"{time.monotonic() - began:5.0f} s", title, what, note[what], flush=True)
             if what == NO_MACHINE_CODE:
                 tuned = ordered(folder, built)
                 tuned.write(folder.with_name(WHOLE))
                 whole = predicted(selected, tuned.cubin, sizes)
                 note[WHOLE] = {**note[what], "predicted": whole}
                 print(title, WHOLE, note[WHOLE], flush=True)
-        write_text_atomically(folder.with_name("case.json"), json.dumps(note, indent=1))
+        write_text_atomically(among / "case.json", json.dumps(note, indent=1))
 
 
 def predicted(selected: Selected, cubin: bytes, sizes: Mapping[str, int]) -> float:
@@ -156,18 +203,18 @@ def ordered(folder: Path, built: Built) -> Built:
     return replace(built, cubin=report.cubin.data)
 
 
-def ablated(torch: Any, title: str, folder: Path) -> Iterator[Evidence]:
+def ablated(torch: Any, case: Case, folder: Path) -> Iterator[Evidence]:
     """What the kernel of the whole engine is worth beside those without a part of it."""
     note = json.loads((folder / "case.json").read_text())
     built = {one: Built.read(folder / one.replace(" ", "_")) for one in ABLATED}
-    times, off = measured(torch, title, built, WHOLE)
+    times, off, _ = measured(torch, case, built, WHOLE)
     for what in ABLATED[1:]:
         middle, *interval = median_interval(times[WHOLE], times[what])
         _, *control = median_interval(times[WHOLE], times[sitting.CONTROL])
         yield Evidence(
             claim="engine-search",
-            kernel=f"textbook {title.split(maxsplit=1)[0]} {what}",
-            shape=title.partition(" ")[2],
+            kernel=f"textbook {case.name} {what}",
+            shape=case.shape,
             dtype="bf16",
             **kb.provenance(),
             compiler=built[WHOLE].resources.compiler,
@@ -189,11 +236,13 @@ def ablated(torch: Any, title: str, folder: Path) -> Iterator[Evidence]:
 
 
 def measured(
-    torch: Any, title: str, built: Mapping[str, Built], right: str
-) -> tuple[dict[str, list[float]], dict[str, float]]:
+    torch: Any, case: Case, built: Mapping[str, Built], right: str
+) -> tuple[dict[str, list[float]], dict[str, float], list[float]]:
     """Microseconds of kernels in shuffled rounds of bursts, with the one that is `right` once more
-    as a control; and how far each one's result is from that one's, over its largest element."""
-    arrays = operands(torch, title.split(maxsplit=1)[0], CASES[title][1])
+    as a control; how far each one's result is from that one's, over its largest element; and each
+    one's relative error in places compared with float64."""
+    torch.manual_seed(0)
+    arrays = operands(torch, {"kernel": case.name, "sizes": case.known})
     results: dict[str, Any] = {}
 
     def call(name: str) -> Any:
@@ -201,56 +250,74 @@ def measured(
         return lambda: kernel(arrays, stream=int(torch.cuda.current_stream().cuda_stream))
 
     calls = {name: call(name) for name in built}
+    at, expected = exact(torch, case, arrays)
+    errors: list[float] = []
     out = "c" if "c" in arrays else "o"
     for name, one in calls.items():
         arrays[out].fill_(float("nan"))
         one()
         torch.cuda.synchronize()
-        results[name] = arrays[out].float().clone()
-    scale = results[right].abs().max()
+        results[name] = arrays[out].clone()
+        errors.append(float((results[name][at].double() - expected).norm() / expected.norm()))
+    scale = results[right].abs().max().float()
     off = {n: float((results[n] - results[right]).abs().max() / scale) for n in built}
+    results.clear()
     timed = {**calls, sitting.CONTROL: calls[right]}
     bursts = sitting.measure(sitting.Gpu(torch, timed), ROUNDS, False, 0)["bursts"]
-    return {key: [1e3 * ms for ms in one["ms"]] for key, one in bursts.items()}, off
+    return {key: [1e3 * ms for ms in one["ms"]] for key, one in bursts.items()}, off, errors
 
 
-def build(out: Path, effort: str) -> None:
+def exact(torch: Any, case: Case, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Drawn places of the result, and what it is there in float64."""
+    if case.name == "gemm":
+        at = torch.randint(case.sizes["m"], (DRAWN,), device="cuda")
+        return at, arrays["a"][at].double() @ arrays["b"].double()
+    sizes = case.sizes
+    b, h, at = (
+        torch.randint(sizes[x], (DRAWN,), device="cuda") for x in ("batch", "heads", "rows")
+    )
+    found: list[Any] = []
+    for batch, head, row in zip(b.tolist(), h.tolist(), at.tolist(), strict=True):
+        keys = row + 1 if case.known["causal"] else sizes["keys"]
+        k, v = (arrays[x][batch, head, :keys].double() for x in "kv")
+        scores = k @ arrays["q"][batch, head, row].double() / math.sqrt(sizes["d"])
+        found.append(torch.softmax(scores, 0) @ v)
+    return (b, h, at), torch.stack(found)
+
+
+def build(out: Path, effort: str, some: Mapping[str, Case]) -> None:
     """Search every case and build the points that will be timed, and the table's kernel."""
-    for title in CASES:
-        name, known, settings = settings_of(title)
-        store = PointStore(cache_folder() / "points.sqlite")
-        space = Space(name, settings)
-        explored = search(space, known, "h200", store, effort, print)
-        store.close()
+    for title, case in some.items():
+        with closing(PointStore(cache_folder() / "points.sqlite")) as store:
+            explored = search(case.space, case.sizes, "h200", store, effort)
         print(f"{title}: {explored}", flush=True)
-        folder = out / title.replace(" ", "_")
-        rows = []
+        folder = out / case.folder
+        rows: list[dict[str, Any]] = []
         for number, found in enumerate(explored.useful[:TIMED]):
-            space.selected(found.point, "h200").build().write(folder / str(number))
+            case.space.selected(found.point, "h200").build().write(folder / str(number))
             rows.append({"point": str(found.point), "predicted": found.microseconds})
-        library = title.split()[0]
-        settings = {key: str(size) for key, size in known.items() if key != "d"}
-        settings |= {"causal": "true"} if "causal" in title else {}
-        select(library, settings).build().write(folder / TABLE.replace(" ", "_"))
+        case.library().write(folder / TABLE.replace(" ", "_"))
         note = {"points": rows, "tried": len(explored.found), "pruned": explored.pruned}
         (folder / "case.json").write_text(json.dumps(note, indent=1))
+        print(f"  {rows[0] if rows else 'nothing found'}", flush=True)
 
 
-def row(torch: Any, title: str, folder: Path) -> Evidence:
+def row(torch: Any, case: Case, folder: Path) -> Evidence:
     """One case, timed."""
     note = json.loads((folder / "case.json").read_text())
     names = {str(n): folder / str(n) for n in range(len(note["points"]))}
     built = {name: Built.read(where) for name, where in names.items()}
     built[TABLE] = Built.read(folder / TABLE.replace(" ", "_"))
-    samples, off = measured(torch, title, built, TABLE)
+    samples, off, errors = measured(torch, case, built, TABLE)
+    right = all(one < FAR for one in off.values()) and all(one < WRONG for one in errors)
     middle, *interval = median_interval(samples["0"], samples[TABLE])
     _, *control = median_interval(samples[TABLE], samples[sitting.CONTROL])
     median = {key: statistics.median(one) for key, one in samples.items()}
     best = min(names, key=lambda name: median[name])
     return Evidence(
         claim="engine-user",
-        kernel=f"textbook {title.split(maxsplit=1)[0]}",
-        shape=title.partition(" ")[2],
+        kernel=f"textbook {case.name}",
+        shape=case.shape,
         dtype="bf16",
         **kb.provenance(),
         compiler=built["0"].resources.compiler,
@@ -263,7 +330,9 @@ def row(torch: Any, title: str, folder: Path) -> Evidence:
         control=(control[0], control[1]),
         samples=ROUNDS,
         checks={
-            "numerics": "pass" if all(one < FAR for one in off.values()) else "fail",
+            "numerics": "pass" if right else "fail",
+            "error": f"{max(errors):.1e}",
+            "origin": case.origin,
             "best timed": round(median[best], 1),
             "place of the best": int(best) + 1,
             "points tried": note["tried"],
@@ -283,30 +352,65 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     parser.add_argument("--effort", default="normal")
     parser.add_argument("--ablate", action="store_true", help="the engine without its parts")
-    parser.add_argument("--cases", nargs="*", default=[*CASES], choices=[*CASES])
+    parser.add_argument("--seed", type=int, default=0, help="of the shapes that are drawn")
+    parser.add_argument("--cases", nargs="*", default=(), help="what titles begin with")
+    parser.add_argument("--budget", type=float, help="seconds of a search, if not the effort's")
+    parser.add_argument("--seconds", type=float, default=240.0, help="no case runs later")
     args = parser.parse_args()
+    SECONDS[args.effort] = args.budget or SECONDS[args.effort]
     file = "engine_search.json" if args.ablate else "engine.json"
     if args.what == "merge":
         write_rows(RESULTS / file, read_rows(args.where))
-        return
-    if args.what == "build" and args.ablate:
+    elif args.what == "build" and args.ablate:
         ablate(args.where, args.effort, args.cases)
-        return
-    if args.what == "build":
-        build(args.where, args.effort)
-        return
+    elif args.what == "build":
+        build(args.where, args.effort, cases(args.seed, args.cases))
+    else:
+        run(args.where, args.out / file, cases(args.seed, args.cases), args.ablate, args.seconds)
+
+
+def run(
+    where: Path, file: Path, some: Mapping[str, Case], without_parts: bool, seconds: float
+) -> None:
+    """Every case that was built and begins before the seconds are over; rows are written at
+    once."""
     import torch  # noqa: PLC0415
 
     rows: list[Evidence] = []
-    for title in args.cases:
-        slug = title.replace(" ", "_")
-        if args.ablate:
-            rows += ablated(torch, title, args.where / "ablated" / slug)
-        else:
-            rows.append(row(torch, title, args.where / slug))
-        write_rows(args.out / file, rows)
-        print(title, rows[-1].ratio_to_best, rows[-1].control, rows[-1].checks, flush=True)
-        print(rows[-1].notes, flush=True)
+    began = time.perf_counter()
+    for title, case in some.items():
+        folder = (where / "ablated" if without_parts else where) / case.folder
+        if not (folder / "case.json").is_file():
+            continue
+        if time.perf_counter() - began > seconds:
+            print(f"{title}: no time left", flush=True)
+            continue
+        try:
+            found = [*ablated(torch, case, folder)] if without_parts else [row(torch, case, folder)]
+        except Exception as error:  # a case that fails leaves the others theirs
+            print(f"{title}: {type(error).__name__}: {str(error)[:400]}", flush=True)
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        rows += found
+        write_rows(file, rows)
+        for one in found:
+            print(
+                f"{one.kernel:20} {one.shape:24} {one.ours:8.1f} us, {one.ratio_to_best:.3f} "
+                f"{one.control} {one.checks}",
+                flush=True,
+            )
+    if rows:
+        print(f"{len(rows)} rows, {summary(rows)}")
+
+
+def summary(rows: Sequence[Evidence]) -> str:
+    """Geometric means of the ratios, by program."""
+    means: list[str] = []
+    for name in dict.fromkeys(one.kernel for one in rows):
+        ratios = [one.ratio_to_best for one in rows if one.kernel == name]
+        means.append(f"{name} {statistics.geometric_mean(ratios):.3f} of {len(ratios)}")
+    return ", ".join(means)
 
 
 if __name__ == "__main__":

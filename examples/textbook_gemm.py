@@ -20,7 +20,10 @@ from warploom.tile import (
 )
 
 
-def gemm(tile_m: int = tunable(128, 256, 192, 64), tile_n: int = tunable(256, 128, 192, 64)):
+def gemm(
+    tile_m: int = tunable(128, 256, 192, 64, range(136, 192, 8), 200),
+    tile_n: int = tunable(256, 128, 192, 64, 176, 200),
+):
     """c = a b in bf16, summed in fp32."""
 
     def body(a, b, c):

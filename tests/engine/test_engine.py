@@ -34,6 +34,7 @@ from warploom.engine.search import (
     _Search,
     bound_of,
     search,
+    told,
     tried,
 )
 from warploom.engine.store import PointStore, Row
@@ -169,7 +170,7 @@ def test_forms_that_spill_are_tried_in_the_order_of_fewest_registers(store, monk
         made._in_workers = lambda points, made=made, tried_=tried_, outcome=outcome: [
             tried_.append(one) or made._take(one, outcome(one)) for one in points
         ]
-        made.store = SimpleNamespace(find=lambda _: None, put=lambda *_: None)
+        made.store = SimpleNamespace(find=lambda _: None, put=lambda *_: None, useful=lambda *_: ())
         made._plans = made._orders = lambda one: []
         made.run()
         other = [one.order for one in tried_ if one.rules == spills]
@@ -499,9 +500,12 @@ def test_a_search_finds_the_best_of_its_stages_and_remembers(store) -> None:
     space, said = Space(FILE, SMALL), list[str]()
     found = search(space, FEW, "h200", store, "normal", said.append, quick)
     assert found.best == min(number_of(one.point) for one in found.found)
-    forms = [one for one in found.found if not one.point.plan and one.point.order == "pingpong"]
-    # Five sizes with all rewrites, then two of them with the five other choices.
-    assert len(forms) == 15 and len(found.found) > 15 and "points, best" in said[-1]
+    # Five sizes with all rewrites, then two of them with every choice of rewrites, and what of the
+    # next task goes with it.
+    sizes = {one.point.settings for one in found.found[:5]}
+    assert len(sizes) == 5 and not any(one.point.plan for one in found.found[:5])
+    begun = {one.point.rules for one in found.found[5:17] if "task=" in str(one.point)}
+    assert len(begun) == 6 and len(found.found) > 17 and "points, best" in said[-1]
     words = {word.split("=")[0] for one in found.found for word in one.point.plan}
     assert words >= {"balance", "task", "panels", "store", "resident", "registers"}
     assert {"pingpong", "overlapped", "solve"} <= {one.point.order for one in found.found}
@@ -509,6 +513,68 @@ def test_a_search_finds_the_best_of_its_stages_and_remembers(store) -> None:
     assert again.known == len(again.found) == len(found.found)  # no worker was asked
     other = search(space, {**FEW, "rows": 512}, "h200", store, "quick", said.append, quick)
     assert other.known == 0
+
+
+def honest(space, point, sizes, gpu, best):
+    """What `tried` tells, of machine code that takes as long as the point's number says."""
+    walked = replayed(25.0 * number_of(point), Ends(tail=700.0, head=400.0))
+    return told(Launch(*space.laid_out(space.rewritten(point), point), sizes, gpu), walked, 1.0)
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        "predicted = 0.001",
+        "predicted = null",
+        "told = '{}'",
+        """told = json_set(told, '$.bound', 1e9)""",
+        "predicted = predicted / 2, told = json_remove(told, '$.replay')",
+    ],
+)
+def test_a_row_that_its_replay_denies_is_tried_again(store, monkeypatch, poison) -> None:
+    """Nothing else of the store is lost, and what is found is what was found without it."""
+    monkeypatch.setattr("warploom.engine.search.tried", honest)
+    monkeypatch.setitem(BEST_OF, "quick", (0, 0, 2, 0, 0))
+    arguments = (Space(FILE, SMALL), FEW, "h200", store, "quick")
+    found = search(*arguments)
+    key = found.keys[str(found.useful[0].point)]
+    where = " and ".join(f"{name} = ?" for name in ("program", "point", "sizes", "gpu", "compiler"))
+    with sqlite3.connect(store.path) as file:
+        assert file.execute(f"update points set {poison} where {where}", key).rowcount == 1
+    again = search(*arguments)
+    assert again.useful[0] == found.useful[0] and len(again.found) == len(found.found)
+    assert again.known == len(found.found) - 1 and store.find(key) == found.useful[0].row
+
+
+def test_what_was_tried_at_other_sizes_is_tried_first(store, monkeypatch) -> None:
+    """The fastest of them by their replays there; what belongs to another program is not."""
+    monkeypatch.setattr("warploom.engine.search.tried", honest)
+    monkeypatch.setitem(BEST_OF, "quick", (0, 0, 3, 0, 0))
+    found = search(Space(FILE, SMALL), FEW, "h200", store, "quick")
+    sizes = {**FEW, "rows": 1024, "keys": 1024}
+    made = _Search(Space(FILE, SMALL), sizes, "h200", store, "normal", print)
+    first = made._elsewhere(3)
+    ranked = sorted(found.useful, key=lambda one: made._guess(one.point, one.row))
+    assert first[0] == ranked[0].point and len(set(first)) == 3
+    other = _Search(Space(FILE, {**SMALL, "causal": "false"}), sizes, "h200", store, "quick", print)
+    assert not other._elsewhere(3)
+
+
+def test_a_model_that_is_below_the_bound_of_a_point_is_not_believed(space, monkeypatch) -> None:
+    """As one that ranks backwards is, of whatever takes long."""
+    point = first_point(space)
+    time = Launch.time
+    monkeypatch.setattr(
+        Launch, "time", lambda *a: replace(t := time(*a), microseconds=1e3 / t.microseconds)
+    )
+    monkeypatch.setattr("warploom.engine.search.bound_of", lambda *_: 100.0)
+    monkeypatch.setattr(
+        "warploom.kernels.select.Selected.build", lambda _: SimpleNamespace(cubin=b"")
+    )
+    walked = replayed(2500.0, Ends())
+    monkeypatch.setattr("warploom.engine.search.replay", lambda *_, **__: walked)
+    outcome = tried(space, point, SIZES, "h200", float("inf"))
+    assert "the model of a launch is wrong" in str(outcome["refused"])
 
 
 def test_only_what_a_solver_finds_depends_on_its_seconds(space, store) -> None:

@@ -73,7 +73,7 @@ def plans(program: Program) -> tuple[tuple[str, ...], ...]:
     names = [name for name in GRID if name != "balance" or growing_axis(program)]
     open_ = [("", *(f"{name}={value}" for value in known.get(name, ()))) for name in names]
     found = (tuple(word for word in words if word) for words in product(*open_))
-    return tuple(words for words in found if _fits(words))
+    return tuple(words for words in found if fits(words))
 
 
 def variations(program: Program, words: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -85,7 +85,19 @@ def variations(program: Program, words: tuple[str, ...]) -> tuple[tuple[str, ...
         if others != words:
             found.append(others)
         found += [ordered((*others, f"{name}={value}")) for value in known.get(name, ())]
-    return tuple(one for one in found if one != words and _fits(one))
+    return tuple(one for one in found if one != words and fits(one))
+
+
+def fits(words: tuple[str, ...]) -> bool:
+    """Whether options suit each other, as `LaunchPlan` has it."""
+    names = [word.partition("=")[0] for word in words]
+    clusters = "cluster" in names or "slices" in names
+    together = clusters and (_dynamic(words) or "task=overlap" in words)
+    both = "cluster" in names and "slices" in names
+    panels = "panels" in names or "rows" in names
+    unstaged = panels and "store=direct" in words
+    over = "store=over" in words and (panels or "task" in names)
+    return not (together or both or unstaged or over)
 
 
 def planned(
@@ -210,18 +222,6 @@ def most_groups(program: Program) -> int:
 
 def _dynamic(words: tuple[str, ...]) -> bool:
     return "balance=dynamic" in words
-
-
-def _fits(words: tuple[str, ...]) -> bool:
-    """Whether options suit each other, as `LaunchPlan` has it."""
-    names = [word.partition("=")[0] for word in words]
-    clusters = "cluster" in names or "slices" in names
-    together = clusters and (_dynamic(words) or "task=overlap" in words)
-    both = "cluster" in names and "slices" in names
-    panels = "panels" in names or "rows" in names
-    unstaged = panels and "store=direct" in words
-    over = "store=over" in words and (panels or "task" in names)
-    return not (together or both or unstaged or over)
 
 
 def _balance(program: Program, plan: LaunchPlan, value: str) -> LaunchPlan:

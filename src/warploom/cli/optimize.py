@@ -19,7 +19,6 @@ from warploom.files import check_folder
 from warploom.flows.optimize import optimize as run_optimize
 from warploom.flows.optimized import BEST, Optimized, OptimizeSettings, order_of
 from warploom.flows.record import record
-from warploom.objects import names_object
 
 
 def optimize(
@@ -42,7 +41,7 @@ def optimize(
         typer.Option(help=f"of the search for your own program: {', '.join(EFFORTS)} (normal)"),
     ] = None,
     space: Annotated[
-        bool, typer.Option("--space", help="print what there is to choose of your own program")
+        bool, typer.Option("--space", help="print what there is to choose, and build nothing")
     ] = False,
     recorded: Annotated[
         Path | None,
@@ -72,8 +71,6 @@ def optimize(
         _refuse_others("--space", request, as_json, "")
         if out is not None:
             raise InputError("--space prints a text and builds nothing: leave out -o")
-        if not names_object(name):
-            raise InputError(f"--space: {name} has a tuned table; expected FILE.py:OBJECT")
         typer.echo(described(Space(name, request.settings)))
     elif recorded is not None:
         _refuse_others("--record", request, as_json, measure)

@@ -77,7 +77,14 @@ class Space:
 
     def textbook(self, settings: tuple[tuple[str, str], ...]) -> Program:
         """The program as its author wrote it, at a choice of sizes."""
-        return self.template.textbook(self.config(Point(settings)))
+        if settings not in self._textbooks:
+            self._textbooks[settings] = self.template.textbook(self.config(Point(settings)))
+        return self._textbooks[settings]
+
+    @cached_property
+    def _textbooks(self) -> dict[tuple[tuple[str, str], ...], Program]:
+        """By choice of sizes: a search asks for the same ones again."""
+        return {}
 
     def rewritten(self, point: Point) -> Program:
         """The textbook at the point's sizes, by its rules, before it is laid out."""

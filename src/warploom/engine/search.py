@@ -2,8 +2,11 @@
 
 Stages, each from the best of the one before:
 
-    sizes       every choice of open sizes, with all rewrites, in the usual order; where that
-                spills, in the one that needs fewest registers
+    known       points that were tried at other sizes of the arrays, ranked by the model from their
+                replays there
+    sizes       choices of open sizes, with all rewrites, in the usual order, those first whose
+                launch is shortest with its loops at their bounds; where that spills, in the order
+                that needs fewest registers
     forms       other choices of rewrites for the fastest sizes
     plans       launch plans of the fastest, ranked by the model from what is known of the loops;
                 the first ones are compiled
@@ -28,17 +31,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from math import floor, inf, log, prod
+from multiprocessing import get_context, parent_process
 
 from warploom import toolchain
-from warploom.autosched.plans import LEFT_TO_SOLVER, plans, variations
+from warploom.autosched.plans import (
+    GRID,
+    LEFT_TO_SOLVER,
+    fits,
+    growing_axis,
+    ordered,
+    plans,
+    values,
+    variations,
+)
 from warploom.autosched.points import Point
 from warploom.codegen.compile.build import program_key
 from warploom.codegen.ir.place import place
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.engine.points import Space, orders
 from warploom.engine.store import PointStore, Row
-from warploom.errors import ToolMissing, WarploomError
+from warploom.errors import CheckFailed, ToolMissing, WarploomError
 from warploom.kernels.select import Selected
 from warploom.perf.extract import extract
 from warploom.perf.launch_time import MODEL, Launch, at_bounds
@@ -46,13 +59,19 @@ from warploom.perf.replay import Replay, machine_bound, replay
 from warploom.rewrites.rules import Form
 from warploom.schedule.model.bounds import lower_bounds
 from warploom.schedule.model.costs import costs
-from warploom.tile import Program
+from warploom.tile import Op, Program
 
 SECONDS = {"quick": 15.0, "normal": 180.0, "thorough": 1200.0}  # of a search, by effort
 # How many of the fastest get other rewrites, plans, orders, variations and the solver's order.
 BEST_OF = {"quick": (1, 1, 1, 0, 0), "normal": (2, 4, 3, 2, 1), "thorough": (6, 8, 8, 4, 2)}
+# How many points of other array sizes are tried, and how many choices of open sizes.
+FIRST = {"quick": (2, 1), "normal": (8, 16), "thorough": (16, 1000)}
 TIE = 1.005  # times that close are taken as equal: the model's error is larger
 MOST_SECONDS = 300  # of one point, in the slowest search; then its process is ended
+BESIDE_SUMS = 32  # registers of a thread for addresses and operands
+WARP_GROUP = 128  # threads
+ROUNDING = 1e-6  # of a prediction that is made again
+STEP = 1.05  # times between which bounds do not tell
 PLANS = 3  # of a point that are compiled, of all that were ranked
 EFFORTS = tuple(SECONDS)
 SOLVED = "solve"  # the order whose outcome depends on the seconds that a solver has
@@ -151,10 +170,12 @@ class _Search:
     def run(self) -> Explored:
         """All stages."""
         of_forms, of_plans, of_orders, of_variations, of_solved = BEST_OF[self.effort]
+        of_known, of_sizes = FIRST[self.effort]
         try:
-            self._try(self._sizes())
+            self._try(self._elsewhere(of_known))
+            self._try(self._sizes(of_sizes))
             self._try(self._spilled())
-            self._try(self._varied(of_forms, self._forms))
+            self._try(self._varied(of_forms, self._forms, lambda point: point.settings))
             self._try(self._refused())
             self._try(self._spilled())
             self._try(self._varied(of_plans, self._plans))
@@ -168,20 +189,83 @@ class _Search:
             self._close()
         return self.explored
 
-    def _sizes(self) -> Iterator[Point]:
-        for number, settings in enumerate(self.space.sizes()):
-            if number and self.effort == "quick":
-                return
+    def _elsewhere(self, count: int) -> list[Point]:
+        """The points of least predicted time, by replays of them at other array sizes."""
+        fastest: dict[Point, float] = {}
+        for settings in self.space.sizes():
+            try:
+                rows = list(self.store.useful(*self._program_key(settings)))
+            except WarploomError:
+                continue
+            for text, row in rows:
+                point = Point.from_json(json.loads(text.partition(" in ")[0]))
+                if point not in fastest and point.order != SOLVED:
+                    fastest[point] = self._guess(point, row)
+        ranked = sorted(fastest, key=lambda point: fastest[point])
+        return [point for point in ranked[:count] if fastest[point] < float("inf")]
+
+    def _guess(self, point: Point, row: Row) -> float:
+        """Microseconds at the sizes of this search, from a replay at others; infinite where there
+        is none that can be read, or the plan does not fit."""
+        try:
+            walked = Replay.from_json((row.told or {})["replay"])
+            laid_out = self.space.laid_out(self._program(point), point)
+            return Launch(*laid_out, self.sizes, self.gpu).time(walked).microseconds
+        except (WarploomError, KeyError, TypeError, ValueError):
+            return float("inf")
+
+    def _sizes(self, count: int) -> Iterator[Point]:
+        """Choices of open sizes: the author's first one, or those of the shortest launch with
+        loops at their bounds; of those within `STEP` of another first what loads fewest bytes."""
+        found: list[tuple[tuple[float, float], tuple[Point, ...]]] = []
+        for settings in self.space.sizes():
             try:
                 most = max(self.space.forms(settings), key=lambda form: len(form.rules))
             except WarploomError as error:
                 self.say(f"sizes {dict(settings)}: {error}")
                 continue
-            yield from self._usual(settings, most)
+            points = tuple(self._usual(settings, most))
+            if not points:
+                continue
+            if count == 1:
+                yield from points
+                return
+            found.append((self._ideal(points[0]), points))
+        best = min((time_ for (time_, _), _ in found), default=inf)
+
+        def rank(one: tuple[tuple[float, float], tuple[Point, ...]]) -> tuple[float, float]:
+            (time_, loaded), _ = one
+            return (floor(log(time_ / best, STEP)) if 0 < time_ < inf else time_), loaded
+
+        for _, points in sorted(found, key=rank)[:count]:
+            yield from points
+
+    def _ideal(self, point: Point) -> tuple[float, float]:
+        """Time with loops at their bounds and nothing around them, tasks shared out as evenly as
+        they can be; and the bytes that its tasks load. Infinite for a point that is not legal, or
+        likely to spill."""
+        program = self._program(point)
+        plan = ("balance=dynamic",) * bool(growing_axis(program))
+        try:
+            selected = self.space.selected(point, self.gpu)
+            if crowded(selected):
+                return inf, inf
+            cycles = bounds_of(selected, self.gpu)
+            laid_out = self.space.laid_out(program, replace(point, plan=plan))
+            launch = Launch(*laid_out, self.sizes, self.gpu)
+            time_ = launch.time(at_bounds(cycles)).microseconds
+        except WarploomError:
+            return inf, inf
+        return time_, launch.loaded
 
     def _forms(self, one: Found) -> Iterator[Point]:
+        """Other rewrites, each with the most that a form allows to begin of the next task: one
+        loop may go on where the last task's ends, and is worth more with it than without."""
         for form in self.space.forms(one.point.settings):
-            yield from self._usual(one.point.settings, form)
+            tasks = values(form.program, "task")
+            plan = (f"task={tasks[-1]}",) if tasks and self.effort != "quick" else ()
+            for point in self._usual(one.point.settings, form):
+                yield replace(point, plan=plan)
 
     @staticmethod
     def _usual(settings: tuple[tuple[str, str], ...], form: Form) -> Iterator[Point]:
@@ -212,16 +296,19 @@ class _Search:
         point, walked = one.point, Replay.from_json((one.row.told or {})["replay"])
         program = self._program(point)
         fastest: dict[tuple[str, ...], tuple[float, Point]] = {}  # of those that differ in rasters
+        code = [word for word in point.plan if word.partition("=")[0] not in GRID]
         for words in plans(program):
             if time.monotonic() > self.end:
                 break
-            other = replace(point, plan=words)
+            if not fits((*words, *code)):
+                continue
+            other = replace(point, plan=ordered((*words, *code)))
             try:
                 launch = Launch(*self.space.laid_out(program, other), self.sizes, self.gpu)
                 found = launch.time(walked).microseconds
             except WarploomError:
                 continue
-            alike = tuple(word for word in words if not word.startswith("raster="))
+            alike = tuple(word for word in other.plan if not word.startswith("raster="))
             if alike not in fastest or found < fastest[alike][0]:
                 fastest[alike] = found, other
         ranked = sorted(fastest.values(), key=lambda pair: pair[0])
@@ -236,8 +323,18 @@ class _Search:
         left_to_it = (f"{option}=" for option in LEFT_TO_SOLVER)
         return [replace(one.point.having(*left_to_it), order=SOLVED)]
 
-    def _varied(self, count: int, vary: Callable[[Found], Iterable[Point]]) -> Iterator[Point]:
-        for one in self.explored.useful[:count]:
+    def _varied(
+        self,
+        count: int,
+        vary: Callable[[Found], Iterable[Point]],
+        apart: Callable[[Point], object] = lambda point: point.rules,
+    ) -> Iterator[Point]:
+        """Neighbours of the fastest point of each of so many forms, or of what else is `apart`:
+        what a form is worth shows with the plans and orders that suit it."""
+        fastest: dict[object, Found] = {}
+        for one in self.explored.useful:
+            fastest.setdefault(apart(one.point), one)
+        for one in [*fastest.values()][:count]:
             yield from vary(one)
 
     # ---- trying points
@@ -248,13 +345,25 @@ class _Search:
         ahead: list[Point] = []
         for point in fresh:
             row = self.store.find(self._key(point))
-            if row is None:
+            if row is None or not self._holds(point, row):
                 ahead.append(point)
             else:
                 self.explored.known += 1
                 self._note(point, row)
         if ahead:
             self._in_workers(ahead)
+
+    def _holds(self, point: Point, row: Row) -> bool:
+        """Whether a row of the store says what the model says of its replay: one that does not is
+        tried again. Asked of those that would be the best, or that say nothing at all."""
+        if row.predicted is None:
+            return bool(row.refused)
+        if self.evaluate is not tried or row.predicted >= self.explored.best:
+            return True
+        known = row.told or {}
+        again = self._guess(point, row)
+        below = float(known.get("bound", inf)) > row.predicted
+        return not below and abs(again - row.predicted) <= ROUNDING * again < inf
 
     def _in_workers(self, points: list[Point]) -> None:
         left = list(reversed(points))
@@ -289,11 +398,10 @@ class _Search:
 
     def _submit(self, point: Point) -> Future[Outcome]:
         if self.pool is None:
+            context = get_context("forkserver")  # whose processes have imported all this already
+            context.set_forkserver_preload(["__main__", __name__])
             self.pool = ProcessPoolExecutor(
-                self.workers,
-                mp_context=get_context("spawn"),
-                initializer=_end_with,
-                initargs=(os.getpid(),),
+                self.workers, mp_context=context, initializer=_end_with_search
             )
         return self.pool.submit(
             _limited, self.evaluate, self.space, point, self.sizes, self.gpu, self.explored.best
@@ -326,14 +434,18 @@ class _Search:
 
     def _key(self, point: Point) -> tuple[str, ...]:
         """What the outcome of a point depends on."""
-        if point.settings not in self.programs:
-            self.programs[point.settings] = program_key(str(self.space.textbook(point.settings)))
+        program, machine, made_by = self._program_key(point.settings)
         sizes = json.dumps(dict(sorted(self.sizes.items())))
         told = json.dumps(point.to_json())
         if point.order == SOLVED:
             told += f" in {self.space.seconds:g} s"
-        machine = f"{self.gpu}, model {MODEL}"
-        return self.programs[point.settings], told, sizes, machine, self.compiler
+        return program, told, sizes, machine, made_by
+
+    def _program_key(self, settings: tuple[tuple[str, str], ...]) -> tuple[str, str, str]:
+        """(program, GPU and model, compiler) of rows at a choice of open sizes."""
+        if settings not in self.programs:
+            self.programs[settings] = program_key(str(self.space.textbook(settings)))
+        return self.programs[settings], f"{self.gpu}, model {MODEL}", self.compiler
 
 
 def compiler() -> str:
@@ -355,7 +467,13 @@ def tried(space: Space, point: Point, sizes: Mapping[str, int], gpu: str, best: 
         assert isinstance(selected.schedule, KernelSchedule)
         launch = Launch(selected.program, selected.launch, sizes, gpu)
         found = replay(selected.program, selected.schedule, built.cubin, gpu, rates=launch.rates())
-        return told(launch, found, bound)
+        outcome = told(launch, found, bound)
+        if (predicted := launch.time(found).microseconds) < bound:
+            raise CheckFailed(
+                f"{predicted:.1f} us predicted, its loops take {bound:.1f} us at least: the model "
+                "of a launch is wrong"
+            )
+        return outcome
     except WarploomError as error:
         return {"refused": str(error)}
 
@@ -391,12 +509,12 @@ def _limited(
         signal.alarm(0)
 
 
-def _end_with(parent: int) -> None:
+def _end_with_search() -> None:
     """Let this worker end when the search's process is gone, however it ended."""
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
+        if (parent := parent_process()) is not None:
+            parent.join()
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the search's to tell
@@ -409,6 +527,19 @@ def bound_of(selected: Selected, sizes: Mapping[str, int], gpu: str) -> float:
     launch = Launch(selected.program, selected.launch, sizes, gpu)
     ideal = launch.time(at_bounds(bounds_of(selected, gpu)))
     return max(ideal.memory, ideal.busy * ideal.microseconds)
+
+
+def crowded(selected: Selected) -> bool:
+    """Whether the sums of its matmuls leave a thread too few registers for anything else."""
+    schedule = selected.schedule
+    assert isinstance(schedule, KernelSchedule)
+    held = 0
+    for loop in selected.program.loops():
+        matmuls = [op for op in loop.body if isinstance(op, Op) and op.kind == "mma"]
+        sums = {op.dst.name: prod(op.dst.type.shape) for op in matmuls if op.dst is not None}
+        held = max(held, sum(sums.values()))
+    threads = WARP_GROUP * len(schedule.compute)
+    return held / threads + BESIDE_SUMS > schedule.any_loop.groups[-1].registers
 
 
 def bounds_of(selected: Selected, gpu: str) -> Mapping[str, float]:

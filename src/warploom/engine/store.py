@@ -64,13 +64,17 @@ class PointStore:
         query = f"select predicted, measured, refused, told from points where {where}"
         with closing(self._file.execute(query, key)) as found:
             row = found.fetchone()
-        if row is None:
-            return None
-        predicted, measured, refused, told = row
-        try:
-            return Row(predicted, measured, refused, json.loads(told))
-        except (TypeError, ValueError):
-            return None  # a row that is no row is measured again
+        return None if row is None else _row(*row)
+
+    def useful(self, program: str, gpu: str, compiler: str) -> Iterator[tuple[str, Row]]:
+        """(point, row) of a program at any sizes, of those that were predicted."""
+        query = (
+            "select point, predicted, measured, refused, told from points "
+            "where program = ? and gpu = ? and compiler = ? and predicted is not null"
+        )
+        for point, *row in self._file.execute(query, (program, gpu, compiler)).fetchall():
+            if (found := _row(*row)) is not None:
+                yield point, found
 
     def put(self, key: tuple[str, ...], row: Row) -> None:
         """Write a row; one that was there under the key gives way."""
@@ -89,3 +93,11 @@ class PointStore:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _row(predicted: Any, measured: Any, refused: Any, told: Any) -> Row | None:
+    """A row as it was written; None for one that is no row, whose point is tried again."""
+    try:
+        return Row(predicted, measured, refused, json.loads(told))
+    except (TypeError, ValueError):
+        return None

@@ -9,11 +9,11 @@ arrays it writes. The sizes of results follow from the names of their dimensions
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from warploom.codegen.compile.build import Built, build
@@ -21,6 +21,8 @@ from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError, ToolMissing
 from warploom.integrations.exports.pack import installed
+from warploom.integrations.torch_direct import Signature, direct
+from warploom.kernels.select import Selected, select, written
 from warploom.kernels.tuned.table import remember
 from warploom.runtime.interface import Interface
 from warploom.runtime.kernel import Kernel
@@ -32,6 +34,7 @@ KERNELS: dict[tuple[Any, ...], Kernel] = {}
 """The kernels of operators that were called, by what they were built for and the device."""
 RUNS: dict[str, Callable[..., Any]] = {}
 """What runs an operator, by its name, whatever its tensors are on."""
+Chosen = tuple[tuple[Any, ...], Callable[[], Built]]  # a kernel's key, and what builds it
 Collected = dict[tuple[Any, ...], Built]
 _collected: list[Collected] = []
 remember(installed)
@@ -63,11 +66,12 @@ def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -
             _collected[0][key] = make()
         return cast("Kernel", Unlaunched(_collected[0][key].interface))
     device = tensor.device.index
-    if (*key, device) not in KERNELS:
+    kernel = KERNELS.get(whole := (*key, device))  # once: a key's hash takes microseconds
+    if kernel is None:
         packed = installed().kernel(key)
-        made = make().kernel(device) if packed is None else Kernel(*packed, device)
-        KERNELS[*key, device] = made
-    return KERNELS[*key, device]
+        kernel = make().kernel(device) if packed is None else Kernel(*packed, device)
+        KERNELS[whole] = kernel
+    return kernel
 
 
 @dataclass(frozen=True)
@@ -109,13 +113,14 @@ def operator(
     tensors, and its gradient.
 
     `run` and `fake` are called with every argument of the schema: torch's dispatcher leaves out
-    trailing ones that equal their defaults. `mutates` names the arguments written in place.
+    trailing ones that equal their defaults. `mutates` names the arguments written in place. What
+    this gives calls `run` without the dispatcher where it may (`torch_direct`); the operator itself
+    is `torch.ops.LIBRARY.NAME`.
     """
-    words = schema[1 : schema.index(")")].split(", ")
-    defaults = [ast.literal_eval(word.partition("=")[2] or "None") for word in words]
+    signature = Signature.of(schema)
 
     def filled(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: call(*args, *defaults[len(args) :])
+        return lambda *args: call(*signature.filled(*args))
 
     RUNS[name] = filled(run)
     library = torch_module().library
@@ -123,7 +128,7 @@ def operator(
     made.register_fake(filled(fake))
     if backward is not None:
         made.register_autograd(backward, setup_context=context)
-    return made
+    return direct(made, signature, run, backward, context, mutates)
 
 
 def allowed_type(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:
@@ -181,6 +186,15 @@ def result_shapes(
     inputs: Sequence[Array], outputs: Sequence[Array], shapes: Sequence[Sequence[Any]]
 ) -> list[tuple[Any, ...]]:
     """The sizes of the outputs, given those of the inputs; raises when they do not agree."""
+    sizes = sizes_of(inputs, shapes)
+    missing = [dim for array in outputs for dim in array.dims if dim not in sizes]
+    if missing:
+        raise InputError(f"no input has dimension {missing[0]!r}, so the result's size is unknown")
+    return [tuple(sizes[dim] for dim in array.dims) for array in outputs]
+
+
+def sizes_of(inputs: Sequence[Array], shapes: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """The sizes of the inputs' dimensions, by name; raises when they do not agree."""
     sizes: dict[str, Any] = {}
     for array, shape in zip(inputs, shapes, strict=True):
         if len(shape) != len(array.dims):
@@ -192,10 +206,7 @@ def result_shapes(
                 raise InputError(
                     f"dimension {dim!r} is {sizes[dim]} in one array, {extent} in {array.name}"
                 )
-    missing = [dim for array in outputs for dim in array.dims if dim not in sizes]
-    if missing:
-        raise InputError(f"no input has dimension {missing[0]!r}, so the result's size is unknown")
-    return [tuple(sizes[dim] for dim in array.dims) for array in outputs]
+    return sizes
 
 
 def torch_program(
@@ -210,6 +221,36 @@ def torch_program(
     The kernel is compiled at the first call with tensors on a GPU. Raises `InputError` for a name
     without a library or a program that reads what it writes.
     """
+
+    def only(sizes: Mapping[str, int]) -> Chosen:
+        del sizes
+        return (name,), lambda: build(program, schedule, arch, allow)
+
+    return _registered(name, program, only)
+
+
+def torch_kernel(name: str, where: str, settings: Mapping[str, str] | None = None) -> Any:
+    """Register `FILE.py:OBJECT` under these settings as the operator `name` and give it.
+
+    Each call runs the kernel that `build` takes for the sizes of its tensors: from the tuned table
+    beside the file, once `optimize --record` has written one. It is compiled when first asked for.
+    Raises what `torch_program` and `select` raise.
+    """
+    given = dict(settings or {})
+
+    @cache
+    def chosen(sizes: tuple[tuple[str, int], ...]) -> Selected:
+        return select(where, {**given, **{dim: str(size) for dim, size in sizes}})
+
+    def of_sizes(sizes: Mapping[str, int]) -> Chosen:
+        found = chosen(tuple(sizes.items()))
+        return (name, found.name), found.build
+
+    return _registered(name, written(where, given)[0], of_sizes)
+
+
+def _registered(name: str, program: Program, chosen: Callable[[Mapping[str, int]], Chosen]) -> Any:
+    """An operator that runs what is chosen for the sizes of the program's arrays."""
     torch = torch_module()
     if name.count("::") != 1:
         raise InputError(f"operator {name!r}: expected 'library::name'")
@@ -235,7 +276,8 @@ def torch_program(
     def run(*args: Any) -> Any:
         given, numbers = args[: len(inputs)], args[len(inputs) :]
         made = empty(given)
-        kernel = built_kernel((name,), given[0], lambda: build(program, schedule, arch, allow))
+        key, make = chosen(sizes_of(inputs, [tensor.shape for tensor in given]))
+        kernel = built_kernel(key, given[0], make)
         tensors: Mapping[str, Any] = {
             array.name: tensor
             for array, tensor in zip((*inputs, *outputs), (*given, *made), strict=True)

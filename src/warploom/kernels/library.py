@@ -41,6 +41,7 @@ from warploom.kernels.user import (
 )
 from warploom.objects import names_object
 from warploom.tile import BF16, Program, dtype
+from warploom.tile.typing import QUAD_PLACES
 
 Values = dict[str, NDArray[Any]]
 Sizes = Mapping[str, int]
@@ -120,6 +121,8 @@ def _attention_sizes(
         sizes["heads"] = max(1, pairs) * config.group
     if "kv_heads" not in given:
         sizes["kv_heads"] = sizes["heads"] // config.group
+    if config.narrow:
+        sizes["places"] = -(-sizes["keys"] // QUAD_PLACES) * QUAD_PLACES
     heads, kv_heads = sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads != kv_heads * config.group:
         raise InputError(

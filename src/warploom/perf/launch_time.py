@@ -28,14 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.codegen.analysis.grid import cluster_axis
-from warploom.codegen.analysis.multicast import is_multicast
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import CheckFailed, InputError
 from warploom.machine import Machine
 from warploom.machine import load as load_machine
+from warploom.perf.frame import Frame, Strip, bytes_of, loads_of
 from warploom.perf.replay import RULES, Ends, Prediction, Rates, Replay
 from warploom.schedule.model.costs import costs
-from warploom.tile import Index, Loop, Op, Program
+from warploom.tile import Index, Op, Program
 from warploom.tile.index import FOLD
 
 # Version of these rules and of the replay's: predictions by other ones are not used again.
@@ -83,23 +83,11 @@ class LaunchTime:
 
 
 @dataclass(frozen=True)
-class Strip:
-    """What one load brings a task: `bytes` each time, in the loops of these numbers around it.
-
-    first   where it begins in its array, in the first iteration of the loops
-    """
-
-    op: Op
-    first: tuple[Index, ...]
-    loops: tuple[int, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Launch:
     """A program at array sizes on a GPU, laid out by a plan.
 
-    `arrays` has the int32 arrays, by name, from which tasks read where their data lie.
+    `arrays` has the int32 arrays, by name, from which tasks read where their data lie; `of` is what
+    is known of the program and the plan from another launch of them.
     """
 
     program: Program
@@ -107,6 +95,12 @@ class Launch:
     sizes: Mapping[str, int]
     gpu: str
     arrays: Mapping[str, Numbers] = field(default_factory=dict[str, Numbers])
+    of: Frame | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """What does not depend on the sizes."""
+        return self.of or Frame(self.program, self.plan)
 
     @cached_property
     def machine(self) -> Machine:
@@ -178,16 +172,10 @@ class Launch:
             )
         return _value(index, self.known)
 
-    @cached_property
+    @property
     def strips(self) -> tuple[Strip, ...]:
         """What a task loads, over all iterations of the loops around each load."""
-        index = [loop.index for loop in self.program.loops()]
-        found: list[Strip] = []
-        for op, around in _loads(self.program):
-            first = (*(span.start for span in op.spans), *(one.start for one in around))
-            loops = tuple(index.index(one.index) for one in around)
-            found.append(Strip(op, first, loops, _bytes(op)))
-        return tuple(found)
+        return self.frame.strips
 
     @cached_property
     def asked(self) -> list[Numbers]:
@@ -233,12 +221,22 @@ class Launch:
     def link(self) -> list[float]:
         """Cycles in which an iteration's loads of each loop come to an SM."""
         found, rates = [0.0] * len(self.trips), self.rates()
-        for strip in self.strips:
-            shared = is_multicast(self.program, self.plan, strip.op)
-            size = strip.bytes / (self.plan.cluster[1] if shared else 1) * self.plan.resident
+        for strip, size in zip(self.strips, self.frame.asked, strict=True):
             for loop in strip.loops[-1:]:
                 found[loop] += size / KIB * rates[strip.op.label]
         return found
+
+    @property
+    def loaded(self) -> float:
+        """Bytes that all tasks load, from wherever they lie."""
+        return sum(
+            float((strip.bytes * self._times(strip) * np.ones(len(self.order))).sum())
+            for strip in self.strips
+        )
+
+    def _times(self, strip: Strip) -> Numbers:
+        """How often each task loads it."""
+        return np.prod([self.trips[n] for n in strip.loops], axis=0)
 
     @cached_property
     def traffic(self) -> float:
@@ -255,7 +253,7 @@ class Launch:
 
     def _moved(self, loaded: float) -> float:
         """With the bytes that are stored, where the tasks that are followed load so many."""
-        return len(self.order) * (loaded / max(1, self._followed) + self._stored())
+        return len(self.order) * (loaded / max(1, self._followed) + self.frame.stored)
 
     @property
     def _followed(self) -> int:
@@ -267,10 +265,7 @@ class Launch:
         """What waves of tasks ask for, load by load."""
         wave = self.places * self.plan.cluster[1]
         sizes = [
-            strip.bytes
-            * np.prod([self.trips[n] for n in strip.loops], axis=0)
-            * np.ones(len(self.order))
-            for strip in self.strips
+            strip.bytes * self._times(strip) * np.ones(len(self.order)) for strip in self.strips
         ]
         return [
             _largest(key[: self._followed], size[: self._followed], wave)
@@ -282,17 +277,20 @@ class Launch:
         return self._time(replay, self.once).microseconds
 
     def least(self, replay: Replay) -> float:
-        """Microseconds that the launch is not below: its tasks at the highest clock, with none of
-        the SMs ever waiting."""
-        work = self._tasks(replay)[:: self.plan.cluster[1]].sum() / self.places
-        return float(work) / self.machine.value("clock.boost")
+        """Microseconds that the launch is not below: its tasks with copies that never hold them up
+        and bytes that are near; those that are taken by whoever is free, without one waiting."""
+        clusters = self._tasks(replay, copied=False)[:: self.plan.cluster[1]]
+        dynamic = self.plan.tile_scheduler == "dynamic"
+        work = float(clusters.sum()) / self.places
+        whole = work if dynamic else _makespan(clusters, self.places, self.plan.tile_scheduler)
+        return whole / self._clock(replay, whole, 0.0, near=True)
 
-    def _tasks(self, replay: Replay) -> Numbers:
+    def _tasks(self, replay: Replay, copied: bool = True) -> Numbers:
         """Cycles of each task. Where loads come more slowly than a replayed iteration runs, an
-        iteration takes as long as they do."""
+        iteration takes as long as they do; without `copied` as if they took no time."""
         tasks = np.full(len(self.order), self._ends(replay.ends))
         for at, one in self._walked(replay):
-            each = max(one.cycles, self.link[at])
+            each = max(one.cycles, self.link[at]) if copied else one.cycles
             tasks += np.maximum(0, self.trips[at] - one.ahead) * each
         return tasks
 
@@ -331,7 +329,7 @@ class Launch:
         """Cycles of a task outside of its steady loops. Its results leave while all SMs store, and
         no loop hides that: those in panels once they are packed, those in registers while the code
         behind the last loop runs."""
-        store = self._stored() / KIB * costs(self.gpu).value("store.per_kib_all")
+        store = self.frame.stored / KIB * costs(self.gpu).value("store.per_kib_all")
         if self.plan.store == "tma":
             return _of_a_task(ends, self._fill()) + store
         ends = replace(ends, tail=max(ends.tail, store), finish=max(ends.finish, store))
@@ -340,40 +338,25 @@ class Launch:
     def _fill(self) -> float:
         """Cycles until what is loaded once a task is there, where its slot has to be free first."""
         table = costs(self.gpu)
-        waiting = [
-            _bytes(op)
-            for op, around in _loads(self.program)
-            if not around and op.dst is not None and self.plan.task_rings.get(op.dst.name, 1) == 1
-        ]
-        if not waiting:
+        if not self.frame.waited:
             return 0.0
         names = ("barrier.wait", "load.issue", "load.latency")
-        return sum(map(table.value, names)) + sum(waiting) / KIB * table.value("load.per_kib")
-
-    def _stored(self) -> float:
-        """Bytes that a task stores."""
-        return float(
-            sum(
-                prod(op.srcs[0].type.shape) * op.srcs[0].type.dtype.bytes
-                for op in self.program.ops()
-                if op.kind.startswith("store")
-            )
-        )
+        return sum(map(table.value, names)) + self.frame.waited / KIB * table.value("load.per_kib")
 
     def _around(self, ends: Ends) -> float:
         """Cycles before the first task and behind the last one."""
         if not ends.begin:
             return 0.0
         table = costs(self.gpu)
-        sizes = [_bytes(op) for op, _ in _loads(self.program)]
+        sizes = [bytes_of(op) for op, _ in loads_of(self.program)]
         load = table.at("high").value("load.latency") + sum(sizes) / KIB * table.value(
             "load.per_kib_all"
         )
         return ends.begin + load + table.value("store.latency")
 
-    def _clock(self, replay: Replay, cycles: float, traffic: float) -> float:
+    def _clock(self, replay: Replay, cycles: float, traffic: float, near: bool = False) -> float:
         """MHz at which the launch, with so many bytes from and to DRAM, takes no more power than
-        the limit allows."""
+        the limit allows; with `near` as if no load came from another part of L2."""
         machine = self.machine
         top = machine.value("clock.boost")
         if "energy.exponent" not in machine.quantities or not cycles:
@@ -386,11 +369,11 @@ class Launch:
         for here, loop in self._walked(replay):
             times = int(self.trips[here].sum())
             each = sum(count * one(name) for name, count in loop.events.items())
-            for strip in self.strips:
+            for strip in () if near else self.strips:
                 far = strip.bytes * self.apart[strip.op.label] * (one("l2") - one("copy"))
                 each += far if here in strip.loops else 0.0
             picojoules += times * each
-        picojoules += len(self.order) * self._stored() * one("store")
+        picojoules += len(self.order) * self.frame.stored * one("store")
         if any(loop.events.get("matmul") for loop in replay.loops.values()):
             top = min(top, machine.value("clock.tensor"))
         room = machine.value("power.burst") - machine.value("power.static")
@@ -428,27 +411,6 @@ def _of_a_task(ends: Ends, fill: float) -> float:
     if ends.tail == inf:  # a block has one task
         return ends.begin + ends.between + ends.finish
     return max(ends.tail, fill) + ends.head + ends.between
-
-
-def _loads(program: Program) -> list[tuple[Op, tuple[Loop, ...]]]:
-    """Loads with the loops around them, the outermost first."""
-    found: list[tuple[Op, tuple[Loop, ...]]] = []
-
-    def visit(body: Sequence[Op | Loop], around: tuple[Loop, ...]) -> None:
-        for item in body:
-            if isinstance(item, Loop):
-                visit(item.body, (*around, item))
-            elif item.kind == "load":
-                found.append((item, around))
-
-    visit(program.body, ())
-    return found
-
-
-def _bytes(op: Op) -> int:
-    """Of the tile that a load brings."""
-    assert op.dst is not None
-    return prod(op.dst.type.shape) * op.dst.type.dtype.bytes
 
 
 def _in_bands(number: Numbers, extents: Sequence[int], plan: LaunchPlan) -> Numbers:

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from warploom.tile.ir import Loop, Op, Program, Var, walk
+from warploom.tile.ops import TAKEN_OFF
 
 
 def tidy(program: Program) -> Program:
@@ -34,7 +35,7 @@ def tidy(program: Program) -> Program:
     body = _fold(program.body, reads)
     body = _untransposed(body, _transposed_loads(body))
     body = _drop_dead(body)
-    return replace(program, body=_number(_renamed(program, body), [0]))
+    return replace(program, body=_renamed(program, body))
 
 
 def _fold(body: tuple[Op | Loop, ...], reads: Counter[str]) -> tuple[Op | Loop, ...]:
@@ -71,9 +72,11 @@ def _merge(first: Op, second: Op, reads: Counter[str]) -> Op | None:
         return None
     if second.kind == "copy":
         return replace(first, dst=second.dst, where=second.where)
-    accumulates = second.kind == "add" and second.srcs == (second.dst, made)
+    accumulates = second.kind in ("add", "sub") and second.srcs == (second.dst, made)
     if accumulates and first.kind == "mma" and len(first.srcs) == 2:
-        return replace(first, dst=second.dst, srcs=(*first.srcs, second.dst), where=second.where)
+        sign = TAKEN_OFF if second.kind == "sub" else None
+        sums = (*first.srcs, second.dst)
+        return replace(first, dst=second.dst, srcs=sums, value=sign, where=second.where)
     return None
 
 
@@ -128,7 +131,8 @@ def _keep(body: tuple[Op | Loop, ...], read: set[str]) -> tuple[Op | Loop, ...]:
 
 
 def _renamed(program: Program, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, ...]:
-    """The body with `stem, stem_1, stem_2, ...` for variables of a stem, in program order."""
+    """The body with `stem, stem_1, stem_2, ...` for variables of a stem, and ops numbered, in
+    program order."""
     taken = {*program.dims, *(array.name for array in program.arrays)}
     taken |= {name for name, _ in program.grid} | {read.name for read in program.every_read()}
     names = {var.name: var.name for var in program.scalars}
@@ -144,27 +148,27 @@ def _renamed(program: Program, body: tuple[Op | Loop, ...]) -> tuple[Op | Loop, 
             name = f"{stem}_{count[stem]}"
         taken.add(name)
         names[op.dst.name] = name
-    return _with_names(body, names)
+    return _with_names(body, names, [0])
 
 
-def _with_names(body: tuple[Op | Loop, ...], names: Mapping[str, str]) -> tuple[Op | Loop, ...]:
+def _with_names(
+    body: tuple[Op | Loop, ...], names: Mapping[str, str], count: list[int]
+) -> tuple[Op | Loop, ...]:
+    """With variables under other names and ops numbered; what stays as it is is not made again."""
+
+    def named(var: Var) -> Var:
+        name = names.get(var.name, var.name)
+        return var if name == var.name else replace(var, name=name)
+
     result: list[Op | Loop] = []
     for item in body:
         if isinstance(item, Loop):
-            result.append(replace(item, body=_with_names(item.body, names)))
+            result.append(replace(item, body=_with_names(item.body, names, count)))
             continue
-        srcs = tuple(replace(var, name=names.get(var.name, var.name)) for var in item.srcs)
-        dst = None if item.dst is None else replace(item.dst, name=names[item.dst.name])
-        result.append(replace(item, srcs=srcs, dst=dst))
-    return tuple(result)
-
-
-def _number(body: tuple[Op | Loop, ...], count: list[int]) -> tuple[Op | Loop, ...]:
-    result: list[Op | Loop] = []
-    for item in body:
-        if isinstance(item, Loop):
-            result.append(replace(item, body=_number(item.body, count)))
-        else:
-            result.append(replace(item, id=count[0]))
-            count[0] += 1
+        number, count[0] = count[0], count[0] + 1
+        srcs = tuple(map(named, item.srcs))
+        dst = None if item.dst is None else named(item.dst)
+        same = item.id == number and dst is item.dst
+        same = same and all(one is old for one, old in zip(srcs, item.srcs, strict=True))
+        result.append(item if same else replace(item, id=number, srcs=srcs, dst=dst))
     return tuple(result)

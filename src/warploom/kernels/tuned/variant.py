@@ -11,6 +11,7 @@ from warploom.autosched.plans import planned, scheduled
 from warploom.autosched.points import Point
 from warploom.autosched.solve import Search
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.perf.frame import Frame
 from warploom.perf.launch_time import Launch, Numbers
 from warploom.tile import Program
 
@@ -109,5 +110,11 @@ class Variant:
     def launch(self, config: Any, sizes: Sizes, gpu: str) -> Launch:
         """At sizes as a table has them."""
         program, plan = self.laid_out(config)
+        frame = self._frames.setdefault(id(program), Frame(program, plan))
         dims, arrays = self.template.sizes(config, sizes)
-        return Launch(program, plan, dims, gpu, arrays)
+        return Launch(program, plan, dims, gpu, arrays, frame)
+
+    @cached_property
+    def _frames(self) -> dict[int, Frame]:
+        """Of the programs in `_laid_out`, which live as long."""
+        return {}
