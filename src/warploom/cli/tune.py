@@ -44,14 +44,16 @@ def tune(
     measure: Annotated[
         str, typer.Option(help="gpu, model, or auto: the GPU when there is one")
     ] = "auto",
-    budget: Annotated[str, typer.Option(help="wall clock, as 60s, 5m or 2h")] = "60s",
+    budget: Annotated[str, typer.Option(help="wall clock of a kernel, as 60s, 5m or 2h")] = "60s",
     candidates: Annotated[int | None, typer.Option(help="stop after so many candidates")] = None,
     moves: Annotated[
         str, typer.Option(help=f"comma-separated, of {', '.join(MOVES)}, or all")
     ] = ",".join(STEPS),
     kernel: Annotated[str | None, typer.Option(help="which kernel of the file")] = None,
     launch: Annotated[Path | None, typer.Option(help="launch description (JSON)")] = None,
-    arch: Annotated[int | None, typer.Option(help="80 or 90, for file.py:object")] = None,
+    arch: Annotated[
+        int | None, typer.Option(help="80 or 90, for file.py:object and a script")
+    ] = None,
     sizes: Annotated[
         list[str] | None, typer.Option("--set", help="key=value: a size of a build folder's kernel")
     ] = None,
@@ -76,7 +78,8 @@ def tune(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
 ) -> None:
-    """Search for a faster order and control code of one kernel; verify, test, write the result."""
+    """A faster order and control code of a kernel, or of all that a script launches: searched,
+    verified, tested, written."""
     settings = TuneSettings(
         player=search,
         measure=_measure(measure),
@@ -95,8 +98,7 @@ def tune(
     if is_script(target):
         if kernel or launch or sizes:
             raise InputError(f"--kernel, --launch and --set go with other targets; {target} is run")
-        console.say(f"running {target}: its Triton kernels are noted as it launches them")
-        found = record(Path(target), arguments or [], out / "recorded", arch)
+        found = record(Path(target), arguments or [], out / "recorded", arch, console.say)
         _script(found, found.chosen(only or []), listing, settings, out, console, json_output)
         return
     if only or listing or arguments:
