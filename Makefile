@@ -38,6 +38,7 @@ build/docs/.installed: pyproject.toml
 
 docs: env build/docs/.installed  ## the documentation site with its report pages: build/site/index.html
 	$(BIN)/python -m bench.reports
+	$(BIN)/python -m bench.notebooks
 	NO_MKDOCS_2_WARNING=1 build/docs/bin/python -m mkdocs build --strict
 
 bench: env  ## measure the claims on this machine's GPU and write bench/results

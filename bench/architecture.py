@@ -40,8 +40,11 @@ ENTRY_POINTS = (
     ".__main__",  # python -m warploom
     ".flows.pack",  # python -m warploom.flows.pack
     ".rl.pretrain",  # python -m warploom.rl.pretrain
+    ".integrations.torch_attention_fp8",
     ".integrations.torch_decode",
+    ".integrations.torch_gemm",
     ".integrations.torch_op",
+    ".integrations.torch_convolution",
     ".integrations.torch_recurrent",
     ".integrations.torch_recurrent_step",
     ".integrations.torch_rows",

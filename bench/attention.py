@@ -194,6 +194,8 @@ def first_heads(config: AttentionConfig, v: dict[str, Any]) -> dict[str, Any]:
     rows, keys = v["q"].shape[2], v["k"].shape[2]
     kv = max(1, min(v["k"].shape[1], EXACT // (rows * keys) // config.group))
     part = {"q": v["q"][:1, : kv * config.group], "k": v["k"][:1, :kv], "v": v["v"][:1, :kv]}
+    if config.narrow:
+        part["natural"] = v["natural"][:1, :kv]
     return part | {x: v[x] for x in v if x.startswith("scale_")}
 
 
@@ -243,7 +245,8 @@ def main() -> None:
             names += [f"time {d} {m} {n}" for d in (64, 128) for m in masks for n in LENGTHS]
             names += [f"packed {d} {m}" for d in (64, 128) for m in ("causal", "causal short")]
             names += ["window 128 causal 8192"]
-            names += [f"fp8 128 {m} {n}" for m in masks for n in (1024, 8192)]
+            names += [f"fp8 {d} {m} {n}" for d in (64, 128) for m in masks for n in LENGTHS]
+            names += [f"fp8 256 {m} {n}" for m in masks for n in LENGTHS[:4]]
             names += ["gqa 128 causal 8192"]
             names += [
                 f"{w} {d} 8192" for w in ("sharp", "rising") for d in ("64 full", "128 causal")

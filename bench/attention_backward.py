@@ -30,36 +30,45 @@ from bench.attention_baselines import usable
 from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.evidence import Evidence, write_rows
-from warploom.kernels.attention.backward import BackwardConfig, kernel
+from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.gradients import kernel, parts
 
 CLAIM = "attention-backward"
+ORDER = ("q", "k", "v", "do")
 FOLDER = kb.ROOT / "out" / "bench" / "backward"
 TOKENS, WIDTH = 16384, 2048  # batch * rows and heads * head size
 WRONG = 0.01  # relative error of a gradient that fails
 REPEATS = 10_000  # runs of the shortest cases, on part of their heads, whose bits are compared
 PART = (1, 4)  # batch and heads of that
 CUDNN, FA4 = "cuDNN", cases.FA4
-CASES = tuple(f"{d} {m} {n}" for d in (128, 64) for m in ("full", "causal") for n in cases.LENGTHS)
+MASKS = ("full", "causal")
+CASES = (
+    *(f"{d} {m} {n}" for d in (128, 64) for m in MASKS for n in cases.LENGTHS),
+    *(f"{d} {m} {n}" for d in (96, 256) for m in MASKS for n in (1024, 4096, 16384)),
+    *(f"128 {m} {n} grouped" for m in MASKS for n in (1024, 4096, 16384)),
+)
+GROUP = 4  # query heads of a key head in the grouped cases
 OWN = {"default": False, "deterministic": True}  # name -> whether sums have one order
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A head size, a mask and a length."""
+    """A head size, a mask, a length, and whether query heads share key heads."""
 
     name: str
 
     @property
     def config(self) -> BackwardConfig:
         """The kernels' configuration."""
-        depth, mask, _ = self.name.split()
-        return BackwardConfig(head_dim=int(depth), causal=mask == "causal")
+        depth, mask, _, *grouped = self.name.split()
+        group = GROUP if grouped else 1
+        return BackwardConfig(head_dim=int(depth), causal=mask == "causal", group=group)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Batch, heads, rows and head size."""
-        depth, _, rows = self.name.split()
+        depth, _, rows, *_ = self.name.split()
         return max(1, TOKENS // int(rows)), WIDTH // int(depth), int(rows), int(depth)
 
     @property
@@ -72,22 +81,24 @@ class Case:
 def folder(config: BackwardConfig, part: str) -> Path:
     """Where a kernel's cubin is."""
     mask = "causal" if config.causal else "full"
-    return FOLDER / kb.slug(f"d{config.head_dim} {mask} {config.deterministic} {part}")
+    name = f"d{config.head_dim} {mask} {config.group} {config.deterministic} {part}"
+    return FOLDER / kb.slug(name)
 
 
 def configs(case: Case) -> dict[str, BackwardConfig]:
     """Our candidates."""
     own = case.config
     return {
-        name: BackwardConfig(own.dtype, own.head_dim, own.causal, deterministic=same)
+        name: replace(own, deterministic=same)
         for name, same in OWN.items()
+        if not (same and own.long)  # whose default is
     }
 
 
 def build_all() -> None:
     """Compile what the cases need."""
     for config in {c for case in map(Case, CASES) for c in configs(case).values()}:
-        for part in config.parts:
+        for part in parts(config):
             program, schedule, allow = kernel(config, part)
             into = folder(config, part)
             build(program, schedule, allow=allow).write(into)
@@ -96,21 +107,27 @@ def build_all() -> None:
 
 def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Call:
     """All kernels of one backward pass on one set of operands."""
-    parts = {part: Built.read(folder(config, part)) for part in config.parts}
-    loaded = {part: one.kernel() for part, one in parts.items()}
+    built = {part: Built.read(folder(config, part)) for part in parts(config)}
+    loaded = {part: one.kernel() for part, one in built.items()}
     rows, device = data["lse"].shape[-1], data["q"].device
     vectors = torch.empty((2, *config.vectors_shape(data["lse"].shape)), device=device)
     arrays = {**data, "base": vectors[0][..., :rows], "delta": vectors[1][..., :rows]}
-    room = config.sums_shape(data["q"].shape)
-    arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
+    if not config.long:
+        room = config.sums_shape(data["q"].shape)
+        arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=device)
+    if config.deterministic and not config.long:
+        turns = config.turns_shape(data["q"].shape)
+        arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=device)
     arrays |= {f"d{name}": torch.full_like(data[name], math.nan) for name in "qkv"}
     given = {
         part: {spec.name: arrays[spec.name] for spec in one.source.arrays}
-        for part, one in parts.items()
+        for part, one in built.items()
     }
 
     def call() -> Any:
         stream = torch.cuda.current_stream().cuda_stream
+        if "turns" in arrays:
+            arrays["turns"].zero_()
         for part, one in loaded.items():
             one(given[part], stream=stream)
         return tuple(arrays[f"d{name}"] for name in "qkv")
@@ -119,14 +136,16 @@ def own_call(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> Cal
 
 
 def library_calls(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> dict[str, Call]:
-    """cuDNN through torch, and FlashAttention-4, on the same output and lse."""
-    q, k, v, o, do = (data[name] for name in ("q", "k", "v", "o", "do"))
+    """cuDNN through torch, and FlashAttention-4, on the same output and lse. Torch gives cuDNN as
+    many key heads as query heads, so that grouped cases are without it."""
+    q, k, v, do = (data[name] for name in ORDER)
+    if config.group > 1:
+        return {FA4: _flash_attention(config, data)}
     forward = torch.ops.aten._scaled_dot_product_cudnn_attention
     back = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
     out, lse, cum_q, cum_k, most_q, most_k, seed, offset, _ = forward(
         q, k, v, None, True, 0.0, config.causal, False
     )
-    swapped = [x.transpose(1, 2).contiguous() for x in (q, k, v, o, do)]
 
     def cudnn() -> Any:
         return back(
@@ -134,12 +153,19 @@ def library_calls(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -
             config.causal,
         )  # fmt: skip
 
+    return {FA4: _flash_attention(config, data), CUDNN: cudnn}
+
+
+def _flash_attention(config: BackwardConfig, data: Mapping[str, Any]) -> Call:
+    names = ("q", "k", "v", "o", "do")
+    swapped = [data[name].transpose(1, 2).contiguous() for name in names]
+
     def four() -> Any:
         function = importlib.import_module("flash_attn.cute.interface")._flash_attn_bwd
         found = function(*swapped, data["lse"], config.factor, config.causal)
         return tuple(x.transpose(1, 2) for x in found[:3])
 
-    return {FA4: four, CUDNN: cudnn}
+    return four
 
 
 def operands(torch: Any, case: Case, dry: bool) -> dict[str, Any]:
@@ -147,20 +173,24 @@ def operands(torch: Any, case: Case, dry: bool) -> dict[str, Any]:
     batch, heads, rows, depth = (1, 1, 64, case.shape[3]) if dry else case.shape
     torch.manual_seed(0)
     device = "cpu" if dry else "cuda"
-    shape = (batch, heads, rows, depth)
-    data = {x: torch.randn(shape, device=device).bfloat16() for x in ("q", "k", "v", "do")}
+    shape, group = (batch, heads, rows, depth), 1 if dry else case.config.group
+    own = (batch, heads // group, rows, depth)
+    shapes = {"q": shape, "k": own, "v": own, "do": shape}
+    data = {x: torch.randn(of, device=device).bfloat16() for x, of in shapes.items()}
     if dry:
         lse = torch.zeros(shape[:3])
         return {**data, "o": torch.zeros_like(data["q"]), "lse": lse}
+    wide = [data[name].repeat_interleave(group, 1) for name in ("k", "v")]
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        data["q"], data["k"], data["v"], None, True, 0.0, case.config.causal, False
+        data["q"], *wide, None, True, 0.0, case.config.causal, False
     )
     return {**data, "o": out, "lse": lse.reshape(shape[:3]).float().contiguous()}
 
 
 def expected(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """dq, dk and dv of the first head of the first sequence in float64."""
-    q, k, v, do = (data[name][:1, :1].double() for name in ("q", "k", "v", "do"))
+    """dq, dk and dv of the first key head of the first sequence in float64; of a group, all its
+    query heads."""
+    q, k, v, do = (data[x][:1, : config.group if x in ("q", "do") else 1].double() for x in ORDER)
     scores = config.factor * q @ k.transpose(-1, -2)
     if config.causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
@@ -168,19 +198,23 @@ def expected(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> tup
     weights = torch.softmax(scores, -1)
     delta = (do * (weights @ v)).sum(-1, keepdim=True)
     change = weights * (do @ v.transpose(-1, -2) - delta)
-    dq, dk = change @ k, change.transpose(-1, -2) @ q
-    return config.factor * dq, config.factor * dk, weights.transpose(-1, -2) @ do
+    dq, dk = change @ k, (change.transpose(-1, -2) @ q).sum(1, keepdim=True)
+    dv = (weights.transpose(-1, -2) @ do).sum(1, keepdim=True)
+    return config.factor * dq, config.factor * dk, dv
 
 
 def errors(found: tuple[Any, ...], want: tuple[Any, ...]) -> list[float]:
     """Relative errors of the gradients."""
     pairs = zip(found, want, strict=True)
-    return [float((a[:1, :1].double() - b).norm() / b.norm()) for a, b in pairs]
+    return [float((a[:1, : b.shape[1]].double() - b).norm() / b.norm()) for a, b in pairs]
 
 
 def equal_runs(torch: Any, config: BackwardConfig, data: Mapping[str, Any]) -> int:
     """How many of `REPEATS` runs, with none before that differs, give the first run's bits."""
-    call = own_call(torch, config, {n: x[: PART[0], : PART[1]].clone() for n, x in data.items()})
+    part = {
+        n: x[: PART[0], : PART[1] // (config.group if n in "kv" else 1)] for n, x in data.items()
+    }
+    call = own_call(torch, config, {n: x.clone() for n, x in part.items()})
     first = [x.clone() for x in call()]
     same = torch.ones((), dtype=torch.bool, device=first[0].device)
     equal = torch.zeros((), dtype=torch.int64, device=first[0].device)
@@ -201,7 +235,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     case = Case(name)
     data = operands(torch, case, options.dry)
     want = expected(torch, case.config, data)
-    built = {n: Built.read(folder(c, "main")) for n, c in configs(case).items()}
+    built = {n: Built.read(folder(c, parts(c)[1])) for n, c in configs(case).items()}
     refused: dict[str, str] = {}
     runs: dict[str, int] = {}
     off: dict[str, list[float]] = {}
@@ -228,7 +262,7 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "shape": case.name,
         "dtype": case.config.dtype.name,
-        "default": f"{case.config.tile[0]}x{case.config.tile[1]}",
+        "default": "a pass each" if case.config.long else "{}x{}".format(*case.config.tile),
         "compiler": built["default"].resources.compiler,
         "work": case.work,
         "baselines": ran,

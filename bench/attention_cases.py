@@ -12,6 +12,7 @@ from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
 from warploom.kernels.attention.variants import ATTENTION
 from warploom.tile import E4M3, FP16
+from warploom.tile.typing import quad_places
 
 # name -> (config, its schedule, what the compiler may do)
 Variant = tuple[AttentionConfig, Callable[[AttentionConfig], KernelSchedule], tuple[str, ...]]
@@ -93,13 +94,37 @@ TIMED: dict[str, tuple[str, ...]] = {
         "128x80-dynamic16-split-lazy",
     ),
     "fp8 d128": (
-        "128x128-prefetch-cooperative-split",
         "128x224-prefetch-cooperative",
+        "128x128-overlap-early-optimistic",
+        "128x128-prefetch-early-optimistic",
+        "128x160-overlap-early-optimistic",
+        "128x160-prefetch-early-optimistic",
     ),
     "fp8 d128 causal": (
-        "128x128-dynamic16-cooperative",
-        "128x128-dynamic16-cooperative-split",
         "128x128-dynamic16-overlap",
+        "128x128-dynamic16-overlap-early-optimistic",
+        "128x160-dynamic16-overlap-early-optimistic",
+    ),
+    "fp8 d64": (
+        "192x128-prefetch",
+        "192x96-overlap-early-optimistic",
+        "128x160-overlap-early-optimistic",
+        "128x192-overlap-early-optimistic",
+        "128x192-prefetch-early-optimistic",
+    ),
+    "fp8 d64 causal": (
+        "192x96-dynamic16-overlap-early-optimistic",
+        "128x128-dynamic16-overlap-early-optimistic",
+        "128x160-dynamic16-overlap-early-optimistic",
+        "128x192-dynamic16-overlap-early-optimistic",
+    ),
+    "fp8 d256": (
+        "128x128-prefetch-early-lazy",
+        "128x96-prefetch-early-optimistic",
+    ),
+    "fp8 d256 causal": (
+        "128x64-dynamic16-cooperative",
+        "128x96-dynamic16-early-optimistic",
     ),
     "packed d128 causal": (
         "128x128-dynamic16-cooperative",
@@ -219,10 +244,16 @@ def operands(
         v["lse"] = torch.full((b, heads, rows), math.nan, device=DEVICE)
     if c.narrow:
         for x, factor in (("q", 0.5), ("k", 1.25), ("v", 2.0)):
-            wide = v[x] if x != "v" else v[x].transpose(-1, -2).contiguous()
-            v[x] = wide.to(torch.float8_e4m3fn)
+            v[x] = v[x].to(torch.float8_e4m3fn)
             v[f"scale_{x}"] = torch.full((1,), factor, device=DEVICE)
+        v["natural"], v["v"] = v["v"], ordered_values(torch, v["v"])
     return v
+
+
+def ordered_values(torch: Any, v: Any) -> Any:
+    """`v: [..., keys, d]` as 8-bit attention takes it: `[..., d, places]` in the order of quads."""
+    places = quad_places(v.shape[-2])
+    return v.view(torch.uint8)[..., places, :].transpose(-1, -2).contiguous().view(v.dtype)
 
 
 def reshape_scores(torch: Any, what: str, v: dict[str, Any], block: int = 128) -> None:
@@ -280,7 +311,7 @@ def expected(torch: Any, c: AttentionConfig, v: dict[str, Any]) -> tuple[Any, An
         wide = {x: v[x].double() for x in "qkv"}
         if c.narrow:
             wide = {x: wide[x] * v[f"scale_{x}"].double() for x in "qkv"}
-            wide["v"] = wide["v"].transpose(-1, -2)
+            wide["v"] = v["natural"].double() * v["scale_v"].double()
         return _one(torch, c, **wide)
     out, lse = v["q"].double(), torch.zeros(*v["q"].shape[1::-1], device=DEVICE).double()
     rows, keys = v["row_bounds"].tolist(), v["key_bounds"].tolist()

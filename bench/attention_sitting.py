@@ -10,7 +10,8 @@
 `sit --front-door "CASE=FOLDER"` times what `warploom optimize` built into FOLDER beside it.
 Packed cases named `tables` make the table of tasks and bring it to the GPU inside every timed call
 (no CUDA graph, for anyone); the others find it there. fp8 cases stand beside cuDNN's fp8 and
-the 16-bit libraries on the same values; our kernel takes v with its keys last.
+the 16-bit libraries on the same values; our kernel takes v in the order of
+`kernels.attention.values`, and `row-major` is it behind the kernel that puts v into that order.
 Operations: 4 * batch * heads * head_dim * pairs of a query and a key it sees (half when causal).
 """
 
@@ -34,10 +35,11 @@ from bench import kernel_bench as kb
 from bench import sitting as st
 from bench.attention_baselines import Lifted, baselines_of, usable
 from warploom.codegen.compile.build import Built, build
+from warploom.codegen.simt.choose import simt
 from warploom.errors import InputError
-from warploom.evidence import write_rows
 from warploom.kernels.attention.program import AttentionConfig, attention
 from warploom.kernels.attention.reference import task_table
+from warploom.kernels.attention.values import ordered_values
 from warploom.kernels.attention.variants import choose_attention
 from warploom.kernels.tuned.variant import Variant
 from warploom.tile import BF16, E4M3
@@ -52,7 +54,8 @@ WRONG_THEIRS = {"bf16": 0.02, "e4m3": 0.12}  # and of a baseline's, which then i
 CASES = (
     *(f"time {d} {m} {n}" for d in (64, 128) for m in MASKS for n in cases.LENGTHS),
     *(f"time {d} {m} {n}" for d in (96, 256) for m in MASKS for n in cases.LENGTHS[:4]),
-    *(f"fp8 128 {m} {n}" for m in MASKS for n in (1024, 4096, 8192, 16384)),
+    *(f"fp8 {d} {m} {n}" for d in (128, 64) for m in MASKS for n in cases.LENGTHS),
+    *(f"fp8 256 {m} {n}" for m in MASKS for n in cases.LENGTHS[:4]),
     "gqa 128 causal 8192",
     "window 128 causal 8192",
     *(f"packed {d} causal {which}" for d in (64, 128) for which in ("mixed", "short")),
@@ -142,8 +145,16 @@ def build_all() -> None:
             continue
         built = build(attention(config), choice.schedule(config), allow=choice.allow)
         built.write(FOLDER / case.folder)
+        if case.kind == "fp8":
+            program = ordered_values(config.head_dim)
+            build(program, simt(program)).write(FOLDER / ordering(config.head_dim))
         print(f"{case.name:34} {choice.name:40} {built.resources.registers} registers", flush=True)
     (FOLDER / "cases.json").write_text(json.dumps(table, indent=1))
+
+
+def ordering(head_dim: int) -> str:
+    """The folder of the kernel that puts values of that head size in order."""
+    return f"ordered-values-{head_dim}"
 
 
 def kernel_table() -> dict[str, dict[str, Any]]:
@@ -187,6 +198,21 @@ def own_call(
         kernel({x: v[x] for x in arrays} | {"tiles": tiles}, stream=stream())
 
     return with_table if case.tables else plain
+
+
+def row_major_call(
+    torch: Any, kernel: Any, first: Any, pick: Callable[[], dict[str, Any]], stream: Any, names: Any
+) -> Callable[[], None]:
+    """A call that puts v in order before."""
+    room: list[Any] = []
+
+    def call() -> None:
+        v = pick()
+        room[:] = room or [torch.empty_like(v["v"])]
+        first({"v": v["natural"], "out": room[0]}, stream=stream())
+        kernel({x: v[x] for x in names} | {"v": room[0]}, stream=stream())
+
+    return call
 
 
 def data_of(torch: Any, case: Case, block: int, dry: bool) -> list[dict[str, Any]]:
@@ -244,6 +270,11 @@ def sit(name: str, rounds: int, options: argparse.Namespace) -> dict[str, Any]:
     built = {own: Built.read(folder) for own, folder in folders.items()}
     kernels = {own: Listed(one) if options.dry else one.kernel() for own, one in built.items()}
     ours = {own: own_call(torch, one, case, rows, pick, stream) for own, one in kernels.items()}
+    if case.kind == "fp8":
+        second = Built.read(FOLDER / ordering(config.head_dim))
+        first = Listed(second) if options.dry else second.kernel()
+        names = tuple(config.arrays)
+        ours["row-major"] = row_major_call(torch, kernels["default"], first, pick, stream, names)
     what = "packed" if config.packed else case.kind
     libraries, left_out = st.kept(baselines_of(torch, what, data, pick, config), options)
     if options.dry:
@@ -342,14 +373,14 @@ def _prepare(args: argparse.Namespace, names: list[str]) -> int:
 
 
 def merge(paths: list[Path], results: Path) -> None:
-    """The rows of sittings, in place of all that were there."""
+    """The rows of sittings; those of shapes that were not timed stay."""
     bursts, short = st.rows_of(paths, "attention-forward", st.seen_in_bursts)
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
-    write_rows(results / "attention_forward.json", st.with_note(bursts, note))
+    kb.put(results / "attention_forward.json", st.with_note(bursts, note))
     alone, less = st.rows_of(paths, "attention-alone", st.seen_alone)
     note = f"alone for {st.ALONE} s after {st.SETTLE} s"
     if alone:
-        write_rows(results / "attention_alone.json", st.with_note(alone, note))
+        kb.put(results / "attention_alone.json", st.with_note(alone, note))
     print(f"{len(bursts)} rows of bursts, {len(alone)} alone, from {len(paths)} sittings")
     for line in dict.fromkeys(short + less):
         print(f"left out: {line}")

@@ -2,8 +2,8 @@
 
 * A fence's note for the tests (`python part`, `file=NAME`) is left out.
 * A link to a file beside `docs` is its name: the site has pages only.
-* `build/reports` (`bench/reports.py`) is part of the site, and `<!-- report: NAME -->` becomes a
-  link to the page of that name there.
+* `build/notebooks` (`bench/notebooks.py`) and `build/reports` (`bench/reports.py`) are
+  part of the site, and `<!-- report: NAME -->` becomes a link to the page of that name there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-REPORTS = Path(__file__).parents[1] / "build" / "reports"
+BUILD = Path(__file__).parents[1] / "build"
 FENCE = re.compile(r"^(```\w*) [^\n`]+$", re.MULTILINE)
 BESIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)\s]+)\)")
 REPORT = re.compile(r"<!-- report: (\w+) -->")
@@ -25,10 +25,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """The pages of the site with the reports; a link to one that was not made is a warning."""
+    """The pages of the site with those that were made; a link to one that was not is a warning."""
     from mkdocs.structure.files import File  # noqa: PLC0415 - in the environment of `make docs` only
 
-    for path in sorted(REPORTS.glob("*.html")):
-        name = f"reports/{path.name}"
+    made = (*BUILD.glob("reports/*.html"), *BUILD.glob("notebooks/*.md"))
+    for path in sorted(made):
+        name = str(path.relative_to(BUILD))
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files

@@ -23,7 +23,6 @@ from bench import gemm_cases as cases
 from bench import kernel_bench as kb
 from bench import sitting as st
 from warploom.codegen.compile.build import Built
-from warploom.evidence import write_rows
 
 RESULTS = kb.ROOT / "bench" / "results" / "gemm_sittings.json"
 PLAIN = base.FOLDER / "plain"
@@ -137,14 +136,14 @@ def _caller(torch: Any, built: Built) -> base.Call:
 
 
 def merge(paths: list[Path]) -> None:
-    """The rows of sittings, in place of all that were there."""
+    """The rows of sittings; those of shapes that were not timed stay."""
     bursts, short = st.rows_of(paths, "gemm", st.seen_in_bursts)
     alone, less = st.rows_of(paths, "gemm-alone", st.seen_alone)
     note = f"bursts of {1e3 * st.BURST:.0f} ms after {1e3 * st.REST:.0f} ms of rest"
     after = f"alone for {st.ALONE} s after {st.SETTLE} s"
-    write_rows(RESULTS, st.with_note(bursts, note))
+    kb.put(RESULTS, st.with_note(bursts, note))
     if alone:
-        write_rows(RESULTS.with_name("gemm_alone.json"), st.with_note(alone, after))
+        kb.put(RESULTS.with_name("gemm_alone.json"), st.with_note(alone, after))
     print(f"{len(bursts)} rows of bursts, {len(alone)} alone, from {len(paths)} sittings")
     for line in dict.fromkeys(short + less):
         print(f"left out: {line}")

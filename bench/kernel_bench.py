@@ -16,7 +16,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,10 +157,17 @@ def merge(target: Path, files: Sequence[Path], fresh: bool = False, only: str = 
 
     `only`: the rows whose claim contains this.
     """
+    found = [row for path in files for row in read_rows(path) if only in row.claim]
+    if fresh:
+        target.unlink(missing_ok=True)
+    put(target, found)
+
+
+def put(target: Path, found: Iterable[Evidence]) -> None:
+    """Rows into `target`: each replaces the one of its kernel and shape, all others stay."""
     rows: dict[tuple[str, str, str, str], Evidence] = {}
-    for path in [*([] if fresh or not target.is_file() else [target]), *files]:
-        for row in (r for r in read_rows(path) if path == target or only in r.claim):
-            rows[(row.claim, row.kernel, row.shape, row.dtype)] = row
+    for row in (*(read_rows(target) if target.is_file() else ()), *found):
+        rows[(row.claim, row.kernel, row.shape, row.dtype)] = row
     write_rows(target, rows.values())
     print(f"{len(rows)} rows in {target}")
 

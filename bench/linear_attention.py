@@ -45,11 +45,13 @@ OURS, FLA, COPY, CONTROL = "ours", "flash-linear-attention", "copy", "control"
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration, the heads that share q and k, ThunderKittens' milliseconds by rows."""
+    """A configuration, the heads that share q and k, ThunderKittens' milliseconds by rows, what is
+    timed: (batch, heads, rows)."""
 
     config: RecurrentConfig
     groups: int = HEADS
     kittens: tuple[tuple[int, float], ...] = ()
+    sizes: tuple[tuple[int, int, int], ...] = ((BATCH, HEADS, 1024), (BATCH, HEADS, 4096))
 
 
 WIDE = RecurrentConfig("head", key_dim=128, value_dim=128)
@@ -65,8 +67,11 @@ CASES = {
     "gla d64": Case(RecurrentConfig("channel", gates=BF16)),
     "gated delta rule d64": Case(RecurrentConfig("token", delta=True)),
     "delta rule d64": Case(RecurrentConfig("none", delta=True)),
+    "gated delta rule d128": Case(
+        replace(WIDE, decay="token", delta=True),
+        sizes=((BATCH, HEADS, 1024), (BATCH, HEADS, 4096), (1, 64, 8192), (4, 64, 2048)),
+    ),
 }
-ROWS = (1024, 4096)
 
 
 def inputs(torch: Any, case: Case, batch: int, heads: int, rows: int) -> dict[str, Any]:
@@ -171,10 +176,10 @@ def error(torch: Any, case: Case, kernel: Any, rows: int) -> float:
 
 
 def timed(
-    torch: Any, case: Case, kernel: Any, rows: int, args: argparse.Namespace
+    torch: Any, case: Case, kernel: Any, sizes: tuple[int, int, int], args: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Samples of our call, of its control, of a copy of all bytes and of FLA's where it runs."""
-    given, scale = inputs(torch, case, BATCH, HEADS, rows), case.config.key_dim**-0.5
+    given, scale = inputs(torch, case, *sizes), case.config.key_dim**-0.5
     moved = sum(one.numel() * one.element_size() for one in given.values())
     # By a kernel: at some sizes a copy command takes half as long again.
     half = torch.ones(moved // 4, dtype=torch.bfloat16, device="cuda")
@@ -199,8 +204,8 @@ def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> I
     case, kernel = CASES[name], built.kernel()
     env = kb.environment()
     wrong = {f"error {n} rows": round(error(torch, case, kernel, n), 6) for n in (987, LONG)}
-    for rows in ROWS:
-        samples = timed(torch, case, kernel, rows, args)
+    for batch, heads, rows in case.sizes:
+        samples = timed(torch, case, kernel, (batch, heads, rows), args)
         best = FLA if FLA in samples else COPY
         ratio, *interval = median_interval(samples[OURS], samples[best])
         _, *control = median_interval(samples[OURS], samples[CONTROL])
@@ -209,7 +214,7 @@ def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> I
         yield Evidence(
             claim="linear-attention",
             kernel=name,
-            shape=f"{BATCH}x{HEADS}x{rows}, q and k of {case.groups}",
+            shape=f"{batch}x{heads}x{rows}, q and k of {case.groups}",
             dtype="bf16",
             device=env["device"],
             driver=env["driver"],

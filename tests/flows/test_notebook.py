@@ -1,11 +1,20 @@
 """The commands as functions: objects of a running Python take the same way as files."""
 
+import doctest
+import importlib
+import inspect
+import subprocess
+import sys
+
 import pytest
 
 import warploom
+from bench.emulate import broken, styles
 from warploom import tile as t
+from warploom.emulate.report import Fault
 from warploom.engine.search import SECONDS
 from warploom.errors import InputError
+from warploom.flows import notebook
 from warploom.kernels import UserKernel
 
 SIZES = {"m": 130, "n": 72, "k": 136}
@@ -75,3 +84,51 @@ def test_an_object_is_not_measured_where_it_cannot_be_loaded(monkeypatch, tmp_pa
     monkeypatch.setattr("warploom.flows.optimize.gpu_here", lambda: True)
     with pytest.raises(InputError, match="measure='none'"):
         warploom.optimize(scaled, SIZES, out=tmp_path)
+
+
+def test_the_front_door_lists_what_it_has_and_rooms_are_called() -> None:
+    names = "build derive emulate judge kernel optimize run schedule tune".split()
+    assert set(names) <= set(dir(warploom))
+    for name in names:
+        assert callable(getattr(warploom, name)), name
+    for name in ("derive", "emulate", "judge", "schedule"):
+        command = getattr(notebook, name)
+        assert inspect.signature(getattr(warploom, name)) == inspect.signature(command)
+        assert f"warploom.{name}(" in command.__doc__
+    assert importlib.import_module("warploom.judge").Problem is warploom.judge.Problem
+    with pytest.raises(AttributeError, match="no attribute 'derives'"):
+        warploom.derives  # noqa: B018
+
+
+def test_the_package_is_imported_without_its_floors() -> None:
+    code = "import sys, warploom; print([x for x in sys.modules if x.startswith('warploom.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["build", "derive", "emulate", "judge", "run", "schedule"])
+def test_the_example_of_a_docstring_runs(name) -> None:
+    command = getattr(notebook, name)
+    (found,) = doctest.DocTestFinder(recurse=False).find(command, name)
+    assert found.examples and doctest.DocTestRunner().run(found).failed == 0
+
+
+def test_results_are_short_where_python_shows_them() -> None:
+    built, found = warploom.build("gemm"), warploom.emulate("gemm", SIZES, seeds=1)
+    solved = warploom.schedule("gemm")
+    assert len(repr(built)) < 200 and "registers" in repr(built)
+    assert repr(scaled()) == str(scaled())
+    assert found.require() is found and "no fault under seed 1" in found._repr_html_()
+    assert "data:image/svg" in solved._repr_html_() and "II " in repr(solved)
+
+
+def test_a_fault_is_a_result_with_its_lines(tmp_path) -> None:
+    change = next(change for kind, *change in styles()["row_sums"] if kind == "no __syncwarp")
+    file = tmp_path / "sums.cu"
+    file.write_text(broken("row_sums", *change))
+    found = warploom.emulate(file, seeds=20)
+    assert not found.passed and "sums.cu:" in found._repr_html_() and "--seed" in str(found)
+    with pytest.raises(Fault, match="unwritten"):
+        found.require()
+    with pytest.raises(InputError, match="has its own sizes"):
+        warploom.emulate(file, {"m": 8})

@@ -53,7 +53,9 @@ def test_a_right_candidate_passes_and_is_timed(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["other_stream", "default_stream"])
 def test_work_on_another_stream_is_found(folder: Path, name: str) -> None:
     verdict = judge(f"{folder / 'candidates.py'}:{name}", str(folder / "problem.py"), "gpu")
-    assert {"late", "unwritten", "values", "burst"} & set(verdict.checks), str(verdict)
+    # Which check is first to see it depends on which of the two streams wins.
+    races = {"late", "unwritten", "values", "burst", "state"}
+    assert races & set(verdict.checks), str(verdict)
 
 
 @pytest.mark.parametrize(("name", "check"), [("row_sum_0", ""), ("row_sum_2", "values")])

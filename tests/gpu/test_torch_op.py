@@ -31,20 +31,22 @@ def reference(q, k, v):
 
 
 def test_opcheck_of_gemm():
-    torch.library.opcheck(torch_op.gemm, (matrix(M, K), matrix(K, N)))
+    torch.library.opcheck(torch.ops.warploom.gemm.default, (matrix(M, K), matrix(K, N)))
     torch.library.opcheck(
-        torch_op.gemm, (matrix(M, K), matrix(K, N)), {"bias": matrix(N), "activation": "gelu"}
+        torch.ops.warploom.gemm.default,
+        (matrix(M, K), matrix(K, N)),
+        {"bias": matrix(N), "activation": "gelu"},
     )
 
 
 def test_opcheck_of_gemm_with_gradients():
     a, b = matrix(M, K).requires_grad_(), matrix(K, N).requires_grad_()
-    torch.library.opcheck(torch_op.gemm, (a, b))
+    torch.library.opcheck(torch.ops.warploom.gemm.default, (a, b))
 
 
 def test_opcheck_of_attention():
     torch.library.opcheck(torch.ops.warploom.attention.default, heads(), {"causal": True})
-    torch.library.opcheck(torch_op.attention_with_lse, heads(), {"causal": True})
+    torch.library.opcheck(torch.ops.warploom.attention_with_lse.default, heads(), {"causal": True})
 
 
 def test_gemm_of_transposed_views_copies_nothing():

@@ -150,19 +150,14 @@ def test_attention_has_gradients_of_the_right_shapes():
     q, k = leaf(2, 4, 8, 64), leaf(2, 2, 9, 64)
     torch_op.attention(q, k, k, causal=True).sum().backward()
     assert q.grad.shape == q.shape and k.grad.shape == k.shape
-    q = leaf(2, 4, 8, 96)
-    with pytest.raises(InputError, match="backward of heads of 96: expected 64 or 128"):
+    q = leaf(2, 4, 8, 264)
+    with pytest.raises(InputError, match="backward of heads of 264: expected a multiple of 8"):
         torch_op.attention(q, q, q).sum().backward()
 
 
-@pytest.mark.parametrize("kind", ["gemm", "attention"])
-def test_a_missing_backward_says_so(kind):
-    if kind == "gemm":
-        result = torch_op.gemm(leaf(3, 5), leaf(5, 7), activation="gelu")
-    else:
-        q = leaf(1, 4, 8, 64)
-        result = torch_op.attention(q, q, q, window=4)
-    with pytest.raises(NotImplementedError, match=f"warploom::{kind} .*no backward kernel"):
+def test_a_missing_backward_says_so():
+    result = torch_op.gemm(leaf(3, 5), leaf(5, 7), activation="gelu")
+    with pytest.raises(NotImplementedError, match=r"warploom::gemm .*no backward kernel"):
         result.sum().backward()
 
 
@@ -203,7 +198,8 @@ def schedule():
 
 def test_a_program_becomes_an_operator(fake):
     made = torch_program.torch_program("warploom_tests::scaled", program(), schedule())
-    assert str(made._opoverload._schema).endswith("(Tensor x, float factor) -> Tensor")
+    schema = torch.ops.warploom_tests.scaled.default._schema
+    assert str(schema).endswith("(Tensor x, float factor) -> Tensor")
     result = made(make(5, 32, dtype=torch.float32), 2.0)
     assert result.shape == (5, 32) and result.dtype is torch.float32
     with pytest.raises(InputError, match="given with shape"):

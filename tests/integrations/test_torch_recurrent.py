@@ -37,9 +37,12 @@ def test_gla_and_delta_rules_have_the_layouts_of_flash_linear_attention():
         assert out.shape == v.shape and state.shape == (2, 8, 64, 128)
     with pytest.raises(InputError, match="recurrent gates=fp32: expected bf16"):
         ops.gla(q, q, v, wide(2, 100, 8, 64))
-    long = make(2, 100, 4, 128)
+    long, longer = make(2, 100, 4, 128), make(2, 100, 4, 136)
+    assert ops.delta_rule(long, long, v, beta)[0].shape == v.shape
     with pytest.raises(InputError, match="key_dim=128: expected a multiple of 8, at most 64"):
-        ops.delta_rule(long, long, v, beta)
+        ops.gla(long, long, v, make(2, 100, 8, 128))
+    with pytest.raises(InputError, match="key_dim=136: expected a multiple of 8, at most 128"):
+        ops.delta_rule(longer, longer, v, beta)
 
 
 def test_results_have_the_layouts_of_mamba_ssm():
@@ -81,3 +84,43 @@ def test_types_and_gates_that_exclude_each_other_are_refused():
         ops.mamba_chunk_scan_combined(q, make(1, 64, 2), wide(2), q, q, dt_bias=wide(2))
     with pytest.raises(InputError, match=r"a is torch\.bfloat16, expected torch\.float32"):
         ops.mamba_chunk_scan_combined(q, make(1, 64, 2), make(2), q, q)
+
+
+def trained(*given):
+    """Tensors on "meta" that want gradients, and a check that they get some like themselves."""
+    for one in given:
+        one.requires_grad_()
+
+    def check(*results):
+        sum(one.float().sum() for one in results).backward()
+        assert all(x.grad.shape == x.shape and x.grad.dtype is x.dtype for x in given)
+
+    return check
+
+
+def test_gradients_are_like_their_tensors():
+    q, v, start = make(2, 100, 4, 64), make(2, 100, 8, 128), wide(2, 8, 64, 128)
+    for g in (wide(8), wide(2, 100, 8), make(2, 100, 8), make(2, 100, 8, 64)):
+        given = [x.clone() for x in (q, q, v, start)]
+        check = trained(*given, g)
+        *qkv, initial = given
+        if g.dim() == 4:
+            check(*ops.gla(*qkv, g, initial_state=initial, output_final_state=True))
+        else:
+            gates = {"g_gamma" if g.dim() == 1 else "g": g}
+            check(*ops.simple_gla(*qkv, **gates, initial_state=initial, output_final_state=True))
+    check = trained(q)
+    check(ops.linear_attention(q, q, v)[0])
+
+
+def test_gradients_of_mamba_are_like_their_tensors():
+    x, dt, b, c = (make(2, 50, *more) for more in ((8, 64), (8,), (2, 128), (2, 128)))
+    a, skip, bias = wide(8), wide(8), wide(8)
+    check = trained(x, dt, b, c, a, skip, bias)
+    check(ops.mamba_chunk_scan_combined(x, dt, a, b, c, D=skip, dt_bias=bias, dt_softplus=True))
+
+
+def test_gradients_of_delta_rules_are_refused():
+    q, beta = make(1, 100, 4, 64).requires_grad_(), make(1, 100, 4)
+    with pytest.raises(NotImplementedError, match="no backward kernel for delta rules"):
+        ops.delta_rule(q, q, q, beta)[0].sum().backward()

@@ -20,6 +20,10 @@ def gradients(config: BackwardConfig, values: Values) -> Values:
         rows, keys = scores.shape[-2:]
         seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
         scores = np.where(seen, scores, -np.inf)
+    if config.window is not None:
+        rows, keys = scores.shape[-2:]
+        near = np.arange(keys) > np.arange(rows)[:, None] + keys - rows - config.window
+        scores = np.where(near, scores, -np.inf)
     top = np.max(scores, axis=-1, keepdims=True)
     exps = np.exp(scores - np.where(np.isinf(top), 0.0, top))
     total = exps.sum(-1, keepdims=True)
@@ -59,8 +63,8 @@ def backward_case(
     values: Values = {name: random.integers(-4, 5, shape) * 0.25 for name, shape in shapes.items()}
     want = gradients(config, values)
     values |= {name: want[name].astype(np.float32) for name in ("base", "delta")}
-    block = config.tile[0]
-    sums = (-(-rows // block), d, block) if config.transposed else (rows, d)
-    values["dq_sum"] = np.zeros((batch, heads, *sums), np.float32)
+    if not config.long:
+        values["turns"] = np.zeros(config.turns_shape(shapes["q"]), np.int32)
+        values["dq_sum"] = np.zeros(config.sums_shape(shapes["q"]), np.float32)
     values |= {name: np.full(shapes["k"], np.nan, np.float32) for name in ("dk", "dv")}
     return values, want

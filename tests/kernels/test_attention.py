@@ -124,12 +124,16 @@ def test_packed_attention_as_scheduled_gives_the_sequential_result(causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_of_8_bits_is_close_to_float64(causal):
-    config = AttentionConfig(dtype=E4M3, head_dim=32, causal=causal, lse=True, tile=(64, 32))
+@pytest.mark.parametrize("optimistic", [0.0, 12.0])
+def test_attention_of_8_bits_is_close_to_float64(causal, optimistic):
+    config = AttentionConfig(
+        dtype=E4M3, head_dim=32, causal=causal, lse=True, tile=(64, 32),
+        optimistic_threshold=optimistic,
+    )  # fmt: skip
     rng = np.random.default_rng(2)
     arrays = {
         "q": rng.normal(size=(1, 2, 150, 32)), "k": rng.normal(size=(1, 2, 150, 32)),
-        "v": rng.normal(size=(1, 2, 32, 150)), "scale_q": np.array([0.5]),
+        "v": rng.normal(size=(1, 2, 32, 160)), "scale_q": np.array([0.5]),
         "scale_k": np.array([1.5]), "scale_v": np.array([2.0]),
         "o": np.full((1, 2, 150, 32), np.nan), "lse": np.full((1, 2, 150), np.nan),
     }  # fmt: skip

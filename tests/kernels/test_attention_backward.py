@@ -22,11 +22,9 @@ from warploom.errors import CheckFailed, InputError
 from warploom.kernels.attention.backward import (
     BackwardConfig,
     backward,
-    backward_rows,
     backward_schedule,
     finish,
     prepare,
-    rows_schedule,
 )
 
 # name -> (config, rows, keys, heads)
@@ -35,7 +33,11 @@ CASES = {
     "causal": (BackwardConfig(causal=True, group=2), 200, 140, 2),
     "short": (BackwardConfig(head_dim=64, causal=True), 150, 260, 1),
     "fp16": (BackwardConfig(head_dim=64, dtype=t.FP16, scale=0.2), 40, 30, 1),
-    "deterministic": (BackwardConfig(causal=True, deterministic=True), 200, 140, 1),
+    "deterministic": (BackwardConfig(causal=True, deterministic=True, group=2), 260, 300, 2),
+    "in-turn": (BackwardConfig(head_dim=64, window=50, deterministic=True), 300, 400, 1),
+    "window": (BackwardConfig(causal=True, window=70), 200, 180, 1),
+    "padded": (BackwardConfig(head_dim=80, causal=True), 100, 200, 1),
+    "wide": (BackwardConfig(head_dim=96), 132, 200, 1),
 }
 BOUND = 6e-3  # of the largest element: weights and their changes are rounded to 16 bits
 
@@ -48,18 +50,9 @@ def main_case(name):
     """(program, schedule, arrays, gradients, config) of the kernel that goes over tiles of keys."""
     config, rows, keys, heads = CASES[name]
     values, want = backward_case(config, rows, keys, heads=heads)
-    if config.deterministic:
-        values.pop("dq_sum")
+    if not config.deterministic:
+        values.pop("turns")
     return backward(config), backward_schedule(config), values, want, config
-
-
-def rows_case(name):
-    """The same of the kernel that goes over tiles of queries."""
-    config, rows, keys, heads = CASES[name]
-    values, want = backward_case(config, rows, keys, heads=heads)
-    arrays = {x: values[x] for x in ("q", "k", "v", "do", "base", "delta")}
-    arrays["dq"] = np.full(values["q"].shape, np.nan)
-    return backward_rows(config), rows_schedule(config), arrays, want, config
 
 
 def planned(case, **changes):
@@ -76,9 +69,8 @@ def right(config, got, want):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("make", [main_case, rows_case])
-def test_interpreter_and_simulator_give_the_gradients(make, name):
-    program, schedule, values, want, config = make(name)
+def test_interpreter_and_simulator_give_the_gradients(name):
+    program, schedule, values, want, config = main_case(name)
     expected = t.interpret(program, values)
     assert right(config, expected, want)
     for seed in range(2):
@@ -124,14 +116,14 @@ def test_what_comes_before_and_after_the_matmuls():
 @pytest.fixture(scope="module")
 def kernels():
     """The emitted text of some cases, compiled as one library."""
-    made = [make(name) for make in (main_case, rows_case) for name in ("full", "causal", "short")]
-    made += [main_case("fp16"), planned(main_case("full"), store="direct", store_warps=False)]
+    made = [main_case(name) for name in CASES]
+    made.append(planned(main_case("full"), store="direct", store_warps=False))
     made.append(planned(main_case("short"), store="direct", store_warps=False))
     sources = [emit(lower(case[0], case[1])) for case in made]
     return emulate.compile_all(sources, None), made, sources
 
 
-@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("number", range(len(CASES) + 2))
 def test_the_emitted_code_gives_the_gradients(kernels, number):
     library, made, sources = kernels
     program, _, values, want, config = made[number]
@@ -192,27 +184,44 @@ def test_the_simulator_notices_a_meeting_left_out():
             simulate(block.rewritten(without), values, seed=seed)
 
 
-@pytest.mark.parametrize(
-    ("part", "plan", "message"),
-    [
-        (
-            "main",
-            {"store": "direct"},
-            "expected a store through panels of its own, each with a slot",
-        ),
-        (
-            "main",
-            {"store_panels": 1},
-            "expected a store through panels of its own, each with a slot",
-        ),
-        ("rows", {}, "0 stores with add=True in its loops"),
-    ],
-)
-def test_stores_that_no_warp_can_copy_are_refused(part, plan, message):
-    make = main_case if part == "main" else rows_case
-    program, schedule, *_ = planned(make("full"), store_warps=True, **plan)
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize("plan", [{"store": "direct"}, {"store_panels": 1}])
+def test_stores_that_no_warp_can_copy_are_refused(plan):
+    program, schedule, *_ = planned(main_case("full"), store_warps=True, **plan)
+    with pytest.raises(InputError, match="a store through panels of its own, each with a slot"):
         emit(lower(program, schedule))
+
+
+def test_a_store_in_turn_needs_a_warp_that_waits():
+    program, schedule, *_ = planned(main_case("deterministic"), store_warps=False)
+    with pytest.raises(InputError, match="a store in turn needs store_warps"):
+        emit(lower(program, schedule))
+
+
+def test_loops_entered_in_their_middle_start_one_iteration_ahead():
+    launch = main_case("full")[1].launch
+    with pytest.raises(InputError, match=r"overlap_next_task with .* rotate_loops=True"):
+        replace(launch, overlap_next_task=True)
+    program, schedule, *_ = main_case("full")
+    text = emit(lower(program, schedule)).text
+    body = text[text.index("// compute0") :]
+    assert body.count("// Issue mma.") == 5 + 1  # the first product twice
+    peeled = emit(lower(program, planned((program, schedule), rotate_loops=False)[1])).text
+    assert peeled[peeled.index("// compute0") :].count("// Issue mma.") == 2 * 5
+
+
+def test_sums_added_in_turn_have_the_same_bits():
+    config = BackwardConfig(head_dim=64, deterministic=True)
+    values, _ = backward_case(config, 128, 512)
+    program = backward(config)
+    source = emit(lower(program, backward_schedule(config)))
+    free = replace(source, text=re.sub(r"turn_wait\([^;]*\);  //", "//", source.text))
+    library = emulate.compile_all([source, free], None)
+    for number, one in enumerate((source, free)):
+        runs = [
+            emulate.run(library, number, one, program, values, blocks=4, seed=seed)["dq_sum"]
+            for seed in range(4)
+        ]
+        assert all((sums == runs[0]).all() for sums in runs) == (one is source)
 
 
 def test_it_is_emitted_for_older_gpus():
@@ -228,5 +237,7 @@ def test_it_is_emitted_for_older_gpus():
 
 
 def test_other_heads_are_refused():
-    with pytest.raises(InputError, match="heads of 96: expected 64 or 128"):
-        BackwardConfig(head_dim=96)
+    with pytest.raises(InputError, match="heads of 132: expected a multiple of 8 up to 256"):
+        BackwardConfig(head_dim=132)
+    with pytest.raises(InputError, match="window=0: expected >= 1"):
+        BackwardConfig(window=0)

@@ -30,6 +30,7 @@ CASES = {
     "gla": RecurrentConfig("channel", gates=t.BF16, key_dim=48, initial=True, final=True),
     "delta": RecurrentConfig("none", delta=True, gates=t.BF16, value_dim=128, final=True),
     "gated-delta": RecurrentConfig("token", delta=True, initial=True, final=True),
+    "delta-128": RecurrentConfig("token", delta=True, key_dim=128, value_dim=128, final=True),
     "mamba-128": RecurrentConfig(
         "step", softplus=True, gates=t.BF16, key_dim=128, value_dim=64, final=True
     ),

@@ -231,7 +231,7 @@ def test_weights_of_8_bits_do_not_saturate() -> None:
     """In the program's own types, where scores rise from block to block by less than the threshold:
     weights above 448 would all be 448."""
     program = textbook(AttentionConfig(dtype=E4M3))
-    arrays = arrays_of(program, 4, rows=128, keys=512, d=128, kv_heads=2, one=1)
+    arrays = arrays_of(program, 4, rows=128, keys=512, d=128, kv_heads=2, one=1, places=512)
     for name in ("q", "scale_q", "scale_k", "scale_v"):
         arrays[name][:] = 1.0
     arrays["k"][:] = np.linspace(0.0, 0.9, 512)[None, None, :, None]

@@ -6,6 +6,7 @@ from tests.rewrites.textbooks import attention, matmul
 
 from warploom.errors import CheckFailed
 from warploom.kernels.attention.program import AttentionConfig, textbook
+from warploom.rewrites import rescaling
 from warploom.rewrites.accumulators import cluster_reduce, swap_operands
 from warploom.rewrites.arithmetic import divide_once_a_row
 from warploom.rewrites.check import check_meaning
@@ -163,11 +164,24 @@ def test_a_replay_without_a_rule_gives_the_program(program) -> None:
     assert Replay(program).run() == program
 
 
-def test_narrow_weights_are_not_weighed_optimistically() -> None:
-    program = textbook(AttentionConfig(dtype=E4M3))
-    assert find(program)
-    with pytest.raises(NotApplicable, match="weights that are not of 16 bits"):
-        optimistic_rescale(program, 12.0)
+@pytest.mark.parametrize("rise", [0.0, 0.5, 40.0])
+def test_narrow_weights_that_saturate_are_weighed_again(rise, monkeypatch) -> None:
+    """Scores rise so much from block to block, slowly or at once; without the second weighing
+    weights would be cut at 448."""
+    program = textbook(AttentionConfig(dtype=E4M3, head_dim=32, tile=(64, 64), scale=1.0))
+    sizes = {"batch": 1, "heads": 1, "kv_heads": 1, "rows": 64, "keys": 1024, "places": 1024}
+    arrays = arrays_of(program, 3, **sizes, d=32, one=1)
+    for name in ("scale_q", "scale_k", "scale_v"):
+        arrays[name][:] = 1.0
+    arrays["q"] *= 0.25
+    arrays["q"][..., 0] = 1.0
+    arrays["k"][..., 0] = np.arange(1024)[None, None] // 64 * rise
+    want = interpret(program, arrays)["o"]
+    found = interpret(optimistic_rescale(program, 12.0), arrays)["o"]
+    assert np.abs(found - want).max() < 0.06 * np.abs(want).max()
+    monkeypatch.setattr(rescaling, "bearable", lambda kind: 2.0**100)
+    lost = interpret(optimistic_rescale(program, 12.0), arrays)["o"]
+    assert (np.abs(lost - want).max() > 0.1 * np.abs(want).max()) == (rise == 0.5)
 
 
 def test_scores_that_something_else_reads_are_not_weighed_in_place() -> None:

@@ -11,28 +11,23 @@ from typing import Annotated
 
 import typer
 
-from warploom.derive.bounds.bounds import check as check_bound
 from warploom.derive.compare import compare_gpus, table
 from warploom.derive.cost.gpu import gpu as machine
 from warploom.derive.cost.structure import MAX_STREAMS
 from warploom.derive.derive import Derivation, by_hand
 from warploom.derive.derive import derive as run_derive
-from warploom.derive.formula.frontend import Expr, as_diagram
 from warploom.derive.formula.graph import Diagram
-from warploom.derive.formula.library import FORMULAS, formula
+from warploom.derive.formula.library import FORMULAS
 from warploom.derive.pareto import front, front_table
 from warploom.derive.show.drawing import draw, draw_steps
-from warploom.errors import CheckFailed, InputError
+from warploom.errors import InputError
 from warploom.files import write_text_atomically
-from warploom.flows.derived import ELEMENTS, DerivedKernel, build_fitting
-from warploom.objects import called, load_object, names_object
+from warploom.flows.derived import ELEMENTS, DerivedKernel, build_fitting, diagram_of, verified
 
 LONGEST = 2**31 - 1
 SYMBOLS = {"group": "g", "split": "w", "stream": "s"}
 ONE = 1
 """Stream loops in a nest that is to be compiled: the emitter schedules one loop."""
-TOLERANCE = 1e-9
-"""Largest relative float64 error of a derivation run on random input."""
 
 
 def derive(
@@ -68,7 +63,7 @@ def derive(
             typer.echo(f"{entry.name:18} {entry.text}")
         return
     asked = Asked(
-        load_diagram(name).resized(parse_sizes(sizes or [])),
+        diagram_of(name).resized(parse_sizes(sizes or [])),
         tuple(part for part in gpu.split(",") if part),
         tuple(part for part in dtype.split(",") if part),
         memory,
@@ -201,10 +196,7 @@ def write_kernels(kernels: tuple[DerivedKernel, ...], folder: Path, quiet: bool)
 
 def report(found: Derivation, as_json: bool, svg: Path | None, steps: bool) -> None:
     """Print a derivation after running it; raises `CheckFailed` when its numbers are wrong."""
-    check_bound(found.diagram, found.traffic, found.capacity, found.recomputes)
-    error, _ = found.verify()
-    if not error <= TOLERANCE:
-        raise CheckFailed(f"{found.diagram.name}: the derivation's result is off by {error:.2e}")
+    error = verified(found)
     if svg is not None:
         write_text_atomically(svg, draw_steps(found) if steps else draw(found))
     if as_json:
@@ -246,17 +238,3 @@ def parse_nest(text: str) -> tuple[dict[str, str], dict[str, int]]:
             if size:
                 tiles[f"{SYMBOLS[kind]}_{axis}"] = int(size)
     return loops, tiles
-
-
-def load_diagram(name: str) -> Diagram:
-    """A named formula, or a Diagram, an Expr or a function giving one from a Python file."""
-    if not names_object(name):
-        if name.endswith(".py"):
-            raise InputError(f"{name}: expected FILE.py:OBJECT, a Diagram, an Expr or a function")
-        return formula(name)
-    found = load_object(name)
-    if callable(found) and not isinstance(found, (Diagram, Expr)):
-        found = called(name, found)
-    if not isinstance(found, (Diagram, Expr)):
-        raise InputError(f"{name} is {type(found).__name__}, expected a Diagram or Expr")
-    return as_diagram(found, name)

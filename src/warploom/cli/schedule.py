@@ -6,22 +6,18 @@ import json
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 import typer
 from rich.console import Console
 
-from warploom.autosched.solve import loop_problem
 from warploom.cli.build import Settings, settings_of
-from warploom.codegen.compile.build import BUILD_ARCHITECTURES
 from warploom.errors import InputError
 from warploom.files import check_folder, write_text_atomically
-from warploom.kernels.select import HOPPER, written
+from warploom.flows.schedule import problem_of
 from warploom.report.schedule_html import schedule_html
 from warploom.schedule import service
-from warploom.schedule.solve.solve import Problem
 from warploom.schedule.view import picture
 from warploom.schedule.view.trace import chrome_trace
 
@@ -111,19 +107,3 @@ def schedule(
         write_text_atomically(Path(svg), picture.svg(*drawn))
     if html:
         write_text_atomically(Path(html), schedule_html(*drawn))
-
-
-def problem_of(name: str, settings: dict[str, str], loop: str, request: service.Request) -> Problem:
-    """The problem of a file's graph, or of a kernel's loop: the one that `build` solves."""
-    if name.endswith(".json"):
-        if settings or loop:
-            given = f"--loop {loop}" if loop else f"--set {next(iter(settings))}"
-            raise InputError(f"{given}: a JSON graph has neither loops nor parameters")
-        return service.file_problem(Path(name), request)
-    if request.groups or request.registers:
-        raise InputError("--groups and --registers are for a graph of a file: a kernel has its own")
-    if BUILD_ARCHITECTURES.get(request.gpu or service.GPU, HOPPER) != HOPPER:
-        raise InputError(f"--gpu {request.gpu}: loops of kernels are scheduled for Hopper")
-    program, launch = written(name, settings)
-    problem = loop_problem(program, launch, request.table(), loop)
-    return replace(problem, effort=request.effort, stages=request.stages)

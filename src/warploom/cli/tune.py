@@ -17,6 +17,7 @@ from warploom.errors import InputError, Interrupted, WarploomError
 from warploom.files import check_folder
 from warploom.flows.targets import Target, read_target
 from warploom.flows.tune import tune as run_tune
+from warploom.flows.tune_script import Recorded, deploy, is_script, record
 from warploom.flows.tuned import TuneReport, TuneSettings
 from warploom.objects import names_object
 from warploom.sass.flow.aliasing import AliasMode
@@ -34,7 +35,8 @@ def tune(
     target: Annotated[
         str,
         typer.Argument(
-            help="FILE.cubin, a folder of warploom build or optimize, or file.py:object"
+            help="FILE.cubin, a folder of warploom build or optimize, file.py:object, or a script "
+            "FILE.py: every Triton kernel that it launches"
         ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="folder for the result")],
@@ -63,6 +65,15 @@ def tune(
         Path | None, typer.Option(help="ppo: start from this pre-trained policy")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="ppo: stop after so many steps in all")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="of a script: tune this kernel, repeatable")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="of a script: say what it launches, and tune nothing")
+    ] = False,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="a script's own arguments, behind --")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="print the manifest")] = False,
 ) -> None:
     """Search for a faster order and control code of one kernel; verify, test, write the result."""
@@ -81,14 +92,51 @@ def tune(
     )
     check_folder(out)
     console = Console(settings.seconds)
+    if is_script(target):
+        if kernel or launch or sizes:
+            raise InputError(f"--kernel, --launch and --set go with other targets; {target} is run")
+        console.say(f"running {target}: its Triton kernels are noted as it launches them")
+        found = record(Path(target), arguments or [], out / "recorded", arch)
+        _script(found, found.chosen(only or []), listing, settings, out, console, json_output)
+        return
+    if only or listing or arguments:
+        raise InputError(f"--only, --list and arguments go with a script; {target} is none")
     if names_object(target):
         console.say(f"running {target}")  # a Triton kernel is compiled: seconds
     chosen = read_target(target, kernel, launch, arch, settings_of(sizes))
     report = _searched(chosen, settings, out, console)
     manifest = report.files["manifest"]
-    print(
-        json.dumps(json.loads(manifest.read_text()), indent=1) if json_output else summary(report)
-    )
+    print(json.dumps(json.loads(manifest.read_text()), indent=1) if json_output else str(report))
+
+
+def _script(
+    found: Recorded,
+    chosen: tuple[str, ...],
+    listing: bool,
+    settings: TuneSettings,
+    out: Path,
+    console: Console,
+    json_output: bool,
+) -> None:
+    """List what a script launched and tune what was chosen of it."""
+    console.say(str(found))
+    if listing:
+        print(json.dumps(dict(found.kernels), indent=1) if json_output else "\n".join(chosen))
+        return
+    rows: dict[str, TuneReport] = {}
+    for name in chosen:
+        rows[name] = _searched(found.target(name), settings, out / "kernels" / name, console)
+        deploy(rows[name], out / "store")
+    if json_output:
+        parts = {name: one.files["manifest"].read_text() for name, one in rows.items()}
+        print(json.dumps({name: json.loads(text) for name, text in parts.items()}, indent=1))
+        return
+    kind = "measured" if settings.measure == "gpu" else "modelled (not a measurement)"
+    for name, one in rows.items():
+        won = f"{one.speedup:.4f}x {kind}" if one.changed else "no win"
+        print(f"{name}: {won}; {one.files['diff']}")
+    if any(one.changed for one in rows.values()):
+        print(f"deploy: warploom.install({str(out / 'store')!r})")
 
 
 def _searched(target: Target, settings: TuneSettings, out: Path, console: Console) -> TuneReport:
@@ -161,41 +209,3 @@ def _measure(text: str) -> str:
     except WarploomError:
         return "model"
     return "gpu"
-
-
-def summary(report: TuneReport) -> str:
-    """The result in a few lines, with where it lies."""
-    search = report.search
-    measured = report.settings.measure == "gpu"
-    failed = search.scored - search.outcomes["ok"]
-    refused = search.tally["refused by the editor"] + search.tally["refused by the verifier"]
-    lines = [
-        f"{search.scored} candidates scored in {search.seconds:.1f} s, {refused} refused by the "
-        f"static rules, {failed} failed"
-        + (
-            " (interrupted: the best so far was kept, the same command goes on)"
-            if search.interrupted
-            else ""
-        ),
-        f"static verdict: {report.verdict}",
-    ]
-    if len(report.lineage) > 1:
-        lines.append(f"lineage, proved: {'; '.join(step.why for step in report.lineage)}")
-    if report.check is not None:
-        lines.append(f"tested verdict: {'pass' if report.check.passed else report.check.detail}")
-    if report.errors:
-        worst = ", ".join(f"{name} {error:.1e}" for name, error in report.errors.items())
-        lines.append(f"error against float64: {worst}")
-    if report.timing is not None:
-        lines.append(f"A/A control: {report.timing.control}")
-    if not report.changed:
-        lines.append("no win: nothing was faster than the original")
-    else:
-        kind = "measured" if measured else "modelled (not a measurement)"
-        lines.append(f"speed-up: {report.speedup:.4f}x {kind}")
-    lines.append(f"result: {report.files['cubin']}, {report.files['diff']}")
-    if "kernel" in report.files:
-        lines.append(f"the kernel with this machine code: {report.files['kernel']}")
-    if "store" in report.files:
-        lines.append(f"deploy: warploom.install({str(report.files['store'])!r})")
-    return "\n".join(lines)

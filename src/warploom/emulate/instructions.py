@@ -209,6 +209,12 @@ def _memory(call: Call) -> str:
     return f"{lines} ptx::store({where}, x_, {count});"
 
 
+def _poll(call: Call) -> str:
+    kind = TYPES[call.groups[0]]
+    read = f"machine::poll(); {kind} x_; ptx::load(&x_, {call.mem(1, 'uint64_t')}, 1); "
+    return read + call.ops[0].set("x_")
+
+
 def _store_async(call: Call) -> str:
     kind = TYPES[call.groups[1]]
     parts = call.ops[1].parts or (call.ops[1],)
@@ -456,6 +462,7 @@ FORMS: list[tuple[str, Make]] = [
         r"(ld|st)(?:\.weak|\.volatile)?\.(shared|shared::cta)(\.v[24])?\.(\w+)",
         _memory,
     ),
+    (r"ld\.acquire\.gpu\.global\.(\w+)", _poll),
     (
         r"(ld|st)(?:\.weak|\.volatile|\.relaxed\.gpu|\.acquire\.gpu|\.release\.gpu)?\.(global)"
         r"(?:\.nc|\.cs|\.cg)?(?:\.L[12]::\w+)*(\.v[24])?\.(\w+)",

@@ -11,15 +11,22 @@ from dataclasses import dataclass
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
 from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.derive.bounds.bounds import check as check_bound
 from warploom.derive.derive import Derivation
+from warploom.derive.formula.frontend import Expr, as_diagram
+from warploom.derive.formula.graph import Diagram
+from warploom.derive.formula.library import formula
 from warploom.derive.kernel.kernel import Kernel
 from warploom.derive.lower.lower import programs
-from warploom.errors import DoesNotFit, InputError, Spills
+from warploom.errors import CheckFailed, DoesNotFit, InputError, Spills
 from warploom.kernels.formula import narrow_in_full, padded, schedule_of
+from warploom.objects import called, load_object, names_object
 from warploom.tile import Program
 from warploom.tile.dtypes import HALVES
 
 SHARES = (0.75, 0.5, 0.35, 0.25)  # of a GPU, where tiles fill more than it has
+TOLERANCE = 1e-9
+"""Largest relative float64 error of a derivation run on random input."""
 ELEMENTS = HALVES  # element types the emitter has matrix products for in any order
 
 
@@ -31,6 +38,31 @@ class DerivedKernel:
     program: Program
     schedule: KernelSchedule | SimtSchedule
     built: Built
+
+
+def diagram_of(name: str) -> Diagram:
+    """A named formula, or a Diagram, an Expr or a function giving one from a Python file."""
+    if not names_object(name):
+        if name.endswith(".py"):
+            raise InputError(f"{name}: expected FILE.py:OBJECT, a Diagram, an Expr or a function")
+        return formula(name)
+    found = load_object(name)
+    if callable(found) and not isinstance(found, (Diagram, Expr)):
+        found = called(name, found)
+    if not isinstance(found, (Diagram, Expr)):
+        raise InputError(f"{name} is {type(found).__name__}, expected a Diagram or Expr")
+    return as_diagram(found, name)
+
+
+def verified(found: Derivation) -> float:
+    """The relative error in float64 of a derivation that is run on random input; raises
+    `CheckFailed` where it is above rounding, `BoundBroken` where less is moved than is proven
+    necessary."""
+    check_bound(found.diagram, found.traffic, found.capacity, found.recomputes)
+    error, _ = found.verify()
+    if not error <= TOLERANCE:
+        raise CheckFailed(f"{found.diagram.name}: the derivation's result is off by {error:.2e}")
+    return error
 
 
 def build_fitting(

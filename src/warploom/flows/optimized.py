@@ -175,6 +175,12 @@ class Optimized:
         """What was built, on a GPU; raises what `Kernel` raises."""
         return Built.read(self.folder).kernel(device)
 
+    def __repr__(self) -> str:
+        return (
+            f"{self.settings.name} for {self.settings.gpu}: {self.selected}, {self.verdict}; "
+            f"in {self.folder}"
+        )
+
     def _repr_html_(self) -> str:
         """The kernel and what it was chosen from, for notebooks."""
         rows = [["", "point", "us predicted", "us measured", "limited by"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +78,7 @@ class TuneSettings:
                 raise InputError(f"{option} {count}, expected at least 1")
 
 
-@dataclass
+@dataclass(repr=False)
 class TuneReport:
     """What came of it. `speedup` is measured on the GPU, or modelled (`measure` says which).
 
@@ -101,3 +102,46 @@ class TuneReport:
     def changed(self) -> bool:
         """True when the result is not the original."""
         return self.cubin.data != self.target.cubin.data
+
+    def __str__(self) -> str:
+        """The result in a few lines, with where it lies."""
+        search = self.search
+        measured = self.settings.measure == "gpu"
+        failed = search.scored - search.outcomes["ok"]
+        refused = search.tally["refused by the editor"] + search.tally["refused by the verifier"]
+        lines = [
+            f"{search.scored} candidates scored in {search.seconds:.1f} s, {refused} refused by "
+            f"the static rules, {failed} failed"
+            + (
+                " (interrupted: the best so far was kept, the same command goes on)"
+                if search.interrupted
+                else ""
+            ),
+            f"static verdict: {self.verdict}",
+        ]
+        if len(self.lineage) > 1:
+            lines.append(f"lineage, proved: {'; '.join(step.why for step in self.lineage)}")
+        if self.check is not None:
+            lines.append(f"tested verdict: {'pass' if self.check.passed else self.check.detail}")
+        if self.errors:
+            worst = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
+            lines.append(f"error against float64: {worst}")
+        if self.timing is not None:
+            lines.append(f"A/A control: {self.timing.control}")
+        if not self.changed:
+            lines.append("no win: nothing was faster than the original")
+        else:
+            kind = "measured" if measured else "modelled (not a measurement)"
+            lines.append(f"speed-up: {self.speedup:.4f}x {kind}")
+        lines.append(f"result: {self.files['cubin']}, {self.files['diff']}")
+        if "kernel" in self.files:
+            lines.append(f"the kernel with this machine code: {self.files['kernel']}")
+        if "store" in self.files:
+            lines.append(f"deploy: warploom.install({str(self.files['store'])!r})")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

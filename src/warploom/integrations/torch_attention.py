@@ -1,6 +1,6 @@
 """The gradients of attention as a PyTorch operator: `attention_backward`.
 
-Up to three kernels one after another (`kernels.attention.backward`), compiled at first use. With
+Three kernels one after another (`kernels.attention.backward`), compiled at first use. With
 `deterministic` the gradients have the same bits in every run.
 """
 
@@ -18,7 +18,8 @@ from warploom.integrations.torch_program import (
     operator,
     torch_module,
 )
-from warploom.kernels.attention.backward import BackwardConfig, kernel
+from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.gradients import kernel, parts
 from warploom.runtime.tensors import element_type
 from warploom.tile import dtype
 
@@ -26,18 +27,25 @@ torch: Any = torch_module()
 
 SCHEMA = (
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? grad_lse=None, "
-    "bool causal=False, float? scale=None, bool deterministic=False) -> (Tensor, Tensor, Tensor)"
+    "bool causal=False, int? window=None, float? scale=None, bool deterministic=False) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 
 
 def config_of(
-    q: Any, k: Any, causal: bool, scale: float | None, deterministic: bool
+    q: Any,
+    k: Any,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    deterministic: bool,
 ) -> BackwardConfig:
     """The kernels that shapes need; raises `InputError` where there are none."""
     return BackwardConfig(
         dtype=dtype(element_type(q.dtype)),
         head_dim=q.shape[3],
         causal=causal,
+        window=window,
         group=q.shape[1] // k.shape[1],
         scale=scale,
         deterministic=deterministic,
@@ -61,10 +69,10 @@ def _build(config: BackwardConfig, part: str) -> Built:
 
 def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any]]:
     """(the configuration of a call, fresh gradients of q, k and v)."""
-    grad, q, k, v, out, lse, _, causal, scale, deterministic = args
+    grad, q, k, v, out, lse, _, *options = args
     _check(grad, q, k, v, out, lse)
     empty = (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape))
-    return config_of(q, k, causal, scale, deterministic), empty
+    return config_of(q, k, *options), empty
 
 
 def _run(*args: Any) -> tuple[Any, Any, Any]:
@@ -78,10 +86,13 @@ def _run(*args: Any) -> tuple[Any, Any, Any]:
     room = (2, *config.vectors_shape(lse.shape))
     vectors = torch.empty(room, dtype=torch.float32, device=q.device)
     arrays["base"], arrays["delta"] = vectors[..., : lse.shape[-1]]
-    if not config.deterministic:
+    if not config.long:
         room = config.sums_shape(q.shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
-    for part in config.parts:
+    if config.deterministic and not config.long:
+        turns = config.turns_shape(q.shape)
+        arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
+    for part in parts(config):
         one = built_kernel((config, part), q, partial(_build, config, part))
         given = {spec.name: arrays[spec.name] for spec in one.interface.arrays}
         one(given, stream=current_stream(q))

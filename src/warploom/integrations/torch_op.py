@@ -248,16 +248,12 @@ def _with_lse_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _with_lse_backward(ctx: Any, grad: Any, grad_lse: Any) -> tuple[Any, ...]:
     q, k, v, out, lse = ctx.saved_tensors
-    if ctx.window is not None:
-        raise NotImplementedError(
-            "warploom::attention with a window has no backward kernel; call it under "
-            "torch.no_grad() or without one"
-        )
     if grad is None and grad_lse is None:
         return (None,) * 8
     grad = torch.zeros_like(out) if grad is None else grad
     same = torch.are_deterministic_algorithms_enabled()
-    found = attention_backward(grad, q, k, v, out, lse, grad_lse, ctx.causal, ctx.scale, same)
+    masks = (ctx.causal, ctx.window)
+    found = attention_backward(grad, q, k, v, out, lse, grad_lse, *masks, ctx.scale, same)
     return (*found, None, None, None, None, None)
 
 

@@ -9,7 +9,6 @@ arrays it writes. The sizes of results follow from the names of their dimensions
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -19,8 +18,10 @@ from typing import Any, cast
 
 from warploom.codegen.compile.build import Built, build
 from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError, ToolMissing
 from warploom.integrations.exports.pack import installed
+from warploom.integrations.torch_direct import Signature, direct
 from warploom.kernels.select import Selected, select, written
 from warploom.kernels.tuned.table import remember
 from warploom.runtime.interface import Interface
@@ -65,11 +66,12 @@ def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -
             _collected[0][key] = make()
         return cast("Kernel", Unlaunched(_collected[0][key].interface))
     device = tensor.device.index
-    if (*key, device) not in KERNELS:
+    kernel = KERNELS.get(whole := (*key, device))  # once: a key's hash takes microseconds
+    if kernel is None:
         packed = installed().kernel(key)
-        made = make().kernel(device) if packed is None else Kernel(*packed, device)
-        KERNELS[*key, device] = made
-    return KERNELS[*key, device]
+        kernel = make().kernel(device) if packed is None else Kernel(*packed, device)
+        KERNELS[whole] = kernel
+    return kernel
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,14 @@ def operator(
     tensors, and its gradient.
 
     `run` and `fake` are called with every argument of the schema: torch's dispatcher leaves out
-    trailing ones that equal their defaults. `mutates` names the arguments written in place.
+    trailing ones that equal their defaults. `mutates` names the arguments written in place. What
+    this gives calls `run` without the dispatcher where it may (`torch_direct`); the operator itself
+    is `torch.ops.LIBRARY.NAME`.
     """
-    words = schema[1 : schema.index(")")].split(", ")
-    defaults = [ast.literal_eval(word.partition("=")[2] or "None") for word in words]
+    signature = Signature.of(schema)
 
     def filled(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: call(*args, *defaults[len(args) :])
+        return lambda *args: call(*signature.filled(*args))
 
     RUNS[name] = filled(run)
     library = torch_module().library
@@ -125,7 +128,7 @@ def operator(
     made.register_fake(filled(fake))
     if backward is not None:
         made.register_autograd(backward, setup_context=context)
-    return made
+    return direct(made, signature, run, backward, context, mutates)
 
 
 def allowed_type(tensor: Any, name: str, allowed: tuple[str, ...]) -> DType:
@@ -209,7 +212,7 @@ def sizes_of(inputs: Sequence[Array], shapes: Sequence[Sequence[Any]]) -> dict[s
 def torch_program(
     name: str,
     program: Program,
-    schedule: KernelSchedule,
+    schedule: KernelSchedule | SimtSchedule,
     arch: str = "sm_90a",
     allow: tuple[str, ...] = (),
 ) -> Any:

@@ -2,8 +2,8 @@
 
 `linear_attention`, `retention`, `simple_gla`, `gla`, `delta_rule` and `gated_delta_rule` take what
 flash-linear-attention's functions of these names take, `mamba_chunk_scan_combined` what mamba_ssm's
-does. Tensors are used where they
-lie; only states of Mamba change their axes. Forward; importing this module needs torch.
+does. Tensors are used where they lie; only states of Mamba change their axes. All but the delta
+rules have gradients (`torch_recurrent_backward`); importing this module needs torch.
 """
 
 from __future__ import annotations
@@ -11,28 +11,31 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from warploom.codegen.compile.build import build
+from warploom.codegen.compile.build import Built, build
 from warploom.errors import InputError
 from warploom.integrations.torch_program import (
     built_kernel,
     check_devices,
     current_stream,
     operator,
-    refuse_backward,
     torch_module,
 )
+from warploom.integrations.torch_recurrent_backward import gradients
+from warploom.kernels.recurrent.backward import ALLOW
 from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.task import CHUNK
 from warploom.tile import BF16, FP32
 
 torch: Any = torch_module()
 SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? dt, Tensor? a, Tensor? bias, Tensor? skip, "
-    "Tensor? beta, Tensor? initial, float scale, bool final) -> (Tensor, Tensor)"
+    "Tensor? beta, Tensor? initial, float scale, bool final, bool keep=False) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 TENSORS = ("q", "k", "v", "g", "dt", "a", "bias", "skip", "beta", "initial")
 
 
-def config_of(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
+def config_of(tensors: dict[str, Any], final: bool, keep: bool = False) -> RecurrentConfig:
     """What the kernel of these tensors is; raises `InputError` for what it does not take."""
     check_devices("recurrent attention", tensors)
     q, k, v = (tensors[name] for name in "qkv")
@@ -83,14 +86,16 @@ def config_of(tensors: dict[str, Any], final: bool) -> RecurrentConfig:
         skip="skip" in tensors,
         initial="initial" in tensors,
         final=final,
+        states=keep,
     )
 
 
-def _results(tensors: dict[str, Any], final: bool) -> tuple[Any, Any]:
+def _results(tensors: dict[str, Any], config: RecurrentConfig) -> tuple[Any, Any, Any]:
     q, v = tensors["q"], tensors["v"]
-    batch, _, heads, e = v.shape
-    shape = (batch, heads, q.shape[3], e) if final else (0,)
-    return v.new_empty(v.shape), v.new_empty(shape, dtype=torch.float32)
+    batch, rows, heads, e = v.shape
+    shape = (batch, heads, q.shape[3], e) if config.final else (0,)
+    kept = (batch, -(-rows // CHUNK), heads, e, q.shape[3]) if config.states else (0,)
+    return v.new_empty(v.shape), v.new_empty(shape, dtype=torch.float32), v.new_empty(kept)
 
 
 def _given(args: tuple[Any, ...]) -> dict[str, Any]:
@@ -98,36 +103,56 @@ def _given(args: tuple[Any, ...]) -> dict[str, Any]:
     return {name: one for name, one in named if one is not None}
 
 
-def _run(*args: Any) -> tuple[Any, Any]:
-    tensors, scale, final = _given(args), *args[len(TENSORS) :]
-    config = config_of(tensors, final)
+def _run(*args: Any) -> tuple[Any, Any, Any]:
+    tensors, (scale, final, keep) = _given(args), args[len(TENSORS) :]
+    config = config_of(tensors, final, keep)
     if not scale > 0:
         raise InputError(f"recurrent attention scale={scale}: expected a number above 0")
-    out, state = _results(tensors, final)
+    out, state, kept = _results(tensors, config)
     v = tensors["v"]
     if v.shape[1] == 0 and final:
         state.copy_(tensors["initial"]) if config.initial else state.zero_()
     if out.numel() == 0:
-        return out, state
-    kernel = built_kernel((config,), v, lambda: build(recurrent(config), default_schedule(config)))
+        return out, state, kept
+    allow = ALLOW if keep else ()
+
+    def make() -> Built:
+        return build(recurrent(config), default_schedule(config), allow=allow)
+
+    kernel = built_kernel((config,), v, make)
     arrays = tensors | {"o": out} | ({"final": state} if final else {})
+    arrays |= {"states": kept} if keep else {}
     kernel(arrays, {"scale": scale}, current_stream(v))
-    return out, state
+    return out, state, kept
 
 
-def _fake(*args: Any) -> tuple[Any, Any]:
-    tensors, final = _given(args), args[-1]
-    config_of(tensors, final)
-    return _results(tensors, final)
+def _fake(*args: Any) -> tuple[Any, Any, Any]:
+    tensors, (_, final, keep) = _given(args), args[len(TENSORS) :]
+    return _results(tensors, config_of(tensors, final, keep))
 
 
-_operator = operator(
-    "warploom::recurrent",
-    SCHEMA,
-    _run,
-    _fake,
-    refuse_backward("warploom::recurrent", "use flash-linear-attention for training"),
-)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any, Any]) -> None:
+    """What the backward pass needs of a call."""
+    ctx.scale, ctx.final, ctx.keep = inputs[len(TENSORS) :]
+    ctx.save_for_backward(*inputs[: len(TENSORS)], output[2])
+
+
+def _backward(ctx: Any, do: Any, dfinal: Any, _: Any) -> tuple[Any, ...]:
+    *inputs, states = ctx.saved_tensors
+    tensors = _given(tuple(inputs))
+    if "beta" in tensors:
+        raise NotImplementedError(
+            "warploom::recurrent has no backward kernel for delta rules; call it under "
+            "torch.no_grad() or use flash-linear-attention for training"
+        )
+    if not ctx.keep:
+        raise InputError("warploom::recurrent was called without keep=True: expected its states")
+    tensors["states"] = states
+    found = gradients(tensors, do, dfinal if ctx.final else None, ctx.scale)
+    return *[found.get(name) for name in TENSORS], None, None, None
+
+
+_operator = operator("warploom::recurrent", SCHEMA, _run, _fake, _backward, _save)
 
 
 def simple_gla(
@@ -179,7 +204,7 @@ def gated_delta_rule(
 ) -> tuple[Any, Any]:
     """The delta rule under decays of every row: g (logarithms) and beta are [B, T, H].
 
-    Keys have norms of about 1; K is at most 64. Otherwise as `simple_gla`.
+    Keys have norms of about 1; K is at most 128. Otherwise as `simple_gla`.
     """
     beta = beta if g is None else beta.to(g.dtype)
     return _called(q, k, v, g, beta, default_scale(q, scale), initial_state, output_final_state)
@@ -206,8 +231,14 @@ def default_scale(q: Any, scale: float | None) -> float:
 def _called(
     q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, start: Any, final: bool
 ) -> tuple[Any, Any]:
-    out, state = _operator(q, k, v, g, None, None, None, None, beta, start, scale, final)
+    out, state = _call((q, k, v, g, None, None, None, None, beta, start), scale, final)
     return out, state if final else None
+
+
+def _call(given: tuple[Any, ...], scale: float, final: bool) -> tuple[Any, Any]:
+    """o and the final state; the states that gradients need are kept where there will be some."""
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    return _operator(*given, scale, final, keep)[:2]
 
 
 def linear_attention(
@@ -260,7 +291,7 @@ def mamba_chunk_scan_combined(
         dt_bias = torch.zeros_like(A)
     start = None if initial_states is None else initial_states.transpose(-1, -2).contiguous()
     given = (C, B, x, None, dt, A, dt_bias, D, None, start)
-    out, final = _operator(*given, 1.0, return_final_states)
+    out, final = _call(given, 1.0, return_final_states)
     return (out, final.transpose(-1, -2)) if return_final_states else out
 
 

@@ -195,6 +195,39 @@ def _reason(error: Exception) -> str:
     return text if node is None else f"line {node.lineno} of it: {text}"
 
 
+@dataclass(frozen=True)
+class Call:
+    """A launch of a kernel, described: what `capture` takes."""
+
+    function: Any
+    arguments: Mapping[str, KernelArgument]
+    constexprs: Mapping[str, Any]
+    grid: Dim3
+    options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return str(self.function.__name__)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What two launches that are the same in all respects agree in."""
+        other = {**self.constexprs, **self.options}
+        return (tuple(self.arguments.items()), self.grid, repr(sorted(other.items(), key=str)))
+
+    @property
+    def words(self) -> str:
+        """The arguments for a person."""
+        told = [
+            f"{name} {one.dtype}{list(one.shape)}"
+            if isinstance(one, TensorArgument)
+            else f"{name}={one.value}"
+            for name, one in self.arguments.items()
+        ]
+        return ", ".join([*told, *(f"{name}={value}" for name, value in self.constexprs.items())])
+
+
 def capture_call(
     function: Any,
     *args: Any,
@@ -208,6 +241,32 @@ def capture_call(
     Nothing is launched and the tensors may be on any device, "meta" too. `outputs` names the
     parameters that the kernel wholly writes; without it every tensor counts as read and written.
     """
+    return captured(call_of(function, *args, grid=grid, outputs=outputs, **kwargs), arch)
+
+
+def captured(call: Call, arch: int = 90) -> CapturedKernel:
+    """`capture` of a described launch."""
+    options = dict(call.options)
+    return capture(
+        call.function,
+        call.arguments,
+        grid=call.grid,
+        constexprs=call.constexprs,
+        num_warps=int(options.pop("num_warps", 4)),
+        num_stages=int(options.pop("num_stages", 3)),
+        arch=arch,
+        options=options,
+    )
+
+
+def call_of(
+    function: Any,
+    *args: Any,
+    grid: Sequence[int] | Callable[[Mapping[str, Any]], Sequence[int]],
+    outputs: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> Call:
+    """The description of `function[grid](*args, **kwargs)`, as for `capture_call`."""
     jit = jit_function(function)
     names: list[str] = list(jit.arg_names)
     bound = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -221,16 +280,8 @@ def capture_call(
         elif name not in constants:
             arguments[name] = described(name, value, outputs)
     size = tuple(grid({**defaults(jit), **bound}) if callable(grid) else grid)
-    return capture(
-        jit,
-        arguments,
-        grid=(size[0], size[1] if len(size) > 1 else 1, size[2] if len(size) > 2 else 1),
-        constexprs=constants,
-        num_warps=int(options.pop("num_warps", 4)),
-        num_stages=int(options.pop("num_stages", 3)),
-        arch=arch,
-        options=options,
-    )
+    full = (size[0], size[1] if len(size) > 1 else 1, size[2] if len(size) > 2 else 1)
+    return Call(jit, arguments, constants, full, options)
 
 
 def described(name: str, value: Any, outputs: Sequence[str] | None) -> KernelArgument:
@@ -249,8 +300,17 @@ def described(name: str, value: Any, outputs: Sequence[str] | None) -> KernelArg
             "bool; describe it with TensorArgument and call capture"
         )
     role = "inout" if outputs is None else "out" if name in outputs else "in"
-    address = value.data_ptr() if hasattr(value, "data_ptr") else 0
-    return TensorArgument(dtype, tuple(map(int, value.shape)), role, address % ALIGNMENT == 0)
+    return TensorArgument(dtype, tuple(map(int, value.shape)), role, _aligned(value))
+
+
+def _aligned(tensor: Any) -> bool:
+    """Whether its address is a multiple of 16 B; one that has none yet begins at such a one."""
+    if not hasattr(tensor, "data_ptr"):
+        return True
+    try:
+        return tensor.data_ptr() % ALIGNMENT == 0
+    except RuntimeError:  # torch's fake tensors
+        return tensor.storage_offset() * tensor.element_size() % ALIGNMENT == 0
 
 
 def defaults(jit: Any) -> dict[str, Any]:

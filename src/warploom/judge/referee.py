@@ -236,7 +236,8 @@ class _Trial:
         check, text = wrong[0]
         if self._right_alone(step):
             check = "burst" if step.kind in (BURST, TIMED) else "state"
-            text = f"right in a process of its own, but not here: {text}"
+            other = " (is there work on another stream?)" if self._on_gpu else ""
+            text = f"right in a process of its own, but not here{other}: {text}"
         elif check == "values" and not made.complaints and self._constant(worker, step, outputs):
             check, text = "constant", f"the same result for other inputs; {text}"
         self._note([(check, text)], str(step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -119,6 +120,9 @@ class Verdict:
     def to_html(self) -> str:
         """One page, which needs nothing else."""
         return rendered("judge.html.j2", verdict=self, checks=CHECKS)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         head = "pass" if self.passed else "REFUSED"

@@ -113,9 +113,11 @@ class CheckResult:
             for name, error in self.errors.items()
         )
 
+    def __repr__(self) -> str:
+        return f"{'pass' if self.passed else 'FAIL'}: {self}"
+
     def _repr_html_(self) -> str:
-        verdict = "pass" if self.passed else "FAIL"
-        return f"<pre>{verdict}: {html.escape(str(self))}</pre>"
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
     def __str__(self) -> str:
         """A line an output, then a line for everything that is wrong with its elements."""

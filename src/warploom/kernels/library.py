@@ -38,6 +38,7 @@ from warploom.kernels.user import (
 )
 from warploom.objects import names_object
 from warploom.tile import BF16, Program, dtype
+from warploom.tile.typing import QUAD_PLACES
 
 Values = dict[str, NDArray[Any]]
 Sizes = Mapping[str, int]
@@ -117,6 +118,8 @@ def _attention_sizes(
         sizes["heads"] = max(1, pairs) * config.group
     if "kv_heads" not in given:
         sizes["kv_heads"] = sizes["heads"] // config.group
+    if config.narrow:
+        sizes["places"] = -(-sizes["keys"] // QUAD_PLACES) * QUAD_PLACES
     heads, kv_heads = sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads != kv_heads * config.group:
         raise InputError(
@@ -234,7 +237,7 @@ KERNELS: dict[str, Entry] = {
 def entry(name: str) -> Entry:
     """The kernel of that name; raises `InputError` listing those there are."""
     if names_object(name):
-        return _user_entry(load_kernel(name))
+        return user_entry(load_kernel(name))
     if name not in KERNELS:
         raise InputError(
             f"kernel {name!r}: expected one of {', '.join(sorted(KERNELS))}, or FILE.py:OBJECT"
@@ -242,7 +245,8 @@ def entry(name: str) -> Entry:
     return KERNELS[name]
 
 
-def _user_entry(kernel: UserKernel) -> Entry:
+def user_entry(kernel: UserKernel) -> Entry:
+    """What the library has of its own kernels, of a user's."""
     template = own.template(kernel)
     table = own.table(kernel, template)
     return Entry(

@@ -85,13 +85,11 @@ def select(
         raise InputError(f"--schedule {policy!r}: expected {DEFAULT} or one of {', '.join(NAMES)}")
     kernel, arch = entry(name), BUILD_ARCHITECTURES[gpu]
     config, _ = configure(name, settings)
-    if arch != HOPPER and isinstance(kernel.schedule(config), KernelSchedule):
-        # The default of a program is made for Hopper: elsewhere loads run ahead and matmuls do not.
-        order, fixed = "lcsf" if policy == DEFAULT else policy, "tile" in settings
-        config, schedule = older_kernel(kernel, config, arch, order, allow, fixed, say)
-        return Selected(order, config, kernel.program(config), schedule, arch)
     if policy == DEFAULT:
-        return _default(kernel, config, full_sizes(name, settings), frozenset(settings), arch)
+        sizes = full_sizes(name, settings)
+        return suited(kernel, config, sizes, frozenset(settings), gpu, allow, say)
+    if arch != HOPPER and isinstance(kernel.schedule(config), KernelSchedule):
+        return _older(kernel, config, policy, frozenset(settings), arch, allow, say)
     program, launch = written(name, settings)
     schedule = schedule_named(program, policy, launch, gpu, search, arch=arch, say=say)
     return Selected(policy, config, program, schedule, arch)
@@ -116,9 +114,21 @@ def check_sizes(name: str, settings: Mapping[str, str]) -> dict[str, int]:
     return {dim: min(size, given[dim]) for dim, size in usual.items()}
 
 
-def _default(
-    kernel: Entry, config: Any, sizes: Mapping[str, int], given: frozenset[str], arch: str
+def suited(
+    kernel: Entry,
+    config: Any,
+    sizes: Mapping[str, int],
+    given: frozenset[str],
+    gpu: str = "h200",
+    allow: tuple[str, ...] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> Selected:
+    """What a kernel gets for sizes where no schedule is named; `given` names the settings that are
+    to be kept."""
+    arch = BUILD_ARCHITECTURES[gpu]
+    if arch != HOPPER and isinstance(kernel.schedule(config), KernelSchedule):
+        # The default of a program is made for Hopper: elsewhere loads run ahead and matmuls do not.
+        return _older(kernel, config, "lcsf", given, arch, allow, say)
     variant = kernel.variant(config, sizes, given) if arch == HOPPER else None
     if variant is None:
         schedule = kernel.schedule(config)
@@ -126,3 +136,17 @@ def _default(
     tuned = variant.config(config)
     program, schedule = variant.program(tuned), variant.schedule(tuned)
     return Selected(variant.name, tuned, program, schedule, arch, variant.allow, True)
+
+
+def _older(
+    kernel: Entry,
+    config: Any,
+    order: str,
+    given: frozenset[str],
+    arch: str,
+    allow: tuple[str, ...],
+    say: Callable[[str], None],
+) -> Selected:
+    fixed = "tile" in given
+    config, schedule = older_kernel(kernel, config, arch, order, allow, fixed, say)
+    return Selected(order, config, kernel.program(config), schedule, arch)

@@ -48,6 +48,11 @@ class OnlineSoftmax:
     own: tuple[Op, ...]
 
     @property
+    def ordered(self) -> bool:
+        """Whether weights are packed in the order of quads."""
+        return any(op.kind == "quad_order" for op in self.own)
+
+    @property
     def masked(self) -> bool:
         """Whether a block may have no score for a row."""
         return self.under is not None
@@ -83,6 +88,11 @@ class _Body:
         """The one op that takes a power of what another op gives."""
         found = [o for o in self.ops if o.kind in ("exp2", "exp") and op.dst in o.srcs]
         return found[0] if len(found) == 1 else None
+
+    def casts(self, var: Var) -> list[Op]:
+        """The ops that cast a tile, as it is or in the order of quads."""
+        ordered = [op.dst for op in self.readers(var, "quad_order") if op.dst is not None]
+        return [op for one in (var, *ordered) for op in self.readers(one, "cast")]
 
     def scaled(self, var: Var) -> tuple[Var, Var | None]:
         """(x, scale) of `x * scale`."""
@@ -130,7 +140,7 @@ def _match(body: _Body, loop: Loop, highest: Op) -> OnlineSoftmax | None:
     if weights is None or rescale is None or weights.kind != rescale.kind:
         return None
     assert weights.dst is not None and rescale.dst is not None
-    casts = body.readers(weights.dst, "cast")
+    casts = body.casts(weights.dst)
     totals = [a for part in body.readers(weights.dst, "reduce_sum") for a in _sums(body, part)]
     if len(casts) != 1 or len(totals) != 1 or totals[0].dst is None:
         return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from warploom.errors import InputError
 from warploom.tile.index import Index, substituted
-from warploom.tile.ir import Loop, Op, Program, Span, TileType, Var
+from warploom.tile.ir import Loop, Op, Program, Span, TileType, Turn, Var
 from warploom.tile.tiles import Tile
 from warploom.tile.trace import Tracer, loop, read, retrace
 from warploom.tile.verify import result_type
@@ -83,6 +83,7 @@ class Replay:
             srcs=tuple(self.tile(src).var for src in op.srcs),
             spans=tuple(self.span(span) for span in op.spans) if spans is None else tuple(spans),
             start=None if op.start is None else self.index(op.start),
+            turn=None if op.turn is None else self.turn(op.turn),
             dst=None if op.dst is None else Var(op.dst.name, dst or op.dst.type),
         )
         kind = result_type(self.program, moved)
@@ -101,7 +102,12 @@ class Replay:
             axis=op.axis,
             start=moved.start,
             value=op.value,
+            turn=moved.turn,
         )
+
+    def turn(self, turn: Turn) -> Turn:
+        """A turn in the present indices."""
+        return replace(turn, at=tuple(map(self.index, turn.at)), number=self.index(turn.number))
 
     def tile(self, var: Var) -> Tile:
         """The present tile of a variable of the old program."""

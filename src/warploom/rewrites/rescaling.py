@@ -11,7 +11,7 @@ import math
 
 from warploom.rewrites.online_softmax import OnlineSoftmax, find
 from warploom.rewrites.replay import NotApplicable, Replay
-from warploom.tile.dtypes import BF16, FP32
+from warploom.tile.dtypes import BF16, FP32, DType
 from warploom.tile.ir import Op, Program, Var
 from warploom.tile.language import exp2, full, log2, max_along, maximum, sum_along, where
 from warploom.tile.tiles import Tile
@@ -73,7 +73,7 @@ def optimistic_rescale(program: Program, powers: float) -> Program:
     type bears, are no numbers, or nothing was seen before, is its maximum found and the block
     weighed again.
 
-    *requires*  an online softmax of 16-bit weights; 0 < `powers` <= 15
+    *requires*  an online softmax; 0 < `powers` <= 15
     *before -> after*  maximum, rescaling, weights -> weights under the old base, checked by their
                        sum; maximum and second weighing where the check fails, which is seldom
     *keeps*  every result to rounding: weights of bf16 begin at 2 ** -(2 powers + 1), so that they
@@ -82,10 +82,24 @@ def optimistic_rescale(program: Program, powers: float) -> Program:
              a result, as of a log-sum-exp)
     *cost*  no maximum and no rescaling in most blocks; two exponentials an element where the scores
             rise
+    Of 8-bit weights the base is the maximum of a block before, less what lets a whole block of such
+    weights add up to the largest number of their type; it is raised where a block is weighed again.
     """
     if not 0 < powers <= MOST:
         raise NotApplicable(f"optimistic_rescale by {powers}: expected above 0, at most {MOST}")
     return _Optimistic(program, powers).run()
+
+
+def bearable(kind: DType) -> float:
+    """What 8-bit weights may add up to so that none is above the largest number of their type."""
+    return kind.largest
+
+
+def packed_like(softmax: OnlineSoftmax, weights: Tile) -> Tile:
+    """Weights in the element type, and the order, that the program gives its own."""
+    assert softmax.packed.dst is not None
+    ordered = weights.quad_order(softmax.axis) if softmax.ordered else weights
+    return ordered.cast(softmax.packed.dst.type.dtype)
 
 
 class _Optimistic(Replay):
@@ -96,8 +110,6 @@ class _Optimistic(Replay):
         self.first: dict[int, OnlineSoftmax] = {}
         for softmax in _softmaxes(program).values():
             assert softmax.packed.dst is not None
-            if softmax.packed.dst.type.dtype.bits != 16:
-                raise NotApplicable(f"{softmax.packed.where}: weights that are not of 16 bits")
             readers = [op for op in program.ops() if softmax.scores in op.srcs]
             if other := [
                 op for op in readers if op.id > softmax.own[0].id and op not in softmax.own
@@ -110,7 +122,10 @@ class _Optimistic(Replay):
 
     def op(self, op: Op) -> None:
         if op.id in self.first:
-            self._weigh(self.first[op.id])
+            softmax = self.first[op.id]
+            assert softmax.packed.dst is not None
+            narrow = softmax.packed.dst.type.dtype.bits == 8
+            (self._weigh_narrow if narrow else self._weigh)(softmax)
         elif op.id not in self.replaced:
             self.copy(op)
 
@@ -123,10 +138,7 @@ class _Optimistic(Replay):
         widest = 2.0 * self.powers + lift if narrow is BF16 else MOST
 
         def scaled(tile: Tile) -> Tile:
-            scale = softmax.scale
-            if scale is None:
-                return tile
-            return tile * (self.tile(scale) if isinstance(scale, Var) else scale)
+            return self._scaled(softmax, tile)
 
         # Sums keep half of the powers: fp16 weights far below 1 would lose bits.
         calm, kept = total <= 2.0 ** (self.powers + lift), self.powers / 2 + lift
@@ -159,6 +171,42 @@ class _Optimistic(Replay):
                 acc = self.tile(var)
                 acc[:] = acc * rescale
         self.tiles[packed_to.name] = packed
+
+    def _weigh_narrow(self, softmax: OnlineSoftmax) -> None:
+        """8-bit weights have few powers of 2, so the base never lies far from the maximum: a block
+        under whose base no weight saturates needs nothing else."""
+        base, total, scores = (self.tile(v) for v in (softmax.base, softmax.total, softmax.scores))
+        packed_to = softmax.packed.dst
+        assert packed_to is not None
+        narrow, count = packed_to.type.dtype, softmax.scores.type.size(softmax.axis)
+        # Under the maximum so many weights of 2 ** lift add up to a number that a weight may be.
+        lift = float(math.floor(math.log2(narrow.largest / count)))
+        weights = exp2(self._scaled(softmax, scores) - base)
+        part, packed = sum_along(weights, softmax.axis), packed_like(softmax, weights)
+        # The weight of a key that outweighs all before it is a power of 2 under the maximum alone.
+        right = (total > 0.0) & (part <= bearable(narrow)) & (part * 0.5 <= total)
+        block = self._scaled(softmax, max_along(scores, softmax.axis))
+        after = maximum(base, block - lift)
+        under = where(after.equals(-math.inf), 0.0, after) if softmax.masked else after
+        rescale = full(1.0, FP32, **dict(total.type.axes))
+        rescale[:] = where(right, rescale, exp2(base - under))
+        scores[:] = where(right, scores, exp2(self._scaled(softmax, scores) - under))
+        packed[:] = where(right, packed, packed_like(softmax, scores))
+        base[:] = where(right, base, after)
+        part[:] = where(right, part, sum_along(scores, softmax.axis))
+        total[:] = total * rescale + part
+        for var in softmax.sums:
+            if var != softmax.total:
+                acc = self.tile(var)
+                acc[:] = acc * rescale
+        # A tile of its own: the matmul of the block before may still read the other one.
+        self.tiles[packed_to.name] = packed.copy()
+
+    def _scaled(self, softmax: OnlineSoftmax, tile: Tile) -> Tile:
+        scale = softmax.scale
+        if scale is None:
+            return tile
+        return tile * (self.tile(scale) if isinstance(scale, Var) else scale)
 
     def _is_a_result(self, softmax: OnlineSoftmax) -> bool:
         """Whether the sum of weights does more than normalise."""

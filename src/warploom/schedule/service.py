@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from warploom.schedule.refute.refute import settled
 from warploom.schedule.solve.enumerate import top_schedules
 from warploom.schedule.solve.solve import Problem, solve
 from warploom.schedule.solve.solver import Effort
-from warploom.schedule.view import gantt
+from warploom.schedule.view import gantt, picture
 
 GPU = "h200"  # where neither the request nor a file names a machine
 CONFIRMING = 0.5  # of the time limit: what proving a bound again may take
@@ -73,6 +75,15 @@ class Result:
     report: Report
     rates: Rates
     others: tuple[Schedule, ...] = ()
+
+    def __repr__(self) -> str:
+        return str(self.schedule)
+
+    def _repr_html_(self) -> str:
+        """The steady state as a picture, and what is proved of it, for notebooks."""
+        drawn = picture.svg(self.graph, self.target, self.schedule).encode()
+        image = f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}"
+        return f'<img src="{image}"/><pre>{html.escape(str(self.schedule))}</pre>'
 
 
 def file_problem(path: Path, request: Request) -> Problem:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from warploom.errors import InputError
 from warploom.tile.dtypes import round_to, storage_of
 from warploom.tile.ir import Array, Op, Span, TileType
-from warploom.tile.ops import OPS
+from warploom.tile.ops import BLOCK, OPS, TAKEN_OFF
+from warploom.tile.typing import quad_places
 
 Value = NDArray[Any]
 
@@ -72,7 +73,9 @@ def matmul(op: Op, sources: Sequence[Value]) -> Value:
     assert op.dst is not None
     sums = storage_of(op.dst.type.dtype)
     product = np.matmul(left.astype(np.float64), right.astype(np.float64)).astype(sums)
-    return product + sources[2] if len(sources) == 3 else product
+    if len(sources) == 2:
+        return product
+    return sources[2] - product if op.value == TAKEN_OFF else sources[2] + product
 
 
 def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Value:
@@ -90,7 +93,11 @@ def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Va
         return sources[0]
     if op.kind == "transpose":
         return sources[0].T
+    if op.kind == "lower_inverse":
+        return _lower_inverse(sources[0])
     axis = source.names.index(op.axis)
+    if op.kind == "quad_order":
+        return np.take(sources[0], quad_places(kind.size(op.axis)), axis=axis)
     if op.kind == "slice":
         start = int(op.value or 0)
         return np.take(sources[0], np.arange(start, start + kind.size(op.axis)), axis=axis)
@@ -101,6 +108,19 @@ def _special(op: Op, sources: Sequence[Value], symbols: Mapping[str, int]) -> Va
     meaning = OPS[op.kind].meaning
     assert meaning is not None
     return meaning(sources[0], axis=axis)
+
+
+def _lower_inverse(value: Value) -> Value:
+    """By forward substitution, all blocks at once: row c is done when the rows above it are in."""
+    count = value.shape[0] // BLOCK
+    blocks = value.reshape(count, BLOCK, count, BLOCK)[range(count), :, range(count)]
+    low = np.tril(blocks, -1)
+    inverse = np.broadcast_to(np.eye(BLOCK, dtype=value.dtype), low.shape).copy()
+    for c in range(BLOCK - 1):
+        inverse -= low[:, :, c, None] * inverse[:, c, None]
+    found = np.zeros((count, BLOCK, count, BLOCK), value.dtype)
+    found[range(count), :, range(count)] = inverse
+    return found.reshape(value.shape)
 
 
 def _gather(op: Op, sources: Sequence[Value], axis: int) -> Value:

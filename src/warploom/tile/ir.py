@@ -128,6 +128,19 @@ class Read:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """When a store adds to its place: as soon as `number` stores have, which the element `at` of
+    an int32 array counts."""
+
+    counts: Array
+    at: tuple[Index, ...]
+    number: Index
+
+    def __str__(self) -> str:
+        return f"in turn {self.number} of {self.counts.name}[{', '.join(map(str, self.at))}]"
+
+
+@dataclass(frozen=True)
 class Op:
     """One operation. Which fields count depends on `kind`; `tile.ops` is the table."""
 
@@ -140,6 +153,7 @@ class Op:
     axis: str = ""
     start: Index | None = None
     value: float | int | None = None
+    turn: Turn | None = None
     where: str = field(default="", compare=False)
 
     @property
@@ -162,6 +176,8 @@ class Op:
             words.append(f"from {self.start}")
         if self.value is not None:
             words.append(f"{'edge ' if self.kind == 'load' else ''}{self.value}")
+        if self.turn is not None:
+            words.append(str(self.turn))
         text = " ".join(words)
         return text if self.dst is None else f"{self.dst}: {self.dst.type} = {text}"
 
@@ -207,6 +223,9 @@ class Program:
     def dims(self) -> tuple[str, ...]:
         """Every distinct dimension name, in order of first appearance."""
         return tuple(dict.fromkeys(dim for array in self.arrays for dim in array.dims))
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

@@ -11,7 +11,7 @@ from warploom.tile import typing as rules
 from warploom.tile.blame import a_name, refuse, shown
 from warploom.tile.dtypes import FP32, INT32, DType
 from warploom.tile.index import Index, IndexLike, as_index
-from warploom.tile.ir import Array, Span, TileType
+from warploom.tile.ir import Array, Span, TileType, Turn
 from warploom.tile.tiles import (
     Tile,
     a_number,
@@ -81,15 +81,39 @@ def load(source: Array, *where: Place, edge: float = 0.0) -> Tile:
     return emit("load", kind, (), stem=f"{source.name}_t", array=source, spans=spans, value=edge)
 
 
-def store(target: Array, *where: Span | IndexLike, tile: Tile, add: bool = False) -> None:
-    """Write (or add) a tile to a range of an array; elements outside of the array are dropped."""
+def store(
+    target: Array,
+    *where: Span | IndexLike,
+    tile: Tile,
+    add: bool = False,
+    turn: tuple[Array, Sequence[IndexLike], IndexLike] | None = None,
+) -> None:
+    """Write (or add) a tile to a range of an array; elements outside of the array are dropped.
+
+    What tasks add to one place adds up in any order, unless each says which its `turn` is:
+    `turn=(counts, (i, j), n)` adds when `counts[i, j]`, an int32 array of zeros, says that n have,
+    and counts. All that add to a place have the turns 0, 1, 2, ... there, each in a task that comes
+    behind those of the turns before it.
+    """
     spans = _spans(target, where)
     a_tile(tile, "store")
     given: Any = add
     if not isinstance(given, bool):
         raise refuse(f"store add={shown(given)}: expected True or False")
     kind = "store_add" if add else "store"
-    current().append(kind, None, (tile.var,), array=target, spans=spans)
+    current().append(kind, None, (tile.var,), array=target, spans=spans, turn=_turn(add, turn))
+
+
+def _turn(add: bool, given: tuple[Array, Sequence[IndexLike], IndexLike] | None) -> Turn | None:
+    if given is None:
+        return None
+    counts, at, number = given
+    if not add or counts.dtype != INT32 or len(at) != len(counts.dims):
+        raise refuse(
+            f"store turn={len(at)} indices of {counts}: expected add=True, an int32 array and an "
+            "index for each of its dimensions"
+        )
+    return Turn(counts, tuple(map(as_index, at)), as_index(number))
 
 
 def zeros(dtype: DType = FP32, **axes: int) -> Tile:
@@ -231,6 +255,17 @@ def cumsum(x: Tile, axis: str) -> Tile:
     return emit("cumsum", x.type, (x.var,), stem="cumsum", axis=axis)
 
 
+def lower_inverse(x: Tile) -> Tile:
+    """Inverses of the unit lower triangular blocks of 16 x 16 on the diagonal; 0 elsewhere.
+
+    `x: fp32[r, n]`, both a multiple of 16 long. Of a block only what is below its diagonal counts:
+    with L of those elements its place gets (1 + L)^-1, by forward substitution in fp32.
+    """
+    a_tile(x, "lower_inverse")
+    checked(rules.blocks_type, "lower_inverse", x.type)
+    return emit("lower_inverse", x.type, (x.var,), stem="inverse", axis=x.type.names[1])
+
+
 def gather(x: Tile, index: Tile, axis: str) -> Tile:
     """Take along `axis` the positions in the int32 tile `index`; positions outside are refused."""
     a_tile(x, "gather")
@@ -336,6 +371,10 @@ class Complex:
     def cast(self, dtype: DType) -> Complex:
         """Both parts in another element type."""
         return Complex(self.re.cast(dtype), self.im.cast(dtype))
+
+    def rename(self, axis: str, name: str) -> Complex:
+        """Both parts with an axis under another name."""
+        return Complex(self.re.rename(axis, name), self.im.rename(axis, name))
 
     def copy(self) -> Complex:
         """The present value as a pair of its own."""

@@ -9,8 +9,9 @@
     select      where(condition, a, b)
     reduce      one axis goes
     scan        along one axis, same type
+    blocks      the 16 x 16 blocks on the diagonal, same type
     matmul      the axis both operands share is contracted, fp32 result
-    shape       transpose, rename, slice, cast, copy, gather
+    shape       transpose, rename, slice, cast, copy, gather, quad_order
     sink        store
 """
 
@@ -25,6 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numpy = Callable[..., Any]
+TAKEN_OFF = -1  # the value of a matmul whose product is taken off what it adds to
+BLOCK = 16  # rows and columns of the blocks on a diagonal
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ _ENTRIES = (
     OpSpec("reduce_min", "reduce", (1,), np.fmin.reduce),
     OpSpec("argmax", "reduce", (1,)),
     OpSpec("cumsum", "scan", (1,), np.cumsum),
+    OpSpec("lower_inverse", "blocks", (1,)),
     OpSpec("mma", "matmul", (2, 3)),
     OpSpec("cast", "shape", (1,)),
     OpSpec("copy", "shape", (1,)),
@@ -106,6 +110,7 @@ _ENTRIES = (
     OpSpec("rename", "shape", (1,)),
     OpSpec("slice", "shape", (1,)),
     OpSpec("gather", "shape", (2,)),
+    OpSpec("quad_order", "shape", (1,)),
     OpSpec("reduce_scatter", "cluster", (1,)),
     OpSpec("store", "sink", (1,)),
     OpSpec("store_add", "sink", (1,)),

@@ -46,7 +46,7 @@ APPROXIMATED: dict[str, tuple[float, float]] = {
     "cos": (HALF_ULP, 1e-7),
 }
 EXACT = frozenset(
-    "load copy transpose rename slice gather where max min abs neg relu reduce_max "
+    "load copy transpose rename slice gather quad_order where max min abs neg relu reduce_max "
     "reduce_min".split()
 )
 SUMS = ("reduce_sum", "cumsum", "reduce_prod", "mma")

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from warploom.tile.ir import Loop, Op, Program, Var, walk
+from warploom.tile.ops import TAKEN_OFF
 
 
 def tidy(program: Program) -> Program:
@@ -71,9 +72,11 @@ def _merge(first: Op, second: Op, reads: Counter[str]) -> Op | None:
         return None
     if second.kind == "copy":
         return replace(first, dst=second.dst, where=second.where)
-    accumulates = second.kind == "add" and second.srcs == (second.dst, made)
+    accumulates = second.kind in ("add", "sub") and second.srcs == (second.dst, made)
     if accumulates and first.kind == "mma" and len(first.srcs) == 2:
-        return replace(first, dst=second.dst, srcs=(*first.srcs, second.dst), where=second.where)
+        sign = TAKEN_OFF if second.kind == "sub" else None
+        sums = (*first.srcs, second.dst)
+        return replace(first, dst=second.dst, srcs=sums, value=sign, where=second.where)
     return None
 
 

@@ -207,6 +207,16 @@ class Tile:
         kind = checked(rules.slice_type, self.type, axis, start, size)
         return emit("slice", kind, (self.var,), stem=self.var.name, axis=axis, value=start)
 
+    def quad_order(self, axis: str) -> Tile:
+        """The tile with the elements of every 16 places along `axis` in another order: place
+        4 q + 2 h + c holds element 8 h + 2 q + c (`typing.quad_places`).
+
+        An 8-bit first operand in that order needs no exchange between threads; the second
+        operand's array has its elements along the contracted axis in the same order.
+        """
+        kind = checked(rules.quad_order_type, self.type, axis)
+        return emit("quad_order", kind, (self.var,), stem=self.var.name, axis=axis)
+
     def _update(self, kind: str, other: Tile | float) -> Tile:
         result = elementwise(kind, self, other)
         self.assign(result)

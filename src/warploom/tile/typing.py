@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from warploom.errors import InputError
 from warploom.tile.dtypes import BOOL, FP8, FP32, HALVES, INT32
 from warploom.tile.ir import Array, Span, TileType
-from warploom.tile.ops import OpSpec
+from warploom.tile.ops import BLOCK, OpSpec
 
 MATMUL_TYPES = (*HALVES, *FP8)  # their products are added up in fp32
 
@@ -92,6 +92,16 @@ def scan_type(kind: str, source: TileType, axis: str) -> TileType:
     return source
 
 
+def blocks_type(kind: str, source: TileType) -> TileType:
+    """The type of what is made of the blocks on the diagonal: the source's."""
+    sizes = set(source.shape)
+    if source.dtype is not FP32 or len(source.axes) != 2 or len(sizes) > 1 or sizes.pop() % BLOCK:
+        raise InputError(
+            f"{kind} of {source}: expected fp32 and two axes of one length, a multiple of {BLOCK}"
+        )
+    return source
+
+
 def _require_numbers(kind: str, source: TileType) -> None:
     if source.dtype is BOOL:
         raise InputError(f"{kind} of conditions {source}: cast them to int32 first")
@@ -116,6 +126,22 @@ def matmul_type(a: TileType, b: TileType) -> TileType:
         )
     axes = (*a.without(axis).axes, *b.without(axis).axes)
     return TileType(FP32, axes)
+
+
+QUAD_PLACES = 16  # that the four lanes of a quad hold of an accumulator's row, four by four
+
+
+def quad_places(length: int) -> list[int]:
+    """Where `quad_order` takes its elements from: place 16 n + 4 q + 2 h + c holds element
+    16 n + 8 h + 2 q + c (q below 4, h and c below 2).
+
+    A thread q of a quad holds the columns 2 q, 2 q + 1, 8 + 2 q and 9 + 2 q of 16 of an
+    accumulator, and gives columns 4 q to 4 q + 3 of an 8-bit operand (PTX ISA 9.x, wgmma register
+    fragments): in this order it gives what it holds.
+    """
+    quads = range(4)
+    within = [8 * h + 2 * q + c for q in quads for h in range(2) for c in range(2)]
+    return [first + place for first in range(0, length, QUAD_PLACES) for place in within]
 
 
 def rename_type(source: TileType, axis: str, name: str) -> TileType:
@@ -165,6 +191,16 @@ def gather_type(source: TileType, index: TileType, axis: str) -> TileType:
             f"gather needs an int32 index with axis {axis!r} and axes of {source}, got {index}"
         )
     return source.resized(axis, index.size(axis))
+
+
+def quad_order_type(source: TileType, axis: str) -> TileType:
+    """The type of `source` with the places of every 16 along `axis` in the order of quads."""
+    require_axis("quad_order", source, axis)
+    if source.size(axis) % QUAD_PLACES:
+        raise InputError(
+            f"quad_order along {axis!r} of {source}: expected a multiple of {QUAD_PLACES} places"
+        )
+    return source
 
 
 def span_type(source: Array, spans: Sequence[Span]) -> TileType:

@@ -20,7 +20,7 @@ from warploom.tile import typing as rules
 from warploom.tile.dtypes import INT32
 from warploom.tile.index import Index
 from warploom.tile.ir import Loop, Op, Program, Read, TileType, Var, walk
-from warploom.tile.ops import CLUSTER_REDUCE, OPS
+from warploom.tile.ops import CLUSTER_REDUCE, OPS, TAKEN_OFF
 
 
 def verify(program: Program) -> None:
@@ -106,6 +106,9 @@ def _op(program: Program, op: Op, types: dict[str, TileType], symbols: set[str])
     _ranges(op, symbols)
     if op.start is not None:
         _check_symbols("coordinate", op.start, symbols)
+    if op.turn is not None:
+        for place in (*op.turn.at, op.turn.number):
+            _check_symbols("turn", place, symbols)
     expected = result_type(program, op)
     if (expected is None) != (op.dst is None):
         raise InputError("an op has a destination exactly when it gives a tile")
@@ -139,8 +142,10 @@ def result_type(program: Program, op: Op) -> TileType | None:
         return rules.reduce_type(op.kind, sources[0], op.axis)
     if spec.group == "scan":
         return rules.scan_type(op.kind, sources[0], op.axis)
+    if spec.group == "blocks":
+        return rules.blocks_type(op.kind, sources[0])
     if spec.group == "matmul":
-        return _matmul(sources)
+        return _matmul(op, sources)
     if spec.group == "sink":
         return _store(program, op)
     if spec.group == "cluster":
@@ -148,7 +153,9 @@ def result_type(program: Program, op: Op) -> TileType | None:
     return _shape(program, op, sources)
 
 
-def _matmul(sources: list[TileType]) -> TileType:
+def _matmul(op: Op, sources: list[TileType]) -> TileType:
+    if op.value not in ((None, TAKEN_OFF) if len(sources) == 3 else (None,)):
+        raise InputError(f"a product by {op.value}: it is added, or taken off a sum")
     product = rules.matmul_type(sources[0], sources[1])
     if len(sources) == 3 and sources[2] != product:
         raise InputError(f"adds a product {product} to {sources[2]}")
@@ -198,6 +205,8 @@ def _shape(program: Program, op: Op, sources: list[TileType]) -> TileType:
     if op.kind == "rename":
         (name,) = [own for own in written.type.names if own not in sources[0].names] or [op.axis]
         return rules.rename_type(sources[0], op.axis, name)
+    if op.kind == "quad_order":
+        return rules.quad_order_type(sources[0], op.axis)
     if op.kind == "slice":
         start = int(op.value or 0)
         return rules.slice_type(sources[0], op.axis, start, written.type.size(op.axis))

@@ -28,6 +28,7 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     "load": (0, 4, 0),  # address, bounds, the load itself
     "copy": (0, 0, 0),  # a register gets another name
     "transpose": (0, 0, 0),  # the axes do
+    "quad_order": (0, 0, 0),  # threads give what they hold
     "rename": (0.5, 1, 0),  # a vector from rows to columns; others cost nothing
     "abs": (0, 0, 0),  # operand modifiers
     "neg": (0, 0, 0),
@@ -66,6 +67,7 @@ INSTRUCTIONS: dict[str, tuple[float, float, float]] = {
     # Shuffles and accesses of shared and global memory are counted among the half-rate ones.
     "cumsum": (3.4, 3.6, 0),
     "argmax": (2, 12.8, 0),
+    "lower_inverse": (2, 4.5, 0),
     "gather": (3.2, 4.8, 0),
     "slice": (0, 4, 0),  # a part that is no whole group of columns; others cost nothing
     "store": (0.5, 4, 0),

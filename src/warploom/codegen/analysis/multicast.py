@@ -13,10 +13,11 @@ def is_multicast(program: Program, plan: LaunchPlan, op: Op) -> bool:
     """Whether all blocks of a cluster want the same tile at the same time.
 
     Its ranges are the same in all of them, and so are the bounds of a loop around the load: blocks
-    whose loops run over other iterations fill their rings with other tiles. Stacked parts are
-    copied by every block.
+    whose loops run over other iterations fill their rings with other tiles. Stacked parts and
+    vectors are copied by every block.
     """
-    if plan.cluster[1] == 1 or any(span.others for span in op.spans):
+    vector = op.dst is not None and len(op.dst.type.axes) == 1
+    if plan.cluster[1] == 1 or vector or any(span.others for span in op.spans):
         return False
     used = [span.start for span in op.spans]
     for loop in program.loops():

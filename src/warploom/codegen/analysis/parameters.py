@@ -274,6 +274,7 @@ def _direct(block: BlockProgram, paths: Mapping[int, StorePath]) -> tuple[str, .
         if op.kind in STORES and paths[op.id].panels is not None and not stopped:
             continue
         found[op.array.name] = None
+    found |= {op.turn.counts.name: None for op in program.ops() if op.turn is not None}
     return tuple(found | dict.fromkeys(read.array.name for read in program.every_read()))
 
 
@@ -291,7 +292,11 @@ def _pointers_and_sizes(block: BlockProgram, direct: tuple[str, ...]) -> list[di
 def array_parameters(program: Program, name: str) -> list[dict[str, Any]]:
     """The pointer of an array and the strides of all dimensions but the last."""
     array = program.array(name)
-    written = any(op.array == array and op.kind in STORES for op in program.ops())
+    written = any(
+        (op.array == array and op.kind in STORES)
+        or (op.turn is not None and op.turn.counts == array)
+        for op in program.ops()
+    )
     pointer = {"kind": "pointer", "array": name, "dtype": array.dtype.name, "written": written}
     strides = [{"kind": "stride", "array": name, "dim": dim} for dim in range(len(array.dims) - 1)]
     return [pointer, *strides]

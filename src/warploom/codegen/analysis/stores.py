@@ -97,6 +97,12 @@ def store_paths(
         )
     for op in _carried(placement, plan, found):
         found[op.id] = replace(found[op.id], carried=True)
+    for op in stores:
+        if op.turn is not None and not found[op.id].carried:
+            raise InputError(
+                f"{op.where}: a store in turn needs store_warps, whose warps wait for it; a group "
+                "that waited would hold up its matmuls"
+            )
     slot = _operand_slot(placement, plan, rings)
     if slot is not None:
         for op in stores:
@@ -181,7 +187,7 @@ def is_wide(placement: Placement, op: Op) -> bool:
         and kind.names == tuple(s.axis for s in op.spans if s.size is not None)
         and not placement.transposed(kind)
         and kind.shape[1] >= QUAD_COLUMNS
-        and all(span.stop is None for span in op.spans)
+        and op.spans[-1].stop is None
         and op.spans[-1].size is not None
         and multiple_of(op.spans[-1].start) % COLUMN_GROUP == 0
     )

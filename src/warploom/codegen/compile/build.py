@@ -97,6 +97,13 @@ class Built:
             "sha256": hashlib.sha256(self.cubin).hexdigest(),
         }
 
+    def __repr__(self) -> str:
+        return (
+            f"{self.source.name} for {self.arch}: {self.resources.registers} registers a thread at "
+            f"entry, {self.source.shared_bytes:,} B of shared memory, {len(self.cubin):,} B of "
+            f"cubin, {self.resources.compiler}"
+        )
+
     def _repr_html_(self) -> str:
         src, res = self.source, self.resources
         rows = [

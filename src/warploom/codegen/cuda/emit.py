@@ -33,7 +33,7 @@ from warploom.tile import Var
 from warploom.tile.dtypes import HALVES, dtype
 
 # Device functions of sm_80 that read and write tiles in shared memory from registers.
-SLOT_READS = ("tile_offset", "load_matrix", "load_matrix_transposed", "read_left")
+SLOT_READS = ("tile_offset", "load_matrix", "load_matrix_transposed", "read_left", "read_bytes")
 
 
 def emit(block: BlockProgram, debug: bool = False) -> CudaSource:

@@ -11,6 +11,7 @@ from warploom.codegen.ir.block import BlockProgram
 from warploom.codegen.ir.layout import Operand
 from warploom.codegen.ir.place import ROWS_PER_GROUP, contracted
 from warploom.tile import Op
+from warploom.tile.ops import TAKEN_OFF
 
 
 def issue_lines(
@@ -31,7 +32,8 @@ def issue_lines(
     pieces = instruction_columns(placement, op)
     calls: list[str] = []
     for _, columns in pieces:
-        name, text = wgmma(columns, a_var.type.dtype.name, from_registers, transposed)
+        kind, off = a_var.type.dtype.name, op.value == TAKEN_OFF
+        name, text = wgmma(columns, kind, from_registers, transposed, off)
         helpers[name] = text
         calls.append(name)
     into = c_name(op.dst.name)

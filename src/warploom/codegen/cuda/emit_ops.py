@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from warploom.codegen.analysis.exchanges import crosses_rows, exchanges, over_lanes
 from warploom.codegen.analysis.register_tiles import LANES, PACKED
+from warploom.codegen.cuda.emit_blocks import lower_inverse_lines
 from warploom.codegen.cuda.emit_cols import argmax_lines, cumsum_lines, slice_lines
 from warploom.codegen.cuda.emit_exchange import exchange_lines
 from warploom.codegen.cuda.emit_lanes import ALONG_LANES
@@ -29,7 +30,7 @@ from warploom.codegen.cuda.values import (
     rounded,
 )
 from warploom.errors import InputError
-from warploom.tile import Op, Var
+from warploom.tile import Op, TileType, Var
 from warploom.tile.ops import OPS
 
 Names = dict[str, str]
@@ -56,8 +57,12 @@ def compute_lines(values: Values, op: Op, names: Names) -> list[str]:
         return reduce_lines(values, op, names)
     if op.kind in ALONG_COLUMNS:
         return ALONG_COLUMNS[op.kind](values, op, names)
+    if op.kind == "lower_inverse":
+        return lower_inverse_lines(values, op, names)
     if op.kind == "cast" and values.is_fragment(op.dst):
         return fragment_lines(values, op, names)
+    if op.kind in ("where", "copy") and values.is_fragment(op.dst):
+        return _chosen_fragment(values, op, names)
     if group in ("unary", "binary", "compare", "select") or op.kind in (
         "cast",
         "copy",
@@ -161,20 +166,52 @@ def fragment_lines(values: Values, op: Op, names: Names) -> list[str]:
     assert op.dst is not None
     if op.dst.type.shape[1] % 32:
         raise InputError(f"{op.where}: cast to {op.dst.type}: columns must be a multiple of 32")
-    name, kind = c_name(op.dst.name), op.dst.type.dtype.name
-    # word r of k step s: rows + 8 (r % 2), columns 32 s + 16 (r / 2)
+    return _fragment_words(values, op.dst, _fragment_word(values, op.dst.type, op.srcs[0], names))
+
+
+def _fragment_words(values: Values, dst: Var, word: str) -> list[str]:
+    blocks, words = values.blocks(dst.type), values.columns(dst.type) // 8
+    line = f"    {c_name(dst.name)}[t][i] = {word};"
+    return [*unrolled("t", blocks), *unrolled("i", words), line]
+
+
+def _fragment_word(values: Values, kind: TileType, source: Var, names: Names) -> str:
+    """Word i of a fragment: rows + 8 (i % 2), columns 16 (i / 2) and on, of elements of a tile.
+
+    In the order of quads (`Tile.quad_order`) each thread has what it must give.
+    """
+    inner = values.placement.fusion.inlined.get(source.name)
+    ordered = inner is not None and inner.kind == "quad_order"
+    if inner is not None and ordered:
+        source = inner.srcs[0]
     first = "16 * (i / 4) + 8 * (i % 4 / 2) + 2 * (i % 2)"
     at = [
-        values.element(op.srcs[0], At("tile", i=f"{first} + {4 * pair + c}"), names)
+        values.element(source, At("tile", i=f"{first} + {4 * pair + c}"), names)
         for pair in range(2)
         for c in range(2)
     ]
-    blocks, words = values.extents(op.dst.type)
-    return [
-        *unrolled("t", blocks),
-        *unrolled("i", words),
-        f"    {name}[t][i] = quad_fragment(pack_{kind}({', '.join(at)}));",
-    ]
+    word = f"pack_{kind.dtype}({', '.join(at)})"
+    return word if ordered else f"quad_fragment({word})"
+
+
+def _chosen_fragment(values: Values, op: Op, names: Names) -> list[str]:
+    """A `where` of fragments by a condition on rows: the four columns of a word go together."""
+    assert op.dst is not None
+
+    def word(var: Var) -> str:
+        inner = values.placement.fusion.inlined.get(var.name)
+        if inner is None:
+            return f"{c_name(var.name)}[t][i]"
+        return _fragment_word(values, var.type, inner.srcs[0], names)
+
+    if op.kind == "copy":
+        # As a move the compiler would bring it behind matmuls that read the old words, and drain
+        # them: 0 is added that it cannot know.
+        size = next(iter(values.placement.program.arrays)).dims[0]
+        return _fragment_words(values, op.dst, f"{word(op.srcs[0])} | ({c_name(size)} >> 31)")
+    condition = values.element(op.srcs[0], At("tile", i="2 * i"), names)
+    left, right = (word(src) for src in op.srcs[1:])
+    return _fragment_words(values, op.dst, f"{condition} ? {left} : {right}")
 
 
 def reduce_lines(values: Values, op: Op, names: Names) -> list[str]:

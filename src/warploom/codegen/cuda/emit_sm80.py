@@ -25,6 +25,7 @@ from warploom.codegen.ir.source import CudaSource
 from warploom.codegen.ir.steps import Acquire, Fill, Issue, Join, Publish, Release
 from warploom.errors import InputError
 from warploom.tile import Op
+from warploom.tile.ops import TAKEN_OFF
 
 LOADER_THREADS = GROUP_THREADS = 128
 SM80_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90")
@@ -185,11 +186,12 @@ def multiply_lines(block: BlockProgram, values: Values, op: Op) -> list[str]:
         left = "left_at[t]"
     else:
         left = f"&{c_name(a_var.name)}[t][4 * step]"
-    mma = f"mma_{a_var.type.dtype}"
+    mma, off = f"mma_{a_var.type.dtype}", op.value == TAKEN_OFF
     inner = [
         "unsigned right_at[4];",
         f"read_right<{b_tile.width}, {b_tile.rows}, {b_tile.cols}, {deep}>(right_at, "
         f"{_slot(block, b_var.name)}, j * 8, step * 16);",
+        *(["for (int i = 0; i < 4; ++i) right_at[i] ^= 0x80008000u;"] if off else []),
         *loops,
         f"  {mma}(&{into}[t][4 * j], {left}, right_at);",
         *(

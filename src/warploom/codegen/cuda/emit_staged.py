@@ -25,7 +25,8 @@ FEW = 2  # staged tiles, whose addresses a loop may keep
 
 def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) -> list[str]:
     """An op on elements of what lies in slots: `ldmatrix` brings 16 columns at a time into
-    registers, transposing where the tile has its rows along the columns there."""
+    registers, transposing where the tile has its rows along the columns there. Elements of 8 bits
+    come in pairs, each lane's own."""
     assert op.dst is not None
     kind, name = values.placement.oriented(op.dst.type), c_name(op.dst.name)
     first = values.first_row(kind.names[0], kind.shape[0])
@@ -38,6 +39,13 @@ def from_slots_lines(block: BlockProgram, values: Values, op: Op, names: Names) 
         number = f" + ({base} - in_block({base}))" if block.launch.cluster[1] > 1 else ""
         deep = str(kind.names[0] == var.type.names[0]).lower()
         words = f"{c_name(var.name)}_words"
+        if var.type.dtype.bytes == 1:
+            reads += [
+                f"unsigned short {words}[4];",
+                f"read_bytes<{tile.width}, {tile.rows}>({words}, {ring.name}_at + {buffer.offset}"
+                f"{number}, {row}, s * 16);",
+            ]
+            continue
         reads += [
             f"unsigned {words}[4];",
             f"read_left<{tile.width}, {tile.rows}, {deep}>({words}, {ring.name}_at + "

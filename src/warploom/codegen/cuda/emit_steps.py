@@ -6,6 +6,7 @@ What is left out, zeroed, merged or addressed in which way stands in the role's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from warploom.codegen.analysis.role_code import (
     Guarded,
     LoopCode,
     RoleCode,
+    Rotated,
     first_step,
 )
 from warploom.codegen.analysis.stores import STORES, over_ring
@@ -71,6 +73,7 @@ class Here:
     base, plus   the iteration of its newest steps, as C++
     late         rings whose slot follows from the iteration
     reads        numbers that the producer reads in every iteration
+    declared     rings whose slot's address has been declared before
     """
 
     values: Values
@@ -79,6 +82,7 @@ class Here:
     plus: int = 0
     late: frozenset[str] = frozenset()
     reads: tuple[Read, ...] = ()
+    declared: frozenset[str] = frozenset()
 
     def names(self, step: Step) -> Names:
         """What the loop's counter is for a step: the newest iteration, less the step's stage. What
@@ -130,6 +134,8 @@ class StepCode:
         write = partial(self._iteration, role, code)
         if code.section.copies:
             lines += Expanded(self.values, code, write).lines()
+        elif code.rotated is not None:
+            lines += self._entered_in_its_middle(role, code, code.rotated)
         elif code.section.depth == 0:
             lines += self._steady(code, write, f"{loop.index}_start")
             for tail in code.epilogue:
@@ -197,6 +203,33 @@ class StepCode:
             ]
         return [*result, "}"]
 
+    def _entered_in_its_middle(self, role: Role, code: LoopCode, rotated: Rotated) -> list[str]:
+        """A rotated loop, which ends behind the rest of its last iteration."""
+        index, counter = code.section.loop.index, c_name(code.section.loop.index)
+        waited = [one.ring for one in rotated.first if isinstance(one, Wait)]
+        declared = frozenset(waited)
+        write = partial(self._iteration, role, code, self.values)
+        first = write(rotated.first, counter, 0, declared)
+        body = [f"unsigned {name}_at;" for name in waited]
+        vectors = [line for name in waited for line in self._vectors(self.block.ring(name))]
+        body += [line.split(" = ")[0].replace("* const ", "* ") + ";" for line in vectors]
+        body += [
+            f"int {counter} = {index}_start;",
+            *first,
+            "#pragma unroll 1",
+            "for (;;) {",
+            *indent(write(rotated.rest, counter, 0)),
+            f"  if (++{counter} == {index}_stop) break;",
+            *indent([*first, *write(rotated.older, counter, 0)]),
+            "}",
+            *write(code.epilogue[0], f"{index}_stop", 0),
+        ]
+        result = [f"if ({index}_stop > {index}_start) {{", *indent(body)]
+        if code.section.none:
+            none = write(code.section.none, f"{index}_start", 0)
+            result += ["} else {", *indent(none)]
+        return [*result, "}"]
+
     def _steady(self, code: LoopCode, write: Emit, start: str) -> list[str]:
         index, counter = code.section.loop.index, c_name(code.section.loop.index)
         return [
@@ -248,9 +281,10 @@ class StepCode:
         codes: Sequence[Code],
         base: str,
         plus: int,
+        declared: frozenset[str] = frozenset(),
     ) -> list[str]:
         loop = code.section.loop
-        here = Here(values, loop.index, base, plus, code.by_iteration, loop.reads)
+        here = Here(values, loop.index, base, plus, code.by_iteration, loop.reads, declared)
         # Numbers are read before slots are waited for, so that nobody waits for both.
         fills = {one.stage: one for one in codes if isinstance(one, Fill)}
         lines = [
@@ -278,7 +312,7 @@ class StepCode:
             case Publish():
                 return self._publish(step)
             case Wait():
-                return self._wait(step)
+                return self._wait(step, here)
             case Release():
                 return self._release(step)
             case Issue():
@@ -317,13 +351,18 @@ class StepCode:
     def _publish(self, step: Publish) -> list[str]:
         return [f"advance<{self.block.ring(step.ring).depth}>({step.ring}_cursor);"]
 
-    def _wait(self, step: Wait) -> list[str]:
+    def _wait(self, step: Wait, here: Here) -> list[str]:
         ring, name = self.block.ring(step.ring), step.ring
-        return [
-            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
+        found = [
             f"const unsigned {name}_at = in_block({name}_base) + {name}_cursor.slot * "
             f"{ring.slot_bytes};",
             *self._vectors(ring),
+        ]
+        if name in here.declared:
+            found = [re.sub(r"^.*?(\w+ = )", r"\1", line) for line in found]
+        return [
+            f"barrier_wait({name}_full + {name}_cursor.slot * 8, {name}_cursor.parity);",
+            *found,
             f"advance<{ring.depth}>({name}_cursor);",
         ]
 
@@ -403,9 +442,9 @@ class StepCode:
     def _store(self, values: Values, op: Op, names: Names) -> list[str]:
         path = self.facts.stores[op.id]
         if path.panels is not None:
-            map_name, carried = self.facts.parameters.stores[op.id], path.carried
-            lines = store_lines(path.panels, map_name, values, op, names, self.helpers, carried)
-            if self.plan.store_warps and not carried:  # one room for the panels of all stores
+            map_name = self.facts.parameters.stores[op.id]
+            lines = store_lines(path.panels, map_name, values, op, names, self.helpers, path)
+            if self.plan.store_warps and not path.carried:  # one room for the panels of all stores
                 lines = [f"barrier_wait(carried_empty + part * 8, {CARRIED});", *lines]
         elif path.wide:
             lines = wide_store_lines(values, op, names)

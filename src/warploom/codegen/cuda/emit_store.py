@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from warploom.codegen.analysis.stores import StorePanels
-from warploom.codegen.cuda.emit_ops import direct_store_lines
+from warploom.codegen.analysis.stores import StorePanels, StorePath
+from warploom.codegen.cuda.emit_ops import direct_store_lines, wide_store_lines
 from warploom.codegen.cuda.emit_rows import group_sync
 from warploom.codegen.cuda.emit_tma import coordinates
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
-from warploom.codegen.cuda.prelude import tma_store
+from warploom.codegen.cuda.prelude import TURN_PASS, TURN_WAIT, tma_store
+from warploom.codegen.cuda.tasks import element_of
 from warploom.codegen.cuda.values import At, Values, c_index
 from warploom.codegen.ir.layout import SWIZZLES
 from warploom.codegen.ir.place import ROWS_PER_GROUP
@@ -36,15 +37,24 @@ def carried_lines(
     call, text = tma_store(len(op.spans), op.kind == "store_add")
     helpers[call] = text
     store = _Store(panels, f"{call}(&{map_name}", values, op, names)
+    before, behind = list[str](), list[str]()
+    if op.turn is not None:
+        helpers["turn_wait"], helpers["turn_pass"] = TURN_WAIT, TURN_PASS
+        count = element_of(op.turn.counts, op.turn.at, names)
+        number = f"{c_index(op.turn.number, names)} * {values.placement.parts}"
+        before = [f"  turn_wait({count}, {number});  // every group adds its part in turn"]
+        behind = [f"  turn_pass({count});"]
     return [
         "barrier_wait(carried_full + part * 8, carried_parity);",
         "carried_parity ^= 1;",
         "if (lane == 0) {",
+        *before,
         "  fence_async();  // here and not in the group, which it would hold up",
         *store.copies(),
         "  store_commit();",
         "  store_wait_read<0>();",
         "  barrier_arrive(carried_empty + part * 8);",
+        *behind,
         "}",
     ]
 
@@ -56,10 +66,10 @@ def store_lines(
     op: Op,
     names: Names,
     helpers: dict[str, str],
-    carried: bool = False,
+    path: StorePath,
 ) -> list[str]:
     """Write a register tile panel by panel to shared memory and start its copy to global memory,
-    or where it is `carried` hand the panels to the warp that does.
+    or where it is carried hand the panels to the warp that does.
 
     Adds the copy's device function to `helpers`.
     """
@@ -67,7 +77,7 @@ def store_lines(
     kind = op.srcs[0].type
     call, text = tma_store(len(op.spans), op.kind == "store_add")
     helpers[call] = text
-    # A box cannot end early: the last tile of a range is written element by element.
+    # A box cannot end early: the last tile of a range is written from the registers.
     whole: list[str] = []
     for span in op.spans:
         if span.stop is not None:
@@ -79,14 +89,14 @@ def store_lines(
             whole.append(f"{last} <= {c_index(span.stop, names)}")
     stopless = replace(op, spans=tuple(replace(span, stop=None) for span in op.spans))
     store = _Store(panels, f"{call}(&{map_name}", values, stopless, names)
-    lines = store.handed() if carried else store.lines()
+    lines = store.handed() if path.carried else store.lines()
     if not whole:
         return lines
     return [
         f"if ({' && '.join(whole)}) {{",
         *indent(lines),
         "} else {",
-        *indent(direct_store_lines(values, op, names)),
+        *indent((wide_store_lines if path.wide else direct_store_lines)(values, op, names)),
         "}",
     ]
 

@@ -86,10 +86,30 @@ DEVICE void {name}(const TensorMap* map, unsigned from, {coords}) {{
     return name, text
 
 
-def wgmma(n: int, dtype: str, registers: bool, transposed: tuple[bool, bool]) -> tuple[str, str]:
+TURN_WAIT = """\
+// Until so many stores have added to a place; what they added is seen by the copies that follow.
+DEVICE void turn_wait(const int* count, int number) {
+  int seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(count) : "memory");
+  } while (seen < number);
+}"""
+TURN_PASS = """\
+// One store more has added: its copies are complete.
+DEVICE void turn_pass(int* count) {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  __threadfence();
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
+}"""
+
+
+def wgmma(
+    n: int, dtype: str, registers: bool, transposed: tuple[bool, bool], taken_off: bool = False
+) -> tuple[str, str]:
     """Name and text of one m64 wgmma; A from registers or shared memory.
 
-    `transposed` sets the MN-major bits of A and B (16-bit types only).
+    `transposed` sets the MN-major bits of A and B (16-bit types only); `taken_off`: the product is
+    taken off the sums.
     """
     kind = "f16" if dtype == "fp16" else dtype
     sixteen = dtype in HALVES
@@ -98,6 +118,8 @@ def wgmma(n: int, dtype: str, registers: bool, transposed: tuple[bool, bool]) ->
     name = f"wgmma_m64n{n}_{dtype}_{'rs' if registers else 'ss'}"
     if any(transposed):
         name += "_" + "".join("t" if flag else "n" for flag in transposed)
+    if taken_off:
+        name += "_off"
     lines = [
         ", ".join(f"%{i}" for i in range(start, min(start + 16, count)))
         for start in range(0, count, 16)
@@ -113,7 +135,7 @@ def wgmma(n: int, dtype: str, registers: bool, transposed: tuple[bool, bool]) ->
         after = count + 4
     else:
         a_args, a_holes, a_uses, after = "unsigned long long a", f"%{count}", '"l"(a)', count + 1
-    bits = ["p", "1", "1"]
+    bits = ["p", "-1" if taken_off else "1", "1"]
     if sixteen:
         bits += [] if registers else [str(int(transposed[0]))]
         bits += [str(int(transposed[1]))]

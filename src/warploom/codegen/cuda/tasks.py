@@ -8,13 +8,15 @@ a small ring.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from warploom.codegen.analysis.grid import TASK_SLOTS, cluster_axis
 from warploom.codegen.cuda.lines import indent
 from warploom.codegen.cuda.names import c_name
 from warploom.codegen.cuda.values import c_index
 from warploom.codegen.ir.plan import LaunchPlan
 from warploom.errors import InputError
-from warploom.tile import Program, Read
+from warploom.tile import Array, Index, Program, Read
 
 
 def in_grid(program: Program, plan: LaunchPlan) -> str:
@@ -104,12 +106,7 @@ def _taken(into: str) -> list[str]:
 def read_line(read: Read, loads: bool, guarded: bool, names: dict[str, str] | None = None) -> str:
     """The declaration of a number that is read: by the producer, which is one thread, where it
     `loads`; `guarded` where its place may lie outside of the array."""
-    last = len(read.at) - 1
-    terms = [
-        c_index(place, names) + ("" if number == last else f" * {read.array.name}_stride{number}")
-        for number, place in enumerate(read.at)
-    ]
-    value = f"__ldg({read.array.name}_data + {' + '.join(terms)})"
+    value = f"__ldg({element_of(read.array, read.at, names)})"
     if guarded:
         # A block of the last cluster may lie beyond the grid.
         checks = [
@@ -122,6 +119,16 @@ def read_line(read: Read, loads: bool, guarded: bool, names: dict[str, str] | No
     return f"const int {name} = " + (
         f"{value};" if loads else f"__shfl_sync(0xffffffffu, {value}, 0);"
     )
+
+
+def element_of(array: Array, at: Sequence[Index], names: dict[str, str] | None = None) -> str:
+    """The address of one element of an array."""
+    last = len(at) - 1
+    terms = [
+        c_index(place, names) + ("" if number == last else f" * {array.name}_stride{number}")
+        for number, place in enumerate(at)
+    ]
+    return f"{array.name}_data + {' + '.join(terms)}"
 
 
 def first_and_stride(blocks: int) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -175,7 +176,8 @@ class Values(RegisterTiles):
             return rounded(inner, text) if rounds else text
         form, name = self.form(var.type), c_name(var.name)
         if self.placement.is_shared(var) and len(var.type.axes) == 1:
-            return f"{var.name}_slot[{self.col(at)}]"
+            axis = var.type.names[0]
+            return f"{var.name}_slot[{self.place(axis, var.type.size(axis), at)}]"
         if self.placement.is_shared(var):
             return f"half_{var.type.dtype}({name}_words[({at.i}) >> 1 & 3], ({at.i}) & 1)"
         if form == "scalar":
@@ -218,11 +220,32 @@ class Values(RegisterTiles):
         ]
         if op.kind == "cast":
             return self._cast(op, parts[0])
+        if op.kind == "sub" and self._narrow and (product := self._product(op.srcs[0])) is not None:
+            factors = [self.element(src, at, names) for src in product.srcs]
+            return f"__fmaf_rn({', '.join(factors)}, -{parts[1]})"
         table = INT_OPS if op.srcs[-1].type.dtype.name == "int32" else FLOAT_OPS
         template = ANY_OPS.get(op.kind) or table.get(op.kind)
         if template is None:
             raise InputError(f"{op.where}: {op.kind} of {op.srcs[-1].type} has no code on sm_90a")
         return template.format(*parts)
+
+    @cached_property
+    def _narrow(self) -> bool:
+        """Whether a matmul takes 8-bit weights from registers."""
+        return any(
+            op.kind == "mma"
+            and op.srcs[0].type.dtype.bits == 8
+            and self.placement.from_registers(op)
+            for op in self.placement.program.ops()
+        )
+
+    def _product(self, var: Var) -> Op | None:
+        """The inlined product of a tile that a variable is. Where a block is weighed twice the
+        compiler would keep these of the first time for the second, a register each, if it saw
+        them apart from the sum."""
+        op = self.placement.fusion.inlined.get(var.name)
+        fits = op is not None and op.kind == "mul" and len(var.type.axes) == 2
+        return op if fits and var.type.dtype.name == "fp32" else None
 
     def _cast(self, op: Op, value: str) -> str:
         assert op.dst is not None

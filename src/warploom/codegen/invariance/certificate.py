@@ -139,6 +139,8 @@ class _Statement:
 
     def _order(self, name: str, stores: list[Stored], writers: Writers) -> str:
         if added := [one.op.label for one in stores if one.op.kind == "store_add"]:
+            if all(one.op.turn is not None for one in stores):
+                return f"{added[0]} adds to {name} in turns, which nothing shows to be different"
             return f"{added[0]} adds to {name} in the order in which tasks and iterations come"
         if name in self.read:
             return f"{name} is read and written: a task may read what another has written"
@@ -336,6 +338,7 @@ def _loops(body: Sequence[Op | Loop]) -> Iterator[Loop]:
 INSIDE = {
     "matmul": "within the tensor core, as its instruction and the tile have it",
     "reduce": "registers of a thread, then threads of a row, as the layout has them",
+    "blocks": "columns of a block in order",
     "scan": "registers of a thread, then threads of a row, as the layout has them",
 }
 
@@ -352,7 +355,7 @@ def _sums(program: Program) -> Iterator[str]:
         elif group == "cluster":
             yield f"{op.label} over {op.start}: tasks in order"
         elif op.kind == "store_add":
-            yield f"{op.label}: as tasks and iterations come"
+            yield f"{op.label}: {op.turn or 'as tasks and iterations come'}"
     for loop in _loops(program.body):
         inside = {op.dst.name for op in loop.body if isinstance(op, Op) and op.dst is not None}
         read = {src.name for op in loop.body if isinstance(op, Op) for src in op.srcs}

@@ -223,6 +223,8 @@ def reshaped(op: Op, fact: Fact) -> Fact:
     if op.kind == "transpose":
         return fact
     assert op.dst is not None
+    if op.kind == "quad_order":
+        return _in_groups(fact, op.axis)
     if op.kind == "slice":
         shift, name = const(int(op.value or 0)), op.axis
     else:
@@ -244,6 +246,17 @@ def reshaped(op: Op, fact: Fact) -> Fact:
         (Limit(name, one.start + shift, one.stop) if one.axis == op.axis else one, value)
         for one, value in fact.tails
     )
+    return Fact(sources, fact.numbers, fact.value, tails)
+
+
+def _in_groups(fact: Fact, axis: str) -> Fact:
+    """The fact where each place along an axis has an element of others near it."""
+
+    def place(one: Place) -> Place:
+        return replace(one, exact=False) if one.axis == axis else one
+
+    sources = frozenset(Source(s.array, tuple(map(place, s.at)), s.below) for s in fact.sources)
+    tails = frozenset((limit, value) for limit, value in fact.tails if limit.axis != axis)
     return Fact(sources, fact.numbers, fact.value, tails)
 
 

@@ -201,9 +201,12 @@ class Trace:
             return reduced(given[0], op.axis, NEUTRAL.get(op.kind), self.extents)
         if group == "matmul":
             return matmul(op, given, self.extents)
-        if group == "scan":
-            whole = within(given[0], op.axis, None, self.extents)
-            return combined([whole, _position(op.dst, op.axis)])
+        if group in ("scan", "blocks"):
+            axes = (op.axis,) if group == "scan" else op.dst.type.names
+            whole = given[0]
+            for axis in axes:
+                whole = within(whole, axis, None, self.extents)
+            return combined([whole, *(_position(op.dst, axis) for axis in axes)])
         if op.kind == "gather":
             return combined([within(given[0], op.axis, None, self.extents), given[1]])
         if op.kind == "reduce_scatter":

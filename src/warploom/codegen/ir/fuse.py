@@ -10,10 +10,12 @@ schedule places; the emitter expands inlined ops into their reader's expression.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from warploom.errors import InputError
 from warploom.tile import BOOL, Loop, Op, Program, Var
+from warploom.tile.dtypes import FP8
 from warploom.tile.ops import OPS
 
 ELEMENTWISE = ("unary", "binary", "compare", "select")
@@ -28,6 +30,12 @@ class Fusion:
 
     inlined: dict[str, Op]
     kept: frozenset[int]
+
+    def keeping(self, ops: Iterable[Op]) -> Fusion:
+        """The same, but these are not inlined."""
+        kept = {op.dst.name: op.id for op in ops if op.dst is not None}
+        inlined = {name: op for name, op in self.inlined.items() if name not in kept}
+        return Fusion(inlined, self.kept | frozenset(kept.values()))
 
     def sources(self, op: Op) -> tuple[Var, ...]:
         """The variables `op` reads once inlined sources are expanded, each once."""
@@ -61,7 +69,7 @@ def fuse(program: Program) -> Fusion:
         root[op.id] = {op.id}
         if op.dst is None or len(writers[op.dst.name]) != 1:
             continue
-        if op.kind == "load" and op.array in stored:
+        if op.kind == "load" and (op.array in stored or op.dst.name in slots):
             continue
         roots = set[int]().union(*(root[use.id] for use in uses))
         fits = _inlinable(op, uses, roots, body_of, program.body)
@@ -85,7 +93,8 @@ def fuse(program: Program) -> Fusion:
 
 def slot_loads(program: Program) -> frozenset[str]:
     """The loads that rings of shared memory hold, by their tiles: what matmuls read, and in a loop
-    around a matmul 16-bit tiles that several ops read element by element and nothing else does."""
+    around a matmul 16-bit tiles that several ops read element by element and nothing else does, and
+    8-bit tiles that only casts to a matmul's first operand read."""
     readers: dict[str, list[Op]] = defaultdict(list)
     for op in program.ops():
         for src in op.srcs:
@@ -104,7 +113,24 @@ def slot_loads(program: Program) -> frozenset[str]:
             )
             if fits and plain and len(uses) > 1 and not any(use.kind == "copy" for use in uses):
                 found.add(name)
+            if len(kind.axes) == 2 and kind.dtype.name in FP8 and _widened(uses, readers):
+                found.add(name)
     return frozenset(found)
+
+
+def _widened(uses: list[Op], readers: Mapping[str, list[Op]]) -> bool:
+    """Whether all that reads a tile are casts to 16 bits whose results are first operands."""
+    return all(
+        use.kind == "cast"
+        and use.dst is not None
+        and use.dst.type.dtype.bits == 16
+        and not use.dst.type.shape[1] % LINES
+        and all(
+            op.kind == "mma" and op.srcs[0] == use.dst and op.srcs[1] != use.dst
+            for op in readers[use.dst.name]
+        )
+        for use in uses
+    )
 
 
 def _index(body: tuple[Op | Loop, ...], body_of: dict[int, int]) -> None:
@@ -127,6 +153,8 @@ def _inlinable(
         return False
     if op.kind in FREE:
         return True
+    if op.kind == "quad_order":
+        return all(use.kind == "cast" and use.dst and use.dst.type.dtype.bits == 8 for use in uses)
     if OPS[op.kind].group not in ELEMENTWISE and op.kind not in ("cast", "load", "transpose"):
         return False
     if any(body_of[number] != body_of[op.id] for number in roots):

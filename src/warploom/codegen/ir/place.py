@@ -27,6 +27,7 @@ from warploom.codegen.ir.layout import (
 from warploom.codegen.ir.memory_order import check_memory
 from warploom.errors import InputError
 from warploom.tile import Index, Loop, Op, Program, TileType, Var
+from warploom.tile.dtypes import FP8
 from warploom.tile.ops import OPS
 
 ROWS_PER_GROUP = 64  # rows of one wgmma, one warp group
@@ -96,8 +97,12 @@ class Placement:
 
     @cached_property
     def left_operands(self) -> frozenset[str]:
-        """The first operands of matmuls, by name."""
-        return frozenset(op.srcs[0].name for op in self.program.ops() if op.kind == "mma")
+        """The first operands of matmuls by name, and the 8-bit tiles that they are copied from."""
+        found = {op.srcs[0].name for op in self.program.ops() if op.kind == "mma"}
+        for op in reversed(tuple(self.program.ops())):
+            if op.kind in ("copy", "where") and op.dst is not None and op.dst.name in found:
+                found |= {src.name for src in op.srcs if src.type.dtype.name in FP8}
+        return frozenset(found)
 
     @property
     def part_size(self) -> int:
@@ -141,7 +146,7 @@ def contracted(op: Op) -> str:
 def place(program: Program, split: str, parts: int, vectors: bool = False) -> Placement:
     """Place every variable; raises `InputError` at the user's line when that cannot be done.
 
-    With `vectors` the producer brings what would be `spread`.
+    With `vectors` the producer brings what would be `spread`, and vectors along rows too.
     """
     program = separate_axes(one_slot(program))
     check_memory(program)
@@ -160,10 +165,11 @@ def place(program: Program, split: str, parts: int, vectors: bool = False) -> Pl
     splits = _splits(program, split, staged) if parts > 1 else frozenset[str]()
     kinds = {op.dst.name: op.dst.type for op in program.ops() if op.dst is not None}
     common = frozenset(name for name in staged if not splits.isdisjoint(kinds[name].names))
-    spread = _spread(program, cols, fusion)
+    spread = _vectors(program, cols) - set(fusion.inlined)
     if vectors:
-        shared |= {name: (loads[name], _brought(loads[name])) for name in spread}
-        spread = frozenset[str]()
+        brought = spread | _vectors(program, rows)
+        shared |= {name: (loads[name], _brought(loads[name])) for name in brought}
+        fusion, spread = fusion.keeping(loads[name] for name in brought), frozenset[str]()
     placement = Placement(
         program, fusion, shared, rows, cols, split, parts, staged,
         splits=splits, common=common, spread=spread,
@@ -189,8 +195,8 @@ def _splits(program: Program, split: str, staged: Mapping[str, SharedTile]) -> f
     return frozenset(found)
 
 
-def _spread(program: Program, cols: frozenset[str], fusion: Fusion) -> frozenset[str]:
-    """The vectors that a group shares (`Placement.spread`)."""
+def _vectors(program: Program, axes: frozenset[str]) -> frozenset[str]:
+    """The vectors along some axes that loops load for elementwise ops and nothing writes."""
     inside = [op for loop in program.loops() for op in loop.body if isinstance(op, Op)]
     loads = {op.dst.name: op.dst.type for op in inside if op.kind == "load" and op.dst}
     writers = Counter(op.dst.name for op in program.ops() if op.dst is not None)
@@ -204,8 +210,8 @@ def _spread(program: Program, cols: frozenset[str], fusion: Fusion) -> frozenset
         name
         for name, kind in loads.items()
         if len(kind.axes) == 1
-        and kind.names[0] in cols
-        and name not in {*fusion.inlined, *other}
+        and kind.names[0] in axes
+        and name not in other
         and writers[name] == 1
     )
 
@@ -270,7 +276,7 @@ def _check_readers(
             continue
         kind = op.srcs[0].type if op.dst is None else op.dst.type
         plain = works_on_elements(op) and set(kind.names) == set(found[0].type.names)
-        wide = kind.dtype.bits != 8 and found[0].type.dtype.bytes == 2
+        wide = kind.dtype.bits != 8 and (found[0].type.dtype.bytes == 2 or op.kind == "cast")
         if not plain or not wide or min(kind.shape) % SLOT_COLUMNS:
             raise InputError(
                 f"{op.where}: {op.kind} of {kind} reads {found[0].name}: {found[0].type}, which is "
@@ -365,8 +371,11 @@ def _check_whole(placement: Placement, op: Op) -> None:
 
 def runs_along(op: Op, axis: str) -> bool:
     """Whether an op needs elements of other places along an axis."""
+    group = OPS[op.kind].group
+    if group == "blocks":
+        return axis in op.srcs[0].type.names
     return op.axis == axis and (
-        OPS[op.kind].group in ("reduce", "scan") or op.kind in ("gather", "slice", "rename")
+        group in ("reduce", "scan") or op.kind in ("gather", "slice", "rename")
     )
 
 

@@ -80,6 +80,10 @@ class LaunchPlan:
                     one (`passes.overlap`)
     early_release   a slot filled once a task goes before the matmuls that end the task's last loop,
                     where they do not read it, and not after them
+    rotate_loops    a loop that starts one iteration ahead is entered in its middle, so that an
+                    iteration is written once: what begins one stands before the loop and at its
+                    end, and sums are zeroed before it. Registers decide: where the first iteration
+                    has code of its own, the compiler copies sums from its registers to the loop's
     resident        blocks that fit on one SM at a time; one's epilogue runs beside another's loop
     l2_promotion    bytes, 128 or 256, that L2 fetches around what a copy of rows of 128 bytes wants
     block_dim_warps is derived from the groups
@@ -104,6 +108,7 @@ class LaunchPlan:
     skip_voted: bool = False
     overlap_next_task: bool = False
     early_release: bool = False
+    rotate_loops: bool = False
     resident: int = 1
     l2_promotion: int = 256
 
@@ -130,11 +135,12 @@ class LaunchPlan:
                 f"launch plan: tile_scheduler='dynamic' with a cluster of {self.cluster[1]}: the "
                 "blocks of a cluster would take different tasks; use 'serpentine'"
             )
-        if self.overlap_next_task and (self.cluster[1] > 1 or not self.persistent):
+        alone = self.cluster[1] == 1 and self.persistent
+        if self.overlap_next_task and (not alone or self.rotate_loops):
             raise InputError(
-                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]} and "
-                f"persistent={self.persistent}, expected blocks that do several tasks, each by "
-                "itself"
+                f"launch plan: overlap_next_task with a cluster of {self.cluster[1]}, "
+                f"persistent={self.persistent} and rotate_loops={self.rotate_loops}, expected "
+                "blocks that do several tasks, each by itself, and loops entered at their begin"
             )
         if self.staged_slots not in (1, 2):
             raise InputError(f"launch plan: staged_slots={self.staged_slots}, expected 1 or 2")

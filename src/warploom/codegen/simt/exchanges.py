@@ -1,8 +1,8 @@
 """How much shared memory the ops of a kernel without matmuls exchange; they use it in turn.
 
-A transpose, a sub-tile, a gather and a vector that is needed in its other form go there as a whole,
-in rows of odd pitch: columns of it then lie in different banks. What runs along an axis leaves one
-value of every warp there, where the axis goes over several.
+A transpose, a sub-tile, a gather, another order and a vector that is needed in its other form go
+there as a whole, in rows of odd pitch: columns of it then lie in different banks. What runs along
+an axis leaves one value of every warp there, where the axis goes over several.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from warploom.tile.ops import OPS
 WORD = 4  # bytes of an element in the exchange
 PLACED = 8  # bytes of a value with its place
 WARP = 32
-EXCHANGES = ("transpose", "slice", "gather")
+EXCHANGES = ("transpose", "slice", "gather", "quad_order")
 Forms = Mapping[str, str]
 
 

@@ -153,6 +153,8 @@ def _check(program: Program, layout: Layout, forms: Mapping[str, str], arch: str
             )
         if op.kind == "mma":
             raise InputError(f"{op.where}: a matmul; SIMT schedules are for programs without one")
+        if OPS[op.kind].group == "blocks":
+            raise InputError(f"{op.where}: {op.kind} has code beside matmuls only")
         if op.dst is not None:
             check_registers(layout, op, forms[op.dst.name], arch)
         check_types(op, arch)

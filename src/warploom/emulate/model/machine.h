@@ -62,6 +62,7 @@ bool mbarrier_test(u32 bar, u32 parity);
 bool mbarrier_wait_phase(u32 bar, u64 phase);
 void fence_mbarrier_init();  // and others for the cluster
 void fence_proxy();
+void poll();  // before a read of what another block may write: others run first
 
 // ---- registers
 void registers(bool more, u32 count);

@@ -8,13 +8,12 @@ Three programs after one another: `prepare` makes of o, dO and lse what `backwar
 zeroes `dq_sum`; `backward` gives dk and dv, and adds to `dq_sum` dq of every tile of keys, without
 the scale; `finish` makes dq of it. The compute groups share out the rows of dq, or those of its
 transpose where the head size is long enough for them. The order of these sums varies from run to
-run. `deterministic`, `backward` leaves dq alone, and `backward_rows` makes it in a pass of its own,
-one task for all keys of a tile of queries: seven matmuls in place of five, and the same bits in
-every run.
+run; `deterministic`, tiles of keys add in turn, which `turns` counts, and every run has the same
+bits.
 
 Arrays: `q, o, do, dq: [batch, heads, rows, d]`, `k, v, dk, dv: [batch, kv_heads, keys, d]`,
 `lse, base, delta: [batch, heads, rows]`, `dq_sum: [batch, heads, rows, d]` or, transposed, block of
-rows after block of rows, `[batch, heads, blocks, d, block]`.
+rows after block of rows, `[batch, heads, blocks, d, block]`, and `turns: [batch, heads, blocks]`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from dataclasses import dataclass
 
 from warploom.autosched.named import multistage
 from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
-from warploom.codegen.simt.choose import simt
-from warploom.codegen.simt.schedule import SimtSchedule
 from warploom.errors import InputError
 from warploom.tile import (
     BF16,
     FP32,
+    INT32,
     Array,
     DType,
     Index,
     Program,
     Span,
+    Tile,
     array,
     cdiv,
     coordinate,
@@ -57,34 +56,52 @@ from warploom.tile import (
 LOG2E = math.log2(math.e)
 ROWS = 64  # of a task of the programs without a matmul, where sums lie by rows
 PITCH = 4  # elements of 16 bytes, of which the copy engine wants a multiple
-TILES = {64: (128, 128), 128: (64, 128)}  # (rows, keys) of a block of scores, by head size
-TEXT = tuple(map(str, TILES))
-ROW_TILE = (128, 128)  # of `backward_rows`
+ALIGNED = 8  # elements of a head, of which the copy engine wants a multiple
+# (rows, keys) of a block of scores, by padded head size
+TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128)}
+LONG = (192, 256)  # padded head sizes of `backward_passes`
 
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """What is static: element type, head size, mask, query heads of a key head, scale (None: 1 /
-    sqrt(head_dim)), and whether every sum has one order."""
+    """What is static: element type, head size, masks, query heads of a key head, scale (None: 1 /
+    sqrt(head_dim)), and whether every sum has one order.
+
+    A row at position p sees keys p - window + 1 ... p; None: all.
+    """
 
     dtype: DType = BF16
     head_dim: int = 128
     causal: bool = False
+    window: int | None = None
     group: int = 1
     scale: float | None = None
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse heads that no tile here is for."""
-        if self.head_dim not in TILES:
+        """Refuse heads that no tile is for."""
+        if not 0 < self.head_dim <= max(LONG) or self.head_dim % ALIGNED:
             raise InputError(
-                f"attention backward of heads of {self.head_dim}: expected {' or '.join(TEXT)}"
+                f"attention backward of heads of {self.head_dim}: expected a multiple of {ALIGNED} "
+                f"up to {max(LONG)}"
             )
+        if self.window is not None and self.window < 1:
+            raise InputError(f"attention backward window={self.window}: expected >= 1")
+
+    @property
+    def depth(self) -> int:
+        """The head size that tiles have: what lies beyond the head is read as zero."""
+        return min(size for size in (*TILES, *LONG) if size >= self.head_dim)
+
+    @property
+    def long(self) -> bool:
+        """Whether each gradient has a kernel of its own."""
+        return self.depth in LONG
 
     @property
     def tile(self) -> tuple[int, int]:
         """(rows, keys) of a block of scores."""
-        return TILES[self.head_dim]
+        return TILES[self.depth]
 
     @property
     def factor(self) -> float:
@@ -94,22 +111,21 @@ class BackwardConfig:
     @property
     def transposed(self) -> bool:
         """Whether dq is summed with its rows last."""
-        return self.head_dim % self.tile[1] == 0
+        return not self.long and self.tile[0] < self.tile[1]
 
     @property
-    def late(self) -> bool:
-        """Whether dv is added to behind dS: its matmul then runs beside the groups' meeting."""
-        return self.head_dim == 128 and not self.causal
+    def sum_depth(self) -> int:
+        """The head size of a block's dq: transposed, the groups share it out in tiles of 64."""
+        return -(-self.depth // self.tile[1]) * self.tile[1] if self.transposed else self.depth
+
+    def turns_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of `turns`, which begin at zero, for queries of that shape."""
+        return (*shape[:2], -(-shape[2] // self.tile[0]))
 
     @property
     def task_rows(self) -> int:
         """Rows of a task of the programs without a matmul: a block of transposed sums is one."""
         return self.tile[0] if self.transposed else ROWS
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The kernels of a backward pass, in order."""
-        return ("prepare", "main", "rows" if self.deterministic else "finish")
 
     def sums_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of `dq_sum` for queries of that shape."""
@@ -128,43 +144,22 @@ class BackwardConfig:
         every |= dict.fromkeys("k v dk dv".split(), array(self.dtype, keys))
         every |= dict.fromkeys("lse base delta".split(), array(FP32, row))
         blocks = "batch heads blocks d block"
+        every["turns"] = array(INT32, "batch heads blocks")
         every["dq_sum"] = array(FP32, blocks if self.transposed else rows)
         return {name: every[name] for name in names.split()}
-
-
-Kernel = tuple[Program, KernelSchedule | SimtSchedule, tuple[str, ...]]
-
-
-def kernel(config: BackwardConfig, part: str) -> Kernel:
-    """One of `config.parts`: program, schedule, and what the compiler may do.
-
-    Index arithmetic of tasks may spill a few words; loops do not.
-    """
-    if part == "main":
-        return backward(config), backward_schedule(config), ("spills", "stack")
-    if part == "rows":
-        return backward_rows(config), rows_schedule(config), ()
-    program = (prepare if part == "prepare" else finish)(config)
-    return program, simt(program), ()
 
 
 def backward(config: BackwardConfig | None = None) -> Program:
     """The gradients of a tile of keys, and its part of the queries'."""
     chosen = config or BackwardConfig()
-    sums = "" if chosen.deterministic else " dq_sum"
-    arrays = chosen.arrays(f"q do k v dk dv base delta{sums}")
+    turns = " turns" if chosen.deterministic else ""
+    arrays = chosen.arrays(f"q do k v dk dv base delta dq_sum{turns}")
     return trace(_backward, arrays, name="attention_backward", config=chosen)
 
 
-def backward_rows(config: BackwardConfig) -> Program:
-    """The gradients of a tile of queries, from all keys."""
-    arrays = config.arrays("q do k v base delta dq")
-    return trace(_backward_rows, arrays, name="attention_backward_rows", config=config)
-
-
 def prepare(config: BackwardConfig) -> Program:
-    """What the backward pass needs to know of a row, and sums of zero."""
-    sums = "" if config.deterministic else " dq_sum"
+    """What the backward pass needs to know of a row, and sums of zero where tasks add to them."""
+    sums = "" if config.long else " dq_sum"
     arrays = config.arrays(f"o do lse base delta{sums}")
     return trace(_prepare, arrays, name="attention_backward_prepare", config=config)
 
@@ -178,12 +173,14 @@ def finish(config: BackwardConfig) -> Program:
 def _task(config: BackwardConfig) -> tuple[Index, Index, Index, Span, Span]:
     count = config.task_rows
     batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), count))
-    return batch, head, i, span(i * count, count), span(0, config.head_dim)
+    return batch, head, i, span(i * count, count), span(0, config.depth)
 
 
 def _sums_at(config: BackwardConfig, i: Index) -> tuple[Span | Index, ...]:
     """Where the sums of block i of the rows are, after batch and head."""
-    rows, d = config.tile[0], span(0, config.head_dim)
+    rows, d = config.tile[0], span(0, config.depth)
+    if config.sum_depth > config.depth:
+        d = span(0, config.sum_depth, "e")
     return (i, d, span(0, rows, "rows")) if config.transposed else (span(i * rows, rows), d)
 
 
@@ -194,13 +191,13 @@ def _prepare(config: BackwardConfig, o: Array, do: Array, lse: Array, **made: Ar
     base = where(sums.equals(-math.inf), math.inf, sums * LOG2E)
     store(made["base"], batch, head, rows, tile=base)
     store(made["delta"], batch, head, rows, tile=sum_along(out * grad, "d"))
-    if config.deterministic:
+    if config.long:
         return
     if config.transposed:
-        none = zeros(d=config.head_dim, rows=config.task_rows)
+        none = zeros(d=config.depth, rows=config.task_rows)
         store(made["dq_sum"], batch, head, i, d, span(0, config.task_rows, "rows"), tile=none)
     else:
-        store(made["dq_sum"], batch, head, rows, d, tile=zeros(rows=ROWS, d=config.head_dim))
+        store(made["dq_sum"], batch, head, rows, d, tile=zeros(rows=ROWS, d=config.depth))
 
 
 def _finish(config: BackwardConfig, dq_sum: Array, dq: Array) -> None:
@@ -215,16 +212,18 @@ def _finish(config: BackwardConfig, dq_sum: Array, dq: Array) -> None:
 def _backward(
     config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
 ) -> None:
-    (bq, bk), d = config.tile, span(0, config.head_dim)
+    (bq, bk), d = config.tile, span(0, config.depth)
     batch, kv_head, j = grid(
         batch=size("batch"), kv_heads=size("kv_heads"), keys=cdiv(size("keys"), bk)
     )
     keys = span(j * bk, bk)
     key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
-    dk, dv = zeros(keys=bk, d=config.head_dim), zeros(keys=bk, d=config.head_dim)
+    dk, dv = zeros(keys=bk, d=config.depth), zeros(keys=bk, d=config.depth)
+    wide = key_tile
+    if config.depth < config.sum_depth:  # zeros behind the head, for groups with equal shares
+        wide = load(k, batch, kv_head, keys, span(0, config.sum_depth, "e"))
     shift = size("keys") - size("rows")
-    first = maximum_index(0, j * bk - shift) // bq if config.causal else 0
-    blocks = cdiv(size("rows"), bq) - first
+    first, blocks = row_blocks(config, j, config.tile)
     for n in loop(blocks * config.group):
         head = kv_head * config.group + (n // blocks if config.group > 1 else 0)
         i = first + (n % blocks if config.group > 1 else n)
@@ -233,47 +232,74 @@ def _backward(
         base = load(rest["base"], batch, head, rows)
         delta = load(rest["delta"], batch, head, rows)
         scores, grad = key_tile @ queries, value_tile @ grads
+        seen = seen_by_keys(config, (bq, i * bq + shift), (bk, j * bk))
+        scores[:] = where(seen, scores, -math.inf)
         weights = exp2(scores * (config.factor * LOG2E) - base)
-        if config.causal:
-            seen = coordinate("keys", bk, j * bk) <= coordinate("rows", bq, i * bq + shift)
-            weights = where(seen, weights, 0.0)
-        if not config.late:
-            dv += weights.cast(config.dtype) @ grads
+        dv += weights.cast(config.dtype) @ grads
         change = (weights * (grad - delta)).cast(config.dtype)
-        if config.late:
-            dv += weights.cast(config.dtype) @ grads
+        dq = wide @ change if config.transposed else change @ key_tile
+        dk += change @ queries
+        turn = None
         if config.deterministic:
-            dk += change @ queries
-        else:
-            dq = key_tile @ change if config.transposed else change @ key_tile
-            dk += change @ queries
-            store(rest["dq_sum"], batch, head, *_sums_at(config, i), tile=dq, add=True)
+            turn = (rest["turns"], (batch, head, i), _turn(config, i * bq + shift, j))
+        store(rest["dq_sum"], batch, head, *_sums_at(config, i), tile=dq, add=True, turn=turn)
     store(rest["dk"], batch, kv_head, keys, d, tile=(dk * config.factor).cast(config.dtype))
     store(rest["dv"], batch, kv_head, keys, d, tile=dv.cast(config.dtype))
 
 
-def _backward_rows(
-    config: BackwardConfig, q: Array, do: Array, k: Array, v: Array, **rest: Array
-) -> None:
-    (bq, bk), d = ROW_TILE, span(0, config.head_dim)
-    batch, head, i = grid(batch=size("batch"), heads=size("heads"), rows=cdiv(size("rows"), bq))
-    rows, kv_head = span(i * bq, bq), head // config.group
-    queries, grads = load(q, batch, head, rows, d), load(do, batch, head, rows, d)
-    base = load(rest["base"], batch, head, rows, edge=math.inf)
-    delta = load(rest["delta"], batch, head, rows)
-    dq = zeros(rows=bq, d=config.head_dim)
-    shift = size("keys") - size("rows")
-    seen = minimum_index(size("keys"), maximum_index(0, i * bq + bq + shift))
-    for j in loop(cdiv(seen if config.causal else size("keys"), bk)):
-        keys = span(j * bk, bk)
-        key_tile, value_tile = load(k, batch, kv_head, keys, d), load(v, batch, kv_head, keys, d)
-        scores, grad = queries @ key_tile, grads @ value_tile
-        weights = exp2(scores * (config.factor * LOG2E) - base)
-        if config.causal:
-            row_at = coordinate("rows", bq, i * bq + shift)
-            weights = where(row_at >= coordinate("keys", bk, j * bk), weights, 0.0)
-        dq += (weights * (grad - delta)).cast(config.dtype) @ key_tile
-    store(rest["dq"], batch, head, rows, d, tile=(dq * config.factor).cast(config.dtype))
+def row_blocks(
+    config: BackwardConfig, j: Index, tile: tuple[int, int]
+) -> tuple[Index | int, Index]:
+    """(first block of rows, how many) that see a key of tile j; `tile`: rows and keys of each."""
+    (bq, bk), shift, last = tile, size("keys") - size("rows"), size("rows")
+    first = maximum_index(0, j * bk - shift) // bq if config.causal else 0
+    if config.window is not None:
+        last = maximum_index(0, minimum_index(last, j * bk + bk - 1 + config.window - shift))
+    return first, maximum_index(0, cdiv(last, bq) - first)
+
+
+def key_blocks(
+    config: BackwardConfig, i: Index, tile: tuple[int, int]
+) -> tuple[Index | int, Index]:
+    """(first block of keys, how many) that a row of tile i sees."""
+    (bq, bk), shift, last = tile, size("keys") - size("rows"), size("keys")
+    if config.causal:
+        last = maximum_index(0, minimum_index(last, i * bq + bq + shift))
+    first: Index | int = 0
+    if config.window is not None:
+        first = maximum_index(0, i * bq + shift - config.window + 1) // bk
+    return first, maximum_index(0, cdiv(last, bk) - first)
+
+
+Block = tuple[int, Index]  # length and first position
+
+
+def seen_by_keys(config: BackwardConfig, rows: Block, keys: Block) -> Tile:
+    """Which keys of a block its rows see, `[keys, rows]`, or `[keys]` where all rows see the same.
+
+    Keys behind the last one are seen by no row: their scores of 0 could have an infinite weight.
+    """
+    row_at, key_at = coordinate("rows", *rows), coordinate("keys", *keys)
+    seen = key_at <= row_at if config.causal else key_at < size("keys")
+    return seen if config.window is None else seen & (key_at > row_at - config.window)
+
+
+def seen_by_rows(config: BackwardConfig, rows: Block, keys: Block) -> Tile:
+    """The same, `[rows, keys]` or `[keys]`."""
+    row_at, key_at = coordinate("rows", *rows), coordinate("keys", *keys)
+    seen = row_at >= key_at if config.causal else key_at < size("keys")
+    return seen if config.window is None else (row_at - config.window < key_at) & seen
+
+
+def _turn(config: BackwardConfig, row: Index, j: Index) -> Index:
+    """How many tiles of keys add to a block of rows before tile j does; `row`: the first position
+    of the block. Causal tasks begin where their rows do, so the last tile that a block sees comes
+    first, and none waits for another to get there.
+    """
+    bq, bk = config.tile
+    if config.causal:
+        return minimum_index(cdiv(size("keys"), bk), (row + bq + bk - 1) // bk) - 1 - j
+    return j if config.window is None else j - maximum_index(0, row - config.window + 1) // bk
 
 
 def backward_schedule(config: BackwardConfig) -> KernelSchedule:
@@ -287,15 +313,9 @@ def backward_schedule(config: BackwardConfig) -> KernelSchedule:
         split="keys",
         tile_scheduler="dynamic" if config.causal else "static",
         staged_slots=2,
-        store_warps=not config.deterministic,
+        store_warps=True,
+        reverse=("keys_tile",) if config.deterministic and config.causal else (),
+        rotate_loops=True,
     )
     groups = config.tile[1] // 64
-    program = backward(config)
-    early = config.causal
-    return multistage(program, 2, launch, groups, in_flight=0, early_release=early, vectors=True)
-
-
-def rows_schedule(config: BackwardConfig) -> KernelSchedule:
-    """The same for `backward_rows`; the longest tasks come first under a causal mask."""
-    launch = LaunchPlan(split="rows", reverse=("rows_tile",) if config.causal else ())
-    return multistage(backward_rows(config), 2, launch, ROW_TILE[0] // 64, in_flight=0)
+    return multistage(backward(config), 2, launch, groups, early_release=True, vectors=True)

@@ -88,6 +88,10 @@ class AttentionConfig:
                 elements; at most 15, which fp16 holds
     exact       every block is weighed by the largest score so far, as FlashAttention does; neither
                 threshold may be set, and no variant sets one
+    head_scales of 8-bit elements: every head has its own factors, `scale_q: [batch, heads]` and
+                `scale_k, scale_v: [batch, kv_heads]`; otherwise there is one of each
+    out         the element type of o; None: bf16 for 8-bit elements, else theirs. An 8-bit o is
+                multiplied by `scale_o: [one]` before it is rounded
     """
 
     dtype: DType = BF16
@@ -104,6 +108,8 @@ class AttentionConfig:
     cluster_m: int = 1
     optimistic_threshold: float = 0.0
     exact: bool = False
+    head_scales: bool = False
+    out: DType | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
@@ -112,13 +118,12 @@ class AttentionConfig:
                 "attention split_mask_loop=True with a window: no block is seen by all rows"
             )
         if self.optimistic_threshold and (
-            self.narrow or self.rescale_threshold or not 0 < self.optimistic_threshold <= 15
+            self.rescale_threshold or not 0 < self.optimistic_threshold <= 15
         ):
             raise InputError(
                 f"attention optimistic_threshold={self.optimistic_threshold} dtype={self.dtype} "
-                f"rescale_threshold={self.rescale_threshold}: expected 0 to 15, 16-bit elements "
-                "and "
-                "no rescale_threshold"
+                f"rescale_threshold={self.rescale_threshold}: expected 0 to 15 and no "
+                "rescale_threshold"
             )
         if self.cluster_m < 1 or (self.packed and self.cluster_m > 1):
             raise InputError(
@@ -127,6 +132,13 @@ class AttentionConfig:
                 "packed sequences, whose row tiles stand in a table"
             )
         refuse_scale(self.scale)
+        if not self.narrow and (self.head_scales or self.out not in (None, self.dtype)):
+            raise InputError(
+                f"attention dtype={self.dtype} head_scales={self.head_scales} out={self.out}: "
+                "expected 8-bit elements, or neither"
+            )
+        if self.narrow and self.packed:
+            raise InputError(f"attention dtype={self.dtype} packed=True: expected 16-bit elements")
         if self.exact and (self.optimistic_threshold or self.rescale_threshold):
             raise InputError(
                 f"attention exact=True optimistic_threshold={self.optimistic_threshold} "
@@ -142,8 +154,14 @@ class AttentionConfig:
 
     @property
     def narrow(self) -> bool:
-        """8-bit elements: v is `[..., d, keys]`, o is bf16, scale_* are factors of q, k and v."""
+        """8-bit elements: v is `[..., d, places]` with its keys in the order of quads
+        (`kernels.attention.values`), scale_* are factors of q, k and v."""
         return self.dtype.bits == 8
+
+    @property
+    def result(self) -> DType:
+        """The element type of o."""
+        return self.out or (BF16 if self.narrow else self.dtype)
 
     @property
     def lift(self) -> float:
@@ -158,10 +176,14 @@ class AttentionConfig:
         if self.packed:
             rows, keys = ("row_tokens heads d", "key_tokens kv_heads d")
         specs = {"q": array(self.dtype, rows), "k": array(self.dtype, keys)}
-        specs["v"] = array(self.dtype, "batch kv_heads d keys" if self.narrow else keys)
-        specs["o"] = array(BF16 if self.narrow else self.dtype, rows)
+        specs["v"] = array(self.dtype, "batch kv_heads d places" if self.narrow else keys)
+        specs["o"] = array(self.result, rows)
         if self.narrow:
-            specs |= {f"scale_{x}": array(FP32, "one") for x in "qkv"}
+            dims = dict.fromkeys("kv", "batch kv_heads") | {"q": "batch heads"}
+            dims = dims if self.head_scales else dict.fromkeys("qkv", "one")
+            specs |= {f"scale_{x}": array(FP32, dims[x]) for x in "qkv"}
+        if self.result.bits == 8:
+            specs["scale_o"] = array(FP32, "one")
         if self.packed:
             specs |= {x: array(INT32, "bounds") for x in ("row_bounds", "key_bounds")}
             specs["tiles"] = array(INT32, "tasks pair")
@@ -208,6 +230,7 @@ class Task:
     key_block: Callable[[Index], Tile]
     value_block: Callable[[Index], Tile]
     put: Callable[[Tile, Tile | None], None]
+    factor: Callable[[str], Tile]
 
 
 def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **rest: Array) -> None:
@@ -216,13 +239,17 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
     rows, kv_head = span(i * bq, bq), head // config.group
 
     def value_block(j: Index) -> Tile:
-        keys = span(j * bk, bk)
+        keys = span(j * bk, bk, "keys")
         return load(v, batch, kv_head, *((d, keys) if config.narrow else (keys, d)))
 
     def put(out: Tile, natural: Tile | None) -> None:
         store(o, batch, head, rows, d, tile=out)
         if natural is not None:
             store(rest["lse"], batch, head, rows, tile=natural)
+
+    def factor(of: str) -> Tile:
+        at = (batch, head if of == "q" else kv_head) if config.head_scales else (0,)
+        return load(rest[f"scale_{of}"], *at)
 
     task = Task(
         i,
@@ -232,6 +259,7 @@ def _dense(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **re
         lambda j: load(k, batch, kv_head, span(j * bk, bk), d),
         value_block,
         put,
+        factor,
     )
     _forward(config, task, rest)
 
@@ -260,7 +288,11 @@ def _packed(q: Array, k: Array, v: Array, o: Array, config: AttentionConfig, **r
         return block(v, j)
 
     queries = load(q, span(first + i * bq, bq, "rows"), head, d)
-    task = Task(i, last - first, to_key - from_key, queries, key_block, value_block, put)
+
+    def factor(of: str) -> Tile:
+        return load(rest[f"scale_{of}"], 0)
+
+    task = Task(i, last - first, to_key - from_key, queries, key_block, value_block, put, factor)
     _forward(config, task, rest)
 
 
@@ -268,7 +300,7 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
     (bq, bk), i = config.tile, task.number
     scale: Tile | float = config.factor * LOG2E
     if config.narrow:
-        scale = load(rest["scale_q"], 0) * load(rest["scale_k"], 0) * scale
+        scale = task.factor("q") * task.factor("k") * scale
     row_at = coordinate("rows", bq, i * bq + (task.keys - task.rows))
     base, total = full(-math.inf, rows=bq), zeros(rows=bq)
     acc = zeros(rows=bq, d=config.head_dim)
@@ -284,14 +316,17 @@ def _forward(config: AttentionConfig, task: Task, rest: dict[str, Array]) -> Non
         weights = exp2(scores * scale - under)
         total[:] = total * rescale + sum_along(weights, "keys")
         base[:] = highest
-        packed = weights.cast(config.dtype)
+        ordered = weights.quad_order("keys") if config.narrow else weights
+        packed = ordered.cast(config.dtype)
         acc[:] = acc * rescale
         acc[:] = acc + packed @ task.value_block(j)
     none = total.equals(0.0)
     share = where(none, 0.0, reciprocal(total))
     if config.narrow:
-        share = share * load(rest["scale_v"], 0)
-    out = (acc * share).cast(BF16 if config.narrow else config.dtype)
+        share = share * task.factor("v")
+    if config.result.bits == 8:
+        share = share * load(rest["scale_o"], 0)
+    out = (acc * share).cast(config.result)
     if not config.lse:
         return task.put(out, None)
     natural = (base + log2(total)) * (1.0 / LOG2E)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.kernels.attention.program import AttentionConfig
+from warploom.tile.typing import quad_places
 
 Wide = NDArray[np.float64]
 
@@ -27,15 +28,24 @@ def task_table(row_lengths: Sequence[int], key_lengths: Sequence[int], rows: int
     return np.array([task[1:] for task in tasks], dtype=np.int32).reshape(-1, 2)
 
 
+def natural_order(v: NDArray[Any]) -> NDArray[Any]:
+    """`v: [..., places]` of 8-bit attention with its keys one after another."""
+    return v[..., np.argsort(quad_places(v.shape[-1]))]
+
+
 def reference(config: AttentionConfig, values: dict[str, NDArray[Any]]) -> tuple[Wide, Wide]:
     """(o, lse) in float64; `values` has q, k, v already in their element type."""
     wide = {name: value.astype(np.float64) for name, value in values.items()}
     if config.packed:
         return _packed(config, wide)
     if config.narrow:
-        wide["q"], wide["k"] = wide["q"] * wide["scale_q"][0], wide["k"] * wide["scale_k"][0]
-        wide["v"] = np.swapaxes(wide["v"], -1, -2) * wide["scale_v"][0]
-    return _dense(config, wide)
+        natural = natural_order(wide["v"])[..., : wide["k"].shape[-2]]
+        wide["v"] = np.swapaxes(natural, -1, -2)
+        for name in "qkv":
+            factor = wide[f"scale_{name}"]
+            wide[name] = wide[name] * (factor[..., None, None] if config.head_scales else factor[0])
+    out, lse = _dense(config, wide)
+    return out * wide["scale_o"][0] if config.result.bits == 8 else out, lse
 
 
 def _packed(config: AttentionConfig, wide: dict[str, Wide]) -> tuple[Wide, Wide]:

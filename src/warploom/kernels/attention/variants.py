@@ -17,6 +17,7 @@ from warploom.kernels.attention.reference import task_table
 from warploom.kernels.tuned.table import Table
 from warploom.kernels.tuned.variant import Arrays, Sizes, Template, Variant
 from warploom.rewrites.rules import POWERS_LAZY, POWERS_OPTIMISTIC
+from warploom.tile.typing import QUAD_PLACES
 
 HEAD_DIMS = (64, 96, 128, 256)  # the records of the next larger one hold for a head size
 # Head sizes between that build with the variants of 256. Below, tiles made for the next larger size
@@ -37,7 +38,7 @@ def takes(base: AttentionConfig, point: Point) -> bool:
         return False
     if base.narrow:
         # Fragments of 32 keys; results are wider than queries; weights saturate.
-        unfit = optimistic or point.options.get("store") == "over"
+        unfit = point.options.get("store") == "over"
         return _tile(point)[1] % 32 == 0 and not unfit
     # The first block of a window has no key for some rows, whose warps then weigh the next
     # one twice: optimistic rescaling gets 0.97 of the same tile's rate.
@@ -85,7 +86,8 @@ def sizes(config: AttentionConfig, given: Sizes) -> tuple[Mapping[str, int], Arr
     rows, keys, heads = given["rows"], given["keys"], given["heads"]
     dims = {"heads": heads, "kv_heads": heads // config.group, "d": config.head_dim, "one": 1}
     if not config.packed:
-        return {**dims, "batch": 1, "rows": rows, "keys": keys}, {}
+        places = -(-keys // QUAD_PLACES) * QUAD_PLACES
+        return {**dims, "batch": 1, "rows": rows, "keys": keys, "places": places}, {}
     tiles = task_table(rows, keys, config.tile[0])
     bounds = {name: np.cumsum([0, *of]) for name, of in (("row", rows), ("key", keys))}
     dims |= {f"{name}_tokens": int(of[-1]) for name, of in bounds.items()}

@@ -15,9 +15,11 @@ class ChannelTask(Task):
         state = self.state()
         channels = Channels(CHUNK, ("e", self.config.columns))
         for i in loop(self.chunks):
+            # What has one slot comes last: copies are started in this order.
+            g = load(self.arrays["g"], self.batch, rows(i, "w"), self.head, self.depth)
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "m"), self.value(i, "m")
-            where_g = self.batch, rows(i, "w"), self.head, self.depth
-            out = channels.step(state, q, k, v, load(self.arrays["g"], *where_g))
+            self.keep(i, state)
+            out = channels.step(state, q, k, v, g)
             out *= self.scale
             self.put(i, out)
         self.end(state)

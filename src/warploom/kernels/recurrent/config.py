@@ -8,7 +8,7 @@ from warploom.errors import InputError
 from warploom.tile import BF16, FP32, DType
 
 DECAYS = ("none", "head", "token", "step", "channel")
-SHORT = 64  # the largest d of a task that keeps more than the state and its result in registers
+SHORT = 64  # the largest d of a state that fits a tile of one compute group beside all else
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,14 @@ class RecurrentConfig:
                 where S is the state it is added to; keys have norms of about 1
     softplus    the dt of a "step" is softplus(dt + bias), bias: [heads]
     gates       the element type of g, dt and beta of every row; a "channel" has bf16
-    key_dim     d, a multiple of 8, at most 128; with "channel" or delta at most 64
+    key_dim     d, a multiple of 8, at most 128; with "channel" at most 64
     value_dim   e, a multiple of 8; a task has 64 or 128 of them
     shared      all heads have one q and k: groups is 1
     skip        o += skip_h v, skip: [heads] (Mamba-2's D)
     initial     the state before the first row is given: [batch, heads, d, e]
     final       the state after the last row is stored: [batch, heads, d, e]
+    states      the state before every chunk of 64 rows is stored, as gradients need it:
+                [batch, chunks, heads, e, d] in bf16
     """
 
     decay: str = "token"
@@ -44,6 +46,7 @@ class RecurrentConfig:
     skip: bool = False
     initial: bool = False
     final: bool = False
+    states: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning or no tile."""
@@ -59,7 +62,7 @@ class RecurrentConfig:
         if self.gates not in kinds:
             listed = " or ".join(kind.name for kind in kinds)
             raise InputError(f"recurrent gates={self.gates}: expected {listed}")
-        most = SHORT if self.in_parts else 128
+        most = SHORT if self.decay == "channel" else 128
         if not 0 < self.key_dim <= most or self.key_dim % 8:
             raise InputError(
                 f"recurrent key_dim={self.key_dim}: expected a multiple of 8, at most {most}"
@@ -79,5 +82,6 @@ class RecurrentConfig:
 
     @property
     def columns(self) -> int:
-        """Of the state's tile along e."""
-        return 128 if self.value_dim > 64 and not self.in_parts else 64
+        """Of the state's tile along e; with 128 two groups share it out."""
+        wide = self.key_dim > SHORT if self.delta else self.value_dim > 64
+        return 128 if wide and self.decay != "channel" else 64

@@ -5,10 +5,10 @@ T = (1 + L)^-1, the rows that are added to the state are
 
     u = T (beta (v - exp(a) k S))
 
-and the rest is what scalar decays do. T comes from blocks of twice the size, beginning with 1: of
-the inverses D of the blocks of s rows, those of 2 s rows are D - D L' D, where L' is L in the
-blocks under the diagonal. All numbers are parts of inverses, so none grows beyond them, as powers
-of L do; they are fp16, which has three bits more than bf16.
+and the rest is what scalar decays do. T comes from blocks of twice the size, beginning with the
+16 rows of a warp (`lower_inverse`): of the inverses D of the blocks of s rows, those of 2 s rows
+are D - D L' D, where L' is L in the blocks under the diagonal. All numbers are parts of inverses,
+so none grows beyond them, as powers of L do; they are fp16, which has three bits more than bf16.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from warploom.tile import (
     coordinate,
     exp2,
     loop,
+    lower_inverse,
     where,
 )
 
+BLOCK = 16  # rows of the blocks on the diagonal that a warp inverts by itself
 NOWHERE = 2.0 * CHUNK  # a column that no chunk has
 
 
@@ -39,15 +41,22 @@ class DeltaTask(Task):
         names = ("beta", "g") if decays else ("beta",)
         now, later = ({name: self.gates(name, i, "r") for name in names} for i in (0, 1))
         for i in loop(self.chunks):
-            q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
+            k, q, v = self.keys("k", i, "n"), self.keys("q", i, "m"), self.value(i, "n")
+            # What needs no solution runs beside the work on the first product.
+            low = k.rename("n", "r") @ k
+            scores = k @ q
             beta = now["beta"].cast(FP32).rename("r", "t")
             sums, whole = (
                 summed(now["g"].cast(FP32).rename("r", "t") * LOG2E) if decays else 2 * (None,)
             )
-            solved = self.solved(k, beta, sums)
+            low = self.below(low, beta, sums)
+            seen = self.seen(scores, sums)
+            solved = self.solved(low, beta)
+            self.keep(i, state)
             before = state.cast(BF16)
             old = before @ k
             old *= -exp2(sums).rename("t", "n") if sums is not None else -1.0
+            out = state.cast(BF16) @ q
             new = v @ solved
             new += old.cast(BF16) @ solved  # [e, r]
             fresh = added = new.cast(BF16).rename("r", "n")
@@ -55,9 +64,8 @@ class DeltaTask(Task):
                 added = (new * exp2(whole - sums).rename("t", "r")).cast(BF16).rename("r", "n")
                 state *= exp2(whole)
             state += added @ k
-            out = before @ q
             out *= (exp2(sums) * self.scale).rename("t", "m") if sums is not None else self.scale
-            out += fresh @ self.seen(k @ q, sums)
+            out += fresh @ seen
             after = {name: self.gates(name, i + 2, "r") for name in names}
             self.put(i, out)
             for name in names:
@@ -72,17 +80,20 @@ class DeltaTask(Task):
             scores = scores * exp2(-sums.rename("t", "n") + sums.rename("t", "m"))
         return where(n <= m, scores * self.scale, 0.0).cast(BF16)
 
-    def solved(self, k: Tile, beta: Tile, sums: Tile | None) -> Tile:
-        """T beta, [r, n]."""
-        low = k.rename("n", "r") @ k
+    def below(self, low: Tile, beta: Tile, sums: Tile | None) -> Tile:
+        """L, [r, n], from the products of keys."""
         if sums is not None:
-            low *= exp2(sums.rename("t", "r") - sums.rename("t", "n"))
+            low = low * exp2(sums.rename("t", "r") - sums.rename("t", "n"))
         r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
-        low = where(r > n, low * beta.rename("t", "r"), 0.0)
-        inverse = where(under(r, n, 1), -low, where(r.equals(n), 1.0, 0.0))
+        return where(r > n, low * beta.rename("t", "r"), 0.0)
+
+    def solved(self, low: Tile, beta: Tile) -> Tile:
+        """T beta, [r, n]."""
+        r, n = coordinate("r", CHUNK), coordinate("n", CHUNK)
+        inverse = lower_inverse(low)
         narrow, rest = inverse.cast(FP16), (-low).cast(FP16).rename("r", "u")
         right = narrow.rename("r", "u")
-        blocks = 2
+        blocks = BLOCK
         while blocks < CHUNK:
             # Of D L the blocks under the diagonal are D L'.
             product = where(under(r, n, blocks), narrow.rename("n", "u") @ rest, 0.0)

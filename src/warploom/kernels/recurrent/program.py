@@ -26,7 +26,7 @@ from warploom.kernels.recurrent.scalar import ScalarTask
 from warploom.tile import BF16, FP32, Array, DType, Op, Program, array, trace
 
 __all__ = ["RecurrentConfig", "default_launch", "default_schedule", "recurrent"]
-HEADS, STATES = "heads", "batch heads d e"
+HEADS, STATES, KEPT = "heads", "batch heads d e", "batch chunks heads e d"
 
 
 def recurrent(config: RecurrentConfig) -> Program:
@@ -56,7 +56,8 @@ def arrays_of(config: RecurrentConfig, rows: str) -> dict[str, Array]:
     given |= {"initial": STATES} if config.initial else {}
     given |= {"final": STATES} if config.final else {}
     given |= {"bias": HEADS} if config.softplus else {}
-    kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates)
+    given |= {"states": KEPT} if config.states else {}
+    kinds: dict[str, DType] = dict.fromkeys((tokens, f"{tokens} d"), config.gates) | {KEPT: BF16}
     return arrays | {name: array(kinds.get(dims, FP32), dims) for name, dims in given.items()}
 
 

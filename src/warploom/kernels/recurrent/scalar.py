@@ -88,6 +88,7 @@ class ScalarTask(Task):
         ahead = _Ahead(self, early) if config.decay in GATES else None
         for i in loop(self.chunks):
             q, k, v = self.keys("q", i, "m"), self.keys("k", i, "n"), self.value(i, "n")
+            self.keep(i, state)
             # ptxas waits for a matmul of loaded operands before one that takes registers.
             scores = None if early else k @ q
             out = state.cast(BF16) @ q
@@ -120,11 +121,19 @@ class ScalarTask(Task):
 
     def weights(self, gate: Tile, i: Index | int) -> Weights:
         """From the gates of chunk i."""
+        return self.weights_of(self.vector(gate, i))
+
+    def vector(self, gate: Tile, i: Index | int) -> Tile:
+        """The g or dt of chunk i along an axis of their own."""
         vector = gate.cast(FP32).rename("n", "t")
         if self.bias is not None:
             raw = vector + self.bias
             soft = maximum(raw, 0.0) + log(exp(-abs(raw)) + 1.0)
             vector = where(coordinate("t", CHUNK, i * CHUNK) < size("rows"), soft, 0.0)
+        return vector
+
+    def weights_of(self, vector: Tile) -> Weights:
+        """From the g or dt of a chunk."""
         sums, whole = summed(vector * self.rate)
         # With a step a row is added dt times.
         step = self.config.decay == "step"

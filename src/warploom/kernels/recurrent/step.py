@@ -46,7 +46,7 @@ def recurrent_step(config: RecurrentConfig) -> Program:
 
     Raises `InputError` for a configuration with states of its own arrays (`initial`, `final`).
     """
-    if config.initial or config.final:
+    if config.initial or config.final or config.states:
         raise InputError("recurrent step: its state is in place; expected no initial and no final")
     arrays = arrays_of(config, "batch")
     arrays["state"] = array(FP32, STATES if config.decay != "step" else OF_MAMBA)

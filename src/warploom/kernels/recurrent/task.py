@@ -35,12 +35,13 @@ class Task:
         self.config, self.arrays = config, arrays
         self.scale = scalar("scale")
         blocks = cdiv(size("e"), config.columns)
-        self.batch, self.head, column = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
+        places = grid(batch=size("batch"), heads=size("heads"), cols=blocks)
+        self.batch, self.head, self.column = places
         # What does not depend on the head is loaded once for a cluster of them.
         own = self.head * size("groups") // size("heads")
         self.group: Index | int = 0 if config.shared else own
         self.depth = span(0, config.depth, "d")
-        self.values = span(column * config.columns, config.columns, "e")
+        self.values = span(self.column * config.columns, config.columns, "e")
 
     @property
     def chunks(self) -> Index:
@@ -71,6 +72,12 @@ class Task:
         """Store the result of chunk i, [e, m]."""
         where_out = self.batch, rows(i, "m"), self.head, self.values
         store(self.arrays["o"], *where_out, tile=out.T.cast(BF16))
+
+    def keep(self, i: Index, state: Tile) -> None:
+        """Store the state before chunk i, [e, d], where that is asked for."""
+        if self.config.states:
+            where_state = self.batch, i, self.head, self.values, self.depth
+            store(self.arrays["states"], *where_state, tile=state.cast(BF16))
 
     def end(self, state: Tile) -> None:
         """Store the state after the last row where that is asked for."""

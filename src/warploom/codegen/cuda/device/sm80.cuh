@@ -93,6 +93,20 @@ DEVICE void read_left(unsigned (&x)[4], unsigned tile, int row, int depth) {
   }
 }
 
+//@ read_bytes
+// Pairs of 8-bit elements of 16 columns as a lane holds those of sums: rows r and r + 8 of columns
+// 2 q and 2 q + 1 (q = lane % 4), then of the next 8 columns.
+template <int kWidth, int kRows>
+DEVICE void read_bytes(unsigned short (&x)[4], unsigned tile, int row, int col) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int byte = col + i / 2 * 8 + lane % 4 * 2;
+    const unsigned at = tile + tile_offset<kWidth, kRows>(row + i % 2 * 8 + lane / 4, byte);
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x[i]) : "r"(at) : "memory");
+  }
+}
+
 //@ read_right
 // Operand B of two mma: columns from `col`, 16 of them where the tile has so many (8 twice, else).
 template <int kWidth, int kRows, int kCols, bool kDeep>

@@ -327,6 +327,8 @@ class _Printer:
             lines = self._copy(op, form, name, into)
         elif op.kind == "slice":
             lines = emit_exchange.slice_lines(self.layout, op, form, name, into)
+        elif op.kind == "quad_order":
+            lines = emit_exchange.quad_lines(self.layout, op, form, name, into)
         else:
             index = op.srcs[1]
             wanted = wanted_form(op.dst.type, form, index.type)

@@ -98,6 +98,23 @@ def slice_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> li
     ]
 
 
+def quad_place_text(place: str) -> str:
+    """The C++ of the element that a place has in the order of quads."""
+    return f"({place} & ~14 | ({place} & 2) << 2 | ({place} & 12) >> 1)"
+
+
+def quad_lines(layout: Layout, op: Op, form: str, source: str, into: str) -> list[str]:
+    """`into` = `source` in the order of quads along the axis (`typing.quad_places`)."""
+    kind = op.srcs[0].type
+    at = list(position(layout, form))
+    number = kind.names.index(op.axis)
+    at[number] = quad_place_text(f"({at[number]})")
+    return [
+        *put_lines(layout, kind, form, source),
+        *get_lines(layout, kind, kind, form, into, tuple(at)),
+    ]
+
+
 def gather_lines(
     layout: Layout, op: Op, form: str, source: str, index: str, into: str
 ) -> list[str]:

@@ -1,0 +1,74 @@
+"""A grouped product in Triton, for `bench.gemm_serving`: TMA descriptors, a list of tasks, several
+tiles of which the fastest stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+# (rows, columns, k) of a tile, warps, stages
+TILES = (
+    ((128, 256, 64), 8, 3),
+    ((128, 128, 64), 8, 4),
+    ((128, 128, 64), 4, 3),
+    ((64, 256, 64), 4, 4),
+    ((64, 128, 64), 4, 4),
+    ((64, 128, 128), 4, 4),
+)
+BAND = 8  # rows of tasks that run at a time
+
+
+@triton.jit
+def _grouped(a, b, c_data, tasks, n, k, tiles, bm: tl.constexpr, bn: tl.constexpr,
+             bk: tl.constexpr, band: tl.constexpr):  # fmt: skip
+    across = tl.cdiv(n, bn)
+    task = tl.program_id(0)
+    first = task // (band * across) * band
+    high = tl.minimum(tiles - first, band)
+    inside = task % (band * across)
+    row, col = first + inside % high, inside // high
+    expert = tl.load(tasks + row * 3)
+    begin = tl.load(tasks + row * 3 + 1)
+    end = tl.load(tasks + row * 3 + 2)
+    if begin < end:
+        acc = tl.zeros((bm, bn), tl.float32)
+        for i in range(0, k, bk):
+            left = a.load([begin, i])
+            right = b.load([expert * n + col * bn, i])
+            acc = tl.dot(left, right.T, acc)
+        rows = begin + tl.arange(0, bm)
+        cols = col * bn + tl.arange(0, bn)
+        where = rows.to(tl.int64)[:, None] * n + cols[None]
+        tl.store(c_data + where, acc.to(tl.bfloat16), (rows[:, None] < end) & (cols[None] < n))
+
+
+def candidates(
+    torch: Any, a: Any, b: Any, out: Any, lists: Callable[[int], Any]
+) -> dict[str, Callable[[], Any]]:
+    """Calls by the name of the tile: `a: [m, k]`, `b: [experts, n, k]`; `lists` gives the tasks for
+    tiles of so many rows, which are made ahead of the calls."""
+    experts, n, k = b.shape
+    flat = b.view(experts * n, k)
+    found: dict[str, Callable[[], Any]] = {}
+    for (bm, bn, bk), warps, stages in TILES:
+        tasks = lists(bm)
+        left = TensorDescriptor.from_tensor(a, [bm, bk])
+        right = TensorDescriptor.from_tensor(flat, [bn, bk])
+        blocks = tasks.shape[0] * triton.cdiv(n, bn)
+
+        def call(
+            tasks: Any = tasks, left: Any = left, right: Any = right, blocks: int = blocks,
+            tile: tuple[int, int, int] = (bm, bn, bk), warps: int = warps, stages: int = stages,
+        ) -> Any:  # fmt: skip
+            _grouped[(blocks,)](
+                left, right, out, tasks, n, k, tasks.shape[0], *tile, BAND,
+                num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+            return out
+
+        found[f"Triton {bm}x{bn}x{bk}_w{warps}_s{stages}"] = call
+    return found

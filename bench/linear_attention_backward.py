@@ -1,0 +1,273 @@
+"""Recurrent attention forward and backward beside flash-linear-attention and a copy of its bytes.
+
+    python -m bench.linear_attention_backward build DIR          build every kernel that is timed
+    python -m bench.linear_attention_backward run DIR --out OUT  on a GPU machine: the rows
+    python -m bench.linear_attention_backward merge FILES        into bench/results
+
+A row is one case of `bench.linear_attention`, in milliseconds of a forward pass that keeps what
+gradients need and a backward pass, sums over heads that share q and k included. Calls are captured
+into graphs and interleaved, with a second copy of ours as A/A control. flash-linear-attention gets
+q, k and gates of every head ready-made, and its gradients end there. `copy ms` is what a copy takes
+that moves as many bytes as both passes must: inputs twice, results, gradients. Every gradient is
+judged by autograd through a loop over rows in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import kernel_bench as kb
+from bench import linear_attention as forward
+from bench.linear_attention import BATCH, CONTROL, COPY, FLA, HEADS, OURS, ROWS, Case
+from warploom.codegen.compile.build import Built, build
+from warploom.evidence import Evidence, write_rows
+from warploom.kernels.recurrent.backward import (
+    ALLOW,
+    backward_schedule,
+    made_arrays,
+    parts_of,
+    recurrent_backward,
+    sizes_of,
+)
+from warploom.kernels.recurrent.program import RecurrentConfig, default_schedule, recurrent
+from warploom.kernels.recurrent.task import CHUNK
+from warploom.runtime.stats import median_interval
+from warploom.tile import BF16
+
+RESULTS = Path(__file__).parent / "results" / "linear_attention_backward.json"
+CASES = {
+    name: forward.CASES[name]
+    for name in (
+        "mamba-2", "mamba-2 with D", "simple gla d64", "linear d64", "decay d128",
+        "simple gla d128", "mamba-2 state 128", "gla d64",
+    )
+}  # fmt: skip
+LONG = 4096  # rows of the longer check
+WRONG = 5e-3  # relative error in norm: operands, states and results are rounded to bf16
+WRONG_GATES = 2e-2  # the gradients of gates are small differences of large sums
+BACKWARD = "ours, backward alone"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The kernels of a case, and what they run on."""
+
+    case: Case
+    kernels: tuple[Any, ...]
+    given: dict[str, Any]
+    made: dict[str, Any]
+    scale: float
+
+    def launch(self, torch: Any, kernel: Any) -> None:
+        """One kernel, with the arrays that it takes."""
+        every = self.given | self.made
+        arrays = {spec.name: every[spec.name] for spec in kernel.interface.arrays}
+        kernel(arrays, {"scale": self.scale}, int(torch.cuda.current_stream().cuda_stream))
+
+    def forward(self, torch: Any) -> None:
+        """The result and the states."""
+        self.launch(torch, self.kernels[0])
+
+    def backward(self, torch: Any) -> dict[str, Any]:
+        """The gradients, by the names of inputs."""
+        glue = importlib.import_module("warploom.integrations.torch_recurrent_backward")
+        for kernel in self.kernels[1:]:
+            self.launch(torch, kernel)
+        inputs = {x: one for x, one in self.given.items() if x not in ("o", "do", "states")}
+        return glue.finished(inputs, self.made)
+
+
+def pair(torch: Any, case: Case, kernels: tuple[Any, ...], shape: tuple[int, int, int]) -> Pair:
+    """Random inputs of a case, and room for what is made of them, of NaN."""
+    (batch, heads, rows), config = shape, case.config
+    given = forward.inputs(torch, case, batch, heads, rows)
+    device = {"device": "cuda"}
+    d, e = config.key_dim, config.value_dim
+
+    def room(*size: int, dtype: Any = torch.bfloat16) -> Any:
+        return torch.full(size, float("nan"), dtype=dtype, **device)
+
+    given["do"] = torch.randn(batch, rows, heads, e, **device).bfloat16()
+    given["states"] = room(batch, -(-rows // CHUNK), heads, e, d)
+    sizes, kinds = sizes_of(config, *shape[::2], heads), {BF16: torch.bfloat16}
+    made = {
+        name: room(*(sizes[x] for x in one.dims), dtype=kinds.get(one.dtype, torch.float32))
+        for name, one in made_arrays(config).items()
+    }
+    return Pair(case, kernels, given, made, d**-0.5)
+
+
+def errors(torch: Any, case: Case, kernels: tuple[Any, ...], rows: int) -> dict[str, float]:
+    """The relative error in norm of every gradient, with two heads of one sequence."""
+    here = pair(torch, case, kernels, (1, 2, rows))
+    here.forward(torch)
+    found = here.backward(torch)
+    leaves = {x: here.given[x].double().requires_grad_() for x in found}
+    out = forward.exact(torch, case, here.given | leaves, here.scale)
+    right = torch.autograd.grad(out, list(leaves.values()), here.given["do"].double())
+    return {
+        x: float((found[x].double() - one).norm() / one.norm())
+        for x, one in zip(leaves, right, strict=True)
+    }
+
+
+def theirs(torch: Any, here: Pair) -> Callable[[], Any]:
+    """Both passes by flash-linear-attention, through autograd."""
+    case, given = here.case, dict(here.given)
+    heads = given["v"].shape[2]
+    for name in "qk":
+        given[name] = given[name].repeat_interleave(heads // given[name].shape[2], 2)
+    if "dt" in given:
+        given["v"] = (given["dt"][..., None] * given["v"]).bfloat16()
+        given["g"] = given.pop("dt") * given.pop("a")
+        case = replace(case, config=replace(case.config, decay="token", skip=False))
+    if case.config.decay == "head":
+        given["g"] = given["g"].expand(given["v"].shape[:3]).contiguous()
+    leaves = [given[x].detach().requires_grad_() for x in ("q", "k", "v", "g") if x in given]
+    given |= dict(zip(("q", "k", "v", "g"), leaves, strict=False))
+    call = forward.theirs(case, given, here.scale)
+
+    def both() -> Any:
+        with torch.enable_grad():
+            out = call()
+        out = out[0] if isinstance(out, tuple) else out
+        return torch.autograd.grad(out, leaves, given["do"])
+
+    return both
+
+
+def timed(torch: Any, here: Pair, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Samples of our passes, of their control, of a copy and of FLA's passes where they run."""
+    inputs = [one for x, one in here.given.items() if x != "states"]
+    moved = sum(one.numel() * one.element_size() for one in inputs)
+    again = [x for x in here.given if x not in ("o", "do", "states")]
+    moved += 2 * sum(here.given[x].numel() * here.given[x].element_size() for x in again)
+    half = torch.ones(moved // 4, dtype=torch.bfloat16, device="cuda")
+    other = torch.empty_like(half)
+
+    def ours() -> None:
+        here.forward(torch)
+        here.backward(torch)
+
+    calls: dict[str, Callable[[], Any]] = {
+        OURS: ours,
+        CONTROL: ours,
+        BACKWARD: lambda: here.backward(torch),
+        COPY: lambda: torch.neg(half, out=other),
+    }
+    ours()
+    try:
+        if not args.alone:
+            calls[FLA] = theirs(torch, here)
+            calls[FLA]()
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        calls.pop(FLA, None)
+        print(f"{FLA} does not run: {error!r}"[:300], flush=True)
+    return kb.interleave(calls, args.rounds)
+
+
+def measured(
+    torch: Any, name: str, built: tuple[Built, ...], args: argparse.Namespace
+) -> Iterator[Evidence]:
+    """The rows of one case."""
+    case, kernels = CASES[name], tuple(one.kernel() for one in built)
+    env = kb.environment()
+    wrong = {rows: errors(torch, case, kernels, rows) for rows in (987, LONG)}
+    right = all(
+        error < (WRONG if x in "qkv" else WRONG_GATES)
+        for one in wrong.values()
+        for x, error in one.items()
+    )
+    for rows in ROWS:
+        samples = timed(torch, pair(torch, case, kernels, (BATCH, HEADS, rows)), args)
+        best = FLA if FLA in samples else COPY
+        ratio, *interval = median_interval(samples[OURS], samples[best])
+        _, *control = median_interval(samples[OURS], samples[CONTROL])
+        median = {key: statistics.median(one) for key, one in samples.items()}
+        yield Evidence(
+            claim="linear-attention-backward",
+            kernel=name,
+            shape=f"{BATCH}x{HEADS}x{rows}, q and k of {case.groups}",
+            dtype="bf16",
+            device=env["device"],
+            driver=env["driver"],
+            compiler=built[1].resources.compiler,
+            date=env["date"],
+            command=kb.command_line(),
+            unit="ms",
+            better="lower",
+            ours=median[OURS],
+            baselines={best: median[best]},
+            ratio_to_best=ratio,
+            ci95=(interval[0], interval[1]),
+            control=(control[0], control[1]),
+            samples=args.rounds,
+            checks={
+                "numerics": "pass" if right else "fail",
+                **{
+                    f"error d{x}, {rows} rows": round(error, 6)
+                    for rows, one in wrong.items()
+                    for x, error in one.items()
+                },
+                "backward ms": round(median[BACKWARD], 5),
+                "copy ms": round(median[COPY], 5),
+                "percent of copy": round(100 * median[COPY] / median[OURS], 1),
+            },
+            notes=f"torch {env['torch']}",
+        )
+
+
+def kernels_of(config: RecurrentConfig) -> dict[str, Built]:
+    """The forward pass that keeps states, and what a backward pass is."""
+    kept = replace(config, states=True)
+    found = {"forward": build(recurrent(kept), default_schedule(kept), allow=ALLOW)}
+    for part in parts_of(config):
+        program, schedule = recurrent_backward(config, part), backward_schedule(config, part)
+        found[part] = build(program, schedule, allow=ALLOW)
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("build", "run", "merge"))
+    parser.add_argument("where", type=Path, nargs="+")
+    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--alone", action="store_true", help="without flash-linear-attention")
+    args = parser.parse_args()
+    if args.what == "merge":
+        kb.merge(RESULTS, args.where)
+        return
+    (folder,) = args.where
+    if args.what == "build":
+        for name in args.only.split(","):
+            for part, built in kernels_of(CASES[name].config).items():
+                built.write(folder / kb.slug(name) / part)
+        return
+    torch = kb.load_torch()
+    torch.manual_seed(0)
+    found: list[Evidence] = []
+    for name in args.only.split(","):
+        try:
+            parts = ("forward", *parts_of(CASES[name].config))
+            kernels = tuple(Built.read(folder / kb.slug(name) / part) for part in parts)
+            for row in measured(torch, name, kernels, args):
+                found.append(row)
+                write_rows(args.out / "linear_attention_backward.json", found)
+                times = row.checks["backward ms"], row.checks["percent of copy"]
+                print(row.kernel, row.shape, round(row.ours, 4), round(row.ratio_to_best, 2),
+                      *times, row.checks, flush=True)  # fmt: skip
+        except RuntimeError as error:
+            print(f"{name}: {error!r}"[:500], flush=True)
+
+
+if __name__ == "__main__":
+    main()

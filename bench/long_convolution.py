@@ -1,0 +1,168 @@
+"""Long convolution beside torch.fft, and beside a copy of its bytes.
+
+    python -m bench.long_convolution build DIR          build every kernel that is timed
+    python -m bench.long_convolution run DIR --out OUT  on a GPU machine: rows of `fftconv`
+    python -m bench.long_convolution merge FILES        into bench/results/long_convolution.json
+
+A row is one case, in milliseconds of a call: 64 sequences of 768 heads. torch.fft has x in fp32, as
+it has no bf16, and its transform of the kernels is made before, as ours is; `both casts` counts the
+way from bf16 and back as well. Calls are captured into graphs and interleaved, with a second copy
+of ours as A/A control. Results are judged by a transform in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import kernel_bench as kb
+from warploom.codegen.compile.build import Built, build
+from warploom.evidence import Evidence, write_rows
+from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
+from warploom.kernels.convolution.matrices import matrices
+from warploom.kernels.convolution.program import default_schedule, long_convolution
+from warploom.runtime.stats import median_interval
+
+RESULTS = Path(__file__).parent / "results" / "long_convolution.json"
+BATCH, HEADS = 64, 768
+WRONG = 8e-3  # relative error in norm: matrices, factors and what lies between are rounded to bf16
+OURS, FFT, CASTS, COPY, CONTROL = "ours", "torch.fft", "both casts", "copy", "control"
+CASES = {
+    f"{'causal' if causal else 'circular'} {length // (2 if causal else 1)}": ConvolutionConfig(
+        length, causal
+    )
+    for causal in (True, False)
+    for length in (512, 1024, 2048, 4096)
+}
+
+
+def inputs(torch: Any, config: ConvolutionConfig, batch: int, heads: int) -> dict[str, Any]:
+    """Random sequences, kernels that decay, the constant arrays."""
+    device = {"device": "cuda"}
+    taps = config.taps
+    x = torch.randn(batch, heads, taps, **device).bfloat16()
+    decay = torch.exp(-4 * torch.arange(taps, **device) / taps)
+    kernel = torch.randn(heads, taps, **device) * decay / taps**0.5
+    wide = torch.fft.fft(kernel.double(), n=config.length)
+    split = wide.reshape(heads, COLUMNS, config.factor).transpose(1, 2).reshape(-1, COLUMNS)
+    given = {name: torch.tensor(one, **device).bfloat16() for name, one in matrices(config).items()}
+    return given | {
+        "kernel": kernel,
+        "kernel_re": split.real.bfloat16().contiguous(),
+        "kernel_im": split.imag.bfloat16().contiguous(),
+        "x": x.reshape(batch, -1, COLUMNS),
+        "y": torch.full((batch, heads * taps // COLUMNS, COLUMNS), math.nan, **device).bfloat16(),
+    }
+
+
+def by_fft(torch: Any, config: ConvolutionConfig, x: Any, kernel: Any) -> Any:
+    """x: [batch, heads, taps] and the transform of the kernels."""
+    found = torch.fft.irfft(torch.fft.rfft(x, n=config.length) * kernel, n=config.length)
+    return found[..., : config.taps]
+
+
+def error(torch: Any, config: ConvolutionConfig, kernel: Any) -> float:
+    """The relative error in norm of a few heads of an odd number of sequences."""
+    given = inputs(torch, config, 3, 5)
+    x = given["x"].reshape(3, 5, -1).double()
+    wide = torch.fft.rfft(given.pop("kernel").double(), n=config.length)
+    right = by_fft(torch, config, x, wide)
+    kernel(given, {}, int(torch.cuda.current_stream().cuda_stream))
+    return float((given["y"].reshape(x.shape).double() - right).norm() / right.norm())
+
+
+def timed(
+    torch: Any, config: ConvolutionConfig, kernel: Any, args: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Samples of our call, of its control, of torch.fft's and of a copy of x to y."""
+    given = inputs(torch, config, BATCH, HEADS)
+    x, other = given["x"].reshape(BATCH, HEADS, -1), torch.empty_like(given["x"])
+    wide = torch.fft.rfft(given.pop("kernel"), n=config.length)
+    floats = x.float()
+
+    def ours() -> None:
+        kernel(given, {}, int(torch.cuda.current_stream().cuda_stream))
+
+    calls = {
+        OURS: ours,
+        CONTROL: ours,
+        COPY: lambda: torch.neg(given["x"], out=other),
+        FFT: lambda: by_fft(torch, config, floats, wide),
+        CASTS: lambda: by_fft(torch, config, x.float(), wide).bfloat16(),
+    }
+    return kb.interleave(calls, args.rounds)
+
+
+def measured(torch: Any, name: str, built: Built, args: argparse.Namespace) -> Iterator[Evidence]:
+    """The row of one case."""
+    config, kernel, env = CASES[name], built.kernel(), kb.environment()
+    wrong = error(torch, config, kernel)
+    samples = timed(torch, config, kernel, args)
+    ratio, *interval = median_interval(samples[OURS], samples[FFT])
+    _, *control = median_interval(samples[OURS], samples[CONTROL])
+    median = {key: statistics.median(one) for key, one in samples.items()}
+    yield Evidence(
+        claim="fftconv",
+        kernel=name,
+        shape=f"{BATCH}x{HEADS}x{config.taps}",
+        dtype="bf16",
+        device=env["device"],
+        driver=env["driver"],
+        compiler=built.resources.compiler,
+        date=env["date"],
+        command=kb.command_line(),
+        unit="ms",
+        better="lower",
+        ours=median[OURS],
+        baselines={FFT: median[FFT]},
+        ratio_to_best=ratio,
+        ci95=(interval[0], interval[1]),
+        control=(control[0], control[1]),
+        samples=args.rounds,
+        checks={
+            "numerics": "pass" if wrong < WRONG else "fail",
+            "error": round(wrong, 6),
+            "torch.fft with both casts ms": round(median[CASTS], 5),
+            "copy ms": round(median[COPY], 5),
+            "percent of copy": round(100 * median[COPY] / median[OURS], 1),
+        },
+        notes=f"torch {env['torch']}",
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("build", "run", "merge"))
+    parser.add_argument("where", type=Path, nargs="+")
+    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    if args.what == "merge":
+        kb.merge(RESULTS, args.where)
+        return
+    (folder,) = args.where
+    chosen = {name: CASES[name] for name in args.only.split(",")}
+    if args.what == "build":
+        for name, config in chosen.items():
+            built = build(long_convolution(config), default_schedule(config))
+            built.write(folder / kb.slug(name))
+        return
+    torch = kb.load_torch()
+    torch.manual_seed(0)
+    found: list[Evidence] = []
+    for name in chosen:
+        for row in measured(torch, name, Built.read(folder / kb.slug(name)), args):
+            found.append(row)
+            write_rows(args.out / "long_convolution.json", found)
+            print(row.kernel, row.shape, round(row.ours, 4), round(row.ratio_to_best, 2),
+                  row.checks["percent of copy"], row.checks["numerics"], flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

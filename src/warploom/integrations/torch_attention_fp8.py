@@ -1,0 +1,183 @@
+"""Attention of 8-bit elements as PyTorch operators: `attention_fp8` and `ordered_values`.
+
+q, k and v are `torch.float8_e4m3fn` with factors in fp32, one of a tensor or one of every head. The
+matmul of weights and values wants keys last and in another order (`kernels.attention.values`):
+`attention_fp8` takes v as it is and puts it into that order first, by a kernel of its own, or takes
+what `ordered_values` gave, for those that use it more than once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.codegen.compile.build import build
+from warploom.codegen.simt.choose import simt
+from warploom.errors import InputError
+from warploom.integrations.torch_program import (
+    built_kernel,
+    check_devices,
+    current_stream,
+    operator,
+    refuse_backward,
+    torch_module,
+)
+from warploom.kernels.attention.program import AttentionConfig, refuse_scale
+from warploom.kernels.attention.program import attention as attention_program
+from warploom.kernels.attention.values import ordered_values as ordered_program
+from warploom.kernels.attention.variants import choose_attention
+from warploom.tile import BF16, E4M3
+from warploom.tile.typing import QUAD_PLACES
+
+torch: Any = torch_module()
+NARROW = torch.float8_e4m3fn
+SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor scale_q, Tensor scale_k, Tensor scale_v, "
+    "Tensor? scale_o=None, bool causal=False, float? scale=None, bool ordered=False) -> Tensor"
+)
+
+
+def _places(keys: int) -> int:
+    return -(-keys // QUAD_PLACES) * QUAD_PLACES
+
+
+def _check_values(v: Any) -> None:
+    check_devices("ordered_values", {"v": v})
+    if v.dim() != 4 or v.dtype != NARROW:
+        raise InputError(
+            f"ordered_values of {v.dtype} {list(v.shape)}: expected {NARROW} "
+            "[batch, kv_heads, keys, d]"
+        )
+
+
+def _ordered_fake(v: Any) -> Any:
+    _check_values(v)
+    batch, heads, keys, d = v.shape
+    return v.new_empty((batch, heads, d, _places(keys)))
+
+
+def _ordered(v: Any) -> Any:
+    out = _ordered_fake(v)
+    if v.numel() == 0:
+        return out
+    program = ordered_program(v.shape[3])
+    kernel = built_kernel(
+        ("ordered_values", v.shape[3]), v, lambda: build(program, simt(program), "sm_90a")
+    )
+    kernel({"v": v, "out": out}, stream=current_stream(v))
+    return out
+
+
+def _check(args: tuple[Any, ...]) -> AttentionConfig:
+    """The configuration of a call; raises `InputError` for what no kernel takes."""
+    q, k, v, scale_q, scale_k, scale_v, scale_o, causal, scale, ordered = args
+    tensors = {"q": q, "k": k, "v": v}
+    factors = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
+    more = {} if scale_o is None else {"scale_o": scale_o}
+    check_devices("attention_fp8", {**tensors, **factors, **more})
+    shapes = ", ".join(f"{name} {one.dtype} {list(one.shape)}" for name, one in tensors.items())
+    refusal = f"attention_fp8 of {shapes}: expected {NARROW} [batch, heads, rows, d], "
+    if any(one.dim() != 4 or one.dtype != NARROW for one in tensors.values()):
+        raise InputError(f"{refusal}[batch, kv_heads, keys, d] and v like k")
+    batch, heads, _, d = q.shape
+    kv_heads, keys = k.shape[1:3]
+    wanted = (batch, kv_heads, *((d, _places(keys)) if ordered else (keys, d)))
+    if tuple(v.shape) != wanted or (k.shape[0], k.shape[3]) != (batch, d):
+        raise InputError(f"{refusal}[batch, kv_heads, keys, d] and v {list(wanted)}")
+    if kv_heads == 0 or heads % kv_heads:
+        raise InputError(f"{refusal}whole numbers of query heads a key head")
+    of_heads = dict.fromkeys(factors, (batch, kv_heads)) | {"scale_q": (batch, heads)}
+    single = all(one.numel() == 1 for one in factors.values())
+    for name, one in {**factors, **more}.items():
+        shape = of_heads.get(name, ())
+        fits = one.numel() == 1 if single or name == "scale_o" else tuple(one.shape) == shape
+        if one.dtype != torch.float32 or not fits:
+            raise InputError(
+                f"attention_fp8 {name} is {one.dtype} {list(one.shape)}: expected fp32, one factor "
+                f"of each of q, k and v, or of every head {list(shape)}"
+            )
+    refuse_scale(scale)
+    return AttentionConfig(
+        dtype=E4M3,
+        head_dim=d,
+        causal=causal,
+        group=heads // kv_heads,
+        scale=scale,
+        head_scales=not single,
+        out=BF16 if scale_o is None else E4M3,
+    )
+
+
+def _fake(*args: Any) -> Any:
+    config, q = _check(args), args[0]
+    return q.new_empty(q.shape, dtype=torch.bfloat16 if config.result is BF16 else NARROW)
+
+
+def _run(*args: Any) -> Any:
+    config, out = _check(args), _fake(*args)
+    q, k, v, scale_q, scale_k, scale_v, scale_o, *_, ordered = args
+    if out.numel() == 0:
+        return out
+    if k.numel() == 0:
+        return out.zero_()
+    choice = choose_attention(q.shape[2], config, k.shape[2], q.shape[0] * q.shape[1])
+    config = choice.config(config)
+    kernel = built_kernel(
+        ("attention", choice.name, config),
+        q,
+        lambda: build(attention_program(config), choice.schedule(config), "sm_90a", choice.allow),
+    )
+    arrays = {"q": q, "k": k, "v": v if ordered else _ordered(v), "o": out}
+    factors = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
+    shaped = {n: x.contiguous() if config.head_scales else x.view(1) for n, x in factors.items()}
+    if scale_o is not None:
+        shaped["scale_o"] = scale_o.view(1)
+    kernel({**arrays, **shaped}, stream=current_stream(q))
+    return out
+
+
+_ordered_operator = operator(
+    "warploom::ordered_values",
+    "(Tensor v) -> Tensor",
+    _ordered,
+    _ordered_fake,
+    refuse_backward("warploom::ordered_values", "train in 16 bits"),
+)
+_operator = operator(
+    "warploom::attention_fp8",
+    SCHEMA,
+    _run,
+    _fake,
+    refuse_backward("warploom::attention_fp8", "train in 16 bits"),
+)
+
+
+def ordered_values(v: Any) -> Any:
+    """`v: [batch, kv_heads, keys, d]` as the kernels take it, `[batch, kv_heads, d, places]`, where
+    places is the next multiple of 16 of keys; raises `InputError` for other tensors."""
+    return _ordered_operator(v)
+
+
+def attention_fp8(
+    q: Any,
+    k: Any,
+    v: Any,
+    scale_q: Any,
+    scale_k: Any,
+    scale_v: Any,
+    scale_o: Any = None,
+    causal: bool = False,
+    scale: float | None = None,
+    ordered: bool = False,
+) -> Any:
+    """softmax(scale q k^T + mask) v of e4m3 `q: [batch, heads, rows, d]` and twice `[batch,
+    kv_heads, keys, d]`, each times its factors: fp32 tensors with one number each, or with one of
+    every head, `scale_q: [batch, heads]` and `scale_k, scale_v: [batch, kv_heads]`.
+
+    The result is bf16, or with `scale_o` (one number) e4m3 of that many times it. `ordered`: v is
+    what `ordered_values` gave. Raises `InputError` for what no kernel takes.
+    """
+    factors = (scale_q, scale_k, scale_v, scale_o)
+    return _operator(q, k, v, *factors, causal, scale, ordered)
+
+
+__all__ = ["attention_fp8", "ordered_values"]

@@ -1,0 +1,133 @@
+"""Long convolution as a PyTorch operator, by Fourier transforms that are matmuls.
+
+    y = long_convolution(x, kernel)             # causal; kernel: [heads, up to as many as x has]
+    bands = kernel_spectrum(kernel, x.shape[-1])
+    y = long_convolution(x, bands)              # where the kernel does not change
+
+Forward; importing this module needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.codegen.compile.build import build
+from warploom.errors import InputError
+from warploom.integrations.torch_program import (
+    built_kernel,
+    check_devices,
+    current_stream,
+    operator,
+    refuse_backward,
+    torch_module,
+)
+from warploom.kernels.convolution.config import COLUMNS, FACTORS, ConvolutionConfig
+from warploom.kernels.convolution.matrices import matrices
+from warploom.kernels.convolution.program import default_schedule
+from warploom.kernels.convolution.program import long_convolution as program
+
+torch: Any = torch_module()
+SCHEMA = "(Tensor x, Tensor kernel_re, Tensor kernel_im, bool causal) -> Tensor"
+CONSTANTS: dict[tuple[ConvolutionConfig, Any], dict[str, Any]] = {}
+"""The matrices of a configuration, by the device they are on."""
+
+
+def convolution_config(taps: int, causal: bool) -> ConvolutionConfig:
+    """What is static for sequences of `taps` elements; raises `InputError` for too many, or for a
+    length that comes round and is no length of a transform."""
+    lengths = [COLUMNS * factor for factor in FACTORS]
+    if not causal:
+        return ConvolutionConfig(taps, causal=False)
+    for length in lengths:
+        if 0 < taps <= length // 2:
+            return ConvolutionConfig(length, causal=True)
+    raise InputError(
+        f"long_convolution of {taps} elements: expected 1 to {lengths[-1] // 2} where it is causal"
+    )
+
+
+def kernel_spectrum(kernel: Any, taps: int, causal: bool = True) -> tuple[Any, Any]:
+    """The transform of `kernel: [heads, elements]` for sequences of `taps`, as the operator takes
+    it: its real and imaginary part in bf16."""
+    config = convolution_config(taps, causal)
+    if kernel.dim() != 2 or kernel.shape[1] > taps:
+        raise InputError(
+            f"long_convolution kernel is {list(kernel.shape)}, expected [heads, up to {taps}]"
+        )
+    wide = torch.fft.fft(kernel.float(), n=config.length)
+    split = wide.reshape(len(kernel), COLUMNS, config.factor).transpose(1, 2)
+    re, im = (
+        part.reshape(-1, COLUMNS).bfloat16().contiguous() for part in (split.real, split.imag)
+    )
+    return re, im
+
+
+def long_convolution(x: Any, kernel: Any, causal: bool = True) -> Any:
+    """y[b, h, n] = sum over m of kernel[h, m] x[b, h, n - m].
+
+    x: [batch, heads, elements] in bf16, at most 2048 elements where nothing comes round (`causal`)
+    and 512, 1024, 2048 or 4096 otherwise; kernel: [heads, elements] or its `kernel_spectrum`.
+    Gives y like x.
+    """
+    if x.dim() != 3:
+        raise InputError(
+            f"long_convolution of x {list(x.shape)}: expected [batch, heads, elements]"
+        )
+    given = not torch.is_tensor(kernel)
+    re, im = kernel if given else kernel_spectrum(kernel, x.shape[-1], causal)
+    return _operator(x, re, im, causal)
+
+
+def _checked(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> ConvolutionConfig:
+    tensors = {"x": x, "kernel_re": kernel_re, "kernel_im": kernel_im}
+    check_devices("long_convolution", tensors)
+    for name, one in tensors.items():
+        if one.dtype != torch.bfloat16:
+            raise InputError(f"long_convolution {name} is {one.dtype}, expected torch.bfloat16")
+    config = convolution_config(x.shape[-1], causal)
+    bands = (x.shape[1] * config.factor, COLUMNS)
+    for name in ("kernel_re", "kernel_im"):
+        if tuple(tensors[name].shape) != bands:
+            raise InputError(
+                f"long_convolution {name} is {list(tensors[name].shape)}, expected {list(bands)}: "
+                f"the kernel_spectrum of {x.shape[1]} heads and {x.shape[-1]} elements"
+            )
+    return config
+
+
+def _constants(config: ConvolutionConfig, device: Any) -> dict[str, Any]:
+    if (config, device) not in CONSTANTS:
+        CONSTANTS[config, device] = {
+            name: torch.tensor(one, device=device).bfloat16()
+            for name, one in matrices(config).items()
+        }
+    return CONSTANTS[config, device]
+
+
+def _run(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> Any:
+    config = _checked(x, kernel_re, kernel_im, causal)
+    batch, heads, taps = x.shape
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    rows = torch.nn.functional.pad(x, (0, config.taps - taps)).contiguous()
+    rows = rows.view(batch, -1, COLUMNS)
+    y = torch.empty_like(rows)
+    kernel = built_kernel((config,), x, lambda: build(program(config), default_schedule(config)))
+    given = {"x": rows, "y": y, "kernel_re": kernel_re, "kernel_im": kernel_im}
+    kernel(given | _constants(config, x.device), {}, current_stream(x))
+    found = y.view(batch, heads, config.taps)
+    return found if taps == config.taps else found[..., :taps].contiguous()
+
+
+def _fake(x: Any, kernel_re: Any, kernel_im: Any, causal: bool) -> Any:
+    _checked(x, kernel_re, kernel_im, causal)
+    return x.new_empty(x.shape)
+
+
+_operator = operator(
+    "warploom::long_convolution",
+    SCHEMA,
+    _run,
+    _fake,
+    refuse_backward("warploom::long_convolution", "use torch.fft for training"),
+)

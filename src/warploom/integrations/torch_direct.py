@@ -1,0 +1,117 @@
+"""Calls of an operator that skip torch's dispatcher where nothing listens to it.
+
+An operator of Python goes through the dispatcher four times, more than a short kernel takes. Plain
+tensors on a GPU in eager code need none of it: what runs the operator is called at once, under an
+`autograd.Function` where a gradient is wanted. Everything else goes the whole way: graphs that are
+compiled or traced, dispatch and function modes, transforms of `torch.func`, subclasses of tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+DEVICES = {"cuda"}  # where tensors are that a kernel runs on
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a schema: their names and defaults, and how many have none."""
+
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    required: int
+
+    @classmethod
+    def of(cls, schema: str) -> Signature:
+        """That of "(Tensor a, int n=1) -> Tensor"."""
+        words = [word.partition("=") for word in schema[1 : schema.rindex(") ->")].split(", ")]
+        return cls(
+            tuple(declared.split()[-1] for declared, _, _ in words),
+            tuple(ast.literal_eval(value or "None") for _, _, value in words),
+            sum(not equals for _, equals, _ in words),
+        )
+
+    def filled(self, *args: Any) -> tuple[Any, ...]:
+        """All arguments, from the first ones."""
+        return (*args, *self.defaults[len(args) :])
+
+    def bound(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...] | None:
+        """All arguments, or None where the call does not fit: torch has the words for that."""
+        if named:
+            rest = self.names[len(args) :]
+            if not named.keys() <= set(rest):
+                return None
+            left_out = zip(rest, self.defaults[len(args) :], strict=True)
+            if any(name not in named for name in rest[: max(0, self.required - len(args))]):
+                return None
+            return (*args, *(named.get(name, default) for name, default in left_out))
+        if not self.required <= len(args) <= len(self.names):
+            return None
+        return self.filled(*args)
+
+
+def direct(
+    made: Callable[..., Any],
+    signature: Signature,
+    run: Callable[..., Any],
+    backward: Callable[..., Any] | None,
+    context: Callable[..., Any] | None,
+    mutates: tuple[str, ...],
+) -> Callable[..., Any]:
+    """The operator `made` as a function that calls `run` itself where that is the same.
+
+    `backward` and `context` are those that were registered with torch; without `backward`, calls
+    that want a gradient go to `made`, whose refusal names the operator.
+    """
+    torch: Any = importlib.import_module("torch")
+    plain = {torch.Tensor, torch.nn.Parameter}
+    written = tuple(signature.names.index(name) for name in mutates)
+
+    class Direct(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            result = run(*args)
+            if context is not None:
+                context(ctx, args, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            assert backward is not None
+            return backward(ctx, *grads)
+
+    def call(*args: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling() or _listened_to(torch):
+            return made(*args, **named)
+        bound = signature.bound(args, named)
+        if bound is None:
+            return made(*args, **named)
+        trained = False
+        for one in bound:
+            if isinstance(one, torch.Tensor):
+                if type(one) not in plain or one.device.type not in DEVICES:
+                    return made(*args, **named)
+                trained = trained or one.requires_grad
+        if trained and torch.is_grad_enabled():
+            return made(*args, **named) if backward is None or written else Direct.apply(*bound)
+        for place in written:
+            if not bound[place].is_inference():
+                torch.autograd.graph.increment_version(bound[place])
+        return run(*bound)
+
+    return call
+
+
+def _listened_to(torch: Any) -> bool:
+    """Whether a mode, a transform or a trace wants to see every operator."""
+    internals = torch._C
+    return bool(
+        internals._len_torch_dispatch_stack()
+        or internals._len_torch_function_stack()
+        or internals._functorch.peek_interpreter_stack() is not None
+        or internals._get_tracing_state() is not None
+    )

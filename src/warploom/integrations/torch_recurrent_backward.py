@@ -1,0 +1,142 @@
+"""The gradients of recurrent attention as a PyTorch operator, behind `torch_recurrent`.
+
+`gradients` is what autograd calls: one kernel, and sums over what it leaves in parts. Importing
+this module needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warploom.codegen.compile.build import build
+from warploom.integrations.torch_program import (
+    built_kernel,
+    current_stream,
+    operator,
+    torch_module,
+)
+from warploom.kernels.recurrent.backward import (
+    ALLOW,
+    backward_arrays,
+    backward_schedule,
+    made_arrays,
+    parts_of,
+    recurrent_backward,
+    sizes_of,
+)
+from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.tile import BF16, FP32
+
+torch: Any = torch_module()
+READ = ("q", "k", "v", "do", "states", "g", "dt", "a", "bias", "skip", "dfinal")
+WRITTEN = ("dq", "dk", "dv", "dg", "ddt", "da", "dbias", "dskip", "dinitial")
+SCHEMA = (
+    f"({', '.join(f'Tensor {x}' if n < 5 else f'Tensor? {x}' for n, x in enumerate(READ))}, "
+    f"bool initial, float scale) -> ({', '.join(['Tensor'] * len(WRITTEN))})"
+)
+
+
+def backward_config(tensors: dict[str, Any], initial: bool) -> RecurrentConfig:
+    """What the kernel of these tensors is."""
+    gate = tensors.get("g", tensors.get("dt"))
+    ranks = {1: "head", 3: "token", 4: "channel"}
+    decay = "none" if gate is None else "step" if "dt" in tensors else ranks[gate.dim()]
+    narrow = gate is not None and gate.dim() > 1 and gate.dtype is torch.bfloat16
+    q, v = tensors["q"], tensors["v"]
+    return RecurrentConfig(
+        decay=decay,
+        softplus="bias" in tensors,
+        gates=BF16 if narrow else FP32,
+        key_dim=q.shape[3],
+        value_dim=v.shape[3],
+        shared=q.shape[2] == 1,
+        skip="skip" in tensors,
+        initial=initial,
+        final="dfinal" in tensors,
+    )
+
+
+def _written(tensors: dict[str, Any], config: RecurrentConfig) -> dict[str, Any]:
+    """The tensors that the kernels write."""
+    v = tensors["v"]
+    sizes = sizes_of(config, *v.shape[:3])
+    kinds = {BF16: torch.bfloat16, FP32: torch.float32}
+    return {
+        name: v.new_empty([sizes[dim] for dim in one.dims], dtype=kinds[one.dtype])
+        for name, one in made_arrays(config).items()
+    }
+
+
+def _given(args: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], RecurrentConfig, float]:
+    initial, scale = args[len(READ) :]
+    named = zip(READ, args, strict=False)
+    tensors = {name: one for name, one in named if one is not None}
+    config = backward_config(tensors, initial)
+    return tensors, _written(tensors, config), config, scale
+
+
+def _all(made: dict[str, Any], like: Any) -> tuple[Any, ...]:
+    return tuple(made[x] if x in made else like.new_empty(0) for x in WRITTEN)
+
+
+def _run(*args: Any) -> tuple[Any, ...]:
+    tensors, made, config, scale = _given(args)
+    v = tensors["v"]
+    if v.numel() == 0:
+        for one in made.values():
+            one.zero_()
+        return _all(made, v)
+
+    every = tensors | made
+    for part in parts_of(config):
+
+        def make(part: str = part) -> Any:
+            program = recurrent_backward(config, part)
+            return build(program, backward_schedule(config, part), allow=ALLOW)
+
+        kernel = built_kernel(("backward", part, config), v, make)
+        arrays = {name: every[name] for name in backward_arrays(config, part)}
+        kernel(arrays, {"scale": scale}, current_stream(v))
+    return _all(made, v)
+
+
+def _fake(*args: Any) -> tuple[Any, ...]:
+    tensors, made, _, _ = _given(args)
+    return _all(made, tensors["v"])
+
+
+_operator = operator("warploom::recurrent_backward", SCHEMA, _run, _fake)
+
+
+def gradients(tensors: dict[str, Any], do: Any, dfinal: Any, scale: float) -> dict[str, Any]:
+    """The gradient of every tensor that `torch_recurrent`'s operator got, by its name.
+
+    `tensors` has them, and `states` as the operator left them; `do` is like v, `dfinal`
+    None where there is no final state. Raises `NotImplementedError` for what has no such kernel.
+    """
+    given = tensors | {"do": do.contiguous()}
+    if dfinal is not None:
+        given["dfinal"] = dfinal.contiguous()
+    made = _operator(*[given.get(x) for x in READ], "initial" in tensors, scale)
+    return finished(tensors, dict(zip(WRITTEN, made, strict=True)))
+
+
+def finished(tensors: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+    """The gradients by the names of inputs, from what the kernel left in parts."""
+    heads, found = tensors["v"].shape[2], {"v": made["dv"]}
+    for name in ("q", "k"):
+        found[name] = _over_slots(made[f"d{name}"], 2, tensors[name].shape[2])
+    for name in ("g", "dt", "a", "bias", "skip"):
+        if name in tensors:
+            one, like = made[f"d{name}"], tensors[name]
+            by_row = like.dim() > 1
+            one = _over_slots(one, 2, heads) if by_row else _over_slots(one.sum((0, 2)), 0, heads)
+            found[name] = one.to(like.dtype)
+    return found | ({"initial": made["dinitial"]} if "initial" in tensors else {})
+
+
+def _over_slots(parts: Any, axis: int, count: int) -> Any:
+    """The sum over neighbouring slots, of which `count` are left."""
+    if parts.shape[axis] == count:
+        return parts
+    return parts.unflatten(axis, (count, parts.shape[axis] // count)).sum(axis + 1)

@@ -1,0 +1,37 @@
+"""The kernels of a backward pass of attention, in order, by head size."""
+
+from __future__ import annotations
+
+from warploom.codegen.ir.plan import KernelSchedule
+from warploom.codegen.simt.choose import simt
+from warploom.codegen.simt.schedule import SimtSchedule
+from warploom.kernels.attention.backward import (
+    BackwardConfig,
+    backward,
+    backward_schedule,
+    finish,
+    prepare,
+)
+from warploom.kernels.attention.backward_passes import BLOCKS, one_pass, pass_schedule
+from warploom.tile import Program
+
+Kernel = tuple[Program, KernelSchedule | SimtSchedule, tuple[str, ...]]
+
+
+def parts(config: BackwardConfig) -> tuple[str, ...]:
+    """The names of its kernels."""
+    return ("prepare", *BLOCKS) if config.long else ("prepare", "main", "finish")
+
+
+def kernel(config: BackwardConfig, part: str) -> Kernel:
+    """One of `parts`: program, schedule, and what the compiler may do.
+
+    Index arithmetic of tasks may spill a few words; loops do not.
+    """
+    spills = ("spills", "stack")
+    if part == "main":
+        return backward(config), backward_schedule(config), spills
+    if part in BLOCKS:
+        return one_pass(config, part), pass_schedule(config, part), spills
+    program = (prepare if part == "prepare" else finish)(config)
+    return program, simt(program), ()

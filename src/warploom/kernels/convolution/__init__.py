@@ -1,0 +1,1 @@
+"""Long convolution by Fourier transforms that are matmuls: program, matrices, reference."""

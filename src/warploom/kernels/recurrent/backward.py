@@ -1,0 +1,297 @@
+"""Gradients of recurrent attention, its chunks from the last to the first.
+
+With S the state before a chunk, R the gradient of the state after it, W what its rows weigh each
+other by (`scale` and steps in it), b what they weigh S by, a what they have in the state after it
+(`derive.lower.chunks.Weights`), and dO the gradient of the result,
+
+    dP = W * (dO v^T),  P = W * (q k^T)
+    dq = dP k + b dO S^T,  dk = dP^T q + a v R^T,  dv = P^T dO + a k R
+    R <- exp(total) R + (b q)^T dO
+
+which is the recurrence itself with its rows reversed. The gradient of a row's logarithm is <S, R>
+of the state before the chunk less what every earlier row of the chunk has as q dq - k dk, in sum:
+sums never leave a chunk, so a long sequence costs no accuracy.
+
+Arrays: those of `recurrent` without `o`, `initial` and `final`; `do` like `v`; `states`, which
+`recurrent` leaves with `RecurrentConfig.states`; with `final` its gradient `dfinal`. Written are
+`dq, dk: [batch, rows, slots, d]` in bf16, a slot for every head and every 64 columns of its values,
+to be summed over slots that share a q and k; `dv: [batch, rows, heads, e]`; where there are such
+inputs `dinitial: [batch, heads, d, e]`, `dg` or `ddt: [batch, rows, slots]` in fp32, and
+`dg` (of heads), `da`, `dbias`, `dskip: [batch, slots, lanes]`, 64 parts of a sum each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from warploom.autosched.schedules import schedule_named
+from warploom.codegen.ir.plan import KernelSchedule, LaunchPlan
+from warploom.derive.lower.chunks import LOG2E, Weights
+from warploom.errors import InputError
+from warploom.kernels.recurrent.backward_channel import ChannelKeys, ChannelQueries
+from warploom.kernels.recurrent.backward_task import COLUMNS, BackwardTask
+from warploom.kernels.recurrent.config import RecurrentConfig
+from warploom.kernels.recurrent.program import STATES, arrays_of
+from warploom.kernels.recurrent.scalar import GATES, LEAST_STEP, ScalarTask
+from warploom.kernels.recurrent.task import CHUNK, rows
+from warploom.tile import (
+    BF16,
+    FP32,
+    Array,
+    Index,
+    Program,
+    Tile,
+    array,
+    coordinate,
+    cumsum,
+    load,
+    loop,
+    maximum,
+    sigmoid,
+    size,
+    span,
+    store,
+    sum_along,
+    trace,
+    where,
+    zeros,
+)
+
+ALLOW = "spills", "stack"  # index arithmetic of tasks may spill a few words
+TOKENS, CHANNELS = "batch rows slots", "batch rows slots d"
+LANES, STARTS = "batch slots lanes", "batch chunks slots d"
+
+
+def parts_of(config: RecurrentConfig) -> tuple[str, ...]:
+    """The kernels of a backward pass, in order."""
+    return ("keys", "queries") if config.decay == "channel" else ("rows",)
+
+
+def recurrent_backward(config: RecurrentConfig, part: str = "rows") -> Program:
+    """The program of one of `parts_of` a configuration; scalar `scale` as in `recurrent`.
+
+    Raises `InputError` for delta rules.
+    """
+    if config.delta:
+        raise InputError("recurrent backward of delta=True: expected no delta")
+
+    def body(**given: Array) -> None:
+        TASKS[part](config, given).run()
+
+    name = "recurrent_backward" + (f"_{part}" if part != "rows" else "")
+    return trace(body, backward_arrays(config, part), name=name)
+
+
+def backward_arrays(config: RecurrentConfig, part: str = "rows") -> dict[str, Array]:
+    """The arrays of a part of a configuration, in order: what is read, then what is written."""
+    arrays = arrays_of(replace(config, states=True), "batch rows")
+    del arrays["o"]
+    kept = arrays.pop("states")
+    arrays |= {"do": arrays["v"], "states": kept}
+    for state in ("initial", "final"):
+        arrays.pop(state, None)
+    made = {x: array(BF16, CHANNELS) for x in ("dq", "dk")} | {"dv": arrays["v"]}
+    states = {"dfinal": array(FP32, STATES)} if config.final else {}
+    states |= {"dinitial": array(FP32, STATES)} if config.initial else {}
+    made |= states
+    for name, dims in given_dims(config).items():
+        made[name] = array(BF16 if dims == CHANNELS else FP32, dims)
+    if part == "rows":
+        return arrays | made
+    made["starts"] = array(FP32, STARTS)
+    names = ("dk", "dv", "starts", *states) if part == "keys" else ("dk", "starts", "dq", "dg")
+    return arrays | {x: made[x] for x in names}
+
+
+def given_dims(config: RecurrentConfig) -> dict[str, str]:
+    """The dimensions of the gradients of gates, by name."""
+    gates = {"head": {"dg": LANES}, "token": {"dg": TOKENS}, "step": {"ddt": TOKENS, "da": LANES}}
+    gates["channel"] = {"dg": CHANNELS}
+    given = gates.get(config.decay, {}) | ({"dbias": LANES} if config.softplus else {})
+    return given | ({"dskip": LANES} if config.skip else {})
+
+
+def slots_of(config: RecurrentConfig, heads: int) -> int:
+    """How many parts of dq and dk there are."""
+    return heads * (-(-config.value_dim // COLUMNS))
+
+
+def made_arrays(config: RecurrentConfig) -> dict[str, Array]:
+    """What the kernels of a configuration write, in order; `starts` is theirs alone."""
+    made: dict[str, Array] = {}
+    for part in parts_of(config):
+        ops = recurrent_backward(config, part).ops()
+        written = {op.array.name for op in ops if op.kind == "store" and op.array is not None}
+        made |= {x: one for x, one in backward_arrays(config, part).items() if x in written}
+    return made
+
+
+def sizes_of(config: RecurrentConfig, batch: int, rows: int, heads: int) -> dict[str, int]:
+    """The sizes of the dimensions of `made_arrays`."""
+    slots, chunks = slots_of(config, heads), -(-rows // CHUNK)
+    sizes = {"batch": batch, "rows": rows, "heads": heads, "slots": slots, "chunks": chunks}
+    return sizes | {"lanes": CHUNK, "d": config.key_dim, "e": config.value_dim}
+
+
+def backward_schedule(config: RecurrentConfig, part: str = "rows") -> KernelSchedule:
+    """The schedule of a part of a configuration: two blocks on an SM, each with a head."""
+    plan = LaunchPlan(split="e" if part != "queries" else "m", resident=2, store_panels=1)
+    name = "multistage" if config.depth == CHUNK and part == "rows" else "unpipelined"
+    return schedule_named(recurrent_backward(config, part), name, plan)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The tiles of a chunk: q [m, d] and k [n, d], the states [e, d] before it and the gradients
+    after it as operands, in parts along d; v [n, e], do [m, e]; the weights, dt or g along t."""
+
+    c: Index
+    q: list[Tile]
+    k: list[Tile]
+    v: Tile
+    do: Tile
+    states: list[Tile]
+    after: list[Tile]
+    vector: Tile | None
+    slope: Tile | None
+    weights: Weights | None
+
+
+class ScalarBackward(ScalarTask, BackwardTask):
+    """Traces what one task does: the chunks of a head, for 64 columns of its values."""
+
+    def __init__(self, config: RecurrentConfig, arrays: Mapping[str, Array]) -> None:
+        super().__init__(config, arrays)
+        self.parts = [span(at, CHUNK, "d") for at in range(0, config.depth, CHUNK)]
+        self.grads = [self.last("dfinal", part) for part in self.parts]  # R, [e, d] each
+        written = given_dims(config).items()
+        self.sums = {name: zeros(t=CHUNK) for name, dims in written if dims == LANES}
+
+    def run(self) -> None:
+        """All of it."""
+        last = self.chunks - 1
+        gated = self.config.decay in GATES
+        gates = [self.gate(last - n) for n in (0, 1)] if gated else []
+        for i in loop(self.chunks):
+            chunk = self.loaded(last - i, gates[0] if gated else None)
+            self.rows_of(chunk)
+            if gated:
+                after = self.gate(chunk.c - 2)
+                gates[0].assign(gates[1])
+                gates[1].assign(after)
+        for name, tile in self.sums.items():
+            store(self.arrays[name], self.batch, self.slot, span(0, CHUNK, "t"), tile=tile)
+        for part, grad in zip(self.parts, self.grads, strict=True):
+            self.first(part, grad)
+
+    def loaded(self, c: Index, gate: Tile | None) -> _Chunk:
+        """Chunk c."""
+        vector = self.vector(gate, c) if gate is not None else None
+        slope = None
+        if gate is not None and self.bias is not None:
+            slope = sigmoid(gate.cast(FP32).rename("n", "t") + self.bias)
+        return _Chunk(
+            c,
+            [load(self.arrays["q"], self.batch, rows(c, "m"), self.group, d) for d in self.parts],
+            [load(self.arrays["k"], self.batch, rows(c, "n"), self.group, d) for d in self.parts],
+            self.value(c, "n"),
+            self.result(c),
+            [self.before(c, d) for d in self.parts],
+            [grad.cast(BF16) for grad in self.grads],
+            vector,
+            slope,
+            self.weights_of(vector) if vector is not None else self.constant(c)[0],
+        )
+
+    def rows_of(self, chunk: _Chunk) -> None:
+        """The gradients of its rows; R moves on to the state before it."""
+        q, k, weights = chunk.q, chunk.k, chunk.weights
+        scores, change = k[0] @ q[0], chunk.v @ chunk.do
+        for one, other in zip(k[1:], q[1:], strict=True):
+            scores += one @ other
+        seen, change = self.weighed(chunk, scores, change)
+        dv = k[0] @ chunk.after[0]
+        for one, other in zip(k[1:], chunk.after[1:], strict=True):
+            dv += one @ other
+        if weights is not None:
+            dv *= weights.ahead.rename("t", "n")
+        dv += seen @ chunk.do
+        self.give("dv", chunk.c, "n", self.values, dv)
+        added = [self.part_of(chunk, n, change) for n in range(len(self.parts))]
+        for n, one in enumerate(q):
+            if weights is not None:
+                self.grads[n] *= weights.whole
+            self.grads[n] += self.weighed_do(chunk) @ one
+        if self.config.decay != "none":
+            self.logarithms(chunk, added)
+
+    def weighed(self, chunk: _Chunk, scores: Tile, change: Tile) -> tuple[Tile, Tile]:
+        """P and dP, [n, m] each, from q k^T and dO v^T."""
+        m, n = self.places
+        if self.skip is not None:
+            self.sums["dskip"] += sum_along(where(n.equals(m), change, 0.0), "m").rename("n", "t")
+        between = chunk.weights.between() if chunk.weights is not None else self.scale
+        seen, change = (where(n <= m, x * between, 0.0) for x in (scores, change))
+        if self.skip is not None:
+            seen = seen + where(n.equals(m), self.skip, 0.0)
+        return seen.cast(BF16), change.cast(BF16)
+
+    def part_of(self, chunk: _Chunk, number: int, change: Tile) -> tuple[Tile, Tile]:
+        """q dq and k dk of the rows, summed over a part of d: [m] and [n]."""
+        q, k, weights = chunk.q[number], chunk.k[number], chunk.weights
+        dk = chunk.v @ chunk.after[number]
+        if weights is not None:
+            dk *= weights.ahead.rename("t", "n")
+        dk += change @ q
+        self.give("dk", chunk.c, "n", self.parts[number], dk)
+        dq = chunk.do @ chunk.states[number]
+        dq *= weights.before.rename("t", "m") if weights is not None else self.scale
+        dq += change @ k
+        self.give("dq", chunk.c, "m", self.parts[number], dq)
+        return sum_along(q.cast(FP32) * dq, "d"), sum_along(k.cast(FP32) * dk, "d")
+
+    def weighed_do(self, chunk: _Chunk) -> Tile:
+        """The rows of do as the state before the chunk has their weight, [e, m]."""
+        weight = chunk.weights.before.rename("t", "m") if chunk.weights is not None else self.scale
+        return (chunk.do.T.cast(FP32) * weight).cast(BF16)
+
+    def logarithms(self, chunk: _Chunk, parts: list[tuple[Tile, Tile]]) -> None:
+        """The gradients of the decays of a chunk, behind those of its rows."""
+        (from_q, from_k), *rest = parts
+        for one, other in rest:
+            from_q, from_k = from_q + one, from_k + other
+        from_q, from_k = from_q.rename("m", "t"), from_k.rename("n", "t")
+        own = from_q - from_k
+        start = [product(s.cast(FP32), r) for s, r in zip(chunk.states, self.grads, strict=True)]
+        self.gates_of(chunk, sum(start[1:], start[0]) + (own - cumsum(own, "t")), from_k)
+
+    def gates_of(self, chunk: _Chunk, change: Tile, from_k: Tile) -> None:
+        """Store or add up the gradients of what the decays of a chunk are made from."""
+        inside = coordinate("t", CHUNK, chunk.c * CHUNK) < size("rows")
+        change = where(inside, change, 0.0)
+        if chunk.vector is None:
+            self.sums["dg"] += change
+        elif self.config.decay == "token":
+            self.give_row("dg", chunk.c, change)
+        else:
+            step = chunk.vector
+            self.sums["da"] += change * step
+            # k dk has the step as a factor.
+            change = change * (self.rate / LOG2E) + from_k / maximum(step, LEAST_STEP)
+            if chunk.slope is not None:
+                change = change * chunk.slope
+                self.sums["dbias"] += change
+            self.give_row("ddt", chunk.c, change)
+
+    def give_row(self, name: str, c: Index, vector: Tile) -> None:
+        """Store a number of every row of chunk c."""
+        store(self.arrays[name], self.batch, rows(c, "t"), self.slot, tile=vector)
+
+
+def product(one: Tile, other: Tile) -> Tile:
+    """The sum of all products of elements [e, d]."""
+    return sum_along(sum_along(one * other, "d"), "e")
+
+
+TASKS = {"rows": ScalarBackward, "keys": ChannelKeys, "queries": ChannelQueries}

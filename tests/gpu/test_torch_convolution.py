@@ -1,0 +1,52 @@
+"""Long convolution on a GPU: beside a transform in float64, compiled, in a graph."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+ops = pytest.importorskip("warploom.integrations.torch_convolution")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+BOUND = 8e-3  # relative error in norm: matrices, factors and what lies between are rounded to bf16
+
+
+def case(batch, heads, taps):
+    x = torch.randn(batch, heads, taps, device="cuda").bfloat16()
+    decay = torch.exp(-4 * torch.arange(taps, device="cuda") / taps)
+    return x, torch.randn(heads, taps, device="cuda") * decay / taps**0.5
+
+
+def exact(x, kernel, causal):
+    taps = x.shape[-1]
+    length = 2 * taps if causal else taps
+    wide = torch.fft.rfft(x.double(), n=length) * torch.fft.rfft(kernel.double(), n=length)
+    return torch.fft.irfft(wide, n=length)[..., :taps]
+
+
+def error(found, right):
+    return float((found.double() - right).norm() / right.norm())
+
+
+@pytest.mark.parametrize("batch, heads", [(1, 1), (5, 7), (16, 64)])
+@pytest.mark.parametrize(
+    "taps, causal",
+    [(1, True), (256, True), (700, True), (2048, True), (512, False), (1024, False),
+     (2048, False), (4096, False)],
+)  # fmt: skip
+def test_every_length_is_right(batch, heads, taps, causal):
+    x, kernel = case(batch, heads, taps)
+    assert error(ops.long_convolution(x, kernel, causal), exact(x, kernel, causal)) < BOUND
+
+
+def test_compiled_and_in_a_graph():
+    x, kernel = case(4, 8, 1024)
+    bands = ops.kernel_spectrum(kernel, 1024)
+    call = torch.compile(lambda x: ops.long_convolution(x * 2, bands) + 1)
+    right = exact(x * 2, kernel, True) + 1
+    assert error(call(x), right) < BOUND
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.long_convolution(x, bands)
+    graph.replay()
+    assert error(y, exact(x, kernel, True)) < BOUND

@@ -1,0 +1,50 @@
+"""The operator of long convolution without a GPU: shapes of results, the spectrum, refusals."""
+
+import re
+
+import numpy as np
+import pytest
+
+from warploom.errors import InputError
+from warploom.kernels.convolution.config import ConvolutionConfig
+from warploom.kernels.convolution.matrices import spectrum
+
+torch = pytest.importorskip("torch")
+ops = pytest.importorskip("warploom.integrations.torch_convolution")
+
+
+def make(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
+@pytest.mark.parametrize("taps, causal", [(1, True), (1000, True), (2048, True), (4096, False)])
+def test_results_are_like_x(taps, causal):
+    x, kernel = make(2, 6, taps), make(6, taps, dtype=torch.float32)
+    for given in (kernel, kernel[:, : taps // 2 + 1], ops.kernel_spectrum(kernel, taps, causal)):
+        y = ops.long_convolution(x, given, causal)
+        assert y.shape == x.shape and y.dtype is torch.bfloat16
+
+
+def test_the_spectrum_is_that_of_the_matrices():
+    kernel = np.random.default_rng(2).normal(size=(3, 200))
+    right = spectrum(ConvolutionConfig(512), kernel)
+    for found, part in zip(
+        ops.kernel_spectrum(torch.tensor(kernel), 256), (right.real, right.imag), strict=True
+    ):
+        assert np.linalg.norm(found.float().numpy() - part) < 4e-3 * np.linalg.norm(part)
+
+
+@pytest.mark.parametrize(
+    "x, kernel, causal, said",
+    [
+        (make(2, 6, 2049), make(6, 10), True, "of 2049 elements: expected 1 to 2048"),
+        (make(2, 6, 1000), make(6, 10), False, "length=1000: expected one of 512"),
+        (make(2, 6, 100), make(6, 101), True, "kernel is [6, 101], expected [heads, up to 100]"),
+        (make(2, 6, 100), make(5, 100), True, "kernel_re is [40, 64], expected [48, 64]"),
+        (make(6, 100), make(6, 100), True, "of x [6, 100]: expected [batch, heads, elements]"),
+        (make(2, 6, 100, dtype=torch.float32), make(6, 9), True, "x is torch.float32, expected"),
+    ],
+)
+def test_refusals_name_what_is_wrong(x, kernel, causal, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        ops.long_convolution(x, kernel, causal)

@@ -1,0 +1,55 @@
+"""Gradients of long heads, a pass each, against float64: interpreted and as emitted."""
+
+import numpy as np
+import pytest
+from tests.codegen import emulate
+from tests.kernels.backward_case import backward_case
+
+from warploom import tile as t
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.passes.lower import lower
+from warploom.kernels.attention.backward import BackwardConfig
+from warploom.kernels.attention.backward_passes import ARRAYS
+from warploom.kernels.attention.gradients import kernel, parts
+
+# name -> (config, rows, keys, heads)
+CASES = {
+    "full": (BackwardConfig(head_dim=256), 70, 150, 1),
+    "causal": (BackwardConfig(head_dim=256, causal=True, group=2), 140, 100, 2),
+    "window": (BackwardConfig(head_dim=160, causal=True, window=30), 150, 160, 1),
+}
+GRADIENT = {"values": "dv", "keys": "dk", "queries": "dq"}
+BOUND = 6e-3  # of the largest element
+
+
+def made(name, part):
+    """(program, emitted kernel, arrays, the name of its gradient, the gradient)."""
+    config, rows, keys, heads = CASES[name]
+    values, want = backward_case(config, rows, keys, heads=heads)
+    values["dq"] = np.full(want["dq"].shape, np.nan)
+    program, schedule, _ = kernel(config, part)
+    arrays = {one: values[one] for one in ARRAYS[part].split()}
+    found = GRADIENT[part]
+    return program, emit(lower(program, schedule)), arrays, found, want[found]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    cases = [made(name, part) for name in CASES for part in GRADIENT]
+    return emulate.compile_all([case[1] for case in cases], None), cases
+
+
+@pytest.mark.parametrize("number", range(len(CASES) * len(GRADIENT)))
+def test_each_pass_gives_its_gradient(kernels, number):
+    library, cases = kernels
+    program, source, arrays, name, want = cases[number]
+    meant = t.interpret(program, arrays)[name]
+    got = emulate.run(library, number, source, program, arrays, seed=number)[name]
+    for one in (meant, got):
+        error = np.abs(np.asarray(one, np.float64) - want).max() / np.abs(want).max()
+        assert error < BOUND
+
+
+def test_long_heads_have_a_kernel_for_each_gradient():
+    assert parts(BackwardConfig(head_dim=128)) == ("prepare", "main", "finish")
+    assert parts(BackwardConfig(head_dim=136)) == ("prepare", *GRADIENT)

@@ -1,0 +1,86 @@
+"""Long convolution: the program against a sum of products in float64, and as it is emitted."""
+
+import re
+
+import numpy as np
+import pytest
+from tests.codegen import emulate
+from tests.gpu.cases import distance
+
+from warploom import tile as t
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower
+from warploom.errors import InputError
+from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
+from warploom.kernels.convolution.matrices import matrices, spectrum
+from warploom.kernels.convolution.program import default_schedule, long_convolution
+from warploom.kernels.convolution.reference import reference
+
+CASES = [
+    ConvolutionConfig(length, causal, pairs=2)
+    for length, causal in ((512, True), (1024, False), (4096, True), (4096, False))
+]
+ROUNDING = 8e-3  # of matrices, factors and what lies between, to bf16
+
+
+def case(config, batch=3, seed=1):
+    """(arrays, x, kernel): heads that fill no tile, batches that make no pair."""
+    random, taps = np.random.default_rng(seed), config.taps
+    heads = 1 + COLUMNS // config.factor // 2  # 1 where a tile has one
+    x = t.round_to(t.BF16, random.normal(size=(batch, heads, taps)))
+    kernel = random.normal(size=(heads, taps)) * np.exp(-4 * np.arange(taps) / taps) / taps**0.5
+    wide = spectrum(config, kernel)
+    shape = (batch, heads * taps // COLUMNS, COLUMNS)
+    arrays = {
+        "x": x.reshape(shape), "y": np.full(shape, np.nan), **matrices(config),
+        "kernel_re": t.round_to(t.BF16, wide.real), "kernel_im": t.round_to(t.BF16, wide.imag),
+    }  # fmt: skip
+    return arrays, x, kernel
+
+
+@pytest.fixture(scope="module")
+def emitted():
+    blocks = [lower(long_convolution(one), default_schedule(one)) for one in CASES]
+    sources = [emit(block) for block in blocks]
+    return blocks, sources, emulate.compile_all(sources, None)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
+def test_every_length_is_right(emitted, number):
+    blocks, sources, library = emitted
+    config = CASES[number]
+    program, (arrays, x, kernel) = long_convolution(config), case(config)
+    right = reference(config, x, kernel).reshape(arrays["y"].shape)
+    meant = t.interpret(program, arrays)["y"]
+    got = emulate.run(library, number, sources[number], program, arrays)["y"]
+    assert distance(meant, right) < ROUNDING
+    assert distance(got, meant) < 1e-3
+    if config.length == 512:
+        assert np.array_equal(simulate(blocks[number], arrays, seed=number)["y"], meant)
+
+
+def test_heads_do_not_mix_and_nothing_comes_round():
+    """Planted faults: a kernel of another head, and one that comes round where none may."""
+    config = CASES[0]
+    arrays, x, kernel = case(config)
+    found = t.interpret(long_convolution(config), arrays)["y"].reshape(x.shape)
+    around = np.fft.ifft(np.fft.fft(x) * np.fft.fft(kernel)).real
+    assert distance(found, reference(config, x, np.roll(kernel, 1, axis=0))) > 0.3
+    assert distance(found, around) > 0.3
+    for head in range(len(kernel)):
+        own = reference(config, x[:, [head]], kernel[[head]])
+        assert distance(found[:, [head]], own) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"length": 8192}, "length=8192: expected one of 512, 1024, 2048, 4096"),
+        ({"length": 1000}, "length=1000: expected one of"),
+        ({"pairs": 0}, "pairs=0: expected 1 or more"),
+    ],
+)
+def test_other_lengths_are_refused(change, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        ConvolutionConfig(**change)

@@ -1,0 +1,129 @@
+"""Grouped and scaled GEMM against float64: interpreted, under random interleavings, as emitted."""
+
+import numpy as np
+import pytest
+from tests.codegen import emulate
+from tests.kernels.grouped_case import grouped_case, listed
+
+from warploom import tile as t
+from warploom.autosched.named import multistage
+from warploom.codegen.compile.build import emitted
+from warploom.codegen.cuda.emit import emit
+from warploom.codegen.ir.plan import LaunchPlan
+from warploom.codegen.oracle.simulate import simulate
+from warploom.codegen.passes.lower import lower, verified
+from warploom.errors import InputError
+from warploom.kernels.gemm.grouped import (
+    GroupedConfig,
+    grouped,
+    grouped_schedule,
+    work_list,
+    work_schedule,
+)
+
+BLOCKS = {"dtype": t.E4M3, "scales": "blocks"}
+RAGGED = (70, 0, 1, 130)
+# name -> (config, rows of the experts, n, k)
+CASES = {
+    "blocks": (GroupedConfig(**BLOCKS), (140,), 200, 300),
+    "blocks, two in flight": (GroupedConfig(**BLOCKS, products_in_flight=2), (140,), 136, 300),
+    "promoted rows": (
+        GroupedConfig(dtype=t.E4M3, scales="rows", promote=True), (140,), 136, 300,
+    ),
+    "blocks, 64 rows": (GroupedConfig(**BLOCKS, tile=(64, 64)), (100,), 136, 256),
+    "rows of experts": (GroupedConfig(groups="rows"), RAGGED, 136, 72),
+    "rows of experts, kn": (GroupedConfig(groups="rows", b="kn"), RAGGED, 72, 136),
+    "rows of experts, blocks": (GroupedConfig(groups="rows", **BLOCKS), RAGGED, 136, 300),
+    "rows of experts, rows": (
+        GroupedConfig(groups="rows", dtype=t.E4M3, scales="rows", tile=(64, 128)), RAGGED, 136, 144,
+    ),
+    "masked": (GroupedConfig(groups="masked", tile=(64, 128)), RAGGED, 136, 72),
+    "masked, blocks": (GroupedConfig(groups="masked", **BLOCKS), RAGGED, 136, 300),
+    "swiglu": (GroupedConfig(groups="rows", swiglu=True, tile=(64, 64)), RAGGED, 72, 72),
+    "swiglu, blocks": (
+        GroupedConfig(groups="rows", swiglu=True, **BLOCKS, tile=(64, 128)), RAGGED, 128, 272,
+    ),
+}  # fmt: skip
+BOUND = 6e-3
+
+
+def close(got, want):
+    """Near float64 where rows count, and nothing written elsewhere."""
+    found, own = np.asarray(got["c"], np.float64), ~np.isnan(want)
+    gap = np.abs(found - want)[own].max() / np.abs(want[own]).max()
+    return gap < BOUND and np.isnan(found[~own]).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreter_and_simulator_give_the_product(name):
+    config, counts, n, k = CASES[name]
+    arrays, want = grouped_case(config, counts, n, k)
+    program, schedule = grouped(config), grouped_schedule(config, 2)
+    expected = t.interpret(program, arrays)
+    assert close(expected, want)
+    got = simulate(lower(program, schedule, verified), arrays, seed=1)
+    assert np.array_equal(got["c"], expected["c"], equal_nan=True)
+
+
+EMITTED = ("blocks", "rows of experts", "rows of experts, blocks", "masked, blocks", "swiglu")
+
+
+def test_emitted_kernels_give_the_product():
+    cluster = LaunchPlan(store_panels=1, cluster=("n_tile", 2), supergroup=8)
+    plans = dict.fromkeys(EMITTED) | {"rows of experts": cluster, "blocks": cluster}
+    chosen = {name: CASES[name][0] for name in EMITTED}
+    blocks = [lower(grouped(c), grouped_schedule(c, 2, plans[name])) for name, c in chosen.items()]
+    sources = [emit(block) for block in blocks]
+    library = emulate.compile_all(sources, None)
+    for number, (name, block) in enumerate(zip(EMITTED, blocks, strict=True)):
+        config, counts, n, k = CASES[name]
+        arrays, want = grouped_case(config, counts, n, k)
+        program = block.placement.program
+        got = emulate.run(library, number, sources[number], program, arrays, blocks=2)
+        assert close(got, want), name
+
+
+@pytest.mark.parametrize("counts", [RAGGED, (0,) * 8, (1,) * 256, (300,), (0, 64, 128, 0, 65)])
+def test_the_list_of_tasks_has_every_row_once(counts):
+    want = listed(counts, 64)
+    tasks = np.full((len(want) + 70, 3), -1, np.int32)
+    program = work_list(len(counts), 64)
+    arrays = {"ends": np.cumsum(counts).astype(np.int32), "tasks": tasks}
+    found = t.interpret(program, arrays)["tasks"]
+    live = found[found[:, 1] < found[:, 2]]
+    assert np.array_equal(live, want[want[:, 1] < want[:, 2]])
+    assert not found[len(live) :].any()
+
+
+def test_the_emitted_list_of_tasks():
+    cases = [RAGGED, (1, 0, 65) * 30]
+    programs = [work_list(len(counts), 64) for counts in cases]
+    sources = [
+        emitted(program, work_schedule(len(counts)))
+        for program, counts in zip(programs, cases, strict=True)
+    ]
+    library = emulate.compile_all(sources, None)
+    for number, counts in enumerate(cases):
+        want = listed(counts, 64)
+        ends = np.cumsum(counts).astype(np.int32)
+        arrays = {"ends": ends, "tasks": np.full(want.shape, -1, np.int32)}
+        got = emulate.run(library, number, sources[number], programs[number], arrays)
+        assert np.array_equal(got["tasks"], want)
+
+
+def test_vectors_along_rows_come_by_the_producer():
+    config = GroupedConfig(**BLOCKS)
+    program = grouped(config)
+    brought = emitted(program, grouped_schedule(config)).text
+    read = emitted(program, multistage(program, 4, LaunchPlan(split="m"), in_flight=0)).text
+    assert "scale_a_map" in brought and "scale_a_data" not in brought
+    assert "scale_a_map" not in read and "scale_a_data" in read
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"groups": "each"}, {"scales": "blocks"}, {**BLOCKS, "b": "kn"}, {**BLOCKS, "tile": (64, 96)}],
+)
+def test_what_no_kernel_is_for_is_refused(options):
+    with pytest.raises(InputError, match="grouped gemm"):
+        GroupedConfig(**options)
