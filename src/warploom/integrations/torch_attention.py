@@ -15,7 +15,9 @@ from warploom.integrations.torch_program import (
     built_kernel,
     check_devices,
     current_stream,
+    kind_of,
     operator,
+    planned,
     torch_module,
 )
 from warploom.kernels.attention.backward import BackwardConfig
@@ -75,27 +77,46 @@ def _checked(args: tuple[Any, ...]) -> tuple[BackwardConfig, tuple[Any, Any, Any
     return config_of(q, k, *options), empty
 
 
+def _plan(
+    tensors: tuple[Any, ...], options: tuple[Any, ...]
+) -> tuple[BackwardConfig, list[tuple[str, Any, list[str]]]]:
+    """The configuration of a call; its parts, their kernels and the names of their arrays."""
+    q, k = tensors[1:3]
+    _check(*tensors)
+    config = config_of(q, k, *options)
+    made = {
+        part: built_kernel((config, part), q, partial(_build, config, part))
+        for part in parts(config)
+    }
+    return config, [
+        (part, one, [spec.name for spec in one.interface.arrays]) for part, one in made.items()
+    ]
+
+
 def _run(*args: Any) -> tuple[Any, Any, Any]:
-    config, (dq, dk, dv) = _checked(args)
-    grad, q, k, v, out, lse, grad_lse = args[:7]
+    tensors, grad_lse, options = args[:6], args[6], args[7:]
+    grad, q, k, v, out, lse = tensors
+    dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     if q.numel() == 0 or k.numel() == 0:
+        _checked(args)
         return dq.zero_(), dk.zero_(), dv.zero_()
+    key = ("attention_backward", *kind_of(*tensors), *options)
+    config, kernels = planned(key, lambda: _plan(tensors, options))
     # A gradient may be an expanded view, whose pitches are 0.
     arrays = {"q": q, "k": k, "v": v, "o": out, "do": grad.contiguous(), "lse": lse.contiguous()}
     arrays |= {"dq": dq, "dk": dk, "dv": dv}
     room = (2, *config.vectors_shape(lse.shape))
     vectors = torch.empty(room, dtype=torch.float32, device=q.device)
-    arrays["base"], arrays["delta"] = vectors[..., : lse.shape[-1]]
+    arrays["base"], arrays["delta"] = vectors.narrow(-1, 0, lse.shape[-1]).unbind(0)
     if not config.long:
         room = config.sums_shape(q.shape)
         arrays["dq_sum"] = torch.empty(room, dtype=torch.float32, device=q.device)
     if config.deterministic and not config.long:
         turns = config.turns_shape(q.shape)
         arrays["turns"] = torch.zeros(turns, dtype=torch.int32, device=q.device)
-    for part in parts(config):
-        one = built_kernel((config, part), q, partial(_build, config, part))
-        given = {spec.name: arrays[spec.name] for spec in one.interface.arrays}
-        one(given, stream=current_stream(q))
+    stream = current_stream(q)
+    for part, launched, names in kernels:
+        launched({name: arrays[name] for name in names}, stream=stream)
         if part == "prepare" and grad_lse is not None:
             # Scores change lse by the weights, and out by the weights times grad v less delta.
             arrays["delta"] -= grad_lse

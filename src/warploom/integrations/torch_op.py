@@ -19,7 +19,9 @@ from warploom.integrations.torch_program import (
     built_kernel,
     check_devices,
     current_stream,
+    kind_of,
     operator,
+    planned,
     refuse_backward,
     torch_module,
 )
@@ -203,18 +205,14 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         out = q.new_empty(q.shape)
         return (out, q.new_empty(q.shape[:3], dtype=torch.float32)) if lse else out
 
-    def run(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    def kernel_of(q: Any, k: Any, v: Any, *options: Any) -> Any:
         causal, window, scale, exact, batch_invariant = options
-        group = _attention_check(q, k, v, window, scale)
-        made = results(q)
-        if q.numel() == 0:
-            return made
         base = AttentionConfig(
             dtype=allowed_type(q, "attention q", ATTENTION_TYPES),
             head_dim=q.shape[3],
             causal=causal,
             window=window,
-            group=group,
+            group=_attention_check(q, k, v, window, scale),
             lse=lse,
             scale=scale,
             exact=exact,
@@ -222,11 +220,19 @@ def _attention(lse: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         heads = q.shape[1] if batch_invariant else q.shape[0] * q.shape[1]
         choice = choose_attention(q.shape[2], base, k.shape[2], heads)
         config = choice.config(base)
-        kernel = built_kernel(
+        return built_kernel(
             ("attention", choice.name, config),
             q,
             lambda: build(attention_program(config), choice.schedule(config), ARCH, choice.allow),
         )
+
+    def run(q: Any, k: Any, v: Any, *options: Any) -> Any:
+        made = results(q)
+        if q.numel() == 0:
+            _attention_check(q, k, v, *options[1:3])
+            return made
+        key = ("attention", lse, *kind_of(q, k, v), *options)
+        kernel = planned(key, lambda: kernel_of(q, k, v, *options))
         arrays = dict(zip(("o", "lse"), made if lse else (made,), strict=False))
         kernel({"q": q, "k": k, "v": v, **arrays}, stream=current_stream(q))
         return made

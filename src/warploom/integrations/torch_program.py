@@ -32,6 +32,9 @@ from warploom.tile import Array, DType, Program, dtype
 INSTALL = "pip install 'warploom[torch]'"
 KERNELS: dict[tuple[Any, ...], Kernel] = {}
 """The kernels of operators that were called, by what they were built for and the device."""
+PLANS: dict[tuple[Any, ...], Any] = {}
+"""What was decided for calls of the same shapes; see `planned`."""
+MOST_PLANS = 4096
 RUNS: dict[str, Callable[..., Any]] = {}
 """What runs an operator, by its name, whatever its tensors are on."""
 Chosen = tuple[tuple[Any, ...], Callable[[], Built]]  # a kernel's key, and what builds it
@@ -72,6 +75,26 @@ def built_kernel(key: tuple[Any, ...], tensor: Any, make: Callable[[], Built]) -
         kernel = make().kernel(device) if packed is None else Kernel(*packed, device)
         KERNELS[whole] = kernel
     return kernel
+
+
+def planned(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What `make` decides for shapes, types and devices that are in the key, which is asked once.
+
+    Checks and the choice of a kernel take longer than a launch.
+    """
+    if _collected:
+        return make()
+    found = PLANS.get(key)
+    if found is None:
+        if len(PLANS) >= MOST_PLANS:
+            PLANS.clear()
+        found = PLANS[key] = make()
+    return found
+
+
+def kind_of(*tensors: Any) -> tuple[Any, ...]:
+    """What a plan depends on: element types, sizes, devices."""
+    return tuple(x for one in tensors for x in (one.dtype, one.shape, one.device))
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ class Kernel:
 
     def __init__(self, interface: Interface, cubin: bytes, device: int = 0) -> None:
         self.interface, self.cubin = interface, cubin
+        self._names = frozenset(spec.name for spec in interface.arrays)
+        self._no_scalars = "scalar" not in interface.kinds
         self._context = Context(device, f"kernel {interface.name}")
         self._calls: dict[tuple[Any, ...], _Call] = {}
         self._forms: dict[tuple[Any, ...], _Form] = {}
@@ -119,7 +121,7 @@ class Kernel:
                 f"stream is a {type(queue).__name__}, expected its handle, an integer: "
                 "stream.cuda_stream of torch's, stream.ptr of CuPy's"
             )
-        if unknown := set(arrays) - {spec.name for spec in specs}:
+        if unknown := set(arrays) - self._names:
             raise InputError(
                 f"kernel {name} has no array {min(map(str, unknown))!r}; it takes "
                 f"{', '.join(spec.name for spec in specs)}"
@@ -133,7 +135,7 @@ class Kernel:
             self._queue(views, scalars or {}, stream)
 
     def _queue(self, views: Mapping[str, View], given: Mapping[str, float], stream: int) -> None:
-        scalars = self.interface.scalars(given)
+        scalars = {} if self._no_scalars and not given else self.interface.scalars(given)
         # By their bytes: 0.0 and -0.0 are equal.
         key = (*views.values(), *(scalar.pack() for scalar in scalars.values()))
         call = self._calls.get(key)
