@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.codegen import emulate
 from tests.gpu.cases import distance
+from tests.kernels.convolution_reference import reference
 
 from warploom import tile as t
 from warploom.codegen.cuda.emit import emit
@@ -15,7 +16,6 @@ from warploom.errors import InputError
 from warploom.kernels.convolution.config import COLUMNS, ConvolutionConfig
 from warploom.kernels.convolution.matrices import matrices, spectrum
 from warploom.kernels.convolution.program import default_schedule, long_convolution
-from warploom.kernels.convolution.reference import reference
 
 CASES = [
     ConvolutionConfig(length, causal, pairs=2)
